@@ -1,0 +1,2 @@
+//! The ubtrfs command line.
+fn main() {}

@@ -1,0 +1,129 @@
+//! Newtypes for numbers that must not be mixed: addresses, tree ids, device ids, generations.
+//!
+//! Source: the btrfs on-disk format page ("Objectids", "Basic structures").
+
+use std::fmt;
+
+macro_rules! newtype {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+newtype!(
+    /// A logical byte address (bytenr): what tree pointers and file extents hold; the chunk map turns it into
+    /// device addresses.
+    Logical
+);
+newtype!(
+    /// A byte offset on one device.
+    Physical
+);
+newtype!(
+    /// The objectid of a tree (root): well-known trees below 256, subvolumes from 256 on and tree 5.
+    RootId
+);
+newtype!(
+    /// An inode number inside one subvolume (an objectid).
+    Ino
+);
+newtype!(
+    /// A device id, unique in one filesystem.
+    DevId
+);
+newtype!(
+    /// A transaction id.
+    Generation
+);
+
+impl Logical {
+    /// The address `len_bytes` further on, or `None` past the end of the address space.
+    pub fn checked_add(self, len_bytes: u64) -> Option<Self> {
+        self.0.checked_add(len_bytes).map(Self)
+    }
+}
+
+impl RootId {
+    /// Tree of tree roots.
+    pub const ROOT_TREE: Self = Self(1);
+    /// Extent references.
+    pub const EXTENT_TREE: Self = Self(2);
+    /// Chunks and device items.
+    pub const CHUNK_TREE: Self = Self(3);
+    /// Device extents and statistics.
+    pub const DEV_TREE: Self = Self(4);
+    /// The top-level subvolume.
+    pub const FS_TREE: Self = Self(5);
+    /// The directory holding the name of the default subvolume; an objectid in the root tree.
+    pub const ROOT_TREE_DIR: Self = Self(6);
+    /// Data checksums.
+    pub const CSUM_TREE: Self = Self(7);
+    /// Quota groups.
+    pub const QUOTA_TREE: Self = Self(8);
+    /// Subvolumes by UUID.
+    pub const UUID_TREE: Self = Self(9);
+    /// Free space of every block group.
+    pub const FREE_SPACE_TREE: Self = Self(10);
+    /// Block group items, with the block-group-tree feature.
+    pub const BLOCK_GROUP_TREE: Self = Self(11);
+    /// RAID stripe extents.
+    pub const RAID_STRIPE_TREE: Self = Self(12);
+    /// Tree log.
+    pub const TREE_LOG: Self = Self(-6i64 as u64);
+    /// Relocated tree blocks.
+    pub const TREE_RELOC: Self = Self(-8i64 as u64);
+    /// Relocated data extents.
+    pub const DATA_RELOC_TREE: Self = Self(-9i64 as u64);
+
+    /// First objectid free for subvolumes and inodes.
+    pub const FIRST_FREE: Self = Self(256);
+    /// Last objectid free for subvolumes.
+    pub const LAST_FREE: Self = Self(-256i64 as u64);
+
+    /// Whether this tree holds inodes: the top level, a subvolume, or the data relocation tree.
+    pub fn is_fs_tree(self) -> bool {
+        self == Self::FS_TREE || self == Self::DATA_RELOC_TREE || (Self::FIRST_FREE..=Self::LAST_FREE).contains(&self)
+    }
+
+    /// Whether this is a tree that users see: the top level or a subvolume.
+    pub fn is_subvolume(self) -> bool {
+        self == Self::FS_TREE || (Self::FIRST_FREE..=Self::LAST_FREE).contains(&self)
+    }
+}
+
+/// Objectids with a meaning of their own, outside of [`RootId`].
+pub mod objectid {
+    /// Device statistics in the device tree.
+    pub const DEV_STATS: u64 = 0;
+    /// Device items in the chunk tree.
+    pub const DEV_ITEMS: u64 = 1;
+    /// Chunk items in the chunk tree.
+    pub const FIRST_CHUNK_TREE: u64 = 256;
+    /// Balance state in the root tree.
+    pub const BALANCE: u64 = -4i64 as u64;
+    /// Orphan items of unlinked open inodes and dying subvolumes.
+    pub const ORPHAN: u64 = -5i64 as u64;
+    /// Data checksums.
+    pub const EXTENT_CSUM: u64 = -10i64 as u64;
+    /// Free space cache headers (v1) in the root tree.
+    pub const FREE_SPACE: u64 = -11i64 as u64;
+    /// Reserved free inode cache.
+    pub const FREE_INO: u64 = -12i64 as u64;
+    /// First inode number of a subvolume: its root directory.
+    pub const FIRST_FREE: u64 = 256;
+    /// Last inode number of a subvolume.
+    pub const LAST_FREE: u64 = -256i64 as u64;
+}
+
+impl Ino {
+    /// The root directory of every subvolume.
+    pub const ROOT_DIR: Self = Self(objectid::FIRST_FREE);
+}

@@ -1,0 +1,213 @@
+//! Chunks, devices and block groups.
+
+use bitflags::bitflags;
+use uuid::Uuid;
+
+use crate::codec::{Field, Reader};
+use crate::disk_struct;
+use crate::error::FormatError;
+use crate::ids::{DevId, Physical};
+
+bitflags! {
+    /// Type and profile of a chunk or block group. No profile bit means single.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct BlockGroupFlags: u64 {
+        /// Holds data.
+        const DATA = 1 << 0;
+        /// Holds the chunk tree.
+        const SYSTEM = 1 << 1;
+        /// Holds the other trees.
+        const METADATA = 1 << 2;
+        /// Striped.
+        const RAID0 = 1 << 3;
+        /// Two copies on two devices.
+        const RAID1 = 1 << 4;
+        /// Two copies, same device allowed.
+        const DUP = 1 << 5;
+        /// Striped mirrors.
+        const RAID10 = 1 << 6;
+        /// One parity.
+        const RAID5 = 1 << 7;
+        /// Two parities.
+        const RAID6 = 1 << 8;
+        /// Three copies on three devices.
+        const RAID1C3 = 1 << 9;
+        /// Four copies on four devices.
+        const RAID1C4 = 1 << 10;
+    }
+}
+
+impl BlockGroupFlags {
+    /// All type bits.
+    pub const TYPES: Self = Self::DATA.union(Self::SYSTEM).union(Self::METADATA);
+    /// All profile bits.
+    pub const PROFILES: Self = Self::RAID0
+        .union(Self::RAID1)
+        .union(Self::DUP)
+        .union(Self::RAID10)
+        .union(Self::RAID5)
+        .union(Self::RAID6)
+        .union(Self::RAID1C3)
+        .union(Self::RAID1C4);
+}
+
+disk_struct! {
+    /// One stripe of a chunk, 32 bytes.
+    #[derive(Copy)]
+    Stripe {
+        /// The device.
+        devid: DevId,
+        /// Where on it the stripe starts.
+        offset: Physical,
+        /// The device's UUID.
+        dev_uuid: Uuid,
+    }
+}
+
+/// `CHUNK_ITEM`, key `(256 CHUNK_ITEM logical)`: 48 bytes, then the stripes.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 8 | length |
+/// | 8 | 8 | owner (2) |
+/// | 16 | 8 | stripe_len |
+/// | 24 | 8 | type |
+/// | 32 | 4 | io_align |
+/// | 36 | 4 | io_width |
+/// | 40 | 4 | sector_size |
+/// | 44 | 2 | num_stripes |
+/// | 46 | 2 | sub_stripes |
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkItem {
+    /// Logical length in bytes.
+    pub length: u64,
+    /// Always the extent tree.
+    pub owner: u64,
+    /// Bytes of a stripe element: 64 KiB.
+    pub stripe_len: u64,
+    /// Type and profile.
+    pub flags: BlockGroupFlags,
+    /// Optimal alignment.
+    pub io_align: u32,
+    /// Optimal width.
+    pub io_width: u32,
+    /// Minimal I/O size.
+    pub sector_size: u32,
+    /// Sub-stripes (raid10: 2).
+    pub sub_stripes: u16,
+    /// The stripes; their number is `num_stripes`.
+    pub stripes: Vec<Stripe>,
+}
+
+impl ChunkItem {
+    /// Bytes before the stripes.
+    pub const HEADER_SIZE: usize = 48;
+    /// Stripe element length that btrfs uses.
+    pub const STRIPE_LEN: u64 = 64 * 1024;
+
+    /// Reads one chunk item in sequence; the system chunk array holds several behind their keys.
+    pub fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let length = u64::read(reader)?;
+        let owner = u64::read(reader)?;
+        let stripe_len = u64::read(reader)?;
+        let flags = BlockGroupFlags::from_bits_retain(u64::read(reader)?);
+        let io_align = u32::read(reader)?;
+        let io_width = u32::read(reader)?;
+        let sector_size = u32::read(reader)?;
+        let num_stripes = u16::read(reader)?;
+        let sub_stripes = u16::read(reader)?;
+        let stripes = (0..num_stripes).map(|_| Stripe::read(reader)).collect::<Result<_, _>>()?;
+        Ok(Self { length, owner, stripe_len, flags, io_align, io_width, sector_size, sub_stripes, stripes })
+    }
+
+    /// Reads an item.
+    pub fn decode(data: &[u8]) -> Result<Self, FormatError> {
+        Self::read(&mut Reader::new("ChunkItem", data))
+    }
+
+    /// Its bytes on disk.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::HEADER_SIZE + self.stripes.len() * Stripe::SIZE);
+        self.length.write(&mut out);
+        self.owner.write(&mut out);
+        self.stripe_len.write(&mut out);
+        self.flags.bits().write(&mut out);
+        self.io_align.write(&mut out);
+        self.io_width.write(&mut out);
+        self.sector_size.write(&mut out);
+        u16::try_from(self.stripes.len()).unwrap_or(u16::MAX).write(&mut out);
+        self.sub_stripes.write(&mut out);
+        self.stripes.iter().for_each(|stripe| stripe.write(&mut out));
+        out
+    }
+}
+
+disk_struct! {
+    /// `DEV_ITEM`, key `(1 DEV_ITEM devid)`, 98 bytes; also in the superblock.
+    DevItem {
+        /// The device.
+        devid: DevId,
+        /// Its size in bytes.
+        total_bytes: u64,
+        /// Bytes allocated to device extents.
+        bytes_used: u64,
+        /// Optimal alignment.
+        io_align: u32,
+        /// Optimal width.
+        io_width: u32,
+        /// Minimal I/O size.
+        sector_size: u32,
+        /// Unused.
+        dev_type: u64,
+        /// Unused.
+        generation: u64,
+        /// Unused.
+        start_offset: u64,
+        /// Unused.
+        dev_group: u32,
+        /// Unused.
+        seek_speed: u8,
+        /// Unused.
+        bandwidth: u8,
+        /// The device's UUID.
+        uuid: Uuid,
+        /// The filesystem's UUID.
+        fsid: Uuid,
+    }
+}
+
+disk_struct! {
+    /// `DEV_EXTENT`, key `(devid DEV_EXTENT physical)`, 48 bytes.
+    DevExtent {
+        /// The chunk tree.
+        chunk_tree: u64,
+        /// 256.
+        chunk_objectid: u64,
+        /// Logical start of the chunk.
+        chunk_offset: u64,
+        /// Length in bytes.
+        length: u64,
+        /// The chunk tree's UUID.
+        chunk_tree_uuid: Uuid,
+    }
+}
+
+disk_struct! {
+    /// `BLOCK_GROUP_ITEM`, key `(logical BLOCK_GROUP_ITEM length)`, 24 bytes.
+    BlockGroupItem {
+        /// Bytes used by extents.
+        used: u64,
+        /// 256.
+        chunk_objectid: u64,
+        /// Bits of [`BlockGroupFlags`].
+        flags: u64,
+    }
+}
+
+disk_struct! {
+    /// `PERSISTENT_ITEM`, key `(0 PERSISTENT_ITEM devid)`: write, read, flush, corruption, generation errors.
+    DevStatsItem {
+        /// The counters, in that order.
+        values: [u64; 5],
+    }
+}

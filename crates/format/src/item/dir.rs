@@ -1,0 +1,120 @@
+//! Directory entries and extended attributes, which share one layout.
+
+use crate::codec::{Field, Reader};
+use crate::error::FormatError;
+use crate::ids::Generation;
+use crate::key::Key;
+
+/// Longest name of a directory entry or attribute, in bytes.
+pub const NAME_LEN_MAX: usize = 255;
+
+/// The type byte of a directory entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FileType {
+    /// Regular file.
+    Regular = 1,
+    /// Directory or subvolume.
+    Directory = 2,
+    /// Character device.
+    CharDevice = 3,
+    /// Block device.
+    BlockDevice = 4,
+    /// FIFO.
+    Fifo = 5,
+    /// Socket.
+    Socket = 6,
+    /// Symbolic link.
+    Symlink = 7,
+    /// Extended attribute.
+    Xattr = 8,
+}
+
+impl FileType {
+    /// From the byte on disk.
+    pub fn from_disk(value: u8) -> Option<Self> {
+        Some(match value {
+            1 => Self::Regular,
+            2 => Self::Directory,
+            3 => Self::CharDevice,
+            4 => Self::BlockDevice,
+            5 => Self::Fifo,
+            6 => Self::Socket,
+            7 => Self::Symlink,
+            8 => Self::Xattr,
+            _ => return None,
+        })
+    }
+
+    /// From the type bits of `st_mode`.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170_000 {
+            0o100_000 => Self::Regular,
+            0o040_000 => Self::Directory,
+            0o020_000 => Self::CharDevice,
+            0o060_000 => Self::BlockDevice,
+            0o010_000 => Self::Fifo,
+            0o140_000 => Self::Socket,
+            0o120_000 => Self::Symlink,
+            _ => return None,
+        })
+    }
+}
+
+/// One entry of a `DIR_ITEM` (key `(dir DIR_ITEM hash(name))`), `DIR_INDEX` (key `(dir DIR_INDEX index)`) or
+/// `XATTR_ITEM` (key `(ino XATTR_ITEM hash(name))`); names whose hashes collide share an item.
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 17 | location |
+/// | 17 | 8 | transid |
+/// | 25 | 2 | data_len |
+/// | 27 | 2 | name_len |
+/// | 29 | 1 | type |
+/// | 30 | | name, then data |
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// `(ino INODE_ITEM 0)`, or `(root id ROOT_ITEM u64::MAX or 0)` for a subvolume; zero for an attribute.
+    pub location: Key,
+    /// Transaction that wrote the entry.
+    pub transid: Generation,
+    /// Type byte, [`FileType`].
+    pub file_type: u8,
+    /// The name.
+    pub name: Vec<u8>,
+    /// The attribute's value; empty for a directory entry.
+    pub data: Vec<u8>,
+}
+
+impl DirEntry {
+    /// Bytes before the name.
+    pub const HEADER_SIZE: usize = 30;
+
+    /// Reads all entries of an item.
+    pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
+        let mut reader = Reader::new("DirEntry", data);
+        let mut entries = Vec::new();
+        while !reader.is_empty() {
+            let location = Key::read(&mut reader)?;
+            let transid = Generation::read(&mut reader)?;
+            let data_len = u16::read(&mut reader)?;
+            let name_len = u16::read(&mut reader)?;
+            let file_type = u8::read(&mut reader)?;
+            let name = reader.bytes(usize::from(name_len))?.to_vec();
+            let data = reader.bytes(usize::from(data_len))?.to_vec();
+            entries.push(Self { location, transid, file_type, name, data });
+        }
+        Ok(entries)
+    }
+
+    /// Appends this entry to an item's bytes.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        self.location.write(out);
+        self.transid.write(out);
+        super::inode::name_len(&self.data).write(out);
+        super::inode::name_len(&self.name).write(out);
+        self.file_type.write(out);
+        out.extend_from_slice(&self.name);
+        out.extend_from_slice(&self.data);
+    }
+}

@@ -1,0 +1,39 @@
+//! Items of the free space tree, and the header of the old free space cache.
+
+use crate::disk_struct;
+use crate::key::Key;
+
+/// Bytes of a full free space bitmap.
+pub const FREE_SPACE_BITMAP_SIZE: usize = 256;
+/// Bits of a full free space bitmap, one a sector.
+pub const FREE_SPACE_BITMAP_BITS: u64 = 2048;
+
+disk_struct! {
+    /// `FREE_SPACE_INFO`, key `(block group start FREE_SPACE_INFO block group length)`.
+    #[derive(Copy)]
+    FreeSpaceInfo {
+        /// Number of separate free ranges.
+        extent_count: u32,
+        /// 1: the block group's free space is kept in bitmaps.
+        flags: u32,
+    }
+}
+
+impl FreeSpaceInfo {
+    /// Flag: bitmaps are used.
+    pub const USING_BITMAPS: u32 = 1;
+}
+
+disk_struct! {
+    /// Header of a block group's free space cache (v1), key `(FREE_SPACE 0 block group start)` in the root tree.
+    FreeSpaceHeader {
+        /// The cache's inode.
+        location: Key,
+        /// Generation it is valid for.
+        generation: u64,
+        /// Number of entries.
+        num_entries: u64,
+        /// Number of bitmaps.
+        num_bitmaps: u64,
+    }
+}

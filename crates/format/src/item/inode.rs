@@ -1,0 +1,171 @@
+//! Inode items and the names that refer to them.
+
+use bitflags::bitflags;
+
+use crate::codec::{Field, Reader};
+use crate::disk_struct;
+use crate::error::FormatError;
+use crate::ids::Generation;
+
+disk_struct! {
+    /// Seconds and nanoseconds since 1970.
+    #[derive(Copy, Default, PartialOrd, Ord, Hash)]
+    Timespec {
+        /// Seconds.
+        sec: i64,
+        /// Nanoseconds, below 1,000,000,000.
+        nsec: u32,
+    }
+}
+
+disk_struct! {
+    /// `INODE_ITEM`, key `(ino INODE_ITEM 0)`, 160 bytes.
+    InodeItem {
+        /// Transaction that created the inode.
+        generation: Generation,
+        /// Transaction that last changed it.
+        transid: Generation,
+        /// File size in bytes; for a directory, twice the sum of its entries' name lengths.
+        size: u64,
+        /// Bytes allocated, as `st_blocks * 512`; inline data counts its length.
+        nbytes: u64,
+        /// Free space cache bookkeeping; 0 elsewhere.
+        block_group: u64,
+        /// Hard links.
+        nlink: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+        /// `st_mode`.
+        mode: u32,
+        /// `st_rdev` in the kernel's 64-bit encoding (`major << 20 | minor`).
+        rdev: u64,
+        /// Bits of [`InodeFlags`]; unknown bits are kept.
+        flags: u64,
+        /// NFS compatible change number.
+        sequence: u64,
+        /// Reserved.
+        reserved: [u64; 4],
+        /// Last access.
+        atime: Timespec,
+        /// Last change of attributes.
+        ctime: Timespec,
+        /// Last change of content.
+        mtime: Timespec,
+        /// Creation.
+        otime: Timespec,
+    }
+}
+
+impl InodeItem {
+    /// The known flags.
+    pub fn flags(&self) -> InodeFlags {
+        InodeFlags::from_bits_retain(self.flags)
+    }
+}
+
+bitflags! {
+    /// Flags of an inode.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct InodeFlags: u64 {
+        /// No data checksums.
+        const NODATASUM = 1 << 0;
+        /// Data is overwritten in place.
+        const NODATACOW = 1 << 1;
+        /// Read-only.
+        const READONLY = 1 << 2;
+        /// Never compress.
+        const NOCOMPRESS = 1 << 3;
+        /// Has preallocated extents.
+        const PREALLOC = 1 << 4;
+        /// Writes are synchronous.
+        const SYNC = 1 << 5;
+        /// Cannot be changed.
+        const IMMUTABLE = 1 << 6;
+        /// Can only be appended to.
+        const APPEND = 1 << 7;
+        /// Not dumped.
+        const NODUMP = 1 << 8;
+        /// Access times are not updated.
+        const NOATIME = 1 << 9;
+        /// Directory changes are synchronous.
+        const DIRSYNC = 1 << 10;
+        /// Compress.
+        const COMPRESS = 1 << 11;
+        /// Initial inode of a root item.
+        const ROOT_ITEM_INIT = 1 << 31;
+        /// Read-only compatible: fs-verity.
+        const RO_VERITY = 1 << 32;
+    }
+}
+
+/// One name in an `INODE_REF` item, key `(ino INODE_REF parent-ino)`: index u64, name_len u16, name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InodeRef {
+    /// Sequence number of the name in its directory (the offset of its `DIR_INDEX`).
+    pub index: u64,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
+impl InodeRef {
+    /// Reads all names of an item.
+    pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
+        let mut reader = Reader::new("InodeRef", data);
+        let mut refs = Vec::new();
+        while !reader.is_empty() {
+            let index = u64::read(&mut reader)?;
+            let name_len = u16::read(&mut reader)?;
+            refs.push(Self { index, name: reader.bytes(usize::from(name_len))?.to_vec() });
+        }
+        Ok(refs)
+    }
+
+    /// Appends this name to an item's bytes.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        self.index.write(out);
+        name_len(&self.name).write(out);
+        out.extend_from_slice(&self.name);
+    }
+}
+
+/// One name in an `INODE_EXTREF` item, key `(ino INODE_EXTREF hash(parent, name))`: parent u64, index u64,
+/// name_len u16, name. Used where an `INODE_REF` item of the parent is full.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InodeExtref {
+    /// Inode number of the directory.
+    pub parent: u64,
+    /// Sequence number of the name in its directory.
+    pub index: u64,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
+impl InodeExtref {
+    /// Reads all names of an item.
+    pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
+        let mut reader = Reader::new("InodeExtref", data);
+        let mut refs = Vec::new();
+        while !reader.is_empty() {
+            let parent = u64::read(&mut reader)?;
+            let index = u64::read(&mut reader)?;
+            let name_len = u16::read(&mut reader)?;
+            refs.push(Self { parent, index, name: reader.bytes(usize::from(name_len))?.to_vec() });
+        }
+        Ok(refs)
+    }
+
+    /// Appends this name to an item's bytes.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        self.parent.write(out);
+        self.index.write(out);
+        name_len(&self.name).write(out);
+        out.extend_from_slice(&self.name);
+    }
+}
+
+/// A name's length field; names are at most 255 bytes by the callers' checks.
+pub(super) fn name_len(name: &[u8]) -> u16 {
+    u16::try_from(name.len()).unwrap_or(u16::MAX)
+}

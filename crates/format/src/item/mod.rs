@@ -1,0 +1,21 @@
+//! The items that leaves hold: each decodes and encodes itself.
+//!
+//! Source: the btrfs on-disk format page; sizes are checked against images that mkfs.btrfs and the kernel make.
+
+mod chunk;
+mod dir;
+mod extent;
+mod file_extent;
+mod free_space;
+mod inode;
+mod qgroup;
+mod root;
+
+pub use chunk::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, Stripe};
+pub use dir::{DirEntry, FileType, NAME_LEN_MAX};
+pub use extent::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
+pub use file_extent::{Compression, FileExtent, FileExtentBody, RegularExtent};
+pub use free_space::{FREE_SPACE_BITMAP_BITS, FREE_SPACE_BITMAP_SIZE, FreeSpaceHeader, FreeSpaceInfo};
+pub use inode::{InodeExtref, InodeFlags, InodeItem, InodeRef, Timespec};
+pub use qgroup::{QgroupInfo, QgroupLimit, QgroupStatus};
+pub use root::{RootFlags, RootItem, RootRef};

@@ -1,0 +1,20 @@
+//! The btrfs on-disk format: structures, keys, items, superblock, checksums, hashes and the tree checker.
+//!
+//! Lowest floor of the house: no I/O, no policy. Disk bytes are untrusted; nothing here panics on them.
+
+#![forbid(unsafe_code)]
+
+pub mod codec;
+pub mod csum;
+pub mod error;
+pub mod hash;
+pub mod ids;
+pub mod item;
+pub mod key;
+pub mod node;
+pub mod superblock;
+
+pub use csum::CsumType;
+pub use error::{Corrupt, Error, FormatError, Result};
+pub use ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};
+pub use key::{Key, KeyType};

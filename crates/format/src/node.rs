@@ -1,0 +1,344 @@
+//! The layout of tree blocks: header, then item heads growing up and item data growing down (leaf), or child
+//! pointers (internal node).
+//!
+//! Header, 101 bytes:
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 32 | csum of the bytes from 32 on |
+//! | 32 | 16 | fsid (metadata uuid) |
+//! | 48 | 8 | bytenr |
+//! | 56 | 7 | flags: 1 written, 2 reloc |
+//! | 63 | 1 | backref revision: 1 mixed |
+//! | 64 | 16 | chunk tree uuid |
+//! | 80 | 8 | generation |
+//! | 88 | 8 | owner |
+//! | 96 | 4 | nritems |
+//! | 100 | 1 | level |
+//!
+//! Leaf item head, 25 bytes: key 17, data offset u32 (from the end of the header), data size u32.
+//! Internal pointer, 33 bytes: key 17, blockptr u64, generation u64.
+//!
+//! Invariants:
+//! - I1. The readers never panic: a slot or range outside of the block reads as `None`.
+//! - I2. [`LeafBuilder`] and [`NodeBuilder`] write blocks that pass [`crate::check`].
+
+use uuid::Uuid;
+
+use crate::csum::CsumType;
+use crate::error::FormatError;
+use crate::ids::{Generation, Logical, RootId};
+use crate::key::Key;
+
+/// Bytes of the header.
+pub const HEADER_SIZE: usize = 101;
+/// Bytes of an item head in a leaf.
+pub const ITEM_HEAD_SIZE: usize = 25;
+/// Bytes of a child pointer in an internal node.
+pub const KEY_PTR_SIZE: usize = 33;
+/// Deepest level of a tree: levels 0 to 7.
+pub const LEVEL_MAX: u8 = 7;
+/// Header flag: the block was written.
+pub const HEADER_FLAG_WRITTEN: u64 = 1;
+/// Header flag: the block belongs to a relocation tree.
+pub const HEADER_FLAG_RELOC: u64 = 2;
+/// Mixed backrefs, the only revision since 2009.
+pub const BACKREF_REV_MIXED: u8 = 1;
+
+/// A view of a block's header, leaf items and child pointers over its raw bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeView<'a> {
+    raw: &'a [u8],
+}
+
+impl<'a> NodeView<'a> {
+    /// A view over a whole block of `nodesize` bytes.
+    pub fn new(raw: &'a [u8]) -> Result<Self, FormatError> {
+        if raw.len() < HEADER_SIZE {
+            return Err(FormatError::Short { what: "tree block", need: HEADER_SIZE, have: raw.len() });
+        }
+        Ok(Self { raw })
+    }
+
+    fn array<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        let bytes = self.raw.get(at..at.checked_add(N)?)?;
+        bytes.try_into().ok()
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        self.array(at).map_or(0, u64::from_le_bytes)
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        self.array(at).map_or(0, u32::from_le_bytes)
+    }
+
+    /// The whole block.
+    pub fn raw(&self) -> &'a [u8] {
+        self.raw
+    }
+
+    /// The stored checksum, 32 bytes.
+    pub fn csum(&self) -> [u8; 32] {
+        self.array(0).unwrap_or_default()
+    }
+
+    /// Filesystem id.
+    pub fn fsid(&self) -> Uuid {
+        Uuid::from_bytes(self.array(32).unwrap_or_default())
+    }
+
+    /// The block's own address.
+    pub fn bytenr(&self) -> Logical {
+        Logical(self.u64(48))
+    }
+
+    /// Header flags, without the backref revision.
+    pub fn flags(&self) -> u64 {
+        self.u64(56) & 0x00ff_ffff_ffff_ffff
+    }
+
+    /// Backref revision.
+    pub fn backref_rev(&self) -> u8 {
+        self.raw.get(63).copied().unwrap_or_default()
+    }
+
+    /// Chunk tree UUID.
+    pub fn chunk_tree_uuid(&self) -> Uuid {
+        Uuid::from_bytes(self.array(64).unwrap_or_default())
+    }
+
+    /// Transaction that wrote the block.
+    pub fn generation(&self) -> Generation {
+        Generation(self.u64(80))
+    }
+
+    /// The tree that allocated the block.
+    pub fn owner(&self) -> RootId {
+        RootId(self.u64(88))
+    }
+
+    /// Number of items or pointers.
+    pub fn nritems(&self) -> usize {
+        usize::try_from(self.u32(96)).unwrap_or(usize::MAX)
+    }
+
+    /// 0 for a leaf.
+    pub fn level(&self) -> u8 {
+        self.raw.get(100).copied().unwrap_or_default()
+    }
+
+    /// Whether this is a leaf.
+    pub fn is_leaf(&self) -> bool {
+        self.level() == 0
+    }
+
+    fn slot_at(&self, slot: usize, size: usize) -> Option<usize> {
+        (slot < self.nritems()).then_some(())?;
+        slot.checked_mul(size)?.checked_add(HEADER_SIZE)
+    }
+
+    /// The key in this slot, of a leaf or an internal node.
+    pub fn key(&self, slot: usize) -> Option<Key> {
+        let size = if self.is_leaf() { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
+        Some(Key::decode(&self.array(self.slot_at(slot, size)?)?))
+    }
+
+    /// Where this leaf item's data lies in the block.
+    pub fn item_range(&self, slot: usize) -> Option<std::ops::Range<usize>> {
+        let at = self.slot_at(slot, ITEM_HEAD_SIZE)?;
+        let offset = usize::try_from(u32::from_le_bytes(self.array(at.checked_add(17)?)?)).ok()?;
+        let len = usize::try_from(u32::from_le_bytes(self.array(at.checked_add(21)?)?)).ok()?;
+        let start = offset.checked_add(HEADER_SIZE)?;
+        let end = start.checked_add(len)?;
+        (end <= self.raw.len()).then_some(start..end)
+    }
+
+    /// This leaf item's data.
+    pub fn item(&self, slot: usize) -> Option<&'a [u8]> {
+        self.raw.get(self.item_range(slot)?)
+    }
+
+    /// This internal node's child: its address and generation.
+    pub fn child(&self, slot: usize) -> Option<(Logical, Generation)> {
+        let at = self.slot_at(slot, KEY_PTR_SIZE)?;
+        let bytenr = u64::from_le_bytes(self.array(at.checked_add(17)?)?);
+        let generation = u64::from_le_bytes(self.array(at.checked_add(25)?)?);
+        Some((Logical(bytenr), Generation(generation)))
+    }
+
+    /// Binary search over the keys: `Ok(slot)` of an equal key, else `Err(slot)` where it would stand.
+    pub fn search(&self, key: &Key) -> Result<usize, usize> {
+        let (mut low, mut high) = (0, self.nritems());
+        while low < high {
+            let mid = low.midpoint(high);
+            let Some(found) = self.key(mid) else { return Err(low) };
+            match found.cmp(key) {
+                std::cmp::Ordering::Equal => return Ok(mid),
+                std::cmp::Ordering::Less => low = mid.saturating_add(1),
+                std::cmp::Ordering::Greater => high = mid,
+            }
+        }
+        Err(low)
+    }
+}
+
+/// What a block's header holds, apart from its checksum and item count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeHeader {
+    /// Filesystem id that blocks carry.
+    pub fsid: Uuid,
+    /// Chunk tree UUID.
+    pub chunk_tree_uuid: Uuid,
+    /// The block's own address.
+    pub bytenr: Logical,
+    /// Running transaction.
+    pub generation: Generation,
+    /// The tree that allocates the block.
+    pub owner: RootId,
+    /// 0 for a leaf.
+    pub level: u8,
+    /// Header flags; [`HEADER_FLAG_WRITTEN`] is added by [`finish_block`].
+    pub flags: u64,
+}
+
+/// Writes the header fields of a block, all but csum.
+pub fn write_header(raw: &mut [u8], header: &NodeHeader, nritems: usize) {
+    let mut at = 32;
+    let mut put = |bytes: &[u8]| {
+        raw[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    };
+    put(header.fsid.as_bytes());
+    put(&header.bytenr.0.to_le_bytes());
+    let flags = header.flags | (u64::from(BACKREF_REV_MIXED) << 56);
+    put(&flags.to_le_bytes());
+    put(header.chunk_tree_uuid.as_bytes());
+    put(&header.generation.0.to_le_bytes());
+    put(&header.owner.0.to_le_bytes());
+    put(&u32::try_from(nritems).unwrap_or(u32::MAX).to_le_bytes());
+    put(&[header.level]);
+}
+
+/// Marks the block as written and stores its checksum: the last step before the device.
+pub fn finish_block(raw: &mut [u8], csum_type: CsumType) {
+    raw[56] |= HEADER_FLAG_WRITTEN as u8;
+    let csum = csum_type.compute(&raw[32..]);
+    raw[..32].copy_from_slice(&csum);
+}
+
+/// Whether the stored checksum matches.
+pub fn verify_csum(raw: &[u8], csum_type: CsumType) -> Result<(), FormatError> {
+    let size = csum_type.size();
+    let (Some(found), Some(body)) = (raw.get(..size), raw.get(32..)) else {
+        return Err(FormatError::Short { what: "tree block", need: HEADER_SIZE, have: raw.len() });
+    };
+    let computed = csum_type.compute(body);
+    if found == &computed[..size] {
+        return Ok(());
+    }
+    Err(FormatError::Checksum { what: "tree block", found: hex(found), computed: hex(&computed[..size]) })
+}
+
+/// Lower-case hex of some bytes.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Fills a leaf item by item, in key order.
+#[derive(Debug)]
+pub struct LeafBuilder {
+    raw: Vec<u8>,
+    nritems: usize,
+    data_start: usize,
+}
+
+impl LeafBuilder {
+    /// Bytes that items (heads and data) may take in a leaf.
+    pub fn capacity(nodesize: usize) -> usize {
+        nodesize - HEADER_SIZE
+    }
+
+    /// An empty leaf of `nodesize` bytes.
+    pub fn new(nodesize: usize) -> Self {
+        Self { raw: vec![0; nodesize], nritems: 0, data_start: nodesize }
+    }
+
+    /// Bytes left for heads and data.
+    pub fn free_bytes(&self) -> usize {
+        self.data_start - (HEADER_SIZE + self.nritems * ITEM_HEAD_SIZE)
+    }
+
+    /// Number of items so far.
+    pub fn nritems(&self) -> usize {
+        self.nritems
+    }
+
+    /// Appends an item; `false` (and no change) where it does not fit. Keys must ascend.
+    #[must_use]
+    pub fn push(&mut self, key: &Key, data: &[u8]) -> bool {
+        if data.len() + ITEM_HEAD_SIZE > self.free_bytes() {
+            return false;
+        }
+        let start = self.data_start - data.len();
+        self.raw[start..self.data_start].copy_from_slice(data);
+        let at = HEADER_SIZE + self.nritems * ITEM_HEAD_SIZE;
+        self.raw[at..at + 17].copy_from_slice(&key.encode());
+        // Blocks are at most 64 KiB.
+        self.raw[at + 17..at + 21].copy_from_slice(&((start - HEADER_SIZE) as u32).to_le_bytes());
+        self.raw[at + 21..at + 25].copy_from_slice(&(data.len() as u32).to_le_bytes());
+        self.data_start = start;
+        self.nritems += 1;
+        true
+    }
+
+    /// The block, with its header but no checksum yet.
+    pub fn finish(mut self, header: &NodeHeader) -> Vec<u8> {
+        write_header(&mut self.raw, header, self.nritems);
+        self.raw
+    }
+}
+
+/// Fills an internal node pointer by pointer, in key order.
+#[derive(Debug)]
+pub struct NodeBuilder {
+    raw: Vec<u8>,
+    nritems: usize,
+}
+
+impl NodeBuilder {
+    /// Pointers that fit in a node.
+    pub fn capacity(nodesize: usize) -> usize {
+        (nodesize - HEADER_SIZE) / KEY_PTR_SIZE
+    }
+
+    /// An empty node of `nodesize` bytes.
+    pub fn new(nodesize: usize) -> Self {
+        Self { raw: vec![0; nodesize], nritems: 0 }
+    }
+
+    /// Number of pointers so far.
+    pub fn nritems(&self) -> usize {
+        self.nritems
+    }
+
+    /// Appends a pointer; `false` (and no change) where the node is full. Keys must ascend.
+    #[must_use]
+    pub fn push(&mut self, key: &Key, bytenr: Logical, generation: Generation) -> bool {
+        if self.nritems == Self::capacity(self.raw.len()) {
+            return false;
+        }
+        let at = HEADER_SIZE + self.nritems * KEY_PTR_SIZE;
+        self.raw[at..at + 17].copy_from_slice(&key.encode());
+        self.raw[at + 17..at + 25].copy_from_slice(&bytenr.0.to_le_bytes());
+        self.raw[at + 25..at + 33].copy_from_slice(&generation.0.to_le_bytes());
+        self.nritems += 1;
+        true
+    }
+
+    /// The block, with its header but no checksum yet.
+    pub fn finish(mut self, header: &NodeHeader) -> Vec<u8> {
+        write_header(&mut self.raw, header, self.nritems);
+        self.raw
+    }
+}

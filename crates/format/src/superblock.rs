@@ -1,0 +1,258 @@
+//! The superblock: 4096 bytes at 64 KiB, with mirrors at 64 MiB and 256 GiB.
+//!
+//! Source: the btrfs on-disk format page ("Superblock").
+
+use bitflags::bitflags;
+use uuid::Uuid;
+
+use crate::codec::{Field, Reader};
+use crate::csum::CsumType;
+use crate::disk_struct;
+use crate::error::FormatError;
+use crate::ids::{Generation, Logical};
+use crate::item::DevItem;
+
+/// Bytes of a superblock.
+pub const SUPERBLOCK_SIZE: usize = 4096;
+/// Where the superblock and its mirrors stand on a device; those past its end do not exist.
+pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
+/// `_BHRfS_M`.
+pub const MAGIC: [u8; 8] = *b"_BHRfS_M";
+/// Bytes of the system chunk array.
+pub const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
+/// Number of root backups.
+pub const NR_ROOT_BACKUPS: usize = 4;
+/// Longest label in bytes, without its final zero.
+pub const LABEL_LEN_MAX: usize = 255;
+
+disk_struct! {
+    /// The roots of an earlier commit, 168 bytes.
+    RootBackup {
+        /// Root tree.
+        tree_root: Logical,
+        /// Its generation.
+        tree_root_gen: Generation,
+        /// Chunk tree.
+        chunk_root: Logical,
+        /// Its generation.
+        chunk_root_gen: Generation,
+        /// Extent tree (block group tree's, with that feature, is not kept).
+        extent_root: Logical,
+        /// Its generation.
+        extent_root_gen: Generation,
+        /// Top-level subvolume.
+        fs_root: Logical,
+        /// Its generation.
+        fs_root_gen: Generation,
+        /// Device tree.
+        dev_root: Logical,
+        /// Its generation.
+        dev_root_gen: Generation,
+        /// Checksum tree.
+        csum_root: Logical,
+        /// Its generation.
+        csum_root_gen: Generation,
+        /// Bytes of all devices.
+        total_bytes: u64,
+        /// Bytes used.
+        bytes_used: u64,
+        /// Number of devices.
+        num_devices: u64,
+        /// Unused.
+        unused_64: [u64; 4],
+        /// Level of the root tree.
+        tree_root_level: u8,
+        /// Level of the chunk tree.
+        chunk_root_level: u8,
+        /// Level of the extent tree.
+        extent_root_level: u8,
+        /// Level of the top-level subvolume.
+        fs_root_level: u8,
+        /// Level of the device tree.
+        dev_root_level: u8,
+        /// Level of the checksum tree.
+        csum_root_level: u8,
+        /// Unused.
+        unused_8: [u8; 10],
+    }
+}
+
+disk_struct! {
+    /// The superblock.
+    Superblock {
+        /// Checksum of the bytes from 32 on.
+        csum: [u8; 32],
+        /// Filesystem id that users see.
+        fsid: Uuid,
+        /// Its own offset on the device.
+        bytenr: u64,
+        /// Flags: 1 written, 1 << 33 metadump, 1 << 35 seeding and others.
+        flags: u64,
+        /// [`MAGIC`].
+        magic: [u8; 8],
+        /// Last committed transaction.
+        generation: Generation,
+        /// Root tree.
+        root: Logical,
+        /// Chunk tree.
+        chunk_root: Logical,
+        /// Tree of log trees, or 0.
+        log_root: Logical,
+        /// Unused (always 0).
+        log_root_transid: u64,
+        /// Bytes of all devices.
+        total_bytes: u64,
+        /// Bytes used by extents.
+        bytes_used: u64,
+        /// Always 6.
+        root_dir_objectid: u64,
+        /// Number of devices.
+        num_devices: u64,
+        /// Bytes of a data block.
+        sectorsize: u32,
+        /// Bytes of a tree block.
+        nodesize: u32,
+        /// Equal to `nodesize`.
+        leafsize: u32,
+        /// Equal to `sectorsize`.
+        stripesize: u32,
+        /// Bytes used of the system chunk array.
+        sys_chunk_array_size: u32,
+        /// Generation of the chunk tree.
+        chunk_root_generation: Generation,
+        /// Compatible features.
+        compat_flags: u64,
+        /// [`CompatRo`] bits.
+        compat_ro_flags: u64,
+        /// [`Incompat`] bits.
+        incompat_flags: u64,
+        /// [`CsumType`].
+        csum_type: u16,
+        /// Level of the root tree.
+        root_level: u8,
+        /// Level of the chunk tree.
+        chunk_root_level: u8,
+        /// Level of the log root tree.
+        log_root_level: u8,
+        /// This device.
+        dev_item: DevItem,
+        /// Label, padded with zeros.
+        label: [u8; 256],
+        /// Generation of the free space cache; u64::MAX: not valid.
+        cache_generation: u64,
+        /// Generation of the UUID tree.
+        uuid_tree_generation: u64,
+        /// Filesystem id in tree blocks, with the metadata-uuid feature.
+        metadata_uuid: Uuid,
+        /// Number of global roots (extent tree v2).
+        nr_global_roots: u64,
+        /// Reserved.
+        reserved: [u64; 27],
+        /// System chunks: key and chunk item in turn.
+        sys_chunk_array: [u8; SYS_CHUNK_ARRAY_SIZE],
+        /// Ring of root backups.
+        super_roots: [RootBackup; NR_ROOT_BACKUPS],
+        /// Padding.
+        padding: [u8; 565],
+    }
+}
+
+impl Field for [RootBackup; NR_ROOT_BACKUPS] {
+    const SIZE: usize = RootBackup::SIZE * NR_ROOT_BACKUPS;
+    fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok([RootBackup::read(reader)?, RootBackup::read(reader)?, RootBackup::read(reader)?, RootBackup::read(reader)?])
+    }
+    fn write(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|backup| backup.write(out));
+    }
+}
+
+const _: () = assert!(Superblock::SIZE == SUPERBLOCK_SIZE);
+
+bitflags! {
+    /// Features that an older writer cannot keep.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Incompat: u64 {
+        /// Mixed backrefs.
+        const MIXED_BACKREF = 1 << 0;
+        /// A default subvolume was set.
+        const DEFAULT_SUBVOL = 1 << 1;
+        /// Data and metadata share block groups.
+        const MIXED_GROUPS = 1 << 2;
+        /// LZO compression.
+        const COMPRESS_LZO = 1 << 3;
+        /// zstd compression.
+        const COMPRESS_ZSTD = 1 << 4;
+        /// Nodes larger than a page.
+        const BIG_METADATA = 1 << 5;
+        /// Extended inode references.
+        const EXTENDED_IREF = 1 << 6;
+        /// RAID5 and RAID6.
+        const RAID56 = 1 << 7;
+        /// Skinny metadata extent items.
+        const SKINNY_METADATA = 1 << 8;
+        /// No hole extents.
+        const NO_HOLES = 1 << 9;
+        /// `metadata_uuid` differs from `fsid`.
+        const METADATA_UUID = 1 << 10;
+        /// Three and four copies.
+        const RAID1C34 = 1 << 11;
+        /// Zoned.
+        const ZONED = 1 << 12;
+        /// Extent tree v2.
+        const EXTENT_TREE_V2 = 1 << 13;
+        /// RAID stripe tree.
+        const RAID_STRIPE_TREE = 1 << 14;
+        /// Simple quotas.
+        const SIMPLE_QUOTA = 1 << 16;
+    }
+
+    /// Features that an older program may read but not write.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct CompatRo: u64 {
+        /// Free space tree.
+        const FREE_SPACE_TREE = 1 << 0;
+        /// It is valid.
+        const FREE_SPACE_TREE_VALID = 1 << 1;
+        /// fs-verity.
+        const VERITY = 1 << 2;
+        /// Block group items in their own tree.
+        const BLOCK_GROUP_TREE = 1 << 3;
+    }
+}
+
+impl Superblock {
+    /// The incompat features.
+    pub fn incompat(&self) -> Incompat {
+        Incompat::from_bits_retain(self.incompat_flags)
+    }
+
+    /// The compat_ro features.
+    pub fn compat_ro(&self) -> CompatRo {
+        CompatRo::from_bits_retain(self.compat_ro_flags)
+    }
+
+    /// The checksum type, if it is known.
+    pub fn csum_type(&self) -> Option<CsumType> {
+        CsumType::from_disk(self.csum_type)
+    }
+
+    /// The UUID that tree blocks carry.
+    pub fn node_fsid(&self) -> Uuid {
+        if self.incompat().contains(Incompat::METADATA_UUID) { self.metadata_uuid } else { self.fsid }
+    }
+
+    /// The label without its padding.
+    pub fn label(&self) -> &[u8] {
+        let end = self.label.iter().position(|&byte| byte == 0).unwrap_or(self.label.len());
+        &self.label[..end]
+    }
+
+    /// The 4096 bytes with a fresh checksum.
+    pub fn encode_with_csum(&self) -> Vec<u8> {
+        let mut raw = self.encode();
+        let csum = self.csum_type().unwrap_or_default().compute(&raw[32..]);
+        raw[..32].copy_from_slice(&csum);
+        raw
+    }
+}

@@ -1,0 +1,1 @@
+//! ubtrfs-tree.
