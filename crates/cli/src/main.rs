@@ -1,2 +1,66 @@
-//! The ubtrfs command line.
-fn main() {}
+//! The ubtrfs command line: arguments, printing, exit status. Every command is a module of `commands`.
+//!
+//! Invariants:
+//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. Nothing panics on user input.
+//! I2. stdout carries results only; progress and warnings go to stderr, progress only on a terminal.
+//! I3. The program also answers to `mount.ubtrfs`, `mount.fuse.ubtrfs` and to `ubtrfs DEVICE DIR -o ...`, which is how
+//!     mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
+#![forbid(unsafe_code)]
+
+mod commands;
+mod common;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.
+#[derive(Parser)]
+#[command(name = "ubtrfs", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One line a command: a variant here, its arm in `run`.
+#[derive(Subcommand)]
+enum Command {
+    Mount(commands::mount::Args),
+    Umount(commands::umount::Args),
+    Sync(commands::sync::Args),
+    Filesystem(commands::filesystem::Args),
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Mount(args) => commands::mount::run(args),
+        Command::Umount(args) => commands::umount::run(args),
+        Command::Sync(args) => commands::sync::run(args),
+        Command::Filesystem(args) => commands::filesystem::run(args),
+    }
+}
+
+fn main() -> ExitCode {
+    let args = commands::mount::as_mount_helper(std::env::args_os().collect::<Vec<OsString>>(), &subcommand_names());
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => return common::print_usage_error(&error),
+    };
+    match run(cli.command) {
+        Ok(status) => status,
+        Err(error) => common::print_error(&error),
+    }
+}
+
+/// The names a first argument may have to be a command rather than a device.
+fn subcommand_names() -> Vec<String> {
+    use clap::CommandFactory;
+    let command = Cli::command();
+    let mut names = Vec::new();
+    for sub in command.get_subcommands() {
+        names.push(sub.get_name().to_owned());
+        names.extend(sub.get_all_aliases().map(str::to_owned));
+    }
+    names
+}

@@ -1,0 +1,6 @@
+//! The commands: each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
+
+pub(crate) mod filesystem;
+pub(crate) mod mount;
+pub(crate) mod sync;
+pub(crate) mod umount;
