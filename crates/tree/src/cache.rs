@@ -1,0 +1,209 @@
+//! The node cache: blocks by address, within a budget of bytes.
+//!
+//! Sharded by address; each shard is a CLOCK: a ring of slots with a "used" mark, a hand that clears marks and evicts
+//! the first slot without one. A hit sets a mark under the shard's lock and moves nothing.
+//!
+//! Invariants:
+//! - I1. `by_bytenr` names exactly the occupied slots of `ring`; `bytes` is the sum of their blocks.
+//! - I2. A block is found under its address only with the generation that the caller expects: a stale one is a miss.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_format::{Generation, Logical};
+
+use crate::node::Node;
+
+/// Nodes in memory, shared by all trees.
+#[derive(Debug)]
+pub struct NodeCache {
+    shards: Box<[Mutex<Shard>]>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// What the cache did so far, and holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Lookups that found their node.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+    /// Nodes held.
+    pub nodes: u64,
+    /// Bytes held.
+    pub bytes: u64,
+}
+
+impl NodeCache {
+    /// A cache that holds about so many bytes of nodes.
+    pub fn new(budget_bytes: u64) -> Self {
+        let shards = (0..NR_SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        let cache = Self { shards, hits: AtomicU64::new(0), misses: AtomicU64::new(0) };
+        cache.set_budget(budget_bytes);
+        cache
+    }
+
+    /// Changes the budget; what is over it goes with the next inserts.
+    pub fn set_budget(&self, budget_bytes: u64) {
+        for shard in &self.shards {
+            shard.lock().budget_bytes = budget_bytes / NR_SHARDS;
+        }
+    }
+
+    /// The node at this address, if it is the one of this generation.
+    pub fn get(&self, bytenr: Logical, generation: Generation) -> Option<Arc<Node>> {
+        let found = self.shard(bytenr).lock().get(bytenr, generation);
+        let counter = if found.is_some() { &self.hits } else { &self.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        found
+    }
+
+    /// Adds a node, in place of another one at its address.
+    pub fn insert(&self, node: Arc<Node>) {
+        self.shard(node.bytenr()).lock().insert(node);
+    }
+
+    /// Forgets what is at this address.
+    pub fn remove(&self, bytenr: Logical) {
+        self.shard(bytenr).lock().remove(bytenr);
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            *shard = Shard { budget_bytes: shard.budget_bytes, ..Shard::default() };
+        }
+    }
+
+    /// Counters and what is held now.
+    pub fn stats(&self) -> CacheStats {
+        let mut stats = CacheStats {
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            ..CacheStats::default()
+        };
+        for shard in &self.shards {
+            let shard = shard.lock();
+            stats.nodes += shard.by_bytenr.len() as u64;
+            stats.bytes += shard.bytes;
+        }
+        stats
+    }
+
+    fn shard(&self, bytenr: Logical) -> &Mutex<Shard> {
+        // Blocks are 4 KiB or more; multiplicative hashing spreads neighbours.
+        let hash = (bytenr.0 >> 12).wrapping_mul(HASH_FACTOR) >> 32;
+        &self.shards[(hash % NR_SHARDS) as usize]
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    by_bytenr: HashMap<u64, usize, BuildHasherDefault<BytenrHasher>>,
+    ring: Vec<Slot>,
+    vacant: Vec<usize>,
+    hand: usize,
+    bytes: u64,
+    budget_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    node: Option<Arc<Node>>,
+    used: bool,
+}
+
+impl Shard {
+    fn get(&mut self, bytenr: Logical, generation: Generation) -> Option<Arc<Node>> {
+        let slot = &mut self.ring[*self.by_bytenr.get(&bytenr.0)?];
+        let node = slot.node.as_ref().filter(|node| node.generation() == generation)?;
+        slot.used = true;
+        Some(Arc::clone(node))
+    }
+
+    fn insert(&mut self, node: Arc<Node>) {
+        self.remove(node.bytenr());
+        let len = node.raw().len() as u64;
+        while self.bytes + len > self.budget_bytes && !self.by_bytenr.is_empty() {
+            self.evict_one();
+        }
+        if len > self.budget_bytes {
+            return;
+        }
+        let bytenr = node.bytenr().0;
+        let slot = Slot { node: Some(node), used: false };
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.ring[index] = slot;
+                index
+            }
+            None => {
+                self.ring.push(slot);
+                self.ring.len() - 1
+            }
+        };
+        self.by_bytenr.insert(bytenr, index);
+        self.bytes += len;
+    }
+
+    fn remove(&mut self, bytenr: Logical) {
+        if let Some(index) = self.by_bytenr.remove(&bytenr.0) {
+            self.vacate(index);
+        }
+    }
+
+    fn vacate(&mut self, index: usize) {
+        if let Some(node) = self.ring[index].node.take() {
+            self.bytes -= node.raw().len() as u64;
+            self.vacant.push(index);
+        }
+    }
+
+    /// Moves the hand to the first node that was not used since the hand's last round, and drops it. Ends within two
+    /// rounds: the first clears every mark.
+    fn evict_one(&mut self) {
+        loop {
+            let index = self.hand;
+            self.hand = (index + 1) % self.ring.len();
+            let slot = &mut self.ring[index];
+            let Some(node) = &slot.node else { continue };
+            if std::mem::take(&mut slot.used) {
+                continue;
+            }
+            let bytenr = node.bytenr().0;
+            self.by_bytenr.remove(&bytenr);
+            self.vacate(index);
+            return;
+        }
+    }
+}
+
+/// Addresses are spread by one multiplication: they come from our own allocator or were read from a checked block,
+/// and a shard's map is bounded by the budget.
+#[derive(Debug, Default)]
+struct BytenrHasher(u64);
+
+impl Hasher for BytenrHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(HASH_FACTOR);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+const NR_SHARDS: u64 = 16;
+const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

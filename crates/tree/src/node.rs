@@ -1,0 +1,253 @@
+//! An immutable block of a tree, and the pointers that lead to it.
+//!
+//! Invariants:
+//! - I1. A node's geometry was checked when it was made: item heads lie inside of the block, item data lies between
+//!   the heads and the end of the block, the level is at most 7. Accessors by a slot below `nritems` always answer.
+//! - I2. A node never changes.
+
+use std::fmt;
+
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, LEVEL_MAX, NodeView};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, Logical, Result, RootId};
+
+/// One block of a tree.
+#[derive(Clone)]
+pub struct Node {
+    raw: Box<[u8]>,
+    bytenr: Logical,
+    generation: Generation,
+    owner: RootId,
+    nritems: u32,
+    level: u8,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("bytenr", &self.bytenr)
+            .field("generation", &self.generation)
+            .field("owner", &self.owner)
+            .field("level", &self.level)
+            .field("nritems", &self.nritems)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Takes over a whole block of `nodesize` bytes. Checks the geometry (I1), not the checksum and not the items.
+    pub fn new(raw: Box<[u8]>) -> Result<Self, FormatError> {
+        let view = NodeView::new(&raw)?;
+        let (level, nritems) = (view.level(), view.nritems());
+        if level > LEVEL_MAX {
+            let expected = "expected at most 7";
+            return Err(FormatError::Value { what: "tree block", field: "level", value: level.into(), expected });
+        }
+        let size = if level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
+        let heads_end = nritems.checked_mul(size).and_then(|len| len.checked_add(HEADER_SIZE));
+        if heads_end.is_none_or(|end| end > raw.len()) || (level > 0 && nritems == 0) {
+            let (value, expected) = (nritems as u64, "expected as many as fit, and one at least in an internal node");
+            return Err(FormatError::Value { what: "tree block", field: "nritems", value, expected });
+        }
+        let heads_end = heads_end.unwrap_or_default();
+        for slot in 0..if level == 0 { nritems } else { 0 } {
+            if view.item_range(slot).is_none_or(|range| range.start < heads_end) {
+                let expected = "expected data between the item heads and the end of the block";
+                return Err(FormatError::Value { what: "leaf", field: "item offset", value: slot as u64, expected });
+            }
+        }
+        let (bytenr, generation, owner) = (view.bytenr(), view.generation(), view.owner());
+        // A block is at most 64 KiB, so its items are too.
+        let nritems = nritems as u32;
+        Ok(Self { raw, bytenr, generation, owner, nritems, level })
+    }
+
+    /// The format's view of the block.
+    pub fn view(&self) -> NodeView<'_> {
+        NodeView::new(&self.raw).expect("I1: the block holds a header")
+    }
+
+    /// The block's bytes.
+    pub fn raw(&self) -> &[u8] {
+        &self.raw
+    }
+
+    /// The block's bytes, without a copy.
+    pub fn into_raw(self) -> Box<[u8]> {
+        self.raw
+    }
+
+    /// The block's address.
+    pub fn bytenr(&self) -> Logical {
+        self.bytenr
+    }
+
+    /// The transaction that made the block.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The tree that allocated the block.
+    pub fn owner(&self) -> RootId {
+        self.owner
+    }
+
+    /// 0 for a leaf.
+    pub fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// Items of a leaf, or children of an internal node.
+    pub fn nritems(&self) -> usize {
+        self.nritems as usize
+    }
+
+    /// Whether this is a leaf.
+    pub fn is_leaf(&self) -> bool {
+        self.level == 0
+    }
+
+    /// The key in this slot. Panics past the last slot.
+    pub fn key(&self, slot: usize) -> Key {
+        assert!(slot < self.nritems(), "slot {slot} of {} in block {}", self.nritems, self.bytenr);
+        let size = if self.level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
+        let at = HEADER_SIZE + slot * size;
+        let raw = self.raw[at..at + Key::SIZE].first_chunk().expect("I1: the heads lie inside of the block");
+        Key::decode(raw)
+    }
+
+    /// The first key, or `None` in an empty leaf.
+    pub fn first_key(&self) -> Option<Key> {
+        (self.nritems > 0).then(|| self.key(0))
+    }
+
+    /// Data of this leaf item. Panics past the last slot and in an internal node.
+    pub fn item(&self, slot: usize) -> &[u8] {
+        assert!(slot < self.nritems() && self.level == 0, "slot {slot} of {} in {self:?}", self.nritems);
+        let at = HEADER_SIZE + slot * ITEM_HEAD_SIZE + Key::SIZE;
+        let start = HEADER_SIZE + self.u32_at(at) as usize;
+        &self.raw[start..start + self.u32_at(at + 4) as usize]
+    }
+
+    /// Bytes of this leaf item's data. Panics past the last slot and in an internal node.
+    pub fn item_len(&self, slot: usize) -> usize {
+        assert!(slot < self.nritems() && self.level == 0, "slot {slot} of {} in {self:?}", self.nritems);
+        self.u32_at(HEADER_SIZE + slot * ITEM_HEAD_SIZE + Key::SIZE + 4) as usize
+    }
+
+    /// Address and generation of this child. Panics past the last slot and in a leaf.
+    pub fn child(&self, slot: usize) -> (Logical, Generation) {
+        assert!(slot < self.nritems() && self.level > 0, "slot {slot} of {} in {self:?}", self.nritems);
+        let at = HEADER_SIZE + slot * KEY_PTR_SIZE + Key::SIZE;
+        (Logical(self.u64_at(at)), Generation(self.u64_at(at + 8)))
+    }
+
+    /// What this internal node promises about a child.
+    pub fn child_ptr(&self, slot: usize, tree: RootId) -> NodePtr {
+        let (bytenr, generation) = self.child(slot);
+        // `child` asserts that the level is above 0.
+        NodePtr { tree, bytenr, generation, level: self.level - 1, first_key: Some(self.key(slot)) }
+    }
+
+    /// Binary search over the keys: `Ok(slot)` of an equal key, else `Err(slot)` where it would stand.
+    pub fn search(&self, key: &Key) -> Result<usize, usize> {
+        let (mut low, mut high) = (0, self.nritems());
+        while low < high {
+            let mid = low.midpoint(high);
+            match self.key(mid).cmp(key) {
+                std::cmp::Ordering::Equal => return Ok(mid),
+                std::cmp::Ordering::Less => low = mid + 1,
+                std::cmp::Ordering::Greater => high = mid,
+            }
+        }
+        Err(low)
+    }
+
+    /// The child under which a key lies: the last one whose key is not above it, else the first.
+    pub fn child_slot(&self, key: &Key) -> usize {
+        match self.search(key) {
+            Ok(slot) => slot,
+            Err(slot) => slot.saturating_sub(1),
+        }
+    }
+
+    /// Bytes that items or pointers take in this block, heads included.
+    pub fn used_bytes(&self) -> usize {
+        match self.level {
+            0 => (0..self.nritems()).map(|slot| ITEM_HEAD_SIZE + self.item_len(slot)).sum(),
+            _ => self.nritems() * KEY_PTR_SIZE,
+        }
+    }
+
+    /// Whether this is the node that a pointer promises.
+    pub fn verify(&self, ptr: &NodePtr) -> Result<()> {
+        let wrong = |field, value, expected| {
+            let cause = FormatError::Value { what: "tree block", field, value, expected };
+            Err(Error::Corrupt(Corrupt::new(cause).in_tree(ptr.tree).at(ptr.bytenr)))
+        };
+        if self.bytenr != ptr.bytenr {
+            return wrong("bytenr", self.bytenr.0, "expected its own address");
+        }
+        if self.generation != ptr.generation {
+            return wrong("generation", self.generation.0, "expected the generation that the parent names");
+        }
+        if self.level != ptr.level {
+            return wrong("level", self.level.into(), "expected one less than the parent's");
+        }
+        match (ptr.first_key, self.first_key()) {
+            (Some(_), None) => wrong("nritems", 0, "expected one item at least below an internal node"),
+            (Some(want), Some(found)) if want != found => {
+                wrong("first key's objectid", found.objectid, "expected the first key that the parent names")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn u32_at(&self, at: usize) -> u32 {
+        u32::from_le_bytes(*self.raw[at..at + 4].first_chunk().expect("I1: the heads lie inside of the block"))
+    }
+
+    fn u64_at(&self, at: usize) -> u64 {
+        u64::from_le_bytes(*self.raw[at..at + 8].first_chunk().expect("I1: the heads lie inside of the block"))
+    }
+}
+
+/// A pointer to a node and what must be found there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePtr {
+    /// The tree that is walked (the block's owner may be another one: snapshots share blocks).
+    pub tree: RootId,
+    /// Where the block lies.
+    pub bytenr: Logical,
+    /// The transaction that made it.
+    pub generation: Generation,
+    /// Its level.
+    pub level: u8,
+    /// Its first key; `None` for a root, which may also be empty.
+    pub first_key: Option<Key>,
+}
+
+/// The root of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RootPtr {
+    /// The tree.
+    pub tree: RootId,
+    /// Where its root block lies.
+    pub bytenr: Logical,
+    /// The transaction that made the root block.
+    pub generation: Generation,
+    /// Level of the root block: 0 where the tree is a single leaf.
+    pub level: u8,
+}
+
+impl RootPtr {
+    /// The pointer to read the root block by.
+    pub fn node_ptr(&self) -> NodePtr {
+        NodePtr {
+            tree: self.tree,
+            bytenr: self.bytenr,
+            generation: self.generation,
+            level: self.level,
+            first_key: None,
+        }
+    }
+}
