@@ -1,0 +1,194 @@
+//! Delayed refs: changes of reference counts, queued until the extent tree is updated.
+//!
+//! Adding and dropping references touches the extent tree, whose own blocks are allocated and freed by that. So the
+//! changes are collected here, netted per reference, and run as one sorted batch.
+//!
+//! I1. A head exists for an extent only while some delta of it is not zero, or flags are to be set.
+//! I2. Heads come out sorted by bytenr, one for each bytenr: two live extents never start at the same address, and
+//!     an address that a transaction frees is not used again before it is unpinned.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use ubtrfs_format::item::{ExtentFlags, InlineRef};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
+
+use crate::Extent;
+
+/// Who refers to an extent, without how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RefKey {
+    /// A tree block reached by the tree that owns it.
+    TreeBlock(RootId),
+    /// A tree block reached from the node at this address, which has full backrefs.
+    SharedBlock(Logical),
+    /// A data extent used by a file.
+    Data {
+        /// The subvolume.
+        root: RootId,
+        /// The inode.
+        ino: Ino,
+        /// File offset of the file extent item minus its offset into the extent (wrapping).
+        offset: u64,
+    },
+    /// A data extent used by the leaf at this address, which has full backrefs.
+    SharedData(Logical),
+}
+
+impl RefKey {
+    /// The reference's type on disk.
+    pub fn key_type(&self) -> KeyType {
+        match self {
+            Self::TreeBlock(_) => KeyType::TREE_BLOCK_REF,
+            Self::SharedBlock(_) => KeyType::SHARED_BLOCK_REF,
+            Self::Data { .. } => KeyType::EXTENT_DATA_REF,
+            Self::SharedData(_) => KeyType::SHARED_DATA_REF,
+        }
+    }
+
+    /// The key of a reference found on disk; `None` for an owner ref, which counts nothing.
+    pub fn of(reference: &InlineRef) -> Option<Self> {
+        Some(match *reference {
+            InlineRef::TreeBlock(root) => Self::TreeBlock(root),
+            InlineRef::SharedBlock(parent) => Self::SharedBlock(parent),
+            InlineRef::ExtentData(data) => Self::Data { root: data.root, ino: data.objectid, offset: data.offset },
+            InlineRef::SharedData { parent, .. } => Self::SharedData(parent),
+            InlineRef::Owner(_) => return None,
+        })
+    }
+}
+
+/// Whether an extent is a tree block or data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExtentKind {
+    /// A tree block.
+    Tree {
+        /// Its level; part of a skinny item's key.
+        level: u8,
+        /// Its first key; part of a non-skinny item. Only read when the item is created.
+        first_key: Key,
+    },
+    /// A data extent.
+    Data,
+}
+
+/// All that changes for one extent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DelayedRefHead {
+    /// The extent.
+    pub extent: Extent,
+    /// Tree block or data.
+    pub kind: ExtentKind,
+    /// References to add (positive) or drop (negative); never zero.
+    pub deltas: BTreeMap<RefKey, i64>,
+    /// Flags to set on the extent item.
+    pub set_flags: ExtentFlags,
+    /// What an extent item that comes into being gets as its generation.
+    pub generation: Generation,
+}
+
+impl DelayedRefHead {
+    /// The change of the reference count.
+    pub fn net(&self) -> i64 {
+        self.deltas.values().sum()
+    }
+
+    fn is_void(&self) -> bool {
+        self.deltas.is_empty() && self.set_flags.is_empty()
+    }
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub struct DelayedRefs {
+    heads: BTreeMap<Logical, DelayedRefHead>,
+}
+
+impl DelayedRefs {
+    /// An empty queue.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds (`delta > 0`) or drops (`delta < 0`) references.
+    pub fn add(&mut self, extent: Extent, kind: ExtentKind, reference: RefKey, delta: i64, generation: Generation) {
+        let head = self.head(extent, kind, generation);
+        match head.deltas.entry(reference) {
+            Entry::Vacant(entry) => {
+                entry.insert(delta);
+            }
+            Entry::Occupied(mut entry) => *entry.get_mut() += delta,
+        }
+        if head.deltas.get(&reference) == Some(&0) {
+            head.deltas.remove(&reference);
+        }
+        self.drop_void(extent.bytenr);
+    }
+
+    /// Sets flags on the extent item.
+    pub fn set_flags(&mut self, extent: Extent, kind: ExtentKind, flags: ExtentFlags, generation: Generation) {
+        self.head(extent, kind, generation).set_flags |= flags;
+        self.drop_void(extent.bytenr);
+    }
+
+    /// What is queued for the extent at `bytenr`: the change of its count, and flags that will be set.
+    pub fn net(&self, bytenr: Logical) -> Option<(i64, ExtentFlags)> {
+        self.heads.get(&bytenr).map(|head| (head.net(), head.set_flags))
+    }
+
+    /// What is queued for the extent at `bytenr`.
+    pub fn get(&self, bytenr: Logical) -> Option<&DelayedRefHead> {
+        self.heads.get(&bytenr)
+    }
+
+    /// Drops what is queued for an extent that was never recorded in the extent tree and is gone again.
+    pub fn forget(&mut self, bytenr: Logical) -> Option<DelayedRefHead> {
+        self.heads.remove(&bytenr)
+    }
+
+    /// Empties the queue: the heads sorted by bytenr.
+    pub fn take(&mut self) -> Vec<DelayedRefHead> {
+        std::mem::take(&mut self.heads).into_values().collect()
+    }
+
+    /// Puts another queue's changes behind these.
+    pub fn append(&mut self, other: Self) {
+        for (_, head) in other.heads {
+            let DelayedRefHead { extent, kind, deltas, set_flags, generation } = head;
+            for (reference, delta) in deltas {
+                self.add(extent, kind, reference, delta, generation);
+            }
+            if !set_flags.is_empty() {
+                self.set_flags(extent, kind, set_flags, generation);
+            }
+        }
+    }
+
+    /// Whether nothing is queued.
+    pub fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+
+    /// Number of extents with changes.
+    pub fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    fn head(&mut self, extent: Extent, kind: ExtentKind, generation: Generation) -> &mut DelayedRefHead {
+        let head = self.heads.entry(extent.bytenr).or_insert_with(|| DelayedRefHead {
+            extent,
+            kind,
+            deltas: BTreeMap::new(),
+            set_flags: ExtentFlags::empty(),
+            generation,
+        });
+        assert_eq!(head.extent, extent, "I2: one extent an address");
+        head
+    }
+
+    fn drop_void(&mut self, bytenr: Logical) {
+        if self.heads.get(&bytenr).is_some_and(DelayedRefHead::is_void) {
+            self.heads.remove(&bytenr);
+        }
+    }
+}
