@@ -1,0 +1,311 @@
+//! The values that callers of [`Fs`](crate::Fs) hand in and get back.
+
+use ubtrfs_format::item::{FileType, InodeItem, RootFlags, Timespec};
+use ubtrfs_format::{Generation, Ino, RootId};
+use uuid::Uuid;
+
+/// An inode: its subvolume and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InodeId {
+    /// The subvolume's tree.
+    pub root: RootId,
+    /// The inode number in it.
+    pub ino: Ino,
+}
+
+impl InodeId {
+    /// The root directory of a subvolume.
+    pub fn root_of(root: RootId) -> Self {
+        Self { root, ino: Ino::ROOT_DIR }
+    }
+}
+
+/// What `stat` shows of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// The inode.
+    pub id: InodeId,
+    /// `st_size`.
+    pub size: u64,
+    /// `st_blocks`, units of 512 bytes.
+    pub blocks: u64,
+    /// `st_mode` with its type bits.
+    pub mode: u32,
+    /// Hard links; 1 for every directory.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number as FUSE encodes it; see [`rdev_parts`].
+    pub rdev: u32,
+    /// Last access.
+    pub atime: Timespec,
+    /// Last change of content.
+    pub mtime: Timespec,
+    /// Last change of attributes.
+    pub ctime: Timespec,
+    /// Creation.
+    pub otime: Timespec,
+    /// Bits of [`InodeFlags`](ubtrfs_format::item::InodeFlags) as on disk.
+    pub flags: u64,
+    /// Transaction that created the inode.
+    pub generation: Generation,
+    /// `st_blksize`.
+    pub blksize: u32,
+}
+
+impl Attr {
+    /// The type of file, if the mode holds a valid one.
+    pub fn file_type(&self) -> Option<FileType> {
+        FileType::from_mode(self.mode)
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.mode & mode::TYPE == mode::DIRECTORY
+    }
+}
+
+/// Bits of `st_mode`.
+pub mod mode {
+    /// All type bits.
+    pub const TYPE: u32 = 0o170_000;
+    /// Socket.
+    pub const SOCKET: u32 = 0o140_000;
+    /// Symbolic link.
+    pub const SYMLINK: u32 = 0o120_000;
+    /// Regular file.
+    pub const REGULAR: u32 = 0o100_000;
+    /// Block device.
+    pub const BLOCK: u32 = 0o060_000;
+    /// Directory.
+    pub const DIRECTORY: u32 = 0o040_000;
+    /// Character device.
+    pub const CHAR: u32 = 0o020_000;
+    /// FIFO.
+    pub const FIFO: u32 = 0o010_000;
+    /// Set user id.
+    pub const SETUID: u32 = 0o4_000;
+    /// Set group id.
+    pub const SETGID: u32 = 0o2_000;
+    /// Everything below the type bits.
+    pub const PERMISSIONS: u32 = 0o7_777;
+}
+
+/// Joins a device number as FUSE and `st_rdev` encode it in 32 bits: 12 bits major, 20 bits minor.
+pub fn rdev_from_parts(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
+}
+
+/// Splits a device number into major and minor.
+pub fn rdev_parts(rdev: u32) -> (u32, u32) {
+    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
+}
+
+/// The device number of an inode item, which stores `major << 20 | minor`.
+pub(crate) fn rdev_of_item(item: &InodeItem) -> u32 {
+    let low = u32::try_from(item.rdev & u64::from(u32::MAX)).unwrap_or_default();
+    rdev_from_parts(low >> 20, low & 0xf_ffff)
+}
+
+/// What an inode item stores for a device number.
+pub(crate) fn rdev_to_item(rdev: u32) -> u64 {
+    let (major, minor) = rdev_parts(rdev);
+    u64::from(major) << 20 | u64::from(minor)
+}
+
+/// Who asks. Permission to do so is the caller's matter (FUSE: `default_permissions`); this decides ownership of new
+/// inodes and what a change of owner or mode clears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// User; 0 is privileged.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Taken off the mode of new inodes, unless the directory has a default ACL.
+    pub umask: u32,
+}
+
+impl Caller {
+    /// The superuser with no umask.
+    pub const ROOT: Self = Self { uid: 0, gid: 0, umask: 0 };
+
+    /// Whether it has every capability.
+    pub fn is_privileged(&self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The clock's.
+    Now,
+    /// This one.
+    At(Timespec),
+}
+
+/// What [`Fs::setattr`](crate::Fs::setattr) changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits (type bits are ignored).
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// Change time; the clock's if not given.
+    pub ctime: Option<Timespec>,
+    /// Creation time (archives and receive).
+    pub otime: Option<Timespec>,
+}
+
+/// A new inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewInode<'a> {
+    /// Type and permission bits; no type bits mean a regular file.
+    pub mode: u32,
+    /// Device number of a device node, as [`rdev_from_parts`] makes it.
+    pub rdev: u32,
+    /// Where a symbolic link points.
+    pub symlink_target: Option<&'a [u8]>,
+}
+
+impl NewInode<'_> {
+    /// A regular file.
+    pub fn file(permissions: u32) -> Self {
+        Self { mode: mode::REGULAR | permissions & mode::PERMISSIONS, ..Self::default() }
+    }
+
+    /// A directory.
+    pub fn dir(permissions: u32) -> Self {
+        Self { mode: mode::DIRECTORY | permissions & mode::PERMISSIONS, ..Self::default() }
+    }
+}
+
+impl<'a> NewInode<'a> {
+    /// A symbolic link.
+    pub fn symlink(target: &'a [u8]) -> Self {
+        Self { mode: mode::SYMLINK | 0o777, rdev: 0, symlink_target: Some(target) }
+    }
+}
+
+bitflags::bitflags! {
+    /// `renameat2` flags, with Linux's values.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct RenameFlags: u32 {
+        /// Fail if the target exists.
+        const NOREPLACE = 1;
+        /// Swap source and target.
+        const EXCHANGE = 2;
+        /// Leave a whiteout (character device 0:0) in place of the source.
+        const WHITEOUT = 4;
+    }
+}
+
+bitflags::bitflags! {
+    /// `fallocate` mode, with Linux's values.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct FallocateMode: u32 {
+        /// Do not change the file's size.
+        const KEEP_SIZE = 1;
+        /// Make a hole.
+        const PUNCH_HOLE = 2;
+        /// Remove the range and close the gap.
+        const COLLAPSE_RANGE = 8;
+        /// Make the range read as zeros.
+        const ZERO_RANGE = 16;
+        /// Insert a gap.
+        const INSERT_RANGE = 32;
+        /// Unshare extents.
+        const UNSHARE_RANGE = 64;
+    }
+}
+
+/// What [`Fs::seek`](crate::Fs::seek) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekWhence {
+    /// The next byte that is data.
+    Data,
+    /// The next byte that is a hole; the end of the file counts as one.
+    Hole,
+}
+
+bitflags::bitflags! {
+    /// `setxattr` flags, with Linux's values.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct XattrFlags: u32 {
+        /// Fail if the attribute exists.
+        const CREATE = 1;
+        /// Fail if it does not.
+        const REPLACE = 2;
+    }
+}
+
+/// One entry that [`Fs::readdir`](crate::Fs::readdir) hands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntryOut<'a> {
+    /// The inode; for a subvolume its root directory.
+    pub id: InodeId,
+    /// The name.
+    pub name: &'a [u8],
+    /// Its type.
+    pub file_type: FileType,
+    /// Cookie to go on after this entry.
+    pub next_cookie: u64,
+}
+
+/// What `statfs` shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Bytes of a block: the sector size.
+    pub bsize: u32,
+    /// All blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub bfree: u64,
+    /// Blocks that data can still take.
+    pub bavail: u64,
+    /// Inodes: 0, btrfs makes them as needed.
+    pub files: u64,
+    /// Free inodes: 0.
+    pub ffree: u64,
+    /// Longest name in bytes.
+    pub namelen: u32,
+    /// Filesystem id of the mounted subvolume, as the kernel derives it.
+    pub fsid: [u32; 2],
+}
+
+/// A subvolume, as [`Fs::subvolumes`](crate::Fs::subvolumes) lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubvolumeInfo {
+    /// Its tree.
+    pub id: RootId,
+    /// Path from the top level, without a leading slash; empty for the top level itself.
+    pub path: Vec<u8>,
+    /// The subvolume that holds its name; none for the top level.
+    pub parent: Option<RootId>,
+    /// The directory that holds its name.
+    pub dirid: Ino,
+    /// Flags.
+    pub flags: RootFlags,
+    /// UUID; nil where none was given.
+    pub uuid: Uuid,
+    /// The subvolume that it is a snapshot of; nil if it is none.
+    pub parent_uuid: Uuid,
+    /// The subvolume that it was received from.
+    pub received_uuid: Uuid,
+    /// Last transaction that changed it.
+    pub generation: Generation,
+    /// Transaction of its creation.
+    pub otransid: Generation,
+    /// Time of its creation.
+    pub otime: Timespec,
+}
