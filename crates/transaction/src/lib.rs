@@ -1,1 +1,5 @@
 //! ubtrfs-transaction.
+
+mod csum_tree;
+mod extent_tree;
+mod free_space_tree;
