@@ -1,11 +1,28 @@
 //! Image files and block devices.
+//!
+//! What keeps others out:
+//!
+//! | | image file | block device |
+//! |---|---|---|
+//! | read-write | flock exclusive; its unused loop devices held with O_EXCL | O_EXCL and flock exclusive |
+//! | read-only | flock shared | flock shared |
+//! | both | refused if mounted, directly or through a loop device | refused if mounted |
+//!
+//! Invariants:
+//! - I1. The lock is taken before the size is read or changed.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Metadata};
+use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::{Device, check_range};
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use crate::mounted::{self, KernelUse};
+use crate::{Device, check_range, discard};
 
 /// What a device is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +36,56 @@ pub enum Access {
 /// Why a device cannot be opened. Prints one line that says what to do.
 #[derive(Debug)]
 pub enum OpenError {
-    /// The system refused.
+    /// There is no such file.
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file to be made exists.
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another process has it open.
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// Who, if it can be found out.
+        by: Option<String>,
+    },
+    /// The kernel has mounted it.
+    Mounted {
+        /// The file.
+        path: PathBuf,
+        /// The loop device in between, if there is one.
+        through: Option<PathBuf>,
+        /// Where, if it is in this namespace.
+        at: Option<PathBuf>,
+    },
+    /// Neither a regular file nor a block device.
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// The system does not allow it.
+    Permission {
+        /// The file.
+        path: PathBuf,
+        /// For what.
+        access: Access,
+    },
+    /// A block device is smaller than asked for.
+    TooSmall {
+        /// The device.
+        path: PathBuf,
+        /// Its size.
+        len_bytes: u64,
+        /// Size asked for.
+        wanted: u64,
+    },
+    /// The system failed.
     Io {
         /// The file.
         path: PathBuf,
@@ -31,12 +97,55 @@ pub enum OpenError {
 impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            Self::Missing { path } => {
+                write!(
+                    f,
+                    "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`",
+                    path.display()
+                )
+            }
+            Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", path.display()),
+            Self::Locked { path, by } => {
+                let by = by.as_deref().unwrap_or("another process");
+                write!(f, "{} is in use by {by}; unmount it there or wait until that ends", path.display())
+            }
+            Self::Mounted { path, through, at } => {
+                write!(f, "{} is mounted by the kernel", path.display())?;
+                if let Some(through) = through {
+                    write!(f, " through {}", through.display())?;
+                }
+                match at {
+                    Some(at) => write!(f, " at {}; umount it first", at.display()),
+                    None => write!(f, " or part of another device; release it there first"),
+                }
+            }
+            Self::NotRegular { path, what } => {
+                write!(f, "{} is {what}; give an image file or a block device", path.display())
+            }
+            Self::Permission { path, access } => {
+                let what = if *access == Access::ReadOnly { "read" } else { "read and write" };
+                write!(
+                    f,
+                    "no permission to {what} {}; change its mode or owner, or run as another user",
+                    path.display()
+                )
+            }
+            Self::TooSmall { path, len_bytes, wanted } => {
+                write!(f, "{} has {len_bytes} bytes, {wanted} were asked for; ask for less", path.display())
+            }
             Self::Io { path, source } => write!(f, "cannot open {}: {source}", path.display()),
         }
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
 
 /// An image file or block device.
 #[derive(Debug)]
@@ -45,39 +154,172 @@ pub struct FileDevice {
     path: PathBuf,
     len_bytes: u64,
     access: Access,
+    is_block: bool,
+    /// A flush failed: nothing can be promised any more.
+    flush_failed: AtomicBool,
+    /// Loop devices over the image: held, so that the kernel does not mount them.
+    _held: Vec<File>,
 }
 
 impl FileDevice {
     /// Opens an existing image file or block device and locks it.
     pub fn open(path: &Path, access: Access) -> Result<Self, OpenError> {
-        let wrap = |source| OpenError::Io { path: path.to_owned(), source };
-        let file = File::options().read(true).write(access == Access::ReadWrite).open(path).map_err(wrap)?;
-        let len_bytes = file.metadata().map_err(wrap)?.len();
-        Ok(Self { file, path: path.to_owned(), len_bytes, access })
+        let kind = std::fs::metadata(path).map_err(|source| classify(path, access, source))?;
+        let is_block = check_kind(path, &kind)?;
+        if is_block {
+            refuse_mounted_block_device(path, kind.rdev())?;
+        }
+        let mut options = File::options();
+        options.read(true).write(access == Access::ReadWrite);
+        if is_block && access == Access::ReadWrite {
+            options.custom_flags(i32::try_from(OFlags::EXCL.bits()).unwrap_or_default());
+        }
+        let file = options.open(path).map_err(|source| classify(path, access, source))?;
+        Self::from_file(file, path, access)
     }
 
     /// Makes an image file of `size_bytes` (sparse) and opens it read-write. With `exclusive_new` an existing file is
-    /// refused, else it is resized.
+    /// refused, else it is resized; a block device must be large enough.
     pub fn create(path: &Path, size_bytes: u64, exclusive_new: bool) -> Result<Self, OpenError> {
+        let wrap = |source| classify(path, Access::ReadWrite, source);
+        if !exclusive_new && path.exists() {
+            let mut device = Self::open(path, Access::ReadWrite)?;
+            device.resize(size_bytes)?;
+            return Ok(device);
+        }
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(path).map_err(wrap)?;
+        file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(wrap)?;
+        sync_parent(path).map_err(wrap)?;
+        Self::from_file(file, path, Access::ReadWrite)
+    }
+
+    fn from_file(file: File, path: &Path, access: Access) -> Result<Self, OpenError> {
         let wrap = |source| OpenError::Io { path: path.to_owned(), source };
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .create_new(exclusive_new)
-            .open(path)
-            .map_err(wrap)?;
-        file.set_len(size_bytes).map_err(wrap)?;
-        drop(file);
-        Self::open(path, Access::ReadWrite)
+        let metadata = file.metadata().map_err(wrap)?;
+        let is_block = check_kind(path, &metadata)?;
+        lock(&file, path, access, &metadata)?;
+        let held = if is_block { Vec::new() } else { claim_image(path, access, &metadata)? };
+        let len_bytes =
+            if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            len_bytes,
+            access,
+            is_block,
+            flush_failed: AtomicBool::new(false),
+            _held: held,
+        })
+    }
+
+    fn resize(&mut self, size_bytes: u64) -> Result<(), OpenError> {
+        if self.is_block {
+            if size_bytes > self.len_bytes {
+                return Err(OpenError::TooSmall {
+                    path: self.path.clone(),
+                    len_bytes: self.len_bytes,
+                    wanted: size_bytes,
+                });
+            }
+            return Ok(());
+        }
+        let resized = self.file.set_len(size_bytes).and_then(|()| self.file.sync_all());
+        resized.map_err(|source| OpenError::Io { path: self.path.clone(), source })?;
+        self.len_bytes = size_bytes;
+        Ok(())
     }
 
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Whether it is a block device.
+    pub fn is_block_device(&self) -> bool {
+        self.is_block
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        match self.access {
+            Access::ReadWrite => Ok(()),
+            Access::ReadOnly => Err(Errno::ROFS.into()),
+        }
+    }
 }
+
+/// Whether it is a block device; an error for what can be neither.
+fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
+    let kind = metadata.file_type();
+    let refuse = |what| Err(OpenError::NotRegular { path: path.to_owned(), what });
+    match () {
+        () if kind.is_block_device() => Ok(true),
+        () if kind.is_file() => Ok(false),
+        () if kind.is_dir() => refuse("a directory"),
+        () if kind.is_char_device() => refuse("a character device"),
+        () if kind.is_fifo() => refuse("a pipe"),
+        () => refuse("a special file"),
+    }
+}
+
+fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => OpenError::Missing { path },
+        io::ErrorKind::AlreadyExists => OpenError::Exists { path },
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => OpenError::Permission { path, access },
+        _ if mounted::is_busy(&source) => OpenError::Mounted { path, through: None, at: None },
+        _ => OpenError::Io { path, source },
+    }
+}
+
+fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), OpenError> {
+    match mounted::use_of_block_device(rdev) {
+        None => Ok(()),
+        Some(KernelUse::Mounted(at)) => Err(OpenError::Mounted { path: path.to_owned(), through: None, at: Some(at) }),
+        Some(KernelUse::Exclusive) => Err(OpenError::Mounted { path: path.to_owned(), through: None, at: None }),
+    }
+}
+
+fn claim_image(path: &Path, access: Access, metadata: &Metadata) -> Result<Vec<File>, OpenError> {
+    let hold = access == Access::ReadWrite;
+    mounted::use_of_image(metadata.dev(), metadata.ino(), hold).map_err(|(node, kernel_use)| {
+        let at = match kernel_use {
+            KernelUse::Mounted(at) => Some(at),
+            KernelUse::Exclusive => None,
+        };
+        OpenError::Mounted { path: path.to_owned(), through: Some(node), at }
+    })
+}
+
+/// Takes the advisory lock. Device managers lock block devices for moments while they look at them: retried.
+fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result<(), OpenError> {
+    let operation = match access {
+        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+    };
+    let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 1 };
+    for nr_try in 1..=nr_tries {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            // A file system without locks: there is no way to keep others out, and no reason to refuse.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
+            Err(Errno::WOULDBLOCK) => break,
+            Err(errno) => return Err(OpenError::Io { path: path.to_owned(), source: errno.into() }),
+        }
+    }
+    Err(OpenError::Locked { path: path.to_owned(), by: mounted::lock_holder(metadata.dev(), metadata.ino()) })
+}
+
+/// Makes the name of a new file durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent)?.sync_all()
+}
+
+/// Buffers that one system call takes (`IOV_MAX`).
+const NR_BUFS_MAX: usize = 1024;
 
 impl Device for FileDevice {
     fn len_bytes(&self) -> u64 {
@@ -90,16 +332,56 @@ impl Device for FileDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_writable()?;
         check_range(offset, buf.len(), self.len_bytes, io::ErrorKind::WriteZero)?;
         self.file.write_all_at(buf, offset)
     }
 
-    fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.check_writable()?;
+        let total = bufs.iter().map(|buf| buf.len()).sum();
+        check_range(offset, total, self.len_bytes, io::ErrorKind::WriteZero)?;
+        let mut at = offset;
+        for group in bufs.chunks(NR_BUFS_MAX) {
+            let mut group = group.to_vec();
+            let mut rest = group.as_mut_slice();
+            IoSlice::advance_slices(&mut rest, 0);
+            while !rest.is_empty() {
+                match rustix::io::pwritev(&self.file, rest, at) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(written) => {
+                        at += written as u64;
+                        IoSlice::advance_slices(&mut rest, written);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        Ok(())
     }
 
-    fn discard(&self, _offset: u64, _len_bytes: u64) -> io::Result<()> {
-        Ok(())
+    fn flush(&self) -> io::Result<()> {
+        if self.access == Access::ReadOnly {
+            return Ok(());
+        }
+        // After one failure the kernel has dropped the dirty pages' error and would report success.
+        if self.flush_failed.load(Ordering::Acquire) {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "an earlier flush failed"));
+        }
+        self.file.sync_data().inspect_err(|_| self.flush_failed.store(true, Ordering::Release))
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.check_writable()?;
+        let end = offset.saturating_add(len_bytes).min(self.len_bytes);
+        if offset >= end {
+            return Ok(());
+        }
+        match self.is_block {
+            true => discard::discard_blocks(&self.file, offset, end - offset),
+            false => discard::punch_hole(&self.file, offset, end - offset),
+        }
     }
 
     fn describe(&self) -> String {
@@ -108,5 +390,88 @@ impl Device for FileDevice {
 
     fn is_read_only(&self) -> bool {
         self.access == Access::ReadOnly
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(len_bytes: u64) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        drop(FileDevice::create(&path, len_bytes, true).unwrap());
+        (dir, path)
+    }
+
+    #[test]
+    fn writes_read_back_and_never_extend_the_file() {
+        let (_dir, path) = image(1 << 20);
+        let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
+        device.write_at(5, b"hello").unwrap();
+        let mut buf = [0; 7];
+        device.read_at(4, &mut buf).unwrap();
+        assert_eq!(&buf, b"\0hello\0");
+        assert!(device.write_at((1 << 20) - 2, b"abc").is_err());
+        assert!(device.read_at(u64::MAX, &mut buf).is_err());
+        device.flush().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+    }
+
+    #[test]
+    fn vectored_writes_take_more_buffers_than_one_system_call() {
+        let (_dir, path) = image(1 << 20);
+        let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
+        let parts: Vec<Vec<u8>> = (0..3000usize).map(|n| vec![n as u8; n % 5]).collect();
+        let bufs: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        device.write_vectored_at(77, &bufs).unwrap();
+        let whole = parts.concat();
+        let mut found = vec![0; whole.len()];
+        device.read_at(77, &mut found).unwrap();
+        assert_eq!(found, whole);
+    }
+
+    #[test]
+    fn a_second_writer_is_refused_and_readers_share() {
+        let (_dir, path) = image(4096);
+        let writer = FileDevice::open(&path, Access::ReadWrite).unwrap();
+        let refused = FileDevice::open(&path, Access::ReadWrite).unwrap_err();
+        assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
+        assert!(matches!(FileDevice::open(&path, Access::ReadOnly), Err(OpenError::Locked { .. })));
+        drop(writer);
+        let _first = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        let _second = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        assert!(matches!(FileDevice::open(&path, Access::ReadWrite), Err(OpenError::Locked { .. })));
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused_by_name() {
+        let (dir, path) = image(4096);
+        assert!(matches!(FileDevice::open(dir.path(), Access::ReadOnly), Err(OpenError::NotRegular { .. })));
+        let missing = dir.path().join("missing");
+        assert!(matches!(FileDevice::open(&missing, Access::ReadOnly), Err(OpenError::Missing { .. })));
+        assert!(matches!(FileDevice::create(&path, 1, true), Err(OpenError::Exists { .. })));
+    }
+
+    #[test]
+    fn a_read_only_device_takes_no_writes() {
+        let (_dir, path) = image(4096);
+        let device = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        assert!(device.write_at(0, &[1]).is_err());
+        assert!(device.write_vectored_at(0, &[IoSlice::new(&[1])]).is_err());
+        assert!(device.discard(0, 4096).is_err());
+        device.flush().unwrap();
+    }
+
+    #[test]
+    fn discarded_ranges_of_an_image_become_holes() {
+        let (_dir, path) = image(1 << 20);
+        let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
+        device.write_at(0, &vec![7; 1 << 20]).unwrap();
+        device.discard(65536, 1 << 30).unwrap();
+        let mut buf = [1; 4096];
+        device.read_at(65536, &mut buf).unwrap();
+        assert_eq!(buf, [0; 4096]);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
     }
 }

@@ -1,8 +1,151 @@
-//! Whether the kernel has mounted a file or block device, directly or through a loop device.
+//! Whether the kernel uses a file or block device: mounted directly, or through a loop device.
+//!
+//! Invariants:
+//! - I1. What cannot be found out (no permission, no sysfs) counts as not mounted: these checks protect against
+//!   mistakes; the locks in `file.rs` protect against other processes of ours.
 
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The mount point of `path` (an image file or a block device), if the kernel has mounted it.
-pub(crate) fn mount_point_of(_path: &Path) -> Option<PathBuf> {
-    None
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// How the kernel uses a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KernelUse {
+    /// Mounted here.
+    Mounted(PathBuf),
+    /// Opened exclusively: mounted in another namespace, swap, or part of another device.
+    Exclusive,
+}
+
+/// How the kernel uses the block device with this number.
+pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    if let Some(point) = mount_points(&mountinfo).find(|mount| block_rdev(&mount.source) == Some(rdev)) {
+        return Some(KernelUse::Mounted(point.target));
+    }
+    // A btrfs of several devices names only one of them as its source; sysfs lists them all.
+    let name = block_name(rdev)?;
+    let filesystems = fs::read_dir("/sys/fs/btrfs").ok()?;
+    let is_member = |dir: PathBuf| dir.join("devices").join(&name).symlink_metadata().is_ok();
+    filesystems.flatten().any(|entry| is_member(entry.path())).then_some(KernelUse::Exclusive)
+}
+
+/// How the kernel uses an image file, through each of the loop devices that it backs. With `hold`, unused loop devices
+/// are returned opened exclusively: while they are held the kernel does not mount them.
+pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, (PathBuf, KernelUse)> {
+    let mut held = Vec::new();
+    for name in loop_devices_of(dev, ino) {
+        let node = Path::new("/dev").join(&name);
+        if let Some(rdev) = block_rdev(&node)
+            && let Some(kernel_use) = use_of_block_device(rdev)
+        {
+            return Err((node, kernel_use));
+        }
+        match open_exclusive(&node) {
+            Ok(file) if hold => held.push(file),
+            Err(error) if is_busy(&error) => return Err((node, KernelUse::Exclusive)),
+            _ => {}
+        }
+    }
+    Ok(held)
+}
+
+/// Whether an error of an exclusive open says that someone else has it.
+pub(crate) fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+}
+
+fn open_exclusive(node: &Path) -> io::Result<File> {
+    // The kernel takes O_EXCL without O_CREAT on a block device as a claim that excludes mounts and other claims.
+    let flags = i32::try_from(OFlags::EXCL.bits()).unwrap_or_default();
+    File::options().read(true).custom_flags(flags).open(node)
+}
+
+/// Names of the loop devices, and of their partitions, that this file backs.
+fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
+    let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let mut names = Vec::new();
+    for entry in devices.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("loop") {
+            continue;
+        }
+        let Ok(backing) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        let Ok(metadata) = fs::metadata(backing.trim_end_matches('\n')) else { continue };
+        if (metadata.dev(), metadata.ino()) != (dev, ino) {
+            continue;
+        }
+        let partitions = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        let prefix = format!("{name}p");
+        names.extend(
+            partitions.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|n| n.starts_with(&prefix)),
+        );
+        names.push(name);
+    }
+    names
+}
+
+struct Mount {
+    target: PathBuf,
+    source: PathBuf,
+}
+
+/// The mounts with a path as source, from the text of /proc/self/mountinfo.
+fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
+    mountinfo.lines().filter_map(|line| {
+        let (head, tail) = line.split_once(" - ")?;
+        let target = head.split(' ').nth(4)?;
+        let source = tail.split(' ').nth(1)?;
+        source.starts_with('/').then(|| Mount { target: unescape(target).into(), source: unescape(source).into() })
+    })
+}
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &str) -> String {
+    field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+fn block_rdev(path: &Path) -> Option<u64> {
+    let metadata = fs::metadata(path).ok()?;
+    metadata.file_type().is_block_device().then(|| metadata.rdev())
+}
+
+fn block_name(rdev: u64) -> Option<std::ffi::OsString> {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    Some(link.file_name()?.to_owned())
+}
+
+/// The process that holds a lock on this inode, as /proc/locks tells: "pid 12 (name)".
+pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
+    let pid = locks.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // A line of a waiter has "->" as its second field.
+        (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&wanted.as_str())).then(|| fields[4].to_owned())
+    })?;
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => Some(format!("pid {pid} ({})", name.trim_end())),
+        Err(_) => Some(format!("pid {pid}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_give_target_and_source() {
+        let text = "36 35 0:39 / /mnt/a\\040b rw,relatime shared:1 - btrfs /dev/loop0 rw,subvol=/\n\
+                    22 27 0:21 / /proc rw,relatime - proc proc rw\n";
+        let mounts: Vec<Mount> = mount_points(text).collect();
+        assert_eq!(mounts.len(), 1);
+        assert_eq!(mounts[0].target, Path::new("/mnt/a b"));
+        assert_eq!(mounts[0].source, Path::new("/dev/loop0"));
+    }
 }

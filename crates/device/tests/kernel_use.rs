@@ -1,0 +1,64 @@
+//! Devices that the kernel uses are refused. Method: an image made with mkfs.btrfs is attached to a loop device and
+//! mounted; needs root, loop devices and mkfs.btrfs, and says so where they are missing.
+
+use std::path::Path;
+use std::process::Command;
+
+use ubtrfs_device::{Access, Device, FileDevice, OpenError};
+
+/// Runs a command; its output if it succeeded.
+fn run(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Undoes mount and loop device, also when the test fails.
+struct Cleanup<'a> {
+    mount: &'a str,
+    node: String,
+}
+
+impl Drop for Cleanup<'_> {
+    fn drop(&mut self) {
+        run("umount", &[self.mount]);
+        run("losetup", &["-d", &self.node]);
+    }
+}
+
+#[test]
+fn a_mounted_image_and_its_loop_device_are_refused_until_unmounted() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image").display().to_string();
+    let mount = dir.path().join("mount").display().to_string();
+    std::fs::create_dir(&mount).unwrap();
+    drop(FileDevice::create(Path::new(&image), 256 << 20, true).unwrap());
+    let node = run("mkfs.btrfs", &["-q", &image]).and_then(|_| run("losetup", &["-f", "--show", &image]));
+    let Some(node) = node else {
+        eprintln!("SKIPPED: needs root, mkfs.btrfs and a free loop device");
+        assert!(std::env::var_os("CI").is_none(), "CI must be able to run this");
+        return;
+    };
+    let cleanup = Cleanup { mount: &mount, node: node.clone() };
+
+    // Attached, not mounted: a writer holds the loop device, so the kernel cannot mount it meanwhile.
+    let writer = FileDevice::open(Path::new(&image), Access::ReadWrite).unwrap();
+    assert_eq!(run("mount", &[&node, &mount]), None);
+    drop(writer);
+
+    run("mount", &[&node, &mount]).expect("mount");
+    for path in [&image, &node] {
+        for access in [Access::ReadOnly, Access::ReadWrite] {
+            let refused = FileDevice::open(Path::new(path), access).unwrap_err();
+            assert!(
+                matches!(&refused, OpenError::Mounted { at: Some(at), .. } if at == Path::new(&mount)),
+                "{refused}"
+            );
+        }
+    }
+    run("umount", &[&mount]).expect("umount");
+    let device = FileDevice::open(Path::new(&node), Access::ReadWrite).unwrap();
+    assert_eq!(device.len_bytes(), 256 << 20);
+    device.discard(128 << 20, 1 << 20).unwrap();
+    drop(device);
+    drop(cleanup);
+}
