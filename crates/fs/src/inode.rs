@@ -1,0 +1,158 @@
+//! An inode in memory: the one owner of what is known about it between the tree and the callers.
+//!
+//! - I1. `state.item` is what the inode is now; the `INODE_ITEM` last put may show a smaller size (`disk_size`) while
+//!   data past it is not on disk yet. Nothing else of it differs, except between a write and its writeback, when dirty
+//!   data keep the inode in memory.
+//! - I2. Everything that belongs to the inode's items is changed under its state lock, held for writing around the
+//!   [`Operation`] that puts the items.
+//! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards of
+//!   the inode cache. Nobody waits for a state lock, a reservation or I/O inside an operation.
+
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
+use ubtrfs_format::{Key, KeyType};
+use ubtrfs_transaction::{Operation, Tree};
+
+use crate::acl::Acl;
+use crate::error::{Error, Result};
+use crate::file_data::FileData;
+use crate::subvolume::Subvolume;
+use crate::types::{Attr, InodeId, mode, rdev_of_item};
+
+/// A loaded inode.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub(crate) id: InodeId,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) subvolume: Arc<Subvolume>,
+    pub(crate) state: RwLock<InodeState>,
+}
+
+/// What changes about an inode.
+#[derive(Debug)]
+pub(crate) struct InodeState {
+    /// The inode as it is now; `size` is the size that callers see.
+    pub(crate) item: InodeItem,
+    /// The size that the inode's item on disk shows: data up to here is on disk. Regular files only.
+    pub(crate) disk_size: u64,
+    /// Dirty and in-flight data of a regular file.
+    pub(crate) data: FileData,
+    /// The `btrfs.compression` property.
+    pub(crate) compression: CompressionProperty,
+    /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
+    pub(crate) next_index: Option<u64>,
+    /// What new entries take over from this directory, once it is known; forgotten when an attribute changes.
+    pub(crate) inherit: Option<Arc<Inherited>>,
+    /// The inode's items are being deleted or are gone; see [`Inode::write`].
+    pub(crate) dead: bool,
+    /// Made by `tmpfile`: may get its first name.
+    pub(crate) linkable: bool,
+}
+
+/// The `btrfs.compression` property of an inode, read once from its attributes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CompressionProperty {
+    /// There is none: flags and mount options decide.
+    #[default]
+    Unset,
+    /// Compress with this method at its default level, whatever the mount options say.
+    Method(Compression),
+}
+
+/// What new entries take over from their directory's attributes.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    pub(crate) default_acl: Option<Acl>,
+    /// Value of the directory's `btrfs.compression` attribute.
+    pub(crate) compression: Option<Vec<u8>>,
+}
+
+impl InodeState {
+    pub(crate) fn new(item: InodeItem) -> Self {
+        Self {
+            disk_size: item.size,
+            item,
+            data: FileData::default(),
+            compression: CompressionProperty::default(),
+            next_index: None,
+            inherit: None,
+            dead: false,
+            linkable: false,
+        }
+    }
+
+    pub(crate) fn file_type_bits(&self) -> u32 {
+        self.item.mode & mode::TYPE
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.file_type_bits() == mode::DIRECTORY
+    }
+
+    pub(crate) fn is_regular(&self) -> bool {
+        self.file_type_bits() == mode::REGULAR
+    }
+
+    pub(crate) fn has_flags(&self, flags: InodeFlags) -> bool {
+        self.item.flags().intersects(flags)
+    }
+
+    /// The item to put: as in memory, with the size that is on disk (I1).
+    pub(crate) fn disk_item(&self) -> InodeItem {
+        let mut item = self.item.clone();
+        if self.is_regular() {
+            item.size = self.disk_size;
+        }
+        item
+    }
+
+    /// What `stat` shows.
+    pub(crate) fn attr(&self, id: InodeId, sectorsize: u32) -> Attr {
+        let item = &self.item;
+        let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
+        Attr {
+            id,
+            size: item.size,
+            blocks: (round(item.nbytes) + round(self.data.delalloc_bytes())) / 512,
+            mode: item.mode,
+            nlink: item.nlink,
+            uid: item.uid,
+            gid: item.gid,
+            rdev: rdev_of_item(item),
+            atime: item.atime,
+            mtime: item.mtime,
+            ctime: item.ctime,
+            otime: item.otime,
+            flags: item.flags,
+            generation: item.generation,
+            blksize: sectorsize,
+        }
+    }
+}
+
+impl Inode {
+    /// The key of the inode's item.
+    pub(crate) fn item_key(&self) -> Key {
+        Key::new(self.id.ino.0, KeyType::INODE_ITEM, 0)
+    }
+
+    /// The state for reading; fails once the inode was deleted.
+    pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, InodeState>> {
+        let state = self.state.read();
+        if state.dead { Err(Error::Stale) } else { Ok(state) }
+    }
+
+    /// The state for changing; fails once the inode was deleted.
+    pub(crate) fn write(&self) -> Result<RwLockWriteGuard<'_, InodeState>> {
+        let state = self.state.write();
+        if state.dead { Err(Error::Stale) } else { Ok(state) }
+    }
+
+    /// Puts the `INODE_ITEM` as `state` shows it, as of the operation's transaction (I2).
+    pub(crate) fn put_item(&self, op: &Operation<'_>, state: &mut InodeState) {
+        state.item.transid = op.generation();
+        op.put(&self.tree, self.item_key(), state.disk_item().encode());
+    }
+}

@@ -1,0 +1,153 @@
+//! The inodes in memory, and who uses them.
+//!
+//! - I1. An inode is in memory at most once: it is loaded by one thread while others wait, and dropped only while nobody
+//!   else holds it (its `Arc` is the cache's own).
+//! - I2. References (lookups that FUSE remembers, opens) are counted apart from the inodes, so that a kernel that
+//!   remembers a million names does not keep a million inodes in memory.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::Result;
+use crate::inode::Inode;
+use crate::types::InodeId;
+
+/// All inodes in memory.
+#[derive(Debug)]
+pub(crate) struct InodeCache {
+    shards: Box<[Shard]>,
+    /// Inodes that a shard may hold before it drops unused ones.
+    shard_limit: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    map: Mutex<ShardMap>,
+    loaded: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ShardMap {
+    inodes: HashMap<InodeId, Arc<Inode>>,
+    loading: HashSet<InodeId>,
+    users: HashMap<InodeId, Users>,
+    /// Size at which the next sweep is worth it.
+    sweep_at: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Users {
+    lookups: u64,
+    opens: u32,
+}
+
+impl InodeCache {
+    /// A cache of about `limit` inodes that nobody uses.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
+            shard_limit: AtomicUsize::new((limit / NR_SHARDS).max(8)),
+        }
+    }
+
+    fn shard(&self, id: InodeId) -> &Shard {
+        let mixed = (id.ino.0 ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        &self.shards[usize::try_from(mixed).unwrap_or_default() % NR_SHARDS]
+    }
+
+    /// The inode, from memory or by `load`.
+    pub(crate) fn get(&self, id: InodeId, load: impl FnOnce() -> Result<Arc<Inode>>) -> Result<Arc<Inode>> {
+        let shard = self.shard(id);
+        let mut map = shard.map.lock();
+        loop {
+            if let Some(inode) = map.inodes.get(&id) {
+                return Ok(Arc::clone(inode));
+            }
+            if map.loading.insert(id) {
+                break;
+            }
+            shard.loaded.wait(&mut map);
+        }
+        drop(map);
+        let result = load();
+        let mut map = shard.map.lock();
+        map.loading.remove(&id);
+        if let Ok(inode) = &result {
+            map.insert(inode, self.shard_limit.load(Ordering::Relaxed));
+        }
+        drop(map);
+        shard.loaded.notify_all();
+        result
+    }
+
+    /// Adds a new inode, with this many lookups and opens.
+    pub(crate) fn insert(&self, inode: &Arc<Inode>, lookups: u64, opens: u32) {
+        let mut map = self.shard(inode.id).map.lock();
+        map.insert(inode, self.shard_limit.load(Ordering::Relaxed));
+        if lookups > 0 || opens > 0 {
+            map.users.insert(inode.id, Users { lookups, opens });
+        }
+    }
+
+    /// Takes a deleted inode out.
+    pub(crate) fn remove(&self, id: InodeId) {
+        let mut map = self.shard(id).map.lock();
+        map.inodes.remove(&id);
+    }
+
+    pub(crate) fn add_lookup(&self, id: InodeId) {
+        self.shard(id).map.lock().users.entry(id).or_default().lookups += 1;
+    }
+
+    pub(crate) fn add_open(&self, id: InodeId) {
+        self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
+    }
+
+    /// Gives lookups back; true if nobody uses the inode any more.
+    pub(crate) fn forget(&self, id: InodeId, lookups: u64) -> bool {
+        self.shard(id).map.lock().give_back(id, |users| users.lookups = users.lookups.saturating_sub(lookups))
+    }
+
+    /// Gives an open back; true if nobody uses the inode any more.
+    pub(crate) fn release(&self, id: InodeId) -> bool {
+        self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
+    }
+
+    /// Whether lookups or opens refer to the inode.
+    pub(crate) fn is_used(&self, id: InodeId) -> bool {
+        self.shard(id).map.lock().users.contains_key(&id)
+    }
+
+    /// All inodes in memory, for those who write everything out.
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+        self.shards.iter().flat_map(|shard| shard.map.lock().inodes.values().cloned().collect::<Vec<_>>()).collect()
+    }
+}
+
+impl ShardMap {
+    fn insert(&mut self, inode: &Arc<Inode>, limit: usize) {
+        if self.inodes.len() >= limit.max(self.sweep_at) {
+            let users = &self.users;
+            self.inodes.retain(|id, inode| {
+                Arc::strong_count(inode) > 1 || users.get(id).is_some_and(|users| users.opens > 0)
+            });
+            self.sweep_at = self.inodes.len() * 2;
+        }
+        self.inodes.insert(inode.id, Arc::clone(inode));
+    }
+
+    fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
+        let Some(users) = self.users.get_mut(&id) else { return false };
+        change(users);
+        let unused = users.lookups == 0 && users.opens == 0;
+        if unused {
+            self.users.remove(&id);
+        }
+        unused
+    }
+}
+
+const NR_SHARDS: usize = 64;
