@@ -12,6 +12,7 @@ mod options;
 mod types;
 
 // The data path.
+mod compression;
 mod fallocate;
 mod read;
 mod reflink;

@@ -1,0 +1,40 @@
+//! A cheap guess whether data is worth compressing: the entropy of a sample of its bytes, and whether it repeats.
+
+/// Bytes looked at, at every [`SAMPLE_STRIDE`]th byte.
+const SAMPLE_LEN: usize = 16;
+const SAMPLE_STRIDE: usize = 256;
+/// Different byte values up to which data always packs.
+const SMALL_BYTE_SET: usize = 64;
+/// Bits a byte above which packing rarely saves a sector out of 32.
+const MAX_ENTROPY: f32 = 7.5;
+
+/// Whether compressing `data` probably saves space.
+pub(crate) fn looks_compressible(data: &[u8]) -> bool {
+    let mut counts = [0u32; 256];
+    let mut total = 0u32;
+    for sample in data.chunks(SAMPLE_STRIDE) {
+        for byte in &sample[..sample.len().min(SAMPLE_LEN)] {
+            counts[usize::from(*byte)] += 1;
+            total += 1;
+        }
+    }
+    if counts.iter().filter(|count| **count > 0).count() <= SMALL_BYTE_SET || data.len() < 4 * SAMPLE_STRIDE {
+        return true;
+    }
+    // The second half repeats the first.
+    let (first, second) = data.split_at(data.len() / 2);
+    if first.get(..second.len().min(4096)) == second.get(..second.len().min(4096)) {
+        return true;
+    }
+    let total = total as f32;
+    let entropy: f32 = counts
+        .iter()
+        .filter(|count| **count > 0)
+        .map(|count| {
+            let share = *count as f32 / total;
+            -share * share.log2()
+        })
+        .sum();
+    // A sample of few bytes cannot show more entropy than log2 of its length.
+    entropy < MAX_ENTROPY.min(total.log2() - 0.25)
+}
