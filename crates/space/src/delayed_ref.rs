@@ -192,3 +192,60 @@ impl DelayedRefs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GENERATION: Generation = Generation(9);
+
+    fn data(bytenr: u64) -> Extent {
+        Extent::new(Logical(bytenr), 4096)
+    }
+
+    fn file(ino: u64) -> RefKey {
+        RefKey::Data { root: RootId::FS_TREE, ino: Ino(ino), offset: 0 }
+    }
+
+    #[test]
+    fn adding_and_dropping_nets_to_nothing() {
+        let mut refs = DelayedRefs::new();
+        refs.add(data(4096), ExtentKind::Data, file(257), 2, GENERATION);
+        refs.add(data(4096), ExtentKind::Data, file(257), -1, GENERATION);
+        assert_eq!(refs.net(Logical(4096)), Some((1, ExtentFlags::empty())));
+        refs.add(data(4096), ExtentKind::Data, file(257), -1, GENERATION);
+        assert!(refs.is_empty() && refs.take().is_empty());
+    }
+
+    #[test]
+    fn a_moved_reference_keeps_its_head() {
+        let mut refs = DelayedRefs::new();
+        refs.add(data(8192), ExtentKind::Data, file(257), -1, GENERATION);
+        refs.add(data(8192), ExtentKind::Data, file(258), 1, GENERATION);
+        refs.add(data(4096), ExtentKind::Data, file(257), 1, GENERATION);
+        assert_eq!(refs.net(Logical(8192)), Some((0, ExtentFlags::empty())));
+        let heads = refs.take();
+        assert_eq!(heads.iter().map(|head| head.extent.bytenr.0).collect::<Vec<_>>(), [4096, 8192]);
+        assert_eq!(heads[1].deltas, BTreeMap::from([(file(257), -1), (file(258), 1)]));
+        assert!(refs.is_empty());
+    }
+
+    #[test]
+    fn flags_keep_a_head_until_it_is_forgotten() {
+        let kind = ExtentKind::Tree { level: 1, first_key: Key::MIN };
+        let mut refs = DelayedRefs::new();
+        refs.set_flags(data(4096), kind, ExtentFlags::FULL_BACKREF, GENERATION);
+        assert_eq!((refs.net(Logical(4096)), refs.len()), (Some((0, ExtentFlags::FULL_BACKREF)), 1));
+        assert!(refs.forget(Logical(4096)).is_some() && refs.is_empty());
+    }
+
+    #[test]
+    fn queues_append() {
+        let (mut first, mut second) = (DelayedRefs::new(), DelayedRefs::new());
+        first.add(data(4096), ExtentKind::Data, file(257), 1, GENERATION);
+        second.add(data(4096), ExtentKind::Data, file(257), -1, GENERATION);
+        second.set_flags(data(8192), ExtentKind::Data, ExtentFlags::FULL_BACKREF, GENERATION);
+        first.append(second);
+        assert_eq!((first.net(Logical(4096)), first.len()), (None, 1));
+    }
+}

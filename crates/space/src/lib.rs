@@ -5,13 +5,18 @@
 
 #![forbid(unsafe_code)]
 
+mod block_group;
 pub mod delayed_ref;
+mod range_set;
 mod reservation;
+mod space;
 mod space_info;
 
+pub use block_group::BlockGroup;
 pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, RefKey};
 pub use reservation::{Reservation, Shortage};
-pub use space_info::{BlockGroup, Space, SpaceConfig, SpaceInfo};
+pub use space::{Space, SpaceConfig};
+pub use space_info::SpaceInfo;
 
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::BlockGroupFlags;

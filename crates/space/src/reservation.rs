@@ -1,19 +1,20 @@
 //! Promises of space: tokens that hold bytes of a kind until they are dropped.
-
-#![allow(clippy::todo)]
+//!
+//! I1. The bytes of a token are counted in `may_use` of its kind, from the grant to the drop, once.
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::SpaceKind;
-use crate::space_info::Inner;
+use crate::space::Inner;
 
 /// Bytes promised to its holder. Dropping it gives them back.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct Reservation {
-    pub(crate) inner: Arc<Inner>,
-    pub(crate) kind: SpaceKind,
-    pub(crate) bytes: u64,
+    inner: Arc<Inner>,
+    kind: SpaceKind,
+    bytes: u64,
 }
 
 /// Why a reservation was refused.
@@ -34,6 +35,12 @@ pub struct Shortage {
 }
 
 impl Reservation {
+    /// Stands for bytes that were added to `may_use` just now.
+    pub(crate) fn new(inner: Arc<Inner>, kind: SpaceKind, bytes: u64) -> Self {
+        inner.tokens().fetch_add(1, Ordering::Relaxed);
+        Self { inner, kind, bytes }
+    }
+
     /// What it is for.
     pub fn kind(&self) -> SpaceKind {
         self.kind
@@ -46,20 +53,32 @@ impl Reservation {
 
     /// Moves up to `bytes` of it into another token.
     pub fn split(&mut self, bytes: u64) -> Reservation {
-        let _ = bytes;
-        todo!()
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self::new(Arc::clone(&self.inner), self.kind, bytes)
     }
 
     /// Takes over another token of the same kind.
-    pub fn merge(&mut self, other: Reservation) {
-        let _ = other;
-        todo!()
+    pub fn merge(&mut self, mut other: Reservation) {
+        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: tokens of one kind are merged");
+        self.bytes += std::mem::take(&mut other.bytes);
     }
 
     /// Gives back up to `bytes` of it: they were allocated, or are not needed. Returns how much that was.
     pub fn consume(&mut self, bytes: u64) -> u64 {
-        let _ = bytes;
-        todo!()
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        if bytes > 0 {
+            self.inner.state(self.kind).lock().unreserve(bytes);
+        }
+        bytes
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.consume(u64::MAX);
+        self.inner.tokens().fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,37 +1,21 @@
-//! All block groups and what is free in them.
-#![allow(clippy::todo, unused_variables)]
+//! The space of one kind: its block groups, where the next allocation goes, and what is promised to whom.
+//!
+//! Allocation looks, in this order: at the hint; at the cursor (next fit: what is allocated one after the other lies
+//! one after the other); for the tightest run that leaves room for more behind it; for the longest run. Full block
+//! groups are not looked at: `by_run` holds each writable group under its longest run.
+//!
+//! I1. `totals` is the sum of what the groups contribute ([`contribution`]); groups change inside [`SpaceState::update`]
+//!     only, which keeps `totals` and `by_run` right.
+//! I2. `may_use` is the sum of all reservations alive; `global_reserved <= global_size`.
+//! I3. A new promise never takes `may_use + global_reserved` over what is free and may be added.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
 
-use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical, Result};
 
-use crate::{Extent, Reservation, Shortage, SpaceKind};
-
-/// Fixed properties of the filesystem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceConfig {
-    /// Bytes of a sector.
-    pub sectorsize: u32,
-    /// Bytes of a tree block.
-    pub nodesize: u32,
-    /// Data and metadata share block groups.
-    pub mixed: bool,
-}
-
-/// A block group, as its item says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockGroup {
-    /// Where it starts.
-    pub start: Logical,
-    /// Its length.
-    pub len_bytes: u64,
-    /// Type and profile.
-    pub flags: BlockGroupFlags,
-    /// Bytes of all extents that the extent tree knows in it.
-    pub used: u64,
-}
+use crate::block_group::{BlockGroup, Group, corrupt};
+use crate::{Extent, Shortage, SpaceKind};
 
 /// The space of one kind. `total = used + reserved + pinned + readonly + free`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,136 +28,343 @@ pub struct SpaceInfo {
     pub pinned: u64,
     /// Bytes allocated that the extent tree does not know yet.
     pub reserved: u64,
-    /// Free bytes that cannot be allocated: read-only block groups and superblock mirrors.
+    /// Free bytes that cannot be allocated: in read-only block groups, and superblock mirrors.
     pub readonly: u64,
+    /// Bytes that can be allocated.
+    pub free: u64,
     /// Bytes promised to reservations, not allocated yet.
     pub may_use: u64,
+    /// Bytes held back by the global reserve, of the size that it should have.
+    pub global_reserved: u64,
+    /// The size that the global reserve should have.
+    pub global_size: u64,
+    /// Logical bytes that new chunks of this kind could add.
+    pub unallocated: u64,
 }
 
-/// All block groups and what is free in them.
-#[derive(Debug)]
-pub struct Space {
-    inner: Arc<Inner>,
+/// How an allocation must lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit {
+    pub(crate) want: u64,
+    pub(crate) min: u64,
+    /// Extents start at, and have a length of, multiples of this.
+    pub(crate) align: u64,
 }
 
-#[derive(Debug)]
-pub(crate) struct Inner {}
+#[derive(Debug, Default)]
+pub(crate) struct SpaceState {
+    groups: BTreeMap<u64, Group>,
+    /// `(longest free run, start)` of the writable groups that have free space.
+    by_run: BTreeSet<(u64, u64)>,
+    /// Where the last allocation without a hint ended.
+    cursor: u64,
+    totals: SpaceInfo,
+    /// Whether more may be promised than is free, against what new chunks could add.
+    overcommits: bool,
+    dirty: BTreeSet<u64>,
+    pinned: BTreeMap<Generation, Vec<PinnedRange>>,
+}
 
-impl Space {
-    /// No block groups yet.
-    pub fn new(config: SpaceConfig) -> Self {
-        todo!()
+/// A freed range in the block group at `group`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct PinnedRange {
+    group: u64,
+    extent: Extent,
+}
+
+/// A run that leaves this much is preferred, so that the next allocations follow closely.
+const CLUSTER_BYTES: u64 = 1 << 20;
+/// Runs looked at behind the cursor before the index by length is asked.
+const RUNS_SCANNED: usize = 16;
+
+impl SpaceState {
+    pub(crate) fn new(overcommits: bool) -> Self {
+        Self { overcommits, ..Self::default() }
     }
 
-    /// Adds a block group. `free` is what the free space tree (or the absence of extents) says and may include
-    /// `reserved`, the bytes of superblock mirrors, which are never allocated.
-    pub fn insert_block_group(
-        &self,
-        group: BlockGroup,
-        free: Vec<Range<u64>>,
-        reserved: Vec<Range<u64>>,
-    ) -> Result<()> {
-        todo!()
+    pub(crate) fn insert_group(&mut self, group: Group) -> Option<()> {
+        let start = group.item.start.0;
+        let before = self.groups.range(..group.end()).next_back();
+        if before.is_some_and(|(_, before)| before.end() > start) {
+            return None;
+        }
+        self.totals = sum(self.totals, contribution(&group));
+        self.by_run.extend(run_entry(&group));
+        self.groups.insert(start, group);
+        self.dirty.insert(start);
+        self.refill_global();
+        Some(())
     }
 
-    /// Forgets a block group.
-    pub fn remove_block_group(&self, start: Logical) -> Option<BlockGroup> {
-        todo!()
+    pub(crate) fn remove_group(&mut self, start: u64) -> Option<BlockGroup> {
+        let group = self.groups.remove(&start)?;
+        self.totals = difference(self.totals, contribution(&group));
+        if let Some(entry) = run_entry(&group) {
+            self.by_run.remove(&entry);
+        }
+        self.dirty.remove(&start);
+        for ranges in self.pinned.values_mut() {
+            ranges.retain(|pinned| pinned.group != start);
+        }
+        Some(group.item)
     }
 
-    /// Makes a block group take no more allocations, or lifts that.
-    pub fn set_read_only(&self, start: Logical, read_only: bool) {
-        todo!()
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.groups.values()
     }
 
-    /// All block groups, sorted.
-    pub fn block_groups(&self) -> Vec<BlockGroup> {
-        todo!()
+    pub(crate) fn group(&self, start: u64) -> Option<&Group> {
+        self.groups.get(&start)
     }
 
-    /// The block group that holds this address.
-    pub fn block_group_at(&self, bytenr: Logical) -> Option<BlockGroup> {
-        todo!()
+    pub(crate) fn set_read_only(&mut self, start: u64, read_only: bool) {
+        self.update(start, |group| group.read_only = read_only);
+        self.refill_global();
     }
 
-    /// Block groups in which nothing is used, allocated or pinned.
-    pub fn empty_groups(&self) -> Vec<BlockGroup> {
-        todo!()
+    pub(crate) fn mark_dirty(&mut self, start: u64) {
+        self.dirty.insert(start);
     }
 
-    /// Takes free space: `want` bytes in one piece if there is such a piece, else the largest piece of at least `min`.
-    /// `None`: make a chunk and try again. Metadata and system: multiples of the node size, aligned to it.
-    pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
-        todo!()
+    pub(crate) fn take_dirty(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.dirty)
     }
 
-    /// Gives back an allocated extent (or a part of it) that no committed or pending extent item knows.
-    pub fn release(&self, extent: Extent) {
-        todo!()
+    pub(crate) fn allocate(&mut self, fit: Fit, hint: Option<u64>) -> Option<Extent> {
+        if let Some(range) = hint.and_then(|hint| self.fit_at(hint, fit)) {
+            return Some(self.take(range));
+        }
+        let range =
+            self.fit_at(self.cursor, fit).or_else(|| self.fit_behind_cursor(fit)).or_else(|| self.fit_any(fit))?;
+        self.cursor = range.end;
+        Some(self.take(range))
     }
 
-    /// The extent's item was inserted: it leaves the on-disk free space and counts as used.
-    pub fn extent_added(&self, extent: Extent) -> Result<()> {
-        todo!()
+    pub(crate) fn release(&mut self, extent: Extent) {
+        let start = self.group_of(extent).expect("I1: an allocated extent lies in a block group");
+        self.update(start, |group| group.release(extent.bytenr.0..extent.end()));
+        self.refill_global();
     }
 
-    /// The extent's item was deleted: it joins the on-disk free space and stays pinned until [`Space::unpin`].
-    pub fn extent_removed(&self, extent: Extent, generation: Generation) -> Result<()> {
-        todo!()
+    pub(crate) fn extent_added(&mut self, extent: Extent) -> Result<()> {
+        let start = self.group_of(extent).ok_or_else(|| outside(extent))?;
+        self.dirty.insert(start);
+        self.update(start, |group| group.extent_added(extent)).unwrap_or(Ok(()))
     }
 
-    /// What was removed in transactions up to `upto` may be allocated again. Returns it, coalesced.
-    pub fn unpin(&self, upto: Generation) -> Vec<Extent> {
-        todo!()
+    pub(crate) fn extent_removed(&mut self, extent: Extent, generation: Generation) -> Result<()> {
+        let start = self.group_of(extent).ok_or_else(|| outside(extent))?;
+        self.update(start, |group| group.extent_removed(extent)).unwrap_or(Ok(()))?;
+        self.dirty.insert(start);
+        self.pinned.entry(generation).or_default().push(PinnedRange { group: start, extent });
+        Ok(())
     }
 
-    /// Like [`Space::unpin`], but the space stays unallocatable until [`Space::finish_unpin`]: for discarding it first.
-    pub fn start_unpin(&self, upto: Generation) -> Vec<Extent> {
-        todo!()
+    /// Takes the ranges pinned up to a generation off the list, coalesced inside of each group.
+    pub(crate) fn take_pinned(&mut self, upto: Generation) -> Vec<Extent> {
+        let later = self.pinned.split_off(&Generation(upto.0.saturating_add(1)));
+        let mut ranges: Vec<PinnedRange> = std::mem::replace(&mut self.pinned, later).into_values().flatten().collect();
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let joins = next.group == last.group && next.extent.bytenr.0 == last.extent.end();
+            if joins {
+                last.extent.len_bytes += next.extent.len_bytes;
+            }
+            joins
+        });
+        ranges.into_iter().map(|pinned| pinned.extent).collect()
     }
 
-    /// Second half of [`Space::start_unpin`].
-    pub fn finish_unpin(&self, extents: &[Extent]) {
-        todo!()
+    pub(crate) fn finish_unpin(&mut self, extent: Extent) {
+        if let Some(start) = self.group_of(extent) {
+            self.update(start, |group| group.unpin(extent.bytenr.0..extent.end()));
+        }
+        self.refill_global();
     }
 
-    /// Starts of the block groups whose items on disk are not up to date; they count as clean from now on.
-    pub fn take_dirty_groups(&self) -> Vec<Logical> {
-        todo!()
+    pub(crate) fn info(&self) -> SpaceInfo {
+        self.totals
     }
 
-    /// What the free space tree must say about a block group.
-    pub fn disk_free(&self, start: Logical) -> Vec<Range<u64>> {
-        todo!()
+    /// Promises `bytes`, or says what is missing.
+    pub(crate) fn reserve(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
+        let available = self.promisable().saturating_sub(self.totals.global_reserved + self.totals.may_use);
+        if bytes <= available {
+            self.totals.may_use += bytes;
+            return Ok(());
+        }
+        Err(Shortage {
+            kind,
+            want_bytes: bytes,
+            missing_bytes: bytes - available,
+            pinned_bytes: self.totals.pinned,
+            may_use_bytes: self.totals.may_use,
+            unallocated_bytes: self.totals.unallocated,
+        })
     }
 
-    /// Promises space, or says what is missing. Never blocks.
-    pub fn reserve(&self, kind: SpaceKind, bytes: u64) -> Result<Reservation, Shortage> {
-        todo!()
+    /// The same, and out of the global reserve if need be.
+    pub(crate) fn reserve_from_global(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
+        self.reserve(kind, bytes).or_else(|shortage| {
+            self.totals.global_reserved = self.totals.global_reserved.checked_sub(bytes).ok_or(shortage)?;
+            self.totals.may_use += bytes;
+            Ok(())
+        })
     }
 
-    /// Like [`Space::reserve`] for metadata, and when that fails out of the global reserve: for what frees space.
-    pub fn reserve_from_global(&self, bytes: u64) -> Result<Reservation, Shortage> {
-        todo!()
+    pub(crate) fn unreserve(&mut self, bytes: u64) {
+        self.totals.may_use = self.totals.may_use.checked_sub(bytes).expect("I2: returned bytes were promised");
+        self.refill_global();
     }
 
-    /// Sets the size of the global reserve of metadata.
-    pub fn set_global_reserve(&self, bytes: u64) {
-        todo!()
+    pub(crate) fn set_global_size(&mut self, bytes: u64) {
+        self.totals.global_size = bytes;
+        self.totals.global_reserved = self.totals.global_reserved.min(bytes);
+        self.refill_global();
     }
 
-    /// Logical bytes that new chunks could still add.
-    pub fn set_unallocated(&self, data_bytes: u64, metadata_bytes: u64) {
-        todo!()
+    pub(crate) fn set_unallocated(&mut self, bytes: u64) {
+        self.totals.unallocated = bytes;
+        self.refill_global();
     }
 
-    /// The space of one kind.
-    pub fn info(&self, kind: SpaceKind) -> SpaceInfo {
-        todo!()
+    /// What may be promised at all: free space, and for metadata half of what new chunks could add. The other half is
+    /// left to data, whose promises are for space that is there. Worst-case promises are seldom used up.
+    fn promisable(&self) -> u64 {
+        self.totals.free + if self.overcommits { self.totals.unallocated / 2 } else { 0 }
     }
 
-    /// Reservations alive: (tokens, bytes). Both are zero when nothing runs.
-    pub fn live_reservations(&self) -> (u64, u64) {
-        todo!()
+    fn refill_global(&mut self) {
+        let totals = &self.totals;
+        let room = self.promisable().saturating_sub(totals.may_use + totals.global_reserved);
+        let gap = totals.global_size - totals.global_reserved;
+        self.totals.global_reserved += gap.min(room);
     }
+
+    /// Changes a group (I1).
+    fn update<T>(&mut self, start: u64, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
+        let group = self.groups.get_mut(&start)?;
+        let (contributed, entry) = (contribution(group), run_entry(group));
+        let result = change(group);
+        let (contributes, new_entry) = (contribution(group), run_entry(group));
+        self.totals = sum(difference(self.totals, contributed), contributes);
+        if entry != new_entry {
+            if let Some(entry) = entry {
+                self.by_run.remove(&entry);
+            }
+            self.by_run.extend(new_entry);
+        }
+        Some(result)
+    }
+
+    fn group_of(&self, extent: Extent) -> Option<u64> {
+        let (&start, group) = self.groups.range(..=extent.bytenr.0).next_back()?;
+        (extent.len_bytes > 0 && extent.end() <= group.end()).then_some(start)
+    }
+
+    fn take(&mut self, range: Range<u64>) -> Extent {
+        let extent = Extent::new(Logical(range.start), range.end - range.start);
+        let start = self.group_of(extent).expect("I1: a free run lies in a block group");
+        self.update(start, |group| group.allocate(range));
+        extent
+    }
+
+    fn writable_group_at(&self, at: u64) -> Option<&Group> {
+        let (_, group) = self.groups.range(..=at).next_back()?;
+        (at < group.end() && !group.read_only).then_some(group)
+    }
+
+    /// The whole of what is wanted, at an address or just behind it in the same run.
+    fn fit_at(&self, at: u64, fit: Fit) -> Option<Range<u64>> {
+        let run = self.writable_group_at(at)?.free().ranges().containing(at)?;
+        fit.whole(at..run.end)
+    }
+
+    /// The whole in a long run a little behind the cursor.
+    fn fit_behind_cursor(&self, fit: Fit) -> Option<Range<u64>> {
+        let group = self.writable_group_at(self.cursor)?;
+        let mut runs = group.free().ranges().from(self.cursor).take(RUNS_SCANNED);
+        runs.find(|run| run.end - run.start >= fit.want.max(CLUSTER_BYTES)).and_then(|run| fit.whole(run))
+    }
+
+    fn fit_any(&self, fit: Fit) -> Option<Range<u64>> {
+        let roomy = fit.want.saturating_add(fit.align).max(CLUSTER_BYTES);
+        // The tightest group, then its tightest run: empty groups and long runs stay whole.
+        let tight = self.by_run.range((roomy, 0)..).next().and_then(|(_, start)| self.groups.get(start));
+        if let Some(run) = tight.and_then(|group| group.free().at_least(roomy).next()) {
+            return fit.whole(run);
+        }
+        // Fragmented: the longest run that holds the whole.
+        for group in self.groups_with_runs(fit.want) {
+            if let Some(range) = group.free().at_least(fit.want).rev().find_map(|run| fit.whole(run)) {
+                return Some(range);
+            }
+        }
+        // A part: runs come longest first in each group; the longest of all groups' first fits wins.
+        let longest = |group: &Group| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
+        let parts = self.groups_with_runs(fit.min).take(RUNS_SCANNED).filter_map(longest);
+        parts
+            .max_by_key(|part| part.end - part.start)
+            .or_else(|| self.groups_with_runs(fit.min).skip(RUNS_SCANNED).find_map(longest))
+    }
+
+    fn groups_with_runs(&self, len_bytes: u64) -> impl Iterator<Item = &Group> {
+        self.by_run.range((len_bytes, 0)..).rev().filter_map(|(_, start)| self.groups.get(start))
+    }
+}
+
+impl Fit {
+    fn part(&self, run: Range<u64>) -> Option<Range<u64>> {
+        let start = run.start.checked_next_multiple_of(self.align)?;
+        let room = run.end.checked_sub(start)?;
+        let len_bytes = self.want.min(room - room % self.align);
+        (len_bytes >= self.min).then(|| start..start + len_bytes)
+    }
+
+    fn whole(&self, run: Range<u64>) -> Option<Range<u64>> {
+        Self { min: self.want, ..*self }.part(run)
+    }
+}
+
+fn run_entry(group: &Group) -> Option<(u64, u64)> {
+    let longest = group.free().longest();
+    (!group.read_only && longest > 0).then_some((longest, group.item.start.0))
+}
+
+/// What a group adds to the totals.
+fn contribution(group: &Group) -> SpaceInfo {
+    let free = group.free().ranges().bytes();
+    SpaceInfo {
+        total: group.item.len_bytes,
+        used: group.item.used,
+        pinned: group.pinned,
+        reserved: group.allocated,
+        readonly: group.mirror_bytes() + if group.read_only { free } else { 0 },
+        free: if group.read_only { 0 } else { free },
+        ..SpaceInfo::default()
+    }
+}
+
+fn sum(a: SpaceInfo, b: SpaceInfo) -> SpaceInfo {
+    combine(a, b, u64::saturating_add)
+}
+
+fn difference(a: SpaceInfo, b: SpaceInfo) -> SpaceInfo {
+    combine(a, b, u64::saturating_sub)
+}
+
+fn combine(a: SpaceInfo, b: SpaceInfo, op: impl Fn(u64, u64) -> u64) -> SpaceInfo {
+    SpaceInfo {
+        total: op(a.total, b.total),
+        used: op(a.used, b.used),
+        pinned: op(a.pinned, b.pinned),
+        reserved: op(a.reserved, b.reserved),
+        readonly: op(a.readonly, b.readonly),
+        free: op(a.free, b.free),
+        ..a
+    }
+}
+
+fn outside(extent: Extent) -> ubtrfs_format::Error {
+    corrupt("extent", "length", extent.len_bytes, "expected an extent inside of a block group", extent.bytenr)
 }

@@ -1,0 +1,168 @@
+//! One block group: its item, and two views of what is free in it.
+//!
+//! ```text
+//!            allocate            extent_added
+//!   free ───────────────▶ allocated ─────────▶ used
+//!     ▲ ▲      release       │                  │
+//!     │ └────────────────────┘                  │ extent_removed
+//!     └──────────────── pinned ◀────────────────┘
+//!         finish_unpin
+//! ```
+//!
+//! I1. `disk_free` is what the free space tree must say: everything but `used`. Superblock mirrors are free there.
+//! I2. `free`, what is allocated, what is pinned, and the mirrors are disjoint parts of `disk_free`.
+
+use std::ops::Range;
+
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::{Corrupt, Error, FormatError, Logical, Result, RootId};
+
+use crate::Extent;
+use crate::range_set::{FreeSpace, RangeSet};
+
+/// A block group, as its item says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockGroup {
+    /// Where it starts.
+    pub start: Logical,
+    /// Its length.
+    pub len_bytes: u64,
+    /// Type and profile.
+    pub flags: BlockGroupFlags,
+    /// Bytes of all extents that the extent tree knows in it.
+    pub used: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) item: BlockGroup,
+    pub(crate) read_only: bool,
+    /// Bytes handed out that no extent item covers yet.
+    pub(crate) allocated: u64,
+    /// Bytes whose extent items are gone and that the last commit may still refer to.
+    pub(crate) pinned: u64,
+    free: FreeSpace,
+    disk_free: RangeSet,
+    mirrors: RangeSet,
+}
+
+impl Group {
+    /// `free` may include the mirrors.
+    pub(crate) fn new(item: BlockGroup, free: Vec<Range<u64>>, mirrors: Vec<Range<u64>>, sector: u64) -> Result<Self> {
+        let bounds = item.start.0..item.start.0.checked_add(item.len_bytes).ok_or_else(|| {
+            corrupt("block group", "length", item.len_bytes, "expected an end inside of the address space", item.start)
+        })?;
+        let mut group = Self {
+            item,
+            read_only: false,
+            allocated: 0,
+            pinned: 0,
+            free: FreeSpace::default(),
+            disk_free: RangeSet::default(),
+            mirrors: RangeSet::default(),
+        };
+        for mirror in mirrors {
+            // Mirrors may reach over the group's end, and two of them may share a sector.
+            let mirror = mirror.start.max(bounds.start)..mirror.end.min(bounds.end);
+            for part in group.mirrors.gaps(mirror) {
+                group.mirrors.insert(part);
+            }
+        }
+        for range in free {
+            let inside = bounds.start <= range.start && range.end <= bounds.end;
+            let aligned = range.start % sector == 0 && range.end % sector == 0;
+            if !inside || !aligned || group.disk_free.insert(range.clone()).is_none() {
+                let expected = "expected disjoint ranges of sectors inside of the block group";
+                return Err(corrupt("free space", "start", range.start, expected, item.start));
+            }
+            group.free_parts(range);
+        }
+        Ok(group)
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.item.start.0 + self.item.len_bytes
+    }
+
+    pub(crate) fn free(&self) -> &FreeSpace {
+        &self.free
+    }
+
+    pub(crate) fn disk_free(&self) -> &RangeSet {
+        &self.disk_free
+    }
+
+    pub(crate) fn mirror_bytes(&self) -> u64 {
+        self.mirrors.bytes()
+    }
+
+    /// Whether nothing lives here, and nothing is about to.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.item.used == 0 && self.allocated == 0 && self.pinned == 0
+    }
+
+    pub(crate) fn allocate(&mut self, range: Range<u64>) {
+        self.allocated += range.end - range.start;
+        assert!(self.free.remove(range), "I2: allocations come out of the free space");
+    }
+
+    pub(crate) fn release(&mut self, range: Range<u64>) {
+        let len_bytes = range.end - range.start;
+        assert!(
+            self.allocated >= len_bytes && self.disk_free.gaps(range.clone()).is_empty(),
+            "I2: only allocated space is released"
+        );
+        self.allocated -= len_bytes;
+        self.free_parts(range);
+    }
+
+    pub(crate) fn extent_added(&mut self, extent: Extent) -> Result<()> {
+        let allocated = self.allocated.checked_sub(extent.len_bytes);
+        let range = extent.bytenr.0..extent.end();
+        let Some(allocated) = allocated.filter(|_| self.disk_free.remove(range).is_some()) else {
+            let expected = "expected an extent in space that was free and is allocated";
+            return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
+        };
+        self.allocated = allocated;
+        self.item.used += extent.len_bytes;
+        Ok(())
+    }
+
+    pub(crate) fn extent_removed(&mut self, extent: Extent) -> Result<()> {
+        let Some(used) = self.item.used.checked_sub(extent.len_bytes) else {
+            let expected = "expected at least the length of an extent in it";
+            return Err(corrupt("block group", "used", self.item.used, expected, self.item.start));
+        };
+        if self.disk_free.insert(extent.bytenr.0..extent.end()).is_none() {
+            let expected = "expected an extent that the free space tree does not call free";
+            return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
+        }
+        self.item.used = used;
+        self.pinned += extent.len_bytes;
+        Ok(())
+    }
+
+    pub(crate) fn unpin(&mut self, range: Range<u64>) {
+        let len_bytes = range.end - range.start;
+        assert!(self.pinned >= len_bytes, "I2: only pinned space is unpinned");
+        self.pinned -= len_bytes;
+        self.free_parts(range);
+    }
+
+    fn free_parts(&mut self, range: Range<u64>) {
+        for part in self.mirrors.gaps(range) {
+            assert!(self.free.insert(part), "I2: what becomes free was not free");
+        }
+    }
+}
+
+pub(crate) fn corrupt(
+    what: &'static str,
+    field: &'static str,
+    value: u64,
+    expected: &'static str,
+    bytenr: Logical,
+) -> Error {
+    let cause = FormatError::Value { what, field, value, expected };
+    Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(bytenr).into()
+}

@@ -1,0 +1,194 @@
+//! Sets of disjoint, coalesced address ranges; with an index by length where space is allocated from them.
+//!
+//! I1. Ranges are not empty, do not overlap, and do not touch: two neighbours are always one range.
+//! I2. `bytes` is the sum of all lengths.
+//! I3. `by_len` of [`FreeSpace`] holds `(length, start)` of exactly the ranges of the set.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Disjoint ranges by their start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RangeSet {
+    ends: BTreeMap<u64, u64>,
+    bytes: u64,
+}
+
+/// How a range joined its neighbours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Joined {
+    pub(crate) whole: Range<u64>,
+    pub(crate) left: Option<Range<u64>>,
+    pub(crate) right: Option<Range<u64>>,
+}
+
+impl RangeSet {
+    /// Adds a range that must be disjoint from all others. `None`, and no change, if it is not or is empty.
+    pub(crate) fn insert(&mut self, range: Range<u64>) -> Option<Joined> {
+        let before = self.ends.range(..=range.start).next_back().map(|(&start, &end)| start..end);
+        let after = self.ends.range(range.start..).next().map(|(&start, &end)| start..end);
+        let overlaps = before.as_ref().is_some_and(|before| before.end > range.start)
+            || after.as_ref().is_some_and(|after| after.start < range.end);
+        if range.is_empty() || overlaps {
+            return None;
+        }
+        let left = before.filter(|before| before.end == range.start);
+        let right = after.filter(|after| after.start == range.end);
+        let start = left.as_ref().map_or(range.start, |left| left.start);
+        let end = right.as_ref().map_or(range.end, |right| right.end);
+        if let Some(right) = &right {
+            self.ends.remove(&right.start);
+        }
+        self.ends.insert(start, end);
+        self.bytes += range.end - range.start;
+        Some(Joined { whole: start..end, left, right })
+    }
+
+    /// Takes a range out that must be in the set as a whole; the range of the set that held it. `None`, and no change,
+    /// if it is not.
+    pub(crate) fn remove(&mut self, range: Range<u64>) -> Option<Range<u64>> {
+        let held = self.containing(range.start).filter(|held| range.end <= held.end && !range.is_empty())?;
+        if held.start < range.start {
+            self.ends.insert(held.start, range.start);
+        } else {
+            self.ends.remove(&held.start);
+        }
+        if range.end < held.end {
+            self.ends.insert(range.end, held.end);
+        }
+        self.bytes -= range.end - range.start;
+        Some(held)
+    }
+
+    /// The range that holds an address.
+    pub(crate) fn containing(&self, at: u64) -> Option<Range<u64>> {
+        let (&start, &end) = self.ends.range(..=at).next_back()?;
+        (at < end).then_some(start..end)
+    }
+
+    /// The ranges that start at `at` or later.
+    pub(crate) fn from(&self, at: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.ends.range(at..).map(|(&start, &end)| start..end)
+    }
+
+    /// All ranges, sorted.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.from(0)
+    }
+
+    /// The sum of all lengths.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The parts of a range that are not in the set.
+    pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        let first = self.containing(range.start).map_or(range.start, |held| held.start);
+        for held in self.from(first).take_while(|held| held.start < range.end) {
+            if at < held.start {
+                gaps.push(at..held.start);
+            }
+            at = at.max(held.end);
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
+    }
+}
+
+/// Ranges to allocate from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FreeSpace {
+    ranges: RangeSet,
+    by_len: BTreeSet<(u64, u64)>,
+}
+
+impl FreeSpace {
+    /// See [`RangeSet::insert`].
+    pub(crate) fn insert(&mut self, range: Range<u64>) -> bool {
+        let Some(joined) = self.ranges.insert(range) else { return false };
+        for part in [joined.left, joined.right].into_iter().flatten() {
+            self.by_len.remove(&index_entry(&part));
+        }
+        self.by_len.insert(index_entry(&joined.whole));
+        true
+    }
+
+    /// See [`RangeSet::remove`].
+    pub(crate) fn remove(&mut self, range: Range<u64>) -> bool {
+        let Some(held) = self.ranges.remove(range.clone()) else { return false };
+        self.by_len.remove(&index_entry(&held));
+        for rest in [held.start..range.start, range.end..held.end] {
+            if !rest.is_empty() {
+                self.by_len.insert(index_entry(&rest));
+            }
+        }
+        true
+    }
+
+    /// The ranges by address.
+    pub(crate) fn ranges(&self) -> &RangeSet {
+        &self.ranges
+    }
+
+    /// Length of the longest range, 0 if there is none.
+    pub(crate) fn longest(&self) -> u64 {
+        self.by_len.last().map_or(0, |&(len_bytes, _)| len_bytes)
+    }
+
+    /// Ranges of at least this length, shortest first, in a length by address.
+    pub(crate) fn at_least(&self, len_bytes: u64) -> impl DoubleEndedIterator<Item = Range<u64>> + '_ {
+        self.by_len.range((len_bytes, 0)..).map(|&(len_bytes, start)| start..start + len_bytes)
+    }
+}
+
+fn index_entry(range: &Range<u64>) -> (u64, u64) {
+    (range.end - range.start, range.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn runs(bits: &[bool]) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for at in (0..bits.len()).filter(|&at| bits[at]).map(|at| at as u64) {
+            match runs.last_mut() {
+                Some(last) if last.end == at => last.end += 1,
+                _ => runs.push(at..at + 1),
+            }
+        }
+        runs
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_bit_array(ops in prop::collection::vec((any::<bool>(), 0usize..64, 1usize..12), 1..200)) {
+            let mut bits = [false; 80];
+            let mut free = FreeSpace::default();
+            for (insert, start, len) in ops {
+                let cells = &mut bits[start..start + len];
+                let possible = cells.iter().all(|&bit| bit != insert);
+                let range = start as u64..(start + len) as u64;
+                let done = if insert { free.insert(range) } else { free.remove(range) };
+                prop_assert_eq!(done, possible);
+                if possible {
+                    cells.fill(insert);
+                }
+                let expected = runs(&bits);
+                prop_assert_eq!(free.ranges().bytes(), expected.iter().map(|run| run.end - run.start).sum::<u64>());
+                prop_assert_eq!(free.ranges().iter().collect::<Vec<_>>(), expected.clone());
+                let mut by_len: Vec<_> = expected.iter().map(index_entry).collect();
+                by_len.sort_unstable();
+                prop_assert_eq!(free.by_len.iter().copied().collect::<Vec<_>>(), by_len);
+                let inverted: Vec<bool> = bits.iter().map(|bit| !bit).collect();
+                prop_assert_eq!(free.ranges().gaps(0..80), runs(&inverted));
+            }
+        }
+    }
+}

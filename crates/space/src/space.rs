@@ -1,0 +1,294 @@
+//! All block groups of a filesystem. Many threads share it; every call is short and none blocks.
+//!
+//! I1. `starts` maps every block group to its kind, and each group is in the state of that kind.
+//!
+//! Lock order: `starts`, then one kind's state. Never two states at once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::{Generation, Logical, Result};
+
+use crate::block_group::{BlockGroup, Group, corrupt};
+use crate::space_info::{Fit, SpaceInfo, SpaceState};
+use crate::{Extent, Reservation, Shortage, SpaceKind};
+
+/// Fixed properties of the filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceConfig {
+    /// Bytes of a sector.
+    pub sectorsize: u32,
+    /// Bytes of a tree block.
+    pub nodesize: u32,
+    /// Data and metadata share block groups.
+    pub mixed: bool,
+}
+
+/// All block groups, what is free in them, and what is promised.
+#[derive(Debug)]
+pub struct Space {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    config: SpaceConfig,
+    starts: RwLock<BTreeMap<u64, SpaceKind>>,
+    states: [Mutex<SpaceState>; 3],
+    tokens: AtomicU64,
+}
+
+impl Space {
+    /// No block groups yet.
+    pub fn new(config: SpaceConfig) -> Self {
+        let (starts, tokens) = Default::default();
+        let states = [false, !config.mixed, false].map(|overcommits| Mutex::new(SpaceState::new(overcommits)));
+        Self { inner: Arc::new(Inner { config, starts, states, tokens }) }
+    }
+
+    /// Adds a block group and marks it dirty. `free` is what the free space tree (or the absence of extents) says and
+    /// may include `reserved`, the bytes of superblock mirrors, which are never allocated.
+    pub fn insert_block_group(
+        &self,
+        group: BlockGroup,
+        free: Vec<Range<u64>>,
+        reserved: Vec<Range<u64>>,
+    ) -> Result<()> {
+        let kind = self.inner.kind_of(group.flags).ok_or_else(|| {
+            let expected = "expected one of data, metadata and system, or data and metadata if mixed";
+            corrupt("block group", "flags", group.flags.bits(), expected, group.start)
+        })?;
+        let state = Group::new(group, free, reserved, self.inner.config.sectorsize.into())?;
+        let mut starts = self.inner.starts.write();
+        let overlap =
+            || corrupt("block group", "length", group.len_bytes, "expected no other block group there", group.start);
+        let end = state.end();
+        if starts.range(group.start.0..end).next().is_some() {
+            return Err(overlap());
+        }
+        if let Some((&start, &before)) = starts.range(..group.start.0).next_back()
+            && self.inner.state(before).lock().group(start).is_some_and(|before| before.end() > group.start.0)
+        {
+            return Err(overlap());
+        }
+        self.inner.state(kind).lock().insert_group(state).ok_or_else(overlap)?;
+        starts.insert(group.start.0, kind);
+        Ok(())
+    }
+
+    /// Forgets a block group and what was pinned in it.
+    pub fn remove_block_group(&self, start: Logical) -> Option<BlockGroup> {
+        let mut starts = self.inner.starts.write();
+        let kind = starts.remove(&start.0)?;
+        self.inner.state(kind).lock().remove_group(start.0)
+    }
+
+    /// Forgets a block group if nothing is used, allocated or pinned in it.
+    pub fn remove_empty_block_group(&self, start: Logical) -> Option<BlockGroup> {
+        let mut starts = self.inner.starts.write();
+        let mut state = self.inner.state(*starts.get(&start.0)?).lock();
+        if !state.group(start.0)?.is_empty() {
+            return None;
+        }
+        starts.remove(&start.0);
+        state.remove_group(start.0)
+    }
+
+    /// Makes a block group take no more allocations, or lifts that.
+    pub fn set_read_only(&self, start: Logical, read_only: bool) {
+        if let Some(kind) = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind) {
+            self.inner.state(kind).lock().set_read_only(start.0, read_only);
+        }
+    }
+
+    /// All block groups, sorted.
+    pub fn block_groups(&self) -> Vec<BlockGroup> {
+        self.groups_where(|_| true)
+    }
+
+    /// Block groups in which nothing is used, allocated or pinned.
+    pub fn empty_groups(&self) -> Vec<BlockGroup> {
+        self.groups_where(Group::is_empty)
+    }
+
+    /// The block group that holds this address.
+    pub fn block_group_at(&self, bytenr: Logical) -> Option<BlockGroup> {
+        let (start, kind) = self.inner.kind_at(bytenr)?;
+        let item = self.inner.state(kind).lock().group(start)?.item;
+        (bytenr.0 - start < item.len_bytes).then_some(item)
+    }
+
+    /// Takes free space: `want` bytes in one piece if there is such a piece, else the longest piece of at least `min`
+    /// (so ask for `min == want` first where a new chunk is the better answer). `None`: make a chunk and try again.
+    /// Metadata and system: multiples of the node size, aligned to it.
+    pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
+        let align = self.inner.align(kind);
+        let round = |bytes: u64| bytes.max(1).checked_next_multiple_of(align);
+        let fit = Fit { want: round(want.max(min))?, min: round(min)?, align };
+        self.inner.state(kind).lock().allocate(fit, hint.map(|hint| hint.0))
+    }
+
+    /// Gives back an allocated extent (or a part of it) that no committed or pending extent item knows.
+    pub fn release(&self, extent: Extent) {
+        if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {
+            self.inner.state(kind).lock().release(extent);
+        }
+    }
+
+    /// The extent's item was inserted: it leaves the on-disk free space and counts as used.
+    pub fn extent_added(&self, extent: Extent) -> Result<()> {
+        self.inner.state_at(extent)?.lock().extent_added(extent)
+    }
+
+    /// The extent's item was deleted: it joins the on-disk free space and stays pinned until [`Space::unpin`].
+    pub fn extent_removed(&self, extent: Extent, generation: Generation) -> Result<()> {
+        self.inner.state_at(extent)?.lock().extent_removed(extent, generation)
+    }
+
+    /// What was removed in transactions up to `upto` may be allocated again. Returns it, coalesced.
+    pub fn unpin(&self, upto: Generation) -> Vec<Extent> {
+        let extents = self.start_unpin(upto);
+        self.finish_unpin(&extents);
+        extents
+    }
+
+    /// Like [`Space::unpin`], but the space cannot be allocated before [`Space::finish_unpin`]: for discarding it first.
+    #[must_use = "the space stays pinned until `finish_unpin`"]
+    pub fn start_unpin(&self, upto: Generation) -> Vec<Extent> {
+        let mut extents: Vec<Extent> =
+            self.inner.states.iter().flat_map(|state| state.lock().take_pinned(upto)).collect();
+        extents.sort_unstable();
+        extents
+    }
+
+    /// Second half of [`Space::start_unpin`].
+    pub fn finish_unpin(&self, extents: &[Extent]) {
+        for extent in extents {
+            if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {
+                self.inner.state(kind).lock().finish_unpin(*extent);
+            }
+        }
+    }
+
+    /// Starts of the block groups whose items on disk are not up to date, sorted; they count as clean from now on.
+    /// Call it once after loading a filesystem, whose groups are up to date.
+    pub fn take_dirty_groups(&self) -> Vec<Logical> {
+        let mut starts: Vec<Logical> =
+            self.inner.states.iter().flat_map(|state| state.lock().take_dirty()).map(Logical).collect();
+        starts.sort_unstable();
+        starts
+    }
+
+    /// Makes [`Space::take_dirty_groups`] name a block group again.
+    pub fn mark_dirty(&self, start: Logical) {
+        if let Some((start, kind)) = self.inner.kind_at(start) {
+            self.inner.state(kind).lock().mark_dirty(start);
+        }
+    }
+
+    /// What the free space tree must say about a block group.
+    pub fn disk_free(&self, start: Logical) -> Vec<Range<u64>> {
+        let Some((start, kind)) = self.inner.kind_at(start) else { return Vec::new() };
+        let state = self.inner.state(kind).lock();
+        state.group(start).map(|group| group.disk_free().iter().collect()).unwrap_or_default()
+    }
+
+    /// Promises space, or says what is missing. Never blocks.
+    pub fn reserve(&self, kind: SpaceKind, bytes: u64) -> Result<Reservation, Shortage> {
+        self.inner.state(kind).lock().reserve(kind, bytes)?;
+        Ok(self.token(kind, bytes))
+    }
+
+    /// Like [`Space::reserve`] for metadata, and when that fails out of the global reserve: for what frees space.
+    pub fn reserve_from_global(&self, bytes: u64) -> Result<Reservation, Shortage> {
+        self.inner.state(SpaceKind::Metadata).lock().reserve_from_global(SpaceKind::Metadata, bytes)?;
+        Ok(self.token(SpaceKind::Metadata, bytes))
+    }
+
+    /// Sets the size of the global reserve of metadata. It fills up as space becomes free, before others get any.
+    pub fn set_global_reserve(&self, bytes: u64) {
+        self.inner.state(SpaceKind::Metadata).lock().set_global_size(bytes);
+    }
+
+    /// Logical bytes that new chunks could still add. Metadata may be promised beyond what is there by half of it; data
+    /// and system never. Where data and metadata share block groups nothing is promised beyond.
+    pub fn set_unallocated(&self, data_bytes: u64, metadata_bytes: u64) {
+        for (kind, bytes) in [(SpaceKind::Data, data_bytes), (SpaceKind::Metadata, metadata_bytes)] {
+            self.inner.state(kind).lock().set_unallocated(bytes);
+        }
+    }
+
+    /// The space of one kind.
+    pub fn info(&self, kind: SpaceKind) -> SpaceInfo {
+        self.inner.state(kind).lock().info()
+    }
+
+    /// Reservations alive: (tokens, bytes). Both are zero when nothing runs.
+    pub fn live_reservations(&self) -> (u64, u64) {
+        let bytes = self.inner.states.iter().map(|state| state.lock().info().may_use).sum();
+        (self.inner.tokens.load(Ordering::Relaxed), bytes)
+    }
+
+    fn token(&self, kind: SpaceKind, bytes: u64) -> Reservation {
+        Reservation::new(Arc::clone(&self.inner), kind, bytes)
+    }
+
+    fn groups_where(&self, wanted: impl Fn(&Group) -> bool) -> Vec<BlockGroup> {
+        let mut groups: Vec<BlockGroup> = Vec::new();
+        for state in &self.inner.states {
+            groups.extend(state.lock().groups().filter(|group| wanted(group)).map(|group| group.item));
+        }
+        groups.sort_unstable_by_key(|group| group.start);
+        groups
+    }
+}
+
+impl Inner {
+    /// Where mixed block groups are used, they are metadata.
+    pub(crate) fn state(&self, kind: SpaceKind) -> &Mutex<SpaceState> {
+        match kind {
+            SpaceKind::Data if !self.config.mixed => &self.states[0],
+            SpaceKind::Data | SpaceKind::Metadata => &self.states[1],
+            SpaceKind::System => &self.states[2],
+        }
+    }
+
+    pub(crate) fn tokens(&self) -> &AtomicU64 {
+        &self.tokens
+    }
+
+    fn align(&self, kind: SpaceKind) -> u64 {
+        let bytes = if kind == SpaceKind::Data { self.config.sectorsize } else { self.config.nodesize };
+        u64::from(bytes).max(1)
+    }
+
+    fn kind_of(&self, flags: BlockGroupFlags) -> Option<SpaceKind> {
+        let types = flags & BlockGroupFlags::TYPES;
+        if types == BlockGroupFlags::DATA {
+            Some(SpaceKind::Data)
+        } else if types == BlockGroupFlags::METADATA {
+            Some(SpaceKind::Metadata)
+        } else if types == BlockGroupFlags::SYSTEM {
+            Some(SpaceKind::System)
+        } else {
+            let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+            (self.config.mixed && types == mixed).then_some(SpaceKind::Metadata)
+        }
+    }
+
+    fn kind_at(&self, bytenr: Logical) -> Option<(u64, SpaceKind)> {
+        self.starts.read().range(..=bytenr.0).next_back().map(|(&start, &kind)| (start, kind))
+    }
+
+    fn state_at(&self, extent: Extent) -> Result<&Mutex<SpaceState>> {
+        let kind = self.kind_at(extent.bytenr).ok_or_else(|| {
+            let expected = "expected an extent inside of a block group";
+            corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr)
+        })?;
+        Ok(self.state(kind.1))
+    }
+}
