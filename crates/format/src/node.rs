@@ -184,7 +184,7 @@ impl<'a> NodeView<'a> {
 }
 
 /// What a block's header holds, apart from its checksum and item count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeHeader {
     /// Filesystem id that blocks carry.
     pub fsid: Uuid,
@@ -290,6 +290,61 @@ impl LeafBuilder {
         self.data_start = start;
         self.nritems += 1;
         true
+    }
+
+    /// Bytes that heads and data take so far.
+    pub fn used_bytes(&self) -> usize {
+        Self::capacity(self.raw.len()) - self.free_bytes()
+    }
+
+    /// Appends as many of a leaf's items in these slots as fit, and answers how many. Data that lies in one piece, as
+    /// it does in every leaf that passed the checker, is copied in one piece.
+    pub fn extend(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
+        let mut at = slots.start;
+        while at < slots.end {
+            match self.extend_piece(leaf, at..slots.end) {
+                0 => break,
+                count => at += count,
+            }
+        }
+        at - slots.start
+    }
+
+    /// The same for the first items whose data lies in one piece.
+    fn extend_piece(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
+        let mut data: Option<std::ops::Range<usize>> = None;
+        let (mut count, mut free_bytes) = (0, self.free_bytes());
+        for slot in slots.clone() {
+            let Some(range) = leaf.item_range(slot) else { break };
+            let need = range.len() + ITEM_HEAD_SIZE;
+            if need > free_bytes || data.as_ref().is_some_and(|data| data.start != range.end) {
+                break;
+            }
+            free_bytes -= need;
+            data = Some(range.start..data.map_or(range.end, |data| data.end));
+            count += 1;
+        }
+        let Some(data) = data else { return 0 };
+        let (Some(bytes), Some(from)) = (leaf.raw().get(data.clone()), leaf.slot_at(slots.start, ITEM_HEAD_SIZE))
+        else {
+            return 0;
+        };
+        let start = self.data_start - bytes.len();
+        self.raw[start..self.data_start].copy_from_slice(bytes);
+        let at = HEADER_SIZE + self.nritems * ITEM_HEAD_SIZE;
+        let heads = &mut self.raw[at..at + count * ITEM_HEAD_SIZE];
+        let Some(old_heads) = leaf.raw().get(from..from + heads.len()) else { return 0 };
+        heads.copy_from_slice(old_heads);
+        // All offsets move by one distance.
+        let moved = (start as u32).wrapping_sub(data.start as u32);
+        for head in heads.chunks_exact_mut(ITEM_HEAD_SIZE) {
+            let [.., o0, o1, o2, o3, _, _, _, _] = head else { break };
+            let offset = u32::from_le_bytes([*o0, *o1, *o2, *o3]).wrapping_add(moved);
+            [*o0, *o1, *o2, *o3] = offset.to_le_bytes();
+        }
+        self.data_start = start;
+        self.nritems += count;
+        count
     }
 
     /// The block, with its header but no checksum yet.

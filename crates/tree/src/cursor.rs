@@ -12,7 +12,7 @@ use ubtrfs_format::{Key, Result};
 
 use crate::lookup::Item;
 use crate::node::{Node, RootPtr};
-use crate::storage::NodeSource;
+use crate::storage::{NodeSource, read};
 
 /// Walks one tree as it was when its root was taken.
 pub struct Cursor<'s> {
@@ -133,7 +133,7 @@ impl<'s> Cursor<'s> {
             if node.is_leaf() {
                 return Ok(self.key());
             }
-            match self.source.read_node(&node.child_ptr(*slot, self.root.tree)) {
+            match read(self.source, &node.child_ptr(*slot, self.root.tree)) {
                 Ok(child) => {
                     let slot = enter(&child);
                     self.path.push((child, slot));
@@ -150,10 +150,10 @@ impl<'s> Cursor<'s> {
     /// Goes down to the leaf under which a key lies and searches there. An empty tree: nowhere and `Err(0)`.
     fn descend(&mut self, key: &Key) -> Result<Result<usize, usize>> {
         self.path.clear();
-        let mut node = self.source.read_node(&self.root.node_ptr())?;
+        let mut node = read(self.source, &self.root.node_ptr())?;
         while !node.is_leaf() {
             let slot = node.child_slot(key);
-            let child = match self.source.read_node(&node.child_ptr(slot, self.root.tree)) {
+            let child = match read(self.source, &node.child_ptr(slot, self.root.tree)) {
                 Ok(child) => child,
                 Err(error) => {
                     self.path.clear();

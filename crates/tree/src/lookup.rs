@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ubtrfs_format::{Key, Result};
 
 use crate::node::{Node, RootPtr};
-use crate::storage::NodeSource;
+use crate::storage::{NodeSource, read};
 
 /// An item of a leaf; keeps the leaf in memory.
 #[derive(Clone, Debug)]
@@ -54,14 +54,14 @@ impl AsRef<[u8]> for Item {
 
 /// The item with exactly this key.
 pub fn get(source: &dyn NodeSource, root: &RootPtr, key: &Key) -> Result<Option<Item>> {
-    let mut node = source.read_node(&root.node_ptr())?;
+    let mut node = read(source, &root.node_ptr())?;
     while !node.is_leaf() {
         let slot = match node.search(key) {
             Ok(slot) => slot,
             Err(0) => return Ok(None),
             Err(slot) => slot - 1,
         };
-        node = source.read_node(&node.child_ptr(slot, root.tree))?;
+        node = read(source, &node.child_ptr(slot, root.tree))?;
     }
     Ok(node.search(key).ok().map(|slot| Item::new(node, slot)))
 }

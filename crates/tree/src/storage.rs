@@ -45,3 +45,11 @@ pub trait NodeSink {
     /// The new content of a fresh address, which may have had other content before.
     fn emit(&mut self, node: Arc<Node>);
 }
+
+/// Reads a node and checks that it is what the pointer promises, whatever the source checked: levels descend strictly,
+/// so a walk ends.
+pub(crate) fn read(source: &dyn NodeSource, ptr: &NodePtr) -> Result<Arc<Node>> {
+    let node = source.read_node(ptr)?;
+    node.verify(ptr)?;
+    Ok(node)
+}

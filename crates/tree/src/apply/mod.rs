@@ -1,17 +1,47 @@
 //! Sorted batches: the one way in which a tree changes.
+//!
+//! One walk from left to right. A touched node is taken apart: its items (or child pointers) join the *run* of their
+//! level, the batch is merged in, and the run is cut into new nodes, whose pointers join the run one level up. A child
+//! that the batch does not reach ends the runs below and is passed on by its pointer alone:
+//!
+//! ```text
+//! level 1   [ a  b  c  d  e  f ]        batch reaches b, c and f
+//! level 0     a [b c]  d e [f]          a, d, e stay where they are; b and c are one run, f another
+//! ```
+//!
+//! Invariants:
+//! - I1. A node is taken apart (`leave`, or its address kept for reuse) after its parent and before its children.
+//!   Only children of nodes that were taken apart are.
+//! - I2. A node is taken apart only if the batch changes an item below it, or to be merged into an underfull neighbour.
+//! - I3. Pointers reach a level's run in key order; runs below are ended before an untouched child is passed on.
+//! - I4. Each address of a fresh node that was taken apart is either given new content or freed, by the end of the run.
+//! - I5. Nodes other than an empty root leaf have items.
+//!
+//! The pages: `leaf_run` packs items into leaves, `child_run` pointers into internal nodes, this one walks.
 
+mod child_run;
+mod leaf_run;
+
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use ubtrfs_format::{Error, Key, Result};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, LEVEL_MAX};
+use ubtrfs_format::{Error, FormatError, Key, Logical, Result, RootId};
 
-use crate::node::RootPtr;
-use crate::storage::{NodeSink, NodeSource};
+use self::child_run::{ChildRef, ChildRun};
+use self::leaf_run::LeafRun;
+use crate::node::{Node, NodePtr, RootPtr};
+use crate::storage::{NodeSink, NodeSource, read};
 
 /// Data of an item in a batch.
 pub type Value = Arc<[u8]>;
 
 /// Changes in strictly ascending key order: `Some` inserts or replaces, `None` deletes (an absent key is fine).
 pub type Batch = Vec<(Key, Option<Value>)>;
+
+/// One change of a batch.
+type Change = (Key, Option<Value>);
 
 /// What one or more calls of [`apply`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,12 +71,367 @@ impl std::ops::AddAssign for ApplyStats {
     }
 }
 
-/// Applies a batch and answers the new root.
+/// Applies a batch to a tree and answers its new root, which is the old one where nothing changes.
+///
+/// Errors: what the source and the sink fail with; `Value` for a batch out of order, an item larger than a leaf, or a
+/// tree that would need a level above 7. The first two are found before anything is changed. After any other error the
+/// calls that the sink got stand, and the transaction must be given up.
 pub fn apply(
-    _source: &dyn NodeSource,
-    _sink: &mut dyn NodeSink,
-    _root: &RootPtr,
-    _batch: &[(Key, Option<Value>)],
+    source: &dyn NodeSource,
+    sink: &mut dyn NodeSink,
+    root: &RootPtr,
+    batch: &[Change],
 ) -> Result<(RootPtr, ApplyStats)> {
-    Err(Error::Unsupported { what: "a change of a tree".into(), hint: "wait for the next build" })
+    check_batch(batch, source.nodesize()).map_err(|cause| Error::from(cause).in_tree(root.tree))?;
+    let mut applier = Applier {
+        source,
+        sink,
+        tree: root.tree,
+        nodesize: source.nodesize(),
+        leaves: LeafRun::default(),
+        internals: Vec::new(),
+        reusable: Default::default(),
+        hints: Default::default(),
+        stats: ApplyStats { batches: 1, ..ApplyStats::default() },
+    };
+    let root_node = read(source, &root.node_ptr())?;
+    let Some(first) = applier.first_effect(&root_node, batch)? else { return Ok((*root, applier.stats)) };
+    let touched = Touched { node: root_node, batch: &batch[first..] };
+    applier.walk(touched, root.node_ptr())?;
+    let new_root = applier.finish(root)?;
+    Ok((new_root, applier.stats))
 }
+
+fn check_batch(batch: &[Change], nodesize: usize) -> Result<(), FormatError> {
+    let max_len = nodesize - HEADER_SIZE - ITEM_HEAD_SIZE;
+    let mut last: Option<&Key> = None;
+    for (index, (key, value)) in batch.iter().enumerate() {
+        if last.is_some_and(|last| last >= key) {
+            let (value, expected) = (index as u64, "expected strictly ascending keys");
+            return Err(FormatError::Value { what: "batch", field: "index", value, expected });
+        }
+        last = Some(key);
+        if let Some(value) = value.as_ref().filter(|value| value.len() > max_len) {
+            let (value, expected) = (value.len() as u64, "expected an item that fits into a leaf");
+            return Err(FormatError::Value { what: "batch", field: "item size", value, expected });
+        }
+    }
+    Ok(())
+}
+
+/// A node and the part of the batch below it; the first change is known to have an effect.
+struct Touched<'b> {
+    node: Arc<Node>,
+    batch: &'b [Change],
+}
+
+struct Applier<'a> {
+    source: &'a dyn NodeSource,
+    sink: &'a mut dyn NodeSink,
+    tree: RootId,
+    nodesize: usize,
+    /// The run of level 0.
+    leaves: LeafRun,
+    /// The runs of levels 1, 2...
+    internals: Vec<ChildRun>,
+    /// By level: fresh nodes taken apart, whose addresses are free for the run's new nodes.
+    reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
+    /// By level: the address to allocate close to.
+    hints: [Option<Logical>; NR_LEVELS],
+    stats: ApplyStats,
+}
+
+impl Applier<'_> {
+    /// Index of the first change that changes an item below this node. Only deletes need a look at the items.
+    fn first_effect(&self, node: &Arc<Node>, batch: &[Change]) -> Result<Option<usize>> {
+        if node.is_leaf() {
+            return Ok(batch.iter().position(|(key, value)| value.is_some() || node.search(key).is_ok()));
+        }
+        let mut at = 0;
+        while let Some((key, value)) = batch.get(at) {
+            if value.is_some() {
+                return Ok(Some(at));
+            }
+            let slot = node.child_slot(key);
+            let end = at + changes_below(node, slot, &batch[at..]);
+            let child = read(self.source, &node.child_ptr(slot, self.tree))?;
+            if let Some(index) = self.first_effect(&child, &batch[at..end])? {
+                return Ok(Some(at + index));
+            }
+            at = end;
+        }
+        Ok(None)
+    }
+
+    fn walk(&mut self, touched: Touched<'_>, ptr: NodePtr) -> Result<()> {
+        if touched.node.is_leaf() { self.walk_leaf(touched, ptr) } else { self.walk_internal(touched) }
+    }
+
+    fn walk_internal(&mut self, touched: Touched<'_>) -> Result<()> {
+        let Touched { node, mut batch } = touched;
+        self.take_apart(&node)?;
+        self.run_above(node.level() - 1).add_old_children(node.nritems());
+        let mut slot = 0;
+        // The first change is known to have an effect, so the child that it leads to is touched.
+        let mut known = true;
+        while let Some((key, _)) = batch.first() {
+            let reached = node.child_slot(key);
+            let (below, rest) = batch.split_at(changes_below(&node, reached, batch));
+            batch = rest;
+            let ptr = node.child_ptr(reached, self.tree);
+            let child = read(self.source, &ptr)?;
+            let first = if known { Some(0) } else { self.first_effect(&child, below)? };
+            known = false;
+            let Some(first) = first else { continue };
+            self.pass_children(&node, slot..reached)?;
+            self.walk(Touched { node: child, batch: &below[first..] }, ptr)?;
+            slot = reached + 1;
+        }
+        self.pass_children(&node, slot..node.nritems())
+    }
+
+    fn walk_leaf(&mut self, touched: Touched<'_>, ptr: NodePtr) -> Result<()> {
+        let Touched { node: leaf, batch } = touched;
+        if leaf.nritems() > 0 && batch[0].0 > leaf.key(leaf.nritems() - 1) {
+            let need = ITEM_HEAD_SIZE + batch[0].1.as_ref().map_or(0, |value| value.len());
+            let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
+            // Nothing fits behind the last item: the leaf stays, and a new one begins behind it.
+            if need > free && !self.pull_leaf(&leaf)? {
+                self.end_leaves()?;
+                let key = leaf.key(0);
+                self.run_above(0).push(ChildRef { key, ..ChildRef::untouched(&ptr) });
+            } else if need <= free {
+                self.take_apart(&leaf)?;
+                self.copy_items(&leaf, 0..leaf.nritems())?;
+            }
+            return self.merge(None, batch);
+        }
+        self.take_apart(&leaf)?;
+        self.merge(Some(&leaf), batch)
+    }
+
+    /// Merges a leaf's items and the changes into the run.
+    fn merge(&mut self, leaf: Option<&Arc<Node>>, batch: &[Change]) -> Result<()> {
+        let mut slot = 0;
+        for (key, value) in batch {
+            let mut old = None;
+            if let Some(leaf) = leaf {
+                let found = gallop(leaf, slot, key);
+                let (Ok(at) | Err(at)) = found;
+                self.copy_items(leaf, slot..at)?;
+                slot = at;
+                if found.is_ok() {
+                    old = Some(leaf.item(at));
+                    slot += 1;
+                }
+            }
+            match value {
+                Some(value) => {
+                    self.sink.item_changed(key, old, Some(value))?;
+                    self.put_item(key, value, old.is_none())?;
+                    self.stats.items_put += 1;
+                }
+                None if old.is_some() => {
+                    self.sink.item_changed(key, old, None)?;
+                    self.stats.items_deleted += 1;
+                }
+                None => {}
+            }
+        }
+        match leaf {
+            Some(leaf) => self.copy_items(leaf, slot..leaf.nritems()),
+            None => Ok(()),
+        }
+    }
+
+    /// Passes on children that the batch does not reach, by their pointers. Ends the runs below them; an underfull end
+    /// may pull the first ones in.
+    fn pass_children(&mut self, node: &Arc<Node>, mut slots: Range<usize>) -> Result<()> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let child_level = node.level() - 1;
+        for level in 0..child_level {
+            self.end_run(level)?;
+        }
+        while !slots.is_empty() && self.is_underfull(child_level) {
+            let child = read(self.source, &node.child_ptr(slots.start, self.tree))?;
+            if !self.pull(&child)? {
+                break;
+            }
+            slots.start += 1;
+        }
+        if slots.is_empty() {
+            return Ok(());
+        }
+        self.end_run(child_level)?;
+        let tree = self.tree;
+        let run = self.run_above(child_level);
+        for slot in slots {
+            run.push(ChildRef::untouched(&node.child_ptr(slot, tree)));
+        }
+        self.cut_children(child_level + 1)
+    }
+
+    /// Takes a whole neighbour into the run of its level if the run's last node has room for it.
+    fn pull(&mut self, node: &Arc<Node>) -> Result<bool> {
+        if node.is_leaf() { self.pull_leaf(node) } else { self.pull_children(node) }
+    }
+
+    /// Ends the run of a level, which may be empty: cuts what is left into nodes.
+    fn end_run(&mut self, level: u8) -> Result<()> {
+        if level == 0 { self.end_leaves() } else { self.end_children(level) }
+    }
+
+    fn is_underfull(&self, level: u8) -> bool {
+        match level {
+            0 => self.leaves.is_underfull(self.nodesize),
+            _ => self.internals.get(usize::from(level) - 1).is_some_and(|run| run.is_underfull(self.nodesize)),
+        }
+    }
+
+    /// The run of pointers to nodes of this level.
+    fn run_above(&mut self, level: u8) -> &mut ChildRun {
+        let index = usize::from(level);
+        while self.internals.len() <= index {
+            self.internals.push(ChildRun::default());
+        }
+        &mut self.internals[index]
+    }
+
+    /// The last pointer passed on to the run above, if it leads to a node that the walk left alone.
+    fn left_neighbour(&mut self, level: u8) -> Result<Option<Arc<Node>>> {
+        let tree = self.tree;
+        match self.run_above(level).last_untouched() {
+            Some(child) => Ok(Some(read(self.source, &child.node_ptr(tree, level))?)),
+            None => Ok(None),
+        }
+    }
+
+    /// This tree no longer uses a node: tells the sink, or keeps a fresh node's address for the run's new nodes.
+    fn take_apart(&mut self, node: &Arc<Node>) -> Result<()> {
+        let level = usize::from(node.level());
+        self.hints[level].get_or_insert(node.bytenr());
+        if self.sink.is_fresh(node) {
+            self.reusable[level].push_back(Arc::clone(node));
+            return Ok(());
+        }
+        self.sink.leave(node)
+    }
+
+    /// An address for a new node: a fresh one of this run, else one from the sink.
+    fn new_address(&mut self, level: u8) -> Result<Logical> {
+        let index = usize::from(level);
+        let Some(hint) = self.hints.get_mut(index) else {
+            let expected = "expected a tree of at most 8 levels";
+            let cause = FormatError::Value { what: "tree", field: "level", value: level.into(), expected };
+            return Err(Error::from(cause).in_tree(self.tree));
+        };
+        let bytenr = match self.reusable[index].pop_front() {
+            Some(node) => node.bytenr(),
+            None => self.sink.allocate(level, *hint)?,
+        };
+        *hint = Some(bytenr);
+        Ok(bytenr)
+    }
+
+    /// Frees the fresh addresses that a run did not need (I4).
+    fn free_reusable(&mut self, level: u8) -> Result<()> {
+        while let Some(node) = self.reusable[usize::from(level)].pop_front() {
+            self.sink.free_fresh(&node)?;
+        }
+        Ok(())
+    }
+
+    /// A new node: hands it to the sink and answers its pointer.
+    fn emit(&mut self, raw: Vec<u8>) -> Result<ChildRef> {
+        let node = Arc::new(Node::new(raw.into_boxed_slice())?);
+        self.stats.nodes_written += 1;
+        let key = node.first_key().unwrap_or(Key::MIN);
+        let child = ChildRef { key, bytenr: node.bytenr(), generation: node.generation(), built: true };
+        self.sink.emit(node);
+        Ok(child)
+    }
+
+    /// Ends all runs from the bottom up, until one pointer is left: the root.
+    fn finish(&mut self, old: &RootPtr) -> Result<RootPtr> {
+        self.end_leaves()?;
+        for level in 1..=LEVEL_MAX + 1 {
+            let nothing_above = self.internals.iter().skip(usize::from(level)).all(ChildRun::is_empty);
+            let run = self.run_above(level - 1);
+            if nothing_above && run.len() <= 1 {
+                let only = run.take_only();
+                for upper in level..=LEVEL_MAX {
+                    self.free_reusable(upper)?;
+                }
+                return match only {
+                    Some(child) => self.shrink(child, level - 1),
+                    None => self.empty_root(old),
+                };
+            }
+            self.end_children(level)?;
+        }
+        let expected = "expected a tree of at most 8 levels";
+        let cause = FormatError::Value { what: "tree", field: "level", value: u64::from(LEVEL_MAX) + 1, expected };
+        Err(Error::from(cause).in_tree(self.tree))
+    }
+
+    /// Goes down from a root with a single child.
+    fn shrink(&mut self, mut root: ChildRef, mut level: u8) -> Result<RootPtr> {
+        while level > 0 && !root.built {
+            let node = read(self.source, &root.node_ptr(self.tree, level))?;
+            if node.nritems() > 1 {
+                break;
+            }
+            self.take_apart(&node)?;
+            self.free_reusable(level)?;
+            root = ChildRef::untouched(&node.child_ptr(0, self.tree));
+            level -= 1;
+        }
+        Ok(RootPtr { tree: self.tree, bytenr: root.bytenr, generation: root.generation, level })
+    }
+}
+
+/// How many changes lie below this child: those before the next child's key.
+fn changes_below(node: &Node, slot: usize, batch: &[Change]) -> usize {
+    if slot + 1 == node.nritems() {
+        return batch.len();
+    }
+    let end = node.key(slot + 1);
+    // Doubling steps first: a child is reached by few of a long batch's changes.
+    let mut step = 1;
+    while step < batch.len() && batch[step].0 < end {
+        step *= 2;
+    }
+    let (low, high) = (step / 2, batch.len().min(step + 1));
+    low + batch[low..high].partition_point(|(key, _)| *key < end)
+}
+
+/// Searches a leaf from a slot on: like [`Node::search`], fast where the key is near.
+fn gallop(leaf: &Node, from: usize, key: &Key) -> Result<usize, usize> {
+    let (mut low, mut high, mut step) = (from, leaf.nritems(), 1);
+    while low + step <= high {
+        match leaf.key(low + step - 1).cmp(key) {
+            std::cmp::Ordering::Less => {
+                low += step;
+                step *= 2;
+            }
+            std::cmp::Ordering::Equal => return Ok(low + step - 1),
+            std::cmp::Ordering::Greater => {
+                high = low + step - 1;
+                break;
+            }
+        }
+    }
+    while low < high {
+        let mid = low.midpoint(high);
+        match leaf.key(mid).cmp(key) {
+            std::cmp::Ordering::Equal => return Ok(mid),
+            std::cmp::Ordering::Less => low = mid + 1,
+            std::cmp::Ordering::Greater => high = mid,
+        }
+    }
+    Err(low)
+}
+
+const NR_LEVELS: usize = LEVEL_MAX as usize + 1;

@@ -1,0 +1,168 @@
+//! The run of child pointers of one level, cut into internal nodes.
+//!
+//! Packed like leaves (see `leaf_run`): full nodes while the run goes on; at its end the last two share evenly, unless
+//! the run grew at its end or by a lot.
+
+use std::sync::Arc;
+
+use ubtrfs_format::node::NodeBuilder;
+use ubtrfs_format::{Generation, Key, Logical, Result, RootId};
+
+use super::Applier;
+use crate::node::{Node, NodePtr};
+
+/// A child of a node in the making.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChildRef {
+    pub(super) key: Key,
+    pub(super) bytenr: Logical,
+    pub(super) generation: Generation,
+    /// Whether this walk made the child.
+    pub(super) built: bool,
+}
+
+impl ChildRef {
+    pub(super) fn untouched(ptr: &NodePtr) -> Self {
+        let key = ptr.first_key.unwrap_or(Key::MIN);
+        Self { key, bytenr: ptr.bytenr, generation: ptr.generation, built: false }
+    }
+
+    pub(super) fn node_ptr(&self, tree: RootId, level: u8) -> NodePtr {
+        NodePtr { tree, bytenr: self.bytenr, generation: self.generation, level, first_key: Some(self.key) }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ChildRun {
+    children: Vec<ChildRef>,
+    /// Pointers that the nodes taken apart for this run had.
+    nr_old: usize,
+    /// Pointers in nodes that this run has written.
+    nr_written: usize,
+}
+
+impl ChildRun {
+    pub(super) fn is_empty(&self) -> bool {
+        self.children.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.children.len()
+    }
+
+    pub(super) fn push(&mut self, child: ChildRef) {
+        self.children.push(child);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<ChildRef> {
+        self.children.pop()
+    }
+
+    pub(super) fn last_untouched(&self) -> Option<ChildRef> {
+        self.children.last().filter(|child| !child.built).copied()
+    }
+
+    pub(super) fn add_old_children(&mut self, count: usize) {
+        self.nr_old += count;
+    }
+
+    /// The only child left, at the end of the walk.
+    pub(super) fn take_only(&mut self) -> Option<ChildRef> {
+        let only = self.children.pop();
+        *self = Self::default();
+        only
+    }
+
+    pub(super) fn is_underfull(&self, nodesize: usize) -> bool {
+        !self.is_empty() && self.nr_written == 0 && self.len() < NodeBuilder::capacity(nodesize) / 4
+    }
+
+    /// Whether the last nodes stay full up to the last one: the run grew at its end, or by a lot.
+    fn grew_ascending(&self, capacity: usize) -> bool {
+        let grown = (self.nr_written + self.len()).saturating_sub(self.nr_old);
+        (grown > 0 && self.children.last().is_some_and(|child| child.built)) || grown > capacity / 8
+    }
+}
+
+impl Applier<'_> {
+    /// Takes all pointers of a node into the run of its level if they fit and the run is not empty.
+    pub(super) fn pull_children(&mut self, node: &Arc<Node>) -> Result<bool> {
+        let capacity = NodeBuilder::capacity(self.nodesize);
+        let run = self.run_above(node.level() - 1);
+        if run.is_empty() || run.len() + node.nritems() > capacity {
+            return Ok(false);
+        }
+        run.add_old_children(node.nritems());
+        self.take_apart(node)?;
+        let tree = self.tree;
+        let run = self.run_above(node.level() - 1);
+        for slot in 0..node.nritems() {
+            run.push(ChildRef::untouched(&node.child_ptr(slot, tree)));
+        }
+        Ok(true)
+    }
+
+    /// Writes nodes of this level while the run is long: two nodes' worth of pointers is held back.
+    pub(super) fn cut_children(&mut self, level: u8) -> Result<()> {
+        let capacity = NodeBuilder::capacity(self.nodesize);
+        while self.run_above(level - 1).len() > 2 * capacity {
+            self.write_children(level, capacity)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the run of this level: writes the last nodes.
+    pub(super) fn end_children(&mut self, level: u8) -> Result<()> {
+        let capacity = NodeBuilder::capacity(self.nodesize);
+        if self.is_underfull(level) {
+            self.pull_left_children(level)?;
+        }
+        let run = self.run_above(level - 1);
+        let total = run.len();
+        if total > capacity {
+            let shares = !run.grew_ascending(capacity) && total - capacity < capacity / 2;
+            self.write_children(level, if shares { total.div_ceil(2) } else { capacity })?;
+        }
+        let rest = self.run_above(level - 1).len();
+        if rest > 0 {
+            self.write_children(level, rest)?;
+        }
+        *self.run_above(level - 1) = ChildRun::default();
+        self.free_reusable(level)
+    }
+
+    /// The run is a single underfull node: puts neighbours on its left before it, as long as they fit as a whole.
+    fn pull_left_children(&mut self, level: u8) -> Result<()> {
+        let (capacity, tree) = (NodeBuilder::capacity(self.nodesize), self.tree);
+        while self.is_underfull(level) {
+            let Some(left) = self.left_neighbour(level)? else { return Ok(()) };
+            if self.run_above(level - 1).len() + left.nritems() > capacity {
+                return Ok(());
+            }
+            self.run_above(level).pop();
+            self.take_apart(&left)?;
+            let run = self.run_above(level - 1);
+            run.add_old_children(left.nritems());
+            run.children.splice(0..0, (0..left.nritems()).map(|slot| ChildRef::untouched(&left.child_ptr(slot, tree))));
+        }
+        Ok(())
+    }
+
+    /// Writes the first pointers of a run as a node.
+    fn write_children(&mut self, level: u8, count: usize) -> Result<()> {
+        let bytenr = self.new_address(level)?;
+        let header = self.sink.header(bytenr, level);
+        let mut builder = NodeBuilder::new(self.nodesize);
+        let run = self.run_above(level - 1);
+        run.nr_written += count;
+        for child in run.children.drain(..count) {
+            assert!(
+                builder.push(&child.key, child.bytenr, child.generation),
+                "a node was asked to hold {count} children"
+            );
+        }
+        let child = self.emit(builder.finish(&header))?;
+        self.run_above(level).push(child);
+        self.cut_children(level + 1)
+    }
+}
