@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_transaction::{Operation, Tree};
@@ -28,6 +28,9 @@ pub(crate) struct Inode {
     pub(crate) tree: Arc<Tree>,
     pub(crate) subvolume: Arc<Subvolume>,
     pub(crate) state: RwLock<InodeState>,
+    /// Held while data of the inode is being written back, and by those who change its extents otherwise. Taken
+    /// before the state lock.
+    pub(crate) writeback: Mutex<()>,
 }
 
 /// What changes about an inode.
@@ -115,7 +118,7 @@ impl InodeState {
         Attr {
             id,
             size: item.size,
-            blocks: (round(item.nbytes) + round(self.data.delalloc_bytes())) / 512,
+            blocks: (round(item.nbytes) + round(self.data.delalloc_bytes(self.disk_size))) / 512,
             mode: item.mode,
             nlink: item.nlink,
             uid: item.uid,

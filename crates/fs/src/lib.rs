@@ -14,6 +14,7 @@ mod types;
 // The data path.
 mod compression;
 mod fallocate;
+mod file_data;
 mod read;
 mod reflink;
 mod write;
