@@ -1,0 +1,169 @@
+//! Where the next chunk goes: its size and its place on the devices.
+//!
+//! Sizes are the kernel's: data 1 GiB a stripe, metadata 256 MiB (1 GiB on more than 50 GiB), system 32 MiB; and never
+//! more than a tenth of the filesystem.
+//!
+//! Invariants:
+//! - I1. The first MiB of a device belongs to no stripe: boot loaders and the primary superblock live there.
+//! - I2. A planned stripe overlaps no stripe of a chunk in the map, and ends inside the device.
+
+use std::ops::Range;
+
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
+use ubtrfs_format::{DevId, Logical, Physical, RootId};
+use uuid::Uuid;
+
+use crate::profile::STRIPE_LEN;
+
+/// Device bytes that no chunk uses (I1).
+pub const DEVICE_RESERVED: u64 = 1 << 20;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// A chunk smaller than this is more bookkeeping than room.
+const STRIPE_LEN_MIN: u64 = MIB;
+
+/// One device as the planner sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceSpace {
+    pub(crate) devid: DevId,
+    pub(crate) uuid: Uuid,
+    pub(crate) total_bytes: u64,
+    /// Device extents, sorted.
+    pub(crate) used: Vec<Range<u64>>,
+}
+
+impl DeviceSpace {
+    /// Free ranges from [`DEVICE_RESERVED`] on, in whole stripe elements.
+    pub(crate) fn holes(&self) -> Vec<Range<u64>> {
+        let mut holes = Vec::new();
+        let mut at = DEVICE_RESERVED;
+        let mut push = |start: u64, end: u64| {
+            let start = start.next_multiple_of(STRIPE_LEN);
+            let end = end / STRIPE_LEN * STRIPE_LEN;
+            if start < end {
+                holes.push(start..end);
+            }
+        };
+        for used in &self.used {
+            if used.start >= self.total_bytes {
+                break;
+            }
+            push(at, used.start);
+            at = at.max(used.end);
+        }
+        if at < self.total_bytes {
+            push(at, self.total_bytes);
+        }
+        holes
+    }
+
+    /// Bytes in holes that a chunk could use.
+    pub(crate) fn unallocated_bytes(&self) -> u64 {
+        self.holes().iter().map(|hole| hole.end - hole.start).filter(|&len| len >= STRIPE_LEN_MIN).sum()
+    }
+}
+
+/// The largest logical length that a chunk of this type gets on a filesystem of `total_bytes`.
+pub(crate) fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
+    let by_type = if flags.contains(BlockGroupFlags::DATA) {
+        GIB
+    } else if flags.contains(BlockGroupFlags::METADATA) {
+        if total_bytes > 50 * GIB { GIB } else { 256 * MIB }
+    } else {
+        32 * MIB
+    };
+    let tenth = (total_bytes / 10).next_multiple_of(STRIPE_LEN);
+    by_type.min(tenth.max(STRIPE_LEN_MIN))
+}
+
+/// Plans a chunk of the single or DUP profile; other profiles and full devices give `None`.
+pub(crate) fn plan(
+    devices: &[DeviceSpace],
+    flags: BlockGroupFlags,
+    max_len: u64,
+    sectorsize: u32,
+    next_logical: u64,
+) -> Option<(Logical, ChunkItem)> {
+    let profile = flags.intersection(BlockGroupFlags::PROFILES);
+    let nr_stripes = match profile {
+        BlockGroupFlags::DUP => 2,
+        _ if profile.is_empty() => 1,
+        _ => return None,
+    };
+    let total_bytes = devices.iter().map(|device| device.total_bytes).fold(0, u64::saturating_add);
+    let wanted = chunk_len_max(flags, total_bytes).min(max_len) / STRIPE_LEN * STRIPE_LEN;
+    let (device, hole) = devices
+        .iter()
+        .filter_map(|device| Some((device, best_hole(&device.holes(), wanted.checked_mul(nr_stripes)?)?)))
+        .max_by_key(|(device, hole)| (hole.end - hole.start, device.unallocated_bytes()))?;
+    let len = wanted.min((hole.end - hole.start) / nr_stripes / STRIPE_LEN * STRIPE_LEN);
+    if len < STRIPE_LEN_MIN.min(max_len) || len == 0 {
+        return None;
+    }
+    let logical = next_logical.max(DEVICE_RESERVED).checked_next_multiple_of(STRIPE_LEN)?;
+    logical.checked_add(len)?;
+    let stripe = |n| Stripe { devid: device.devid, offset: Physical(hole.start + n * len), dev_uuid: device.uuid };
+    let chunk = ChunkItem {
+        length: len,
+        owner: RootId::EXTENT_TREE.0,
+        stripe_len: STRIPE_LEN,
+        flags,
+        io_align: STRIPE_LEN as u32,
+        io_width: STRIPE_LEN as u32,
+        sector_size: sectorsize,
+        sub_stripes: 1,
+        stripes: (0..nr_stripes).map(stripe).collect(),
+    };
+    Some((Logical(logical), chunk))
+}
+
+/// The first hole that is large enough, cut to `wanted`; else the largest.
+fn best_hole(holes: &[Range<u64>], wanted: u64) -> Option<Range<u64>> {
+    let len = |hole: &Range<u64>| hole.end - hole.start;
+    let fitting = holes.iter().find(|hole| len(hole) >= wanted).map(|hole| hole.start..hole.start + wanted);
+    fitting.or_else(|| holes.iter().rev().max_by_key(|hole| len(hole)).cloned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(total_bytes: u64, used: &[Range<u64>]) -> DeviceSpace {
+        DeviceSpace { devid: DevId(1), uuid: Uuid::nil(), total_bytes, used: used.to_vec() }
+    }
+
+    fn planned(device: DeviceSpace, flags: BlockGroupFlags, max_len: u64) -> Option<(u64, Vec<u64>, u64)> {
+        let (logical, chunk) = plan(&[device], flags, max_len, 4096, 5 * MIB + 1)?;
+        Some((logical.0, chunk.stripes.iter().map(|stripe| stripe.offset.0).collect(), chunk.length))
+    }
+
+    const DUP_METADATA: BlockGroupFlags = BlockGroupFlags::METADATA.union(BlockGroupFlags::DUP);
+
+    #[test]
+    fn sizes_follow_type_and_filesystem() {
+        assert_eq!(chunk_len_max(BlockGroupFlags::DATA, 100 * GIB), GIB);
+        assert_eq!(chunk_len_max(BlockGroupFlags::DATA, GIB), 102 * MIB + 7 * STRIPE_LEN);
+        assert_eq!(chunk_len_max(DUP_METADATA, 20 * GIB), 256 * MIB);
+        assert_eq!(chunk_len_max(DUP_METADATA, 51 * GIB), GIB);
+        assert_eq!(chunk_len_max(BlockGroupFlags::SYSTEM, 51 * GIB), 32 * MIB);
+    }
+
+    #[test]
+    fn takes_the_first_hole_that_fits_else_the_largest() {
+        let used = [MIB..2 * MIB, 4 * MIB..20 * MIB, 50 * MIB..55 * MIB];
+        let fs = || device(100 * MIB, &used);
+        assert_eq!(planned(fs(), BlockGroupFlags::DATA, MIB), Some((5 * MIB + STRIPE_LEN, vec![2 * MIB], MIB)));
+        assert_eq!(planned(fs(), BlockGroupFlags::DATA, GIB), Some((5 * MIB + STRIPE_LEN, vec![20 * MIB], 10 * MIB)));
+        let dup = planned(fs(), DUP_METADATA, GIB).unwrap();
+        assert_eq!((dup.1, dup.2), (vec![20 * MIB, 30 * MIB], 10 * MIB));
+        assert_eq!(fs().unallocated_bytes(), (2 + 30 + 45) * MIB);
+    }
+
+    #[test]
+    fn a_full_device_gives_no_chunk() {
+        assert_eq!(planned(device(100 * MIB, &[MIB..100 * MIB - 4096]), BlockGroupFlags::DATA, GIB), None);
+        assert_eq!(planned(device(MIB, &[]), BlockGroupFlags::DATA, GIB), None);
+        assert_eq!(planned(device(GIB, &[]), BlockGroupFlags::DATA | BlockGroupFlags::RAID0, GIB), None);
+    }
+}

@@ -1,0 +1,258 @@
+//! Reading with verification, retry and repair; writing to all copies.
+//!
+//! Invariants:
+//! - I1. A bad piece is looked for in every copy before a read fails; the error is the one of the first copy.
+//! - I2. A repair checks good and bad copy again under the exclusive lock: a write that came in between wins.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Logical, Result};
+
+use crate::chunk_map::Chunk;
+use crate::profile::Segment;
+use crate::set::{Member, Stat, Volumes, unmapped};
+
+/// Asks whether a piece (by its index in the read) is what it should be.
+type Verify<'v> = dyn Fn(usize, &[u8]) -> Result<(), FormatError> + 'v;
+
+impl Volumes {
+    /// Reads `buf.len()` bytes. `verify(index, piece)` is asked for each piece of `unit_bytes`; one that fails, or
+    /// whose device fails, is tried from the other copies, and the good copy is written over the bad one (unless the
+    /// filesystem is read-only). A piece with no good copy fails the read.
+    pub fn read(&self, logical: Logical, buf: &mut [u8], unit_bytes: usize, verify: &Verify<'_>) -> Result<()> {
+        let unit_bytes = unit_bytes.max(1);
+        let whole = self.read_copy(logical, buf, 0);
+        for (index, piece) in buf.chunks_mut(unit_bytes).enumerate() {
+            let at = Logical(logical.0 + (index * unit_bytes) as u64);
+            let first = match &whole {
+                Ok(()) => verify(index, piece).map_err(|cause| Corrupt::new(cause).at(at).into()),
+                Err(_) => self.read_verified(at, piece, 0, index, verify),
+            };
+            if let Err(error) = first {
+                self.read_other_copies(at, piece, index, verify, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_verified(
+        &self,
+        at: Logical,
+        piece: &mut [u8],
+        copy: usize,
+        index: usize,
+        verify: &Verify<'_>,
+    ) -> Result<()> {
+        self.read_copy(at, piece, copy)?;
+        verify(index, piece).map_err(|cause| Corrupt::new(cause).at(at).into())
+    }
+
+    /// The piece's first copy is bad: finds a good one, and puts it over the bad ones.
+    fn read_other_copies(
+        &self,
+        at: Logical,
+        piece: &mut [u8],
+        index: usize,
+        verify: &Verify<'_>,
+        first_error: Error,
+    ) -> Result<()> {
+        self.count_bad(at, 0, &first_error);
+        let mut bad = vec![0];
+        for copy in 1..self.num_copies(at) {
+            match self.read_verified(at, piece, copy, index, verify) {
+                Ok(()) => {
+                    self.repair(at, piece, &bad, copy, &|content| verify(index, content).is_ok());
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.count_bad(at, copy, &error);
+                    bad.push(copy);
+                }
+            }
+        }
+        Err(first_error)
+    }
+
+    /// Read errors are counted where they happen; this counts wrong content.
+    fn count_bad(&self, at: Logical, copy: usize, error: &Error) {
+        if let Error::Corrupt(_) = error
+            && let Some(chunk) = self.chunks.get(at)
+            && let Some(segment) = chunk.geometry.segments(at.0 - chunk.start, 1, copy).next()
+            && let Some(member) = self.member(chunk.item.stripes[segment.stripe].devid)
+        {
+            member.count(Stat::Corruption);
+        }
+    }
+
+    /// Writes a good piece over its bad copies, unless something changed meanwhile (I2). Failing is not an error: the
+    /// reader has its data.
+    fn repair(&self, at: Logical, good: &[u8], bad: &[usize], good_copy: usize, is_good: &dyn Fn(&[u8]) -> bool) {
+        if self.check_writable().is_err() {
+            return;
+        }
+        let _exclusive = self.repair_lock.write();
+        let mut now = vec![0; good.len()];
+        if self.read_copy(at, &mut now, good_copy).is_err() || now != good {
+            return;
+        }
+        for &copy in bad {
+            let is_bad = self.read_copy(at, &mut now, copy).is_err() || !is_good(&now);
+            if is_bad {
+                let _counted = self.write_copy(at, &[IoSlice::new(good)], copy);
+            }
+        }
+    }
+
+    /// Reads one copy without any check; `copy` counts from 0 to [`Volumes::num_copies`].
+    pub fn read_copy(&self, logical: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
+        let mut rest = buf;
+        let mut at = logical;
+        while !rest.is_empty() {
+            let chunk = self.chunk_for(at, copy)?;
+            let offset = at.0 - chunk.start;
+            let len = usize::try_from(chunk.item.length - offset).unwrap_or(usize::MAX).min(rest.len());
+            let (mut here, behind) = rest.split_at_mut(len);
+            for segment in chunk.geometry.segments(offset, len as u64, copy) {
+                let (piece, next) = here.split_at_mut(segment.len_bytes as usize);
+                self.read_segment(&chunk, segment, piece)?;
+                here = next;
+            }
+            rest = behind;
+            at = Logical(at.0 + len as u64);
+        }
+        Ok(())
+    }
+
+    fn chunk_for(&self, at: Logical, copy: usize) -> Result<Arc<Chunk>> {
+        self.chunks.get(at).filter(|chunk| copy < chunk.geometry.nr_copies()).ok_or_else(|| unmapped(at))
+    }
+
+    fn read_segment(&self, chunk: &Chunk, segment: Segment, piece: &mut [u8]) -> Result<()> {
+        let stripe = &chunk.item.stripes[segment.stripe];
+        let offset = stripe.offset.0 + segment.offset;
+        let io_error = |device, source| Error::Io { op: "read", device, offset, len_bytes: segment.len_bytes, source };
+        let Some(member) = self.member(stripe.devid) else { return Err(io_error(missing(stripe.devid), not_given())) };
+        let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given())) };
+        backend.read_at(offset, piece).map_err(|source| {
+            member.count(Stat::Read);
+            io_error(backend.describe(), source)
+        })
+    }
+
+    /// Writes all copies.
+    pub fn write(&self, logical: Logical, data: &[u8]) -> Result<()> {
+        self.write_vectored(logical, &[IoSlice::new(data)])
+    }
+
+    /// Writes all copies of several buffers, one behind the other. An error means that the copies may differ.
+    pub fn write_vectored(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.check_writable()?;
+        let _shared = self.repair_lock.read();
+        let nr_copies = self.num_copies(logical);
+        if nr_copies == 0 {
+            return Err(unmapped(logical));
+        }
+        (0..nr_copies).try_for_each(|copy| self.write_copy(logical, bufs, copy))
+    }
+
+    fn write_copy(&self, logical: Logical, bufs: &[IoSlice<'_>], copy: usize) -> Result<()> {
+        let total: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let mut done = 0;
+        while done < total {
+            let at = Logical(logical.0 + done as u64);
+            let chunk = self.chunk_for(at, copy)?;
+            if chunk.geometry.has_parity() {
+                return Err(Error::ReadOnly { reason: "RAID5 and RAID6 are supported for reading only".to_owned() });
+            }
+            let offset = at.0 - chunk.start;
+            let len = usize::try_from(chunk.item.length - offset).unwrap_or(usize::MAX).min(total - done);
+            for segment in chunk.geometry.segments(offset, len as u64, copy) {
+                let segment_len = segment.len_bytes as usize;
+                match done == 0 && segment_len == total {
+                    true => self.write_segment(&chunk, segment, bufs)?,
+                    false => self.write_segment(&chunk, segment, &slice_bufs(bufs, done, segment_len))?,
+                }
+                done += segment_len;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_segment(&self, chunk: &Chunk, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
+        let stripe = &chunk.item.stripes[segment.stripe];
+        let offset = stripe.offset.0 + segment.offset;
+        let io_error = |device, source| Error::Io { op: "write", device, offset, len_bytes: segment.len_bytes, source };
+        let member: Arc<Member> =
+            self.member(stripe.devid).ok_or_else(|| io_error(missing(stripe.devid), not_given()))?;
+        let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given())) };
+        let written = match bufs {
+            [buf] => backend.write_at(offset, buf),
+            bufs => backend.write_vectored_at(offset, bufs),
+        };
+        written.map_err(|source| {
+            member.count(Stat::Write);
+            io_error(backend.describe(), source)
+        })
+    }
+
+    /// Tells the devices that a range is not needed any more: best effort. What is freed must be committed before.
+    pub fn discard(&self, logical: Logical, len_bytes: u64) -> Result<()> {
+        self.check_writable()?;
+        let _shared = self.repair_lock.read();
+        let end = logical.0.saturating_add(len_bytes);
+        let mut at = logical;
+        while at.0 < end {
+            let chunk = self.chunk_for(at, 0)?;
+            let len = (end - at.0).min(chunk.end() - at.0);
+            for copy in 0..chunk.geometry.nr_copies() {
+                for segment in chunk.geometry.segments(at.0 - chunk.start, len, copy) {
+                    self.discard_segment(&chunk, segment)?;
+                }
+            }
+            at = Logical(at.0 + len);
+        }
+        Ok(())
+    }
+
+    fn discard_segment(&self, chunk: &Chunk, segment: Segment) -> Result<()> {
+        let stripe = &chunk.item.stripes[segment.stripe];
+        let Some(backend) = self.member(stripe.devid).and_then(|member| member.backend.clone()) else { return Ok(()) };
+        let offset = stripe.offset.0 + segment.offset;
+        backend.discard(offset, segment.len_bytes).map_err(|source| Error::Io {
+            op: "discard",
+            device: backend.describe(),
+            offset,
+            len_bytes: segment.len_bytes,
+            source,
+        })
+    }
+}
+
+fn missing(devid: DevId) -> String {
+    format!("missing device {devid}")
+}
+
+fn not_given() -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::NotFound, "the device was not given")
+}
+
+/// The part of `bufs` from byte `start`, `len` bytes long.
+fn slice_bufs<'a>(bufs: &'a [IoSlice<'_>], start: usize, len: usize) -> Vec<IoSlice<'a>> {
+    let (mut skip, mut left) = (start, len);
+    let mut out = Vec::new();
+    for buf in bufs {
+        if skip >= buf.len() {
+            skip -= buf.len();
+            continue;
+        }
+        let take = left.min(buf.len() - skip);
+        out.push(IoSlice::new(&buf[skip..skip + take]));
+        left -= take;
+        skip = 0;
+        if left == 0 {
+            break;
+        }
+    }
+    out
+}

@@ -1,0 +1,303 @@
+//! How each profile lays a chunk's logical bytes over its stripes.
+//!
+//! Source: the btrfs on-disk format page ("Chunk item") and the layout that the kernel writes. With `n` stripes, logical
+//! offset `o` in the chunk, element `e = o / 64 KiB`:
+//!
+//! | profile | copies | data stripes | element `e` lies in stripe | at row |
+//! |---|---|---|---|---|
+//! | single, dup, raid1, raid1c3, raid1c4 | n | 1 | every | not striped |
+//! | raid0 | 1 | n | e % n | e / n |
+//! | raid10 | 2 | n / 2 | e % (n / 2) * 2 + copy | e / (n / 2) |
+//! | raid5, raid6 | 1 | n - 1, n - 2 | (e % data + row) % n | e / data |
+//!
+//! Invariants:
+//! - I1. A [`Geometry`] exists only for a chunk whose fields passed [`Geometry::of`]; mapping then cannot overflow.
+
+use ubtrfs_format::FormatError;
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem};
+
+/// Bytes of a stripe element.
+pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
+
+/// No device is that large; keeps sums of lengths inside 64 bits.
+const LENGTH_MAX: u64 = 1 << 60;
+
+/// The facts about one profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Profile {
+    flag: BlockGroupFlags,
+    /// Stripes that the chunk has at least.
+    nr_stripes_min: usize,
+    /// Stripes that it has at most.
+    nr_stripes_max: usize,
+    /// Stripes that hold parity.
+    nr_parity: usize,
+    /// Copies of each byte; 0: one in each stripe.
+    nr_copies: usize,
+    is_striped: bool,
+}
+
+const PROFILES: [Profile; 9] = [
+    Profile::mirrored(BlockGroupFlags::empty(), 1),
+    Profile::mirrored(BlockGroupFlags::DUP, 2),
+    Profile::mirrored(BlockGroupFlags::RAID1, 2),
+    Profile::mirrored(BlockGroupFlags::RAID1C3, 3),
+    Profile::mirrored(BlockGroupFlags::RAID1C4, 4),
+    Profile::striped(BlockGroupFlags::RAID0, 1, 0, 1),
+    Profile::striped(BlockGroupFlags::RAID10, 2, 0, 2),
+    Profile::striped(BlockGroupFlags::RAID5, 2, 1, 1),
+    Profile::striped(BlockGroupFlags::RAID6, 3, 2, 1),
+];
+
+impl Profile {
+    const fn mirrored(flag: BlockGroupFlags, nr_copies: usize) -> Self {
+        Self { flag, nr_stripes_min: nr_copies, nr_stripes_max: nr_copies, nr_parity: 0, nr_copies, is_striped: false }
+    }
+
+    const fn striped(flag: BlockGroupFlags, nr_stripes_min: usize, nr_parity: usize, nr_copies: usize) -> Self {
+        Self { flag, nr_stripes_min, nr_stripes_max: u16::MAX as usize, nr_parity, nr_copies, is_striped: true }
+    }
+}
+
+/// The name of a profile, as btrfs-progs prints it.
+pub fn profile_name(flags: BlockGroupFlags) -> &'static str {
+    match flags.intersection(BlockGroupFlags::PROFILES) {
+        BlockGroupFlags::RAID0 => "RAID0",
+        BlockGroupFlags::RAID1 => "RAID1",
+        BlockGroupFlags::DUP => "DUP",
+        BlockGroupFlags::RAID10 => "RAID10",
+        BlockGroupFlags::RAID5 => "RAID5",
+        BlockGroupFlags::RAID6 => "RAID6",
+        BlockGroupFlags::RAID1C3 => "RAID1C3",
+        BlockGroupFlags::RAID1C4 => "RAID1C4",
+        flags if flags.is_empty() => "single",
+        _ => "unknown",
+    }
+}
+
+/// A run of bytes on one stripe of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// Index of the stripe.
+    pub(crate) stripe: usize,
+    /// Offset from the stripe's start.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) len_bytes: u64,
+}
+
+/// How one chunk is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    profile: Profile,
+    nr_stripes: u64,
+    /// Stripes' worth of logical bytes in a row.
+    nr_data: u64,
+    length: u64,
+}
+
+fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError {
+    FormatError::Value { what: "chunk", field, value, expected }
+}
+
+impl Geometry {
+    /// The layout of a chunk at `logical`; an error if its fields contradict each other.
+    pub(crate) fn of(logical: u64, chunk: &ChunkItem, sectorsize: u32) -> Result<Self, FormatError> {
+        let sectorsize = u64::from(sectorsize.max(1));
+        if chunk.length == 0 || !chunk.length.is_multiple_of(sectorsize) {
+            return Err(value("length", chunk.length, "expected a multiple of the sector size"));
+        }
+        if chunk.length > LENGTH_MAX {
+            return Err(value("length", chunk.length, "expected at most 2^60"));
+        }
+        if !logical.is_multiple_of(sectorsize) || logical.checked_add(chunk.length).is_none() {
+            return Err(value("logical", logical, "expected a sector inside the address space"));
+        }
+        if chunk.stripe_len != STRIPE_LEN {
+            return Err(value("stripe_len", chunk.stripe_len, "expected 65536"));
+        }
+        if !chunk.flags.intersects(BlockGroupFlags::TYPES) {
+            return Err(value("type", chunk.flags.bits(), "expected data, metadata or system"));
+        }
+        let wanted = chunk.flags.intersection(BlockGroupFlags::PROFILES);
+        let profile = PROFILES.into_iter().find(|profile| profile.flag == wanted).ok_or(value(
+            "type",
+            chunk.flags.bits(),
+            "expected at most one profile",
+        ))?;
+        let nr_stripes = chunk.stripes.len();
+        if !(profile.nr_stripes_min..=profile.nr_stripes_max).contains(&nr_stripes) {
+            return Err(value("num_stripes", nr_stripes as u64, "expected as many as the profile takes"));
+        }
+        let nr_data = match profile.is_striped {
+            true => (nr_stripes - profile.nr_parity) / profile.nr_copies,
+            false => 1,
+        };
+        let is_raid10 = profile.flag == BlockGroupFlags::RAID10;
+        if is_raid10 && (chunk.sub_stripes != 2 || !nr_stripes.is_multiple_of(2)) {
+            return Err(value("sub_stripes", chunk.sub_stripes.into(), "expected 2 and an even number of stripes"));
+        }
+        let geometry = Self { profile, nr_stripes: nr_stripes as u64, nr_data: nr_data as u64, length: chunk.length };
+        let len = geometry.stripe_len_bytes();
+        match chunk.stripes.iter().find(|stripe| stripe.offset.0.checked_add(len).is_none()) {
+            Some(stripe) => Err(value("stripe offset", stripe.offset.0, "expected one inside the device")),
+            None => Ok(geometry),
+        }
+    }
+
+    /// Bytes of each stripe on its device: the length of its device extent.
+    pub(crate) fn stripe_len_bytes(&self) -> u64 {
+        match self.profile.is_striped {
+            true => self.length.div_ceil(self.nr_data).next_multiple_of(STRIPE_LEN),
+            false => self.length,
+        }
+    }
+
+    /// Copies of each byte that can be read.
+    pub(crate) fn nr_copies(&self) -> usize {
+        self.profile.nr_copies
+    }
+
+    /// Whether writing needs parity.
+    pub(crate) fn has_parity(&self) -> bool {
+        self.profile.nr_parity > 0
+    }
+
+    /// Where `len_bytes` at `offset` in the chunk lie, in order, in this copy. The range must be inside the chunk.
+    pub(crate) fn segments(&self, offset: u64, len_bytes: u64, copy: usize) -> impl Iterator<Item = Segment> + use<> {
+        let this = *self;
+        let end = offset + len_bytes;
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let segment = this.segment(at, end - at, copy);
+            at += segment.len_bytes;
+            Some(segment)
+        })
+    }
+
+    fn segment(&self, offset: u64, len_bytes: u64, copy: usize) -> Segment {
+        if !self.profile.is_striped {
+            return Segment { stripe: copy, offset, len_bytes };
+        }
+        let in_element = offset % STRIPE_LEN;
+        let element = offset / STRIPE_LEN;
+        let (row, column) = (element / self.nr_data, element % self.nr_data);
+        let stripe = match self.profile.flag {
+            BlockGroupFlags::RAID10 => column * 2 + copy as u64,
+            _ if self.has_parity() => (column + row % self.nr_stripes) % self.nr_stripes,
+            _ => column,
+        };
+        Segment {
+            stripe: stripe as usize,
+            offset: row * STRIPE_LEN + in_element,
+            len_bytes: len_bytes.min(STRIPE_LEN - in_element),
+        }
+    }
+
+    /// The offset in the chunk of the first logical byte of the row element that covers `offset` of this stripe, and
+    /// how many logical bytes the row element stands for; the inverse of [`Geometry::segments`] as the kernel uses it
+    /// to exclude superblock mirrors. `None` where the offset is past the stripe.
+    pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<std::ops::Range<u64>> {
+        if offset >= self.stripe_len_bytes() {
+            return None;
+        }
+        let (row, in_element) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
+        let (start, len_bytes) = match self.profile.flag {
+            _ if self.has_parity() => (row * self.nr_data * STRIPE_LEN, self.nr_data * STRIPE_LEN),
+            BlockGroupFlags::RAID10 => ((row * self.nr_data + stripe as u64 / 2) * STRIPE_LEN + in_element, STRIPE_LEN),
+            BlockGroupFlags::RAID0 => ((row * self.nr_data + stripe as u64) * STRIPE_LEN + in_element, STRIPE_LEN),
+            _ => (offset, STRIPE_LEN),
+        };
+        let end = (start + len_bytes).min(self.length);
+        (start < end).then_some(start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ubtrfs_format::item::Stripe;
+    use ubtrfs_format::{DevId, Physical};
+    use uuid::Uuid;
+
+    const K64: u64 = STRIPE_LEN;
+
+    fn chunk(profile: BlockGroupFlags, nr_stripes: usize, length: u64) -> ChunkItem {
+        let stripe = |n| Stripe { devid: DevId(n as u64 + 1), offset: Physical(1 << 20), dev_uuid: Uuid::nil() };
+        ChunkItem {
+            length,
+            owner: 2,
+            stripe_len: STRIPE_LEN,
+            flags: BlockGroupFlags::DATA | profile,
+            io_align: 65536,
+            io_width: 65536,
+            sector_size: 4096,
+            sub_stripes: if profile == BlockGroupFlags::RAID10 { 2 } else { 1 },
+            stripes: (0..nr_stripes).map(stripe).collect(),
+        }
+    }
+
+    fn geometry(profile: BlockGroupFlags, nr_stripes: usize, length: u64) -> Geometry {
+        Geometry::of(1 << 30, &chunk(profile, nr_stripes, length), 4096).unwrap()
+    }
+
+    fn places(geometry: &Geometry, offset: u64, len: u64, copy: usize) -> Vec<(usize, u64, u64)> {
+        geometry.segments(offset, len, copy).map(|s| (s.stripe, s.offset, s.len_bytes)).collect()
+    }
+
+    #[test]
+    fn mirrored_profiles_are_one_run_in_each_stripe() {
+        let raid1c3 = geometry(BlockGroupFlags::RAID1C3, 3, 1 << 20);
+        assert_eq!(raid1c3.nr_copies(), 3);
+        assert_eq!(places(&raid1c3, 4096, 500_000, 2), [(2, 4096, 500_000)]);
+    }
+
+    #[test]
+    fn striped_profiles_rotate_as_the_kernel_does() {
+        let raid0 = geometry(BlockGroupFlags::RAID0, 3, 12 * K64);
+        assert_eq!(raid0.stripe_len_bytes(), 4 * K64);
+        assert_eq!(places(&raid0, 2 * K64 + 100, 2 * K64, 0), [(2, 100, K64 - 100), (0, K64, K64), (1, K64, 100)]);
+        let raid10 = geometry(BlockGroupFlags::RAID10, 4, 8 * K64);
+        assert_eq!(raid10.stripe_len_bytes(), 4 * K64);
+        assert_eq!(places(&raid10, 3 * K64, K64, 1), [(3, K64, K64)]);
+        let raid5 = geometry(BlockGroupFlags::RAID5, 3, 12 * K64);
+        assert_eq!(raid5.stripe_len_bytes(), 6 * K64);
+        // Row 0: d0 d1 P; row 1: P d2 d3; row 2: d5 P d4.
+        let stripes: Vec<usize> = places(&raid5, 0, 6 * K64, 0).iter().map(|place| place.0).collect();
+        assert_eq!(stripes, [0, 1, 1, 2, 2, 0]);
+    }
+
+    #[test]
+    fn contradictory_chunks_are_refused() {
+        let field = |chunk: &ChunkItem, logical| match Geometry::of(logical, chunk, 4096) {
+            Err(FormatError::Value { field, .. }) => field,
+            other => panic!("{other:?}"),
+        };
+        let good = chunk(BlockGroupFlags::DUP, 2, 1 << 20);
+        assert_eq!(field(&ChunkItem { length: 0, ..good.clone() }, 0), "length");
+        assert_eq!(field(&ChunkItem { length: 4095, ..good.clone() }, 0), "length");
+        assert_eq!(field(&good, u64::MAX - 4095), "logical");
+        assert_eq!(field(&ChunkItem { stripe_len: 0, ..good.clone() }, 0), "stripe_len");
+        assert_eq!(field(&ChunkItem { stripes: Vec::new(), ..good.clone() }, 0), "num_stripes");
+        assert_eq!(field(&chunk(BlockGroupFlags::RAID0 | BlockGroupFlags::DUP, 2, 4096), 0), "type");
+        assert_eq!(field(&chunk(BlockGroupFlags::RAID10, 3, 4096), 0), "sub_stripes");
+        assert_eq!(field(&chunk(BlockGroupFlags::RAID6, 2, 4096), 0), "num_stripes");
+        let mut far = good;
+        far.stripes[1].offset = Physical(u64::MAX - 5);
+        assert_eq!(field(&far, 0), "stripe offset");
+    }
+
+    #[test]
+    fn the_inverse_finds_the_logical_range() {
+        let dup = geometry(BlockGroupFlags::DUP, 2, 1 << 20);
+        assert_eq!(dup.logical_range_of(1, 8 * K64), Some(8 * K64..9 * K64));
+        assert_eq!(dup.logical_range_of(1, 1 << 20), None);
+        let raid0 = geometry(BlockGroupFlags::RAID0, 3, 12 * K64);
+        assert_eq!(raid0.logical_range_of(1, K64), Some(4 * K64..5 * K64));
+        let raid5 = geometry(BlockGroupFlags::RAID5, 3, 12 * K64);
+        assert_eq!(raid5.logical_range_of(1, K64), Some(2 * K64..4 * K64));
+    }
+}

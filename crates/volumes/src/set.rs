@@ -1,0 +1,480 @@
+//! [`Volumes`]: the set of devices, opened; what is known about them; chunks and superblocks.
+//!
+//! Invariants:
+//! - I1. Device ids in the set are unique; a device that was not given but is named by a device item is there without
+//!   a backend.
+//! - I2. A device's `bytes_used` is the sum of the stripes of the chunks in the map: it has no other owner.
+//! - I3. The mirrors of a superblock are written after the primary is durable, so at any moment a durable valid
+//!   superblock exists.
+//!
+//! Lock order: `devices` before `stats` of a device; both are leaves otherwise.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+use ubtrfs_device::Device;
+use ubtrfs_format::codec::{Field, Reader};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem};
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Key, KeyType, Logical, Result, objectid};
+use uuid::Uuid;
+
+use crate::allocation::{self, DeviceSpace};
+use crate::chunk_map::{Chunk, ChunkMap};
+use crate::superblock::{self, Found};
+use crate::{features, profile};
+
+/// How to open a filesystem's devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Nothing is written, not even repairs.
+    pub read_only: bool,
+}
+
+/// A device as users see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSummary {
+    /// Its id.
+    pub devid: DevId,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its size as the filesystem uses it.
+    pub total_bytes: u64,
+    /// Bytes in device extents.
+    pub bytes_used: u64,
+    /// The path, or `None` where it is missing.
+    pub path: Option<String>,
+}
+
+/// Indexes of the error counters in a `DevStatsItem`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stat {
+    Write = 0,
+    Read = 1,
+    Flush = 2,
+    Corruption = 3,
+}
+
+/// One device of the set.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// From the superblock, then from the chunk tree; `bytes_used` is not kept here.
+    item: RwLock<DevItem>,
+    /// `None`: missing.
+    pub(crate) backend: Option<Arc<dyn Device>>,
+    stats: [AtomicU64; 5],
+    stats_changed: AtomicBool,
+}
+
+impl Member {
+    fn new(item: DevItem, backend: Option<Arc<dyn Device>>) -> Self {
+        Self { item: RwLock::new(item), backend, stats: Default::default(), stats_changed: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn count(&self, stat: Stat) {
+        self.stats[stat as usize].fetch_add(1, Ordering::Relaxed);
+        self.stats_changed.store(true, Ordering::Release);
+    }
+
+    fn stats_item(&self) -> DevStatsItem {
+        DevStatsItem { values: std::array::from_fn(|n| self.stats[n].load(Ordering::Relaxed)) }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match &self.backend {
+            Some(backend) => backend.describe(),
+            None => format!("missing device {}", self.item.read().devid),
+        }
+    }
+}
+
+/// The devices of one filesystem.
+#[derive(Debug)]
+pub struct Volumes {
+    superblock: Superblock,
+    superblock_mirror: usize,
+    write_refusal: Option<String>,
+    /// Asked for by the opener.
+    read_only: bool,
+    devices: RwLock<BTreeMap<u64, Arc<Member>>>,
+    pub(crate) chunks: ChunkMap,
+    /// Shared by writes, exclusive for a repair: a repair must not put old content over a newer write.
+    pub(crate) repair_lock: RwLock<()>,
+}
+
+impl Volumes {
+    /// Opens a filesystem from all its devices. Its features must be readable; see [`Volumes::write_refusal`] for
+    /// whether it can be written.
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
+        let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
+        for device in devices {
+            found.push((superblock::find(device.as_ref())?, device));
+        }
+        let Some(newest) = found.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation) else {
+            return Err(Error::Refused { what: "no device was given".to_owned(), hint: "name at least one" });
+        };
+        let newest = newest.clone();
+        features::check_readable(&newest.superblock)?;
+        let mut members = BTreeMap::new();
+        for (Found { superblock, .. }, device) in &found {
+            check_member(superblock, &newest.superblock, device.as_ref())?;
+            let item = superblock.dev_item.clone();
+            let devid = item.devid.0;
+            let member = Arc::new(Member::new(item, Some(device.clone())));
+            if let Some(other) = members.insert(devid, member) {
+                return Err(Error::Refused {
+                    what: format!("{} and {} are both device {devid}", other.describe(), device.describe()),
+                    hint: "give one of them",
+                });
+            }
+        }
+        let write_refusal = write_refusal(&newest, &found);
+        let volumes = Self {
+            superblock_mirror: newest.mirror,
+            superblock: newest.superblock,
+            write_refusal,
+            read_only: options.read_only || found.iter().any(|(_, device)| device.is_read_only()),
+            devices: RwLock::new(members),
+            chunks: ChunkMap::default(),
+            repair_lock: RwLock::new(()),
+        };
+        volumes.add_system_chunks()?;
+        Ok(volumes)
+    }
+
+    fn add_system_chunks(&self) -> Result<()> {
+        let sb = &self.superblock;
+        let array = sb.sys_chunk_array.get(..sb.sys_chunk_array_size as usize).unwrap_or_default();
+        let mut reader = Reader::new("sys_chunk_array", array);
+        while !reader.is_empty() {
+            let key = Key::read(&mut reader)?;
+            if (key.objectid, key.item_type) != (objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM) {
+                return Err(FormatError::Value {
+                    what: "sys_chunk_array",
+                    field: "key type",
+                    value: key.item_type.0.into(),
+                    expected: "expected a chunk item",
+                }
+                .into());
+            }
+            self.add_chunk(Logical(key.offset), ChunkItem::read(&mut reader)?)?;
+        }
+        if self.chunks.get(sb.chunk_root).is_none() {
+            return Err(unmapped(sb.chunk_root));
+        }
+        Ok(())
+    }
+
+    /// Why the filesystem cannot be written, if it cannot: features, profiles, missing or several devices, a log to
+    /// replay. Ask again when all chunks were added. Whether the opener asked for read-only does not matter here.
+    pub fn write_refusal(&self) -> Option<String> {
+        self.write_refusal.clone().or_else(|| {
+            let is_other = |chunk: &&Arc<Chunk>| {
+                let profile = chunk.item.flags.intersection(BlockGroupFlags::PROFILES);
+                !profile.is_empty() && profile != BlockGroupFlags::DUP
+            };
+            let chunks = self.chunks.all();
+            let other = chunks.iter().find(is_other)?;
+            Some(format!("{} chunks are supported for reading only", profile::profile_name(other.item.flags)))
+        })
+    }
+
+    /// The superblock, as read at open.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Which mirror it came from: 0 for the primary at 64 KiB.
+    pub fn superblock_mirror(&self) -> usize {
+        self.superblock_mirror
+    }
+
+    /// Fails unless writing is allowed.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        let reason = match &self.write_refusal {
+            Some(reason) => reason.clone(),
+            None if self.read_only => "opened read-only".to_owned(),
+            None => return Ok(()),
+        };
+        Err(Error::ReadOnly { reason })
+    }
+
+    /// Adds a chunk of the chunk tree. The same chunk again is fine; one that overlaps another, contradicts itself or
+    /// ends past its device is corrupt.
+    pub fn add_chunk(&self, logical: Logical, chunk: ChunkItem) -> Result<()> {
+        let stripe_len = profile::Geometry::of(logical.0, &chunk, self.superblock.sectorsize)
+            .map_err(|cause| Corrupt::new(cause).at(logical))?
+            .stripe_len_bytes();
+        for stripe in &chunk.stripes {
+            let Some(member) = self.member(stripe.devid) else { continue };
+            let total_bytes = member.item.read().total_bytes;
+            if stripe.offset.0.checked_add(stripe_len).is_none_or(|end| end > total_bytes) {
+                let cause = FormatError::Value {
+                    what: "chunk",
+                    field: "stripe offset",
+                    value: stripe.offset.0,
+                    expected: "expected the stripe to end inside its device",
+                };
+                return Err(Corrupt::new(cause).at(logical).into());
+            }
+        }
+        self.chunks.add(logical, chunk, self.superblock.sectorsize)
+    }
+
+    /// Forgets a chunk; its device space can be planned again at once, so call it when the removal is committed. Its
+    /// logical addresses are not used again while the filesystem is open.
+    pub fn remove_chunk(&self, logical: Logical) {
+        self.chunks.remove(logical);
+    }
+
+    /// The chunk that covers an address, and its start.
+    pub fn chunk_at(&self, logical: Logical) -> Option<(Logical, Arc<ChunkItem>)> {
+        self.chunks.get(logical).map(|chunk| (Logical(chunk.start), chunk.item.clone()))
+    }
+
+    /// All chunks in order.
+    pub fn chunks(&self) -> Vec<(Logical, Arc<ChunkItem>)> {
+        self.chunks.all().iter().map(|chunk| (Logical(chunk.start), chunk.item.clone())).collect()
+    }
+
+    /// Bytes that each stripe of this chunk takes on its device: the length of its device extents.
+    pub fn stripe_len_bytes(&self, logical: Logical) -> Option<u64> {
+        self.chunks.get(logical).map(|chunk| chunk.geometry.stripe_len_bytes())
+    }
+
+    /// Plans a new chunk of this type and profile, at most `max_len` logical bytes; it is not added to the map yet.
+    /// `None` where no device has room for a useful one, or the profile is not written.
+    pub fn plan_chunk(&self, flags: BlockGroupFlags, max_len: u64) -> Option<(Logical, ChunkItem)> {
+        let devices = self.device_spaces(true);
+        allocation::plan(&devices, flags, max_len, self.superblock.sectorsize, self.chunks.next_logical())
+    }
+
+    /// Bytes of all devices that new chunks could still use.
+    pub fn unallocated_bytes(&self) -> u64 {
+        self.device_spaces(true).iter().map(DeviceSpace::unallocated_bytes).sum()
+    }
+
+    /// Logical ranges of that chunk that cover superblock mirrors, sorted and merged, as the kernel excludes them: a
+    /// stripe element (a row of them, with parity) for each mirror.
+    pub fn reserved_ranges(&self, logical: Logical) -> Vec<Range<u64>> {
+        let Some(chunk) = self.chunks.get(logical) else { return Vec::new() };
+        let mut ranges = Vec::new();
+        // Below the primary superblock's address nothing is allocated either.
+        if chunk.start < SUPERBLOCK_OFFSETS[0] {
+            ranges.push(chunk.start..SUPERBLOCK_OFFSETS[0].min(chunk.end()));
+        }
+        for (index, stripe) in chunk.item.stripes.iter().enumerate() {
+            for mirror in SUPERBLOCK_OFFSETS {
+                let Some(offset) = mirror.checked_sub(stripe.offset.0) else { continue };
+                let range = chunk.geometry.logical_range_of(index, offset);
+                ranges.extend(range.map(|range| chunk.start + range.start..chunk.start + range.end));
+            }
+        }
+        merge(ranges)
+    }
+
+    /// Copies that can be read at this address; 0 where no chunk is.
+    pub fn num_copies(&self, logical: Logical) -> usize {
+        self.chunks.get(logical).map_or(0, |chunk| chunk.geometry.nr_copies())
+    }
+
+    /// All devices, missing ones too.
+    pub fn devices(&self) -> Vec<DeviceSummary> {
+        let spaces = self.device_spaces(false);
+        let summary = |space: &DeviceSpace| DeviceSummary {
+            devid: space.devid,
+            uuid: space.uuid,
+            total_bytes: space.total_bytes,
+            bytes_used: space.used.iter().map(|range| range.end - range.start).sum(),
+            path: self.member(space.devid).and_then(|member| member.backend.as_ref().map(|b| b.describe())),
+        };
+        spaces.iter().map(summary).collect()
+    }
+
+    /// The device item as it should be in the chunk tree now: `bytes_used` is the sum of the chunks' stripes.
+    pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
+        let member = self.member(devid)?;
+        let mut item = member.item.read().clone();
+        item.bytes_used = self.used_of(devid).iter().map(|range| range.end - range.start).sum();
+        Some(item)
+    }
+
+    /// Takes over a device item of the chunk tree, which also tells of missing devices. An item that contradicts the
+    /// device at hand is corrupt.
+    pub fn set_dev_item(&self, item: &DevItem) -> Result<()> {
+        let mut devices = self.devices.write();
+        let Some(member) = devices.get(&item.devid.0) else {
+            devices.insert(item.devid.0, Arc::new(Member::new(item.clone(), None)));
+            return Ok(());
+        };
+        let mut known = member.item.write();
+        let wrong = |field, expected| {
+            let cause = FormatError::Value { what: "DevItem", field, value: item.devid.0, expected };
+            Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into())
+        };
+        if known.uuid != item.uuid {
+            return wrong("uuid", "expected the device's");
+        }
+        if member.backend.as_ref().is_some_and(|backend| backend.len_bytes() < item.total_bytes) {
+            return wrong("total_bytes", "expected at most the device's size");
+        }
+        *known = item.clone();
+        Ok(())
+    }
+
+    /// Error counters of each device, in this order: write, read, flush, corruption, generation.
+    pub fn stats(&self) -> Vec<(DevId, DevStatsItem)> {
+        self.devices.read().iter().map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
+    }
+
+    /// The counters that changed since they were last taken: what the next commit stores in the device tree.
+    pub fn take_changed_stats(&self) -> Vec<(DevId, DevStatsItem)> {
+        let devices = self.devices.read();
+        let changed = devices.iter().filter(|(_, member)| member.stats_changed.swap(false, Ordering::AcqRel));
+        changed.map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
+    }
+
+    /// Takes over the counters that the device tree holds; later errors are added to them.
+    pub fn set_stats(&self, devid: DevId, stats: &DevStatsItem) {
+        let Some(member) = self.member(devid) else { return };
+        for (counter, value) in member.stats.iter().zip(stats.values) {
+            counter.fetch_add(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes everything written so far durable on every device.
+    pub fn flush(&self) -> Result<()> {
+        for member in self.members() {
+            let Some(backend) = &member.backend else { continue };
+            backend.flush().map_err(|source| {
+                member.count(Stat::Flush);
+                Error::Io { op: "flush", device: backend.describe(), offset: 0, len_bytes: 0, source }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock to all devices; `bytenr`, `dev_item` and `csum` are filled in for each mirror.
+    ///
+    /// What it points to must be durable before: call [`Volumes::flush`] first. When this returns `Ok`, the primary
+    /// superblocks are durable (I3); the mirrors are written and become durable with the next flush. An error leaves
+    /// it open which superblock a later mount finds.
+    pub fn write_superblock(&self, sb: &Superblock) -> Result<()> {
+        self.check_writable()?;
+        let members: Vec<Arc<Member>> = self.members();
+        for member in &members {
+            self.write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
+        }
+        self.flush()?;
+        for member in &members {
+            for offset in &SUPERBLOCK_OFFSETS[1..] {
+                // A lost mirror is counted, and no reason to fail a commit that is durable already.
+                let _counted = self.write_mirror(sb, member, *offset);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_mirror(&self, sb: &Superblock, member: &Member, offset: u64) -> Result<()> {
+        let Some(backend) = &member.backend else { return Ok(()) };
+        let devid = member.item.read().devid;
+        let Some(dev_item) = self.dev_item(devid) else { return Ok(()) };
+        if !superblock::fits(offset, dev_item.total_bytes) {
+            return Ok(());
+        }
+        let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
+        backend.write_at(offset, &own.encode_with_csum()).map_err(|source| {
+            member.count(Stat::Write);
+            let len_bytes = SUPERBLOCK_SIZE as u64;
+            Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source }
+        })
+    }
+
+    pub(crate) fn member(&self, devid: DevId) -> Option<Arc<Member>> {
+        self.devices.read().get(&devid.0).cloned()
+    }
+
+    fn members(&self) -> Vec<Arc<Member>> {
+        self.devices.read().values().cloned().collect()
+    }
+
+    /// Device extents of a device, sorted.
+    fn used_of(&self, devid: DevId) -> Vec<Range<u64>> {
+        let of_chunk = |chunk: &Arc<Chunk>| {
+            let len = chunk.geometry.stripe_len_bytes();
+            let stripes = chunk.item.stripes.iter().filter(|stripe| stripe.devid == devid);
+            stripes.map(|stripe| stripe.offset.0..stripe.offset.0 + len).collect::<Vec<_>>()
+        };
+        let mut used: Vec<Range<u64>> = self.chunks.all().iter().flat_map(of_chunk).collect();
+        used.sort_by_key(|range| range.start);
+        used
+    }
+
+    fn device_spaces(&self, present_only: bool) -> Vec<DeviceSpace> {
+        let members = self.members();
+        let present = members.iter().filter(|member| !present_only || member.backend.is_some());
+        let space = |member: &Arc<Member>| {
+            let item = member.item.read();
+            let (devid, uuid, total_bytes) = (item.devid, item.uuid, item.total_bytes);
+            DeviceSpace { devid, uuid, total_bytes, used: self.used_of(devid) }
+        };
+        present.map(space).collect()
+    }
+}
+
+/// The error for an address in no chunk.
+pub(crate) fn unmapped(logical: Logical) -> Error {
+    let cause =
+        FormatError::Value { what: "address", field: "bytenr", value: logical.0, expected: "expected one in a chunk" };
+    Corrupt::new(cause).at(logical).into()
+}
+
+/// Whether a device can be a member of the filesystem with this superblock.
+fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> Result<()> {
+    if own.fsid != newest.fsid {
+        return Err(Error::Refused {
+            what: format!("{} belongs to filesystem {}, not {}", device.describe(), own.fsid, newest.fsid),
+            hint: "give the devices of one filesystem",
+        });
+    }
+    let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
+    if have < wanted {
+        return Err(Error::Refused {
+            what: format!("{} is cut off: it has {have} bytes, the filesystem on it needs {wanted}", device.describe()),
+            hint: "restore the whole image; nothing was changed",
+        });
+    }
+    Ok(())
+}
+
+fn write_refusal(newest: &Found, found: &[(Found, Arc<dyn Device>)]) -> Option<String> {
+    let sb = &newest.superblock;
+    if let Some(reason) = features::write_refusal(sb) {
+        return Some(reason);
+    }
+    if let Some((_, device)) = found.iter().find(|(found, _)| found.primary_lost) {
+        return Some(format!("the primary superblock of {} was overwritten; a mirror was used", device.describe()));
+    }
+    if sb.num_devices > found.len() as u64 {
+        return Some(format!("{} of its {} devices were given", found.len(), sb.num_devices));
+    }
+    if found.len() > 1 {
+        return Some("filesystems of several devices are supported for reading only".to_owned());
+    }
+    None
+}
+
+fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}

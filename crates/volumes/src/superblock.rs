@@ -1,0 +1,146 @@
+//! Finding the superblock of a device among its mirrors, and of a filesystem among its devices.
+//!
+//! Invariants:
+//! - I1. A superblock is taken only if its magic, own offset, checksum and fields are right.
+//! - I2. Among the mirrors of one device, those with another fsid than the primary's are left-overs of an older
+//!   filesystem and never taken; of the others the newest generation wins, the primary among equals.
+//! - I3. Where the primary is not a btrfs superblock at all, a mirror is only read, never written: something else may
+//!   live on the device now.
+
+use ubtrfs_device::Device;
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{CsumType, Error, FormatError, Result};
+
+/// A device's superblock.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) superblock: Superblock,
+    /// 0: the primary.
+    pub(crate) mirror: usize,
+    /// The primary is not btrfs's (I3).
+    pub(crate) primary_lost: bool,
+}
+
+/// The newest valid superblock of a device.
+pub(crate) fn find(device: &dyn Device) -> Result<Found> {
+    let primary = read_mirror(device, 0);
+    let primary_lost = matches!(&primary, Err(Unusable::NotBtrfs));
+    let primary_fsid = match &primary {
+        Ok(superblock) => Some(superblock.fsid),
+        Err(Unusable::Invalid { fsid, .. }) => *fsid,
+        Err(_) => None,
+    };
+    let mut candidates: Vec<(usize, Superblock)> = Vec::new();
+    candidates.extend(primary.as_ref().ok().map(|superblock| (0, superblock.clone())));
+    for mirror in 1..SUPERBLOCK_OFFSETS.len() {
+        if let Ok(superblock) = read_mirror(device, mirror)
+            && primary_fsid.is_none_or(|fsid| fsid == superblock.fsid)
+        {
+            candidates.push((mirror, superblock));
+        }
+    }
+    let newest = candidates.iter().map(|(_, superblock)| superblock.generation).max();
+    if let Some((mirror, superblock)) =
+        candidates.iter().find(|(_, superblock)| Some(superblock.generation) == newest).cloned()
+    {
+        if candidates.iter().any(|(_, other)| other.fsid != superblock.fsid) {
+            return Err(Error::Refused {
+                what: format!(
+                    "{}: the primary superblock is bad and its mirrors disagree on the fsid",
+                    device.describe()
+                ),
+                hint: "restore the right one with `btrfs rescue super-recover`",
+            });
+        }
+        return Ok(Found { superblock, mirror, primary_lost });
+    }
+    Err(match primary {
+        Err(Unusable::Io(source)) => Error::Io {
+            op: "read",
+            device: device.describe(),
+            offset: SUPERBLOCK_OFFSETS[0],
+            len_bytes: SUPERBLOCK_SIZE as u64,
+            source,
+        },
+        Err(Unusable::Invalid { cause, .. }) => Error::Refused {
+            what: format!("{}: no valid superblock: {cause}", device.describe()),
+            hint: "the mirrors are no better; restore the image from a backup",
+        },
+        Err(Unusable::NotBtrfs) | Ok(_) => Error::Refused {
+            what: format!("{} is not a btrfs filesystem", device.describe()),
+            hint: "check the path, or make one with `ubtrfs mkfs`",
+        },
+    })
+}
+
+enum Unusable {
+    Io(std::io::Error),
+    NotBtrfs,
+    /// A btrfs superblock, broken; its fsid, where the checksum vouches for it or a reader can at least see it.
+    Invalid {
+        fsid: Option<uuid::Uuid>,
+        cause: FormatError,
+    },
+}
+
+fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblock, Unusable> {
+    let offset = SUPERBLOCK_OFFSETS[mirror];
+    if !fits(offset, device.len_bytes()) {
+        return Err(Unusable::NotBtrfs);
+    }
+    let mut raw = vec![0; SUPERBLOCK_SIZE];
+    device.read_at(offset, &mut raw).map_err(Unusable::Io)?;
+    if raw[64..72] != MAGIC {
+        return Err(Unusable::NotBtrfs);
+    }
+    let superblock = Superblock::decode(&raw).map_err(|cause| Unusable::Invalid { fsid: None, cause })?;
+    let fsid = Some(superblock.fsid);
+    check(&superblock, &raw, offset).map_err(|cause| Unusable::Invalid { fsid, cause })?;
+    Ok(superblock)
+}
+
+/// Whether a superblock at `offset` fits, as the kernel decides it.
+pub(crate) fn fits(offset: u64, device_len: u64) -> bool {
+    offset + (SUPERBLOCK_SIZE as u64) < device_len
+}
+
+fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError {
+    FormatError::Value { what: "superblock", field, value, expected }
+}
+
+fn check(sb: &Superblock, raw: &[u8], offset: u64) -> Result<(), FormatError> {
+    if sb.bytenr != offset {
+        return Err(value("bytenr", sb.bytenr, "expected its own offset"));
+    }
+    let csum_type = CsumType::from_disk(sb.csum_type).ok_or(value(
+        "csum_type",
+        sb.csum_type.into(),
+        "expected crc32c, xxhash64, sha256 or blake2",
+    ))?;
+    let computed = csum_type.compute(&raw[32..]);
+    let size = csum_type.size();
+    if raw[..size] != computed[..size] {
+        return Err(FormatError::Checksum {
+            what: "superblock",
+            found: ubtrfs_format::node::hex(&raw[..size]),
+            computed: ubtrfs_format::node::hex(&computed[..size]),
+        });
+    }
+    let is_size = |bytes: u32| bytes.is_power_of_two() && (4096..=65536).contains(&bytes);
+    if !is_size(sb.sectorsize) {
+        return Err(value("sectorsize", sb.sectorsize.into(), "expected a power of two from 4096 to 65536"));
+    }
+    if !is_size(sb.nodesize) || sb.nodesize < sb.sectorsize {
+        return Err(value("nodesize", sb.nodesize.into(), "expected a power of two from sectorsize to 65536"));
+    }
+    if sb.num_devices == 0 {
+        return Err(value("num_devices", 0, "expected at least 1"));
+    }
+    if sb.sys_chunk_array_size as usize > sb.sys_chunk_array.len() {
+        return Err(value("sys_chunk_array_size", sb.sys_chunk_array_size.into(), "expected at most 2048"));
+    }
+    if sb.dev_item.fsid != sb.node_fsid() {
+        return Err(value("dev_item.fsid", sb.dev_item.devid.0, "expected the filesystem's"));
+    }
+    Ok(())
+}
