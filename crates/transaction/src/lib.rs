@@ -1,5 +1,35 @@
-//! ubtrfs-transaction.
+//! Transactions: what is changed together becomes durable together.
+//!
+//! Fourth floor. It alone loads space from the trees and persists it, derives references from item changes, copies
+//! shared blocks on write, makes chunks, and writes the superblock.
+//!
+//! - [`engine`]: [`Engine`], opening, failure, reservations of metadata.
+//! - [`operation`]: [`Operation`], a group of item changes inside one epoch.
+//! - [`tree_view`], [`delayed_item`]: trees as readers see them.
+//! - [`commit`]: the one sequence that makes an epoch durable.
+//! - [`cow`]: what happens to nodes and references when a batch is applied.
+//! - [`chunk_alloc`]: chunks and block groups.
+//! - [`data_io`], [`data_ledger`]: data extents and their checksums.
+//! - [`extent_tree`], [`free_space_tree`], [`csum_tree`]: batches for the trees that account for space.
 
+#![forbid(unsafe_code)]
+
+mod chunk_alloc;
+mod commit;
+mod cow;
 mod csum_tree;
+mod data_io;
+mod data_ledger;
+mod delayed_item;
+mod engine;
 mod extent_tree;
 mod free_space_tree;
+mod node_store;
+mod open;
+mod operation;
+mod tree_view;
+
+pub use data_io::{DataExtent, DataReservation};
+pub use engine::{Engine, Flusher, Geometry, OpenOptions, Usage};
+pub use operation::{MetadataReservation, Operation};
+pub use tree_view::{ItemRef, Tree};

@@ -1,0 +1,145 @@
+//! Chunks: made when a kind of space runs out, recorded in chunk and device tree at the next commit.
+//!
+//! A chunk may be used at once: what lies in it is reachable only through a commit, and every commit records all
+//! pending chunks before it writes its superblock.
+
+use parking_lot::Mutex;
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
+use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
+use ubtrfs_format::{Error, FormatError, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
+use ubtrfs_tree::Batch;
+
+use crate::engine::Engine;
+
+/// Chunks that are not in the chunk tree yet.
+#[derive(Debug, Default)]
+pub(crate) struct PendingChunks {
+    list: Mutex<Vec<(Logical, ChunkItem)>>,
+    /// Held while a chunk is made, so that two who run out at once make one.
+    making: Mutex<()>,
+}
+
+impl PendingChunks {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.lock().is_empty()
+    }
+}
+
+impl Engine {
+    /// Allocates, making a chunk where there is no room. `None`: the devices are full.
+    pub(crate) fn allocate_or_make_chunk(
+        &self,
+        kind: SpaceKind,
+        want: u64,
+        min: u64,
+        hint: Option<Logical>,
+    ) -> Result<Option<Extent>> {
+        if let Some(extent) = self.space.allocate(kind, want, want, hint) {
+            return Ok(Some(extent));
+        }
+        let _making = self.pending_chunks.making.lock();
+        loop {
+            if let Some(extent) = self.space.allocate(kind, want, want, hint) {
+                return Ok(Some(extent));
+            }
+            if !self.make_chunk(kind)? {
+                // No device space: a smaller piece has to do.
+                return Ok(self.space.allocate(kind, want, min, hint));
+            }
+        }
+    }
+
+    fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
+        let flags = self.chunk_flags(kind);
+        let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
+        tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");
+        self.volumes.add_chunk(logical, chunk.clone())?;
+        let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
+        let end = logical.0 + chunk.length;
+        // Pending before it can be used: a commit that sees the group sees the chunk.
+        self.pending_chunks.list.lock().push((logical, chunk));
+        let reserved = self.volumes.reserved_ranges(logical);
+        self.space.insert_block_group(group, vec![logical.0..end], reserved)?;
+        self.update_unallocated();
+        Ok(true)
+    }
+
+    /// Batches for the chunk tree and the device tree that record the pending chunks; system chunks join `superblock`.
+    pub(crate) fn record_pending_chunks(&self, superblock: &mut Superblock) -> Result<Option<(Batch, Batch)>> {
+        let pending = std::mem::take(&mut *self.pending_chunks.list.lock());
+        if pending.is_empty() {
+            return Ok(None);
+        }
+        let (mut chunk_batch, mut dev_batch) = (Batch::new(), Batch::new());
+        for (logical, chunk) in pending {
+            let key = Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, logical.0);
+            let bytes = chunk.encode();
+            if chunk.flags.contains(BlockGroupFlags::SYSTEM) {
+                append_system_chunk(superblock, &key, &bytes)?;
+            }
+            chunk_batch.push((key, Some(bytes.into())));
+            let length = stripe_length(&chunk);
+            for stripe in &chunk.stripes {
+                let extent = DevExtent {
+                    chunk_tree: RootId::CHUNK_TREE.0,
+                    chunk_objectid: objectid::FIRST_CHUNK_TREE,
+                    chunk_offset: logical.0,
+                    length,
+                    chunk_tree_uuid: self.chunk_tree_uuid,
+                };
+                let key = Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0);
+                dev_batch.push((key, Some(extent.encode().into())));
+                if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
+                    item.bytes_used += length;
+                    self.volumes.set_dev_item(&item)?;
+                }
+            }
+        }
+        for device in self.volumes.devices() {
+            if let Some(item) = self.volumes.dev_item(device.devid) {
+                let key = Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.0);
+                chunk_batch.push((key, Some(item.encode().into())));
+            }
+        }
+        chunk_batch.sort_by_key(|(key, _)| *key);
+        dev_batch.sort_by_key(|(key, _)| *key);
+        Ok(Some((chunk_batch, dev_batch)))
+    }
+}
+
+/// Bytes of each device extent of a chunk.
+pub(crate) fn stripe_length(chunk: &ChunkItem) -> u64 {
+    let nr_stripes = chunk.stripes.len() as u64;
+    let flags = chunk.flags;
+    let data_stripes = if flags.contains(BlockGroupFlags::RAID5) {
+        nr_stripes.saturating_sub(1)
+    } else if flags.contains(BlockGroupFlags::RAID6) {
+        nr_stripes.saturating_sub(2)
+    } else {
+        nr_stripes / crate::engine::copies(flags)
+    };
+    if flags.intersects(BlockGroupFlags::RAID0 | BlockGroupFlags::RAID10 | BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6)
+    {
+        chunk.length / data_stripes.max(1)
+    } else {
+        chunk.length
+    }
+}
+
+fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> Result<()> {
+    let start = usize::try_from(superblock.sys_chunk_array_size).unwrap_or(usize::MAX);
+    let end = start.saturating_add(Key::SIZE).saturating_add(chunk.len());
+    if end > SYS_CHUNK_ARRAY_SIZE {
+        return Err(Error::from(FormatError::Value {
+            what: "Superblock",
+            field: "sys_chunk_array_size",
+            value: end as u64,
+            expected: "no room for another system chunk",
+        }));
+    }
+    superblock.sys_chunk_array[start..start + Key::SIZE].copy_from_slice(&key.encode());
+    superblock.sys_chunk_array[start + Key::SIZE..end].copy_from_slice(chunk);
+    superblock.sys_chunk_array_size = u32::try_from(end).expect("at most SYS_CHUNK_ARRAY_SIZE");
+    Ok(())
+}

@@ -1,0 +1,264 @@
+//! Copy on write: what happens to addresses and references when a batch changes a tree.
+//!
+//! References are derived here, from what `apply` reports, and nowhere else. For a block that tree R leaves:
+//!
+//! | users of the block | its children | the block |
+//! |---|---|---|
+//! | only R, by its id | keep their references | loses R's |
+//! | only R, full backref | lose the one of the block's address, gain R's | loses R's |
+//! | several, R owns it, no full backref | gain one of the block's address (R's own move to the copy) | loses R's; full backref is set |
+//! | several otherwise | gain R's | loses R's |
+//!
+//! Invariants:
+//! - I1. A node of the running transaction belongs to one tree alone.
+//! - I2. What an apply makes becomes visible in one step, [`Tree::publish`].
+//!
+//! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use ubtrfs_format::item::ExtentFlags;
+use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey, SpaceKind};
+use ubtrfs_tree::{ApplyStats, Batch, Node, NodeSink, RootPtr};
+
+use crate::engine::Engine;
+use crate::extent_tree;
+use crate::operation::regular_extent;
+use crate::tree_view::Tree;
+
+impl Engine {
+    /// Applies a batch to a tree and shows the result to readers. The caller holds the commit lock.
+    pub(crate) fn apply_batch(
+        &self,
+        tree: &Tree,
+        batch: &Batch,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<ApplyStats> {
+        let old_root = tree.root_ptr();
+        if batch.is_empty() {
+            tree.publish(old_root, || ());
+            return Ok(ApplyStats::default());
+        }
+        let mut sink = CowSink::new(self, tree, refs, transid, old_root)?;
+        let (new_root, stats) = ubtrfs_tree::apply(tree.source(), &mut sink, &old_root, batch)
+            .map_err(|error| error.in_tree(tree.id()))?;
+        sink.release_unused();
+        let CowSink { emitted, freed, .. } = sink;
+        tree.publish(new_root, || {
+            emitted.into_values().for_each(|node| self.store.put_dirty(node));
+            freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
+        });
+        if new_root != old_root {
+            tree.root.lock().changed = true;
+        }
+        Ok(stats)
+    }
+}
+
+struct CowSink<'a> {
+    engine: &'a Engine,
+    refs: &'a mut DelayedRefs,
+    transid: Generation,
+    owner: RootId,
+    root_bytenr: Logical,
+    last_snapshot: Generation,
+    kind: SpaceKind,
+    extent_root: Option<RootPtr>,
+    allocated: HashSet<Logical>,
+    emitted: HashMap<Logical, Arc<Node>>,
+    freed: Vec<Logical>,
+}
+
+impl<'a> CowSink<'a> {
+    fn new(
+        engine: &'a Engine,
+        tree: &Tree,
+        refs: &'a mut DelayedRefs,
+        transid: Generation,
+        root: RootPtr,
+    ) -> Result<Self> {
+        let owner = tree.id();
+        let last_snapshot = tree.root.lock().last_snapshot;
+        // Only subvolumes share blocks; the other trees need no look at the extent tree (which may be changing).
+        let extent_root = if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
+        Ok(Self {
+            engine,
+            refs,
+            transid,
+            owner,
+            root_bytenr: root.bytenr,
+            last_snapshot,
+            kind: if owner == RootId::CHUNK_TREE { SpaceKind::System } else { SpaceKind::Metadata },
+            extent_root,
+            allocated: HashSet::new(),
+            emitted: HashMap::new(),
+            freed: Vec::new(),
+        })
+    }
+
+    fn extent_at(&self, bytenr: Logical) -> Extent {
+        Extent::new(bytenr, u64::from(self.engine.geometry.nodesize))
+    }
+
+    fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64) {
+        let kind = ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() };
+        self.refs.add(self.extent_at(node.bytenr()), kind, reference, delta, self.transid);
+    }
+
+    /// References and flags of a block that this tree is about to leave.
+    fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
+        let is_reloc = node.view().flags() & HEADER_FLAG_RELOC != 0;
+        let may_be_shared =
+            node.bytenr() != self.root_bytenr && (node.generation() <= self.last_snapshot || is_reloc);
+        let (Some(extent_root), true) = (&self.extent_root, may_be_shared) else {
+            return Ok((1, ExtentFlags::empty()));
+        };
+        let nodesize = u64::from(self.engine.geometry.nodesize);
+        let store = &*self.engine.store;
+        let info = extent_tree::lookup_extent(store, extent_root, node.bytenr(), nodesize, true)?;
+        let (mut refs, mut flags) = info.map_or((0, ExtentFlags::empty()), |info| (info.refs, info.flags));
+        if let Some((delta, set_flags)) = self.refs.net(node.bytenr()) {
+            refs = refs.saturating_add_signed(delta);
+            flags |= set_flags;
+        }
+        if refs == 0 {
+            return Err(no_references(node.bytenr()).into());
+        }
+        Ok((refs, flags))
+    }
+
+    /// Adds `delta` to a reference of every child of a block: `reference` makes it for a child block and for a file
+    /// extent.
+    fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
+        let nodesize = u64::from(self.engine.geometry.nodesize);
+        for slot in 0..node.nritems() {
+            if !node.is_leaf() {
+                let (child, _) = node.child(slot);
+                let reference = parent.map_or(RefKey::TreeBlock(self.owner), RefKey::SharedBlock);
+                let kind = ExtentKind::Tree { level: node.level() - 1, first_key: node.key(slot) };
+                self.refs.add(Extent::new(child, nodesize), kind, reference, delta, self.transid);
+                continue;
+            }
+            let key = node.key(slot);
+            if key.item_type == KeyType::EXTENT_DATA {
+                self.add_data_ref(&key, node.item(slot), parent, delta);
+            }
+        }
+    }
+
+    fn add_data_ref(&mut self, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
+        let Some(extent) = regular_extent(item) else { return };
+        let keyed = RefKey::Data {
+            root: self.owner,
+            ino: Ino(key.objectid),
+            offset: key.offset.wrapping_sub(extent.offset),
+        };
+        let reference = parent.map_or(keyed, RefKey::SharedData);
+        let on_disk = Extent::new(extent.disk_bytenr, extent.disk_num_bytes);
+        self.refs.add(on_disk, ExtentKind::Data, reference, delta, self.transid);
+    }
+
+    fn release_unused(&mut self) {
+        for bytenr in std::mem::take(&mut self.allocated) {
+            self.engine.space.release(self.extent_at(bytenr));
+        }
+    }
+}
+
+impl NodeSink for CowSink<'_> {
+    fn is_fresh(&self, node: &Node) -> bool {
+        node.generation() == self.transid
+    }
+
+    fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
+        NodeHeader {
+            fsid: self.engine.superblock.read().node_fsid(),
+            chunk_tree_uuid: self.engine.chunk_tree_uuid,
+            bytenr,
+            generation: self.transid,
+            owner: self.owner,
+            level,
+            flags: 0,
+        }
+    }
+
+    fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
+        let nodesize = u64::from(self.engine.geometry.nodesize);
+        let extent = self
+            .engine
+            .allocate_or_make_chunk(self.kind, nodesize, nodesize, near)?
+            .ok_or(Error::NoSpace)?;
+        self.allocated.insert(extent.bytenr);
+        Ok(extent.bytenr)
+    }
+
+    fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
+        let bytenr = node.bytenr();
+        self.emitted.remove(&bytenr);
+        self.freed.push(bytenr);
+        let added_now = self.refs.get(bytenr).is_some_and(|head| head.net() > 0);
+        if added_now {
+            // Its extent item was never made.
+            self.refs.forget(bytenr);
+            self.engine.space.release(self.extent_at(bytenr));
+        } else {
+            self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
+        let (refs, flags) = self.sharing(node)?;
+        let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);
+        if refs > 1 {
+            if node.owner() == self.owner && !full_backref {
+                self.add_child_refs(node, Some(node.bytenr()), 1);
+                let kind = ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() };
+                let extent = self.extent_at(node.bytenr());
+                self.refs.set_flags(extent, kind, ExtentFlags::FULL_BACKREF, self.transid);
+            } else {
+                self.add_child_refs(node, None, 1);
+            }
+        } else if full_backref {
+            self.add_child_refs(node, None, 1);
+            self.add_child_refs(node, Some(node.bytenr()), -1);
+        }
+        self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+        Ok(())
+    }
+
+    fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()> {
+        if key.item_type != KeyType::EXTENT_DATA || !self.owner.is_fs_tree() {
+            return Ok(());
+        }
+        if let Some(old) = old {
+            self.add_data_ref(key, old, None, -1);
+        }
+        if let Some(new) = new {
+            self.add_data_ref(key, new, None, 1);
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, node: Arc<Node>) {
+        if self.allocated.remove(&node.bytenr()) {
+            self.add_ref(&node, RefKey::TreeBlock(self.owner), 1);
+        }
+        self.emitted.insert(node.bytenr(), node);
+    }
+}
+
+fn no_references(bytenr: Logical) -> Corrupt {
+    Corrupt::new(FormatError::Value {
+        what: "ExtentItem",
+        field: "refs",
+        value: 0,
+        expected: "expected a reference for a block that a tree uses",
+    })
+    .in_tree(RootId::EXTENT_TREE)
+    .at(bytenr)
+}

@@ -1,0 +1,174 @@
+//! Data extents: reserving, allocating, writing and reading them, with checksums verified on every read.
+
+use std::io::IoSlice;
+
+use ubtrfs_format::csum::CSUM_SIZE_MAX;
+use ubtrfs_format::item::{FileExtent, RegularExtent};
+use ubtrfs_format::node::hex;
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Logical, Result, RootId};
+use ubtrfs_space::{Extent, Reservation, SpaceKind};
+
+use crate::csum_tree::{self, SectorCsums};
+use crate::engine::Engine;
+use crate::extent_tree;
+
+/// Data space promised to a writer.
+#[must_use = "a reservation that is dropped at once holds nothing"]
+#[derive(Debug)]
+pub struct DataReservation {
+    inner: Reservation,
+}
+
+impl DataReservation {
+    /// Bytes that it still holds.
+    pub fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    /// Adds another reservation to this one.
+    pub fn merge(&mut self, other: Self) {
+        self.inner.merge(other.inner);
+    }
+
+    /// Takes `bytes` (at most what it holds) out into a reservation of their own.
+    pub fn split(&mut self, bytes: u64) -> Self {
+        Self { inner: self.inner.split(bytes.min(self.inner.bytes())) }
+    }
+}
+
+/// A data extent that was allocated and that no extent item knows yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataExtent {
+    /// Where it starts.
+    pub bytenr: Logical,
+    /// Its length, a multiple of the sector size.
+    pub len_bytes: u64,
+}
+
+impl Engine {
+    /// Reserves data space. May flush and commit; no inode lock may be held.
+    pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
+        self.check_writable()?;
+        for attempt in 0..3 {
+            match self.space.reserve(SpaceKind::Data, bytes) {
+                Ok(inner) => return Ok(DataReservation { inner }),
+                Err(_) if attempt < 2 => {
+                    if let Some(flusher) = self.flusher() {
+                        flusher.flush_delalloc(None)?;
+                    }
+                    self.commit()?;
+                }
+                Err(_) => {}
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Allocates `want` bytes in one piece, or the largest piece there is of at least `min`; all multiples of the
+    /// sector size. What was allocated leaves the reservation.
+    pub fn allocate_data(
+        &self,
+        reservation: &mut DataReservation,
+        want: u64,
+        min: u64,
+        hint: Option<Logical>,
+    ) -> Result<DataExtent> {
+        self.check_writable()?;
+        let extent = self.allocate_or_make_chunk(SpaceKind::Data, want, min, hint)?.ok_or(Error::NoSpace)?;
+        reservation.inner.consume(extent.len_bytes.min(reservation.inner.bytes()));
+        self.ledger.allocated(extent);
+        Ok(DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes })
+    }
+
+    /// Gives back an extent, or a part of one, that no file extent item was put for.
+    pub fn release_data(&self, extent: DataExtent) {
+        let extent = Extent::new(extent.bytenr, extent.len_bytes);
+        if self.ledger.settled(extent) {
+            self.space.release(extent);
+        }
+    }
+
+    /// Writes an allocated extent, or a part of it, to all copies.
+    pub fn write_data(&self, at: Logical, data: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        self.volumes.write(at, data)
+    }
+
+    /// Like [`Engine::write_data`], out of several buffers.
+    pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.check_writable()?;
+        self.volumes.write_vectored(at, bufs)
+    }
+
+    /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies; a bad copy is healed.
+    pub fn read_data(&self, at: Logical, buf: &mut [u8], verify: bool) -> Result<()> {
+        let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
+        if !verify {
+            return self.volumes.read(at, buf, sectorsize, &|_, _| Ok(()));
+        }
+        let csums = self.csums_of(at, buf.len() as u64)?;
+        let csum_type = self.geometry.csum_type;
+        let bad_sector = std::cell::Cell::new(0);
+        let check = |index: usize, sector: &[u8]| {
+            let computed = csum_type.compute(sector);
+            let computed = &computed[..csum_type.size()];
+            match csums.get(index) {
+                Some(stored) if stored == computed => Ok(()),
+                stored => {
+                    bad_sector.set(index);
+                    let found = stored.map_or_else(|| "missing".to_owned(), hex);
+                    Err(FormatError::Checksum { what: "data sector", found, computed: hex(computed) })
+                }
+            }
+        };
+        self.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
+            Error::Corrupt(corrupt) => {
+                let bytenr = Logical(at.0 + (bad_sector.get() * sectorsize) as u64);
+                Corrupt { bytenr: Some(bytenr), tree: None, ..corrupt }.into()
+            }
+            other => other,
+        })
+    }
+
+    fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
+        let sectorsize = self.geometry.sectorsize;
+        let csum_size = self.geometry.csum_type.size();
+        debug_assert!(csum_size <= CSUM_SIZE_MAX);
+        // The ledger before the tree: I2 of data_ledger.
+        let mut csums = self.ledger.lookup_csums(at, len_bytes, u64::from(sectorsize), csum_size);
+        if !csums.is_complete() {
+            let tree = self.own_tree(RootId::CSUM_TREE)?;
+            let stored = tree.with_root(|source, root| {
+                csum_tree::lookup_csums(source, root, at, len_bytes, csum_size, sectorsize)
+            })?;
+            csums.fill_from(&stored);
+        }
+        Ok(csums)
+    }
+
+    /// Whether anything but `ino` of `root` may refer to the extent of this file extent item (at file offset
+    /// `file_offset`): another file, or a snapshot. If not, the extent may be written in place.
+    pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
+        let referrer = (root, ino, file_offset.wrapping_sub(extent.offset));
+        let (others, no_item_yet) = self.ledger.other_referrers(extent.disk_bytenr, &referrer);
+        if others || no_item_yet {
+            return Ok(others);
+        }
+        let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);
+        let extents = self.own_tree(RootId::EXTENT_TREE)?;
+        extents.with_root(|source, root_ptr| {
+            extent_tree::is_shared(
+                source,
+                root_ptr,
+                Extent::new(extent.disk_bytenr, extent.disk_num_bytes),
+                referrer,
+                last_snapshot,
+            )
+        })
+    }
+}
+
+/// Most bytes of one data extent.
+pub const MAX_EXTENT_BYTES: u64 = 128 << 20;
+
+const _: () = assert!(FileExtent::REGULAR_SIZE == 53);

@@ -1,0 +1,367 @@
+//! [`Engine`]: one open filesystem below the level of inodes.
+//!
+//! Lock order: commit lock -> gate -> listed trees -> a tree's view -> delayed item shards / ledger / space. Inode locks
+//! of `fs` come before the gate. Nobody waits for the commit lock with the gate held.
+//!
+//! Invariants:
+//! - I1. Trees change under the commit lock only.
+//! - I2. After [`Engine::abort`] no superblock is written any more.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+use ubtrfs_format::item::{BlockGroupFlags, RootItem};
+use ubtrfs_format::superblock::{Incompat, Superblock};
+use ubtrfs_format::{CsumType, Error, Generation, Key, KeyType, Result, RootId};
+use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
+use ubtrfs_tree::{CacheStats, RootPtr};
+use ubtrfs_volumes::Volumes;
+use uuid::Uuid;
+
+use crate::chunk_alloc::PendingChunks;
+use crate::commit::Committer;
+use crate::data_ledger::DataLedger;
+use crate::node_store::NodeStore;
+use crate::tree_view::{RootState, Tree};
+
+/// How to open a filesystem.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Take no changes.
+    pub read_only: bool,
+    /// Budget of node cache and delayed items together, in bytes.
+    pub memory_bytes: u64,
+    /// Tell the devices of data space that became free.
+    pub discard: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { read_only: false, memory_bytes: 256 << 20, discard: false }
+    }
+}
+
+/// Sizes and features that never change while a filesystem is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of a data sector.
+    pub sectorsize: u32,
+    /// Bytes of a tree block.
+    pub nodesize: u32,
+    /// Checksum of blocks and data.
+    pub csum_type: CsumType,
+    /// Holes have no file extent items.
+    pub no_holes: bool,
+    /// Names beyond what an `INODE_REF` item holds go to `INODE_EXTREF` items.
+    pub extended_iref: bool,
+    /// Tree blocks have `METADATA_ITEM`s.
+    pub skinny: bool,
+    /// Data and metadata share block groups.
+    pub mixed: bool,
+}
+
+/// Space by kind, and what the devices offer.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    /// Data block groups.
+    pub data: SpaceInfo,
+    /// Metadata block groups.
+    pub metadata: SpaceInfo,
+    /// System block groups.
+    pub system: SpaceInfo,
+    /// Type and profile of the data block groups.
+    pub data_flags: BlockGroupFlags,
+    /// Type and profile of the metadata block groups.
+    pub metadata_flags: BlockGroupFlags,
+    /// Bytes of all devices.
+    pub device_bytes: u64,
+    /// Bytes of the devices that no chunk uses.
+    pub unallocated_bytes: u64,
+    /// Metadata bytes kept so that removing things works on a full filesystem.
+    pub global_reserve: u64,
+}
+
+/// What the engine asks of the floor above before it commits.
+pub trait Flusher: Send + Sync {
+    /// Writes dirty file data, at least `target_bytes` of it, or all of it.
+    fn flush_delalloc(&self, target_bytes: Option<u64>) -> Result<()>;
+}
+
+/// One open filesystem below the level of inodes.
+pub struct Engine {
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) store: Arc<NodeStore>,
+    pub(crate) space: Space,
+    pub(crate) geometry: Geometry,
+    pub(crate) options: OpenOptions,
+    pub(crate) chunk_tree_uuid: Uuid,
+    pub(crate) trees: RwLock<HashMap<RootId, Arc<Tree>>>,
+    /// Entered shared by every operation, exclusively to freeze an epoch.
+    pub(crate) gate: RwLock<()>,
+    /// The running transaction.
+    pub(crate) running: AtomicU64,
+    /// The last transaction on disk.
+    pub(crate) committed: AtomicU64,
+    /// Trees with active delayed items.
+    pub(crate) listed: Mutex<Vec<RootId>>,
+    pub(crate) ledger: DataLedger,
+    pub(crate) pending_chunks: PendingChunks,
+    pub(crate) committer: Mutex<Committer>,
+    pub(crate) superblock: RwLock<Superblock>,
+    pub(crate) epoch: EpochLoad,
+    read_only: AtomicBool,
+    read_only_reason: Mutex<Option<String>>,
+    flusher: Mutex<Option<Weak<dyn Flusher>>>,
+}
+
+/// What the active epoch has taken on so far.
+#[derive(Debug, Default)]
+pub(crate) struct EpochLoad {
+    /// Changes put.
+    pub(crate) nr_puts: AtomicU64,
+    /// Bytes that the delayed items take in memory.
+    pub(crate) memory_bytes: AtomicU64,
+    /// Changes that reservations still may put.
+    pub(crate) nr_reserved: AtomicU64,
+    /// Bytes of checksums to come.
+    pub(crate) csum_bytes: AtomicU64,
+}
+
+impl EpochLoad {
+    pub(crate) fn reset(&self) {
+        self.nr_puts.store(0, Ordering::Relaxed);
+        self.memory_bytes.store(0, Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("geometry", &self.geometry).finish_non_exhaustive()
+    }
+}
+
+/// What [`crate::open`] found, for [`Engine::assemble`].
+pub(crate) struct Parts {
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) store: Arc<NodeStore>,
+    pub(crate) space: Space,
+    pub(crate) geometry: Geometry,
+    pub(crate) options: OpenOptions,
+    pub(crate) chunk_tree_uuid: Uuid,
+    pub(crate) trees: HashMap<RootId, Arc<Tree>>,
+    pub(crate) superblock: Superblock,
+    pub(crate) refusal: Option<String>,
+}
+
+impl Engine {
+    pub(crate) fn assemble(parts: Parts) -> Arc<Self> {
+        let committed = parts.superblock.generation.0;
+        let reason = match (&parts.refusal, parts.options.read_only) {
+            (Some(refusal), _) => Some(refusal.clone()),
+            (None, true) => Some("mounted read-only".to_owned()),
+            (None, false) => None,
+        };
+        let engine = Arc::new(Self {
+            volumes: parts.volumes,
+            store: parts.store,
+            space: parts.space,
+            geometry: parts.geometry,
+            options: parts.options,
+            chunk_tree_uuid: parts.chunk_tree_uuid,
+            trees: RwLock::new(parts.trees),
+            gate: RwLock::new(()),
+            running: AtomicU64::new(committed.saturating_add(1)),
+            committed: AtomicU64::new(committed),
+            listed: Mutex::default(),
+            ledger: DataLedger::default(),
+            pending_chunks: PendingChunks::default(),
+            committer: Mutex::new(Committer::new(&parts.superblock)),
+            superblock: RwLock::new(parts.superblock),
+            epoch: EpochLoad::default(),
+            read_only: AtomicBool::new(reason.is_some()),
+            read_only_reason: Mutex::new(reason),
+            flusher: Mutex::new(None),
+        });
+        engine.update_unallocated();
+        engine
+    }
+
+    /// The superblock of the last commit.
+    pub fn superblock(&self) -> Superblock {
+        self.superblock.read().clone()
+    }
+
+    /// Sizes and features.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Why the filesystem takes no changes, or `None` where it does.
+    pub fn read_only(&self) -> Option<String> {
+        if !self.read_only.load(Ordering::Acquire) {
+            return None;
+        }
+        self.read_only_reason.lock().clone()
+    }
+
+    /// Fails where the filesystem takes no changes.
+    pub fn check_writable(&self) -> Result<()> {
+        match self.read_only() {
+            None => Ok(()),
+            Some(reason) => Err(Error::ReadOnly { reason }),
+        }
+    }
+
+    /// Turns the filesystem read-only for good: nothing is committed any more (I2). The first reason is kept.
+    pub fn abort(&self, reason: String) {
+        let mut kept = self.read_only_reason.lock();
+        if !self.read_only.load(Ordering::Acquire) {
+            tracing::error!("the filesystem is read-only from here on: {reason}");
+            *kept = Some(reason);
+            self.read_only.store(true, Ordering::Release);
+        }
+    }
+
+    /// The running transaction.
+    pub fn generation(&self) -> Generation {
+        Generation(self.running.load(Ordering::Acquire))
+    }
+
+    /// The last transaction on disk.
+    pub fn committed_generation(&self) -> Generation {
+        Generation(self.committed.load(Ordering::Acquire))
+    }
+
+    /// Where the engine asks for dirty file data to be written.
+    pub fn set_flusher(&self, flusher: Weak<dyn Flusher>) {
+        *self.flusher.lock() = Some(flusher);
+    }
+
+    pub(crate) fn flusher(&self) -> Option<Arc<dyn Flusher>> {
+        self.flusher.lock().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// A tree, or `None` where the filesystem has no such tree.
+    pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
+        if let Some(tree) = self.trees.read().get(&id) {
+            return Ok(Some(Arc::clone(tree)));
+        }
+        let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
+        let tree = Arc::new(Tree::new(
+            RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
+            Arc::clone(&self.store),
+            RootState::new(key.offset, item),
+        ));
+        Ok(Some(Arc::clone(self.trees.write().entry(id).or_insert(tree))))
+    }
+
+    /// The root item of a tree as it stands now, or `None`.
+    pub fn root_item(&self, id: RootId) -> Result<Option<RootItem>> {
+        if let Some(tree) = self.trees.read().get(&id)
+            && let Some(item) = tree.root.lock().item.clone()
+        {
+            return Ok(Some(item));
+        }
+        Ok(self.find_root_item(id)?.map(|(_, item)| item))
+    }
+
+    fn find_root_item(&self, id: RootId) -> Result<Option<(Key, RootItem)>> {
+        let Some(roots) = self.trees.read().get(&RootId::ROOT_TREE).cloned() else { return Ok(None) };
+        let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
+        let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
+        let Some((key, data)) = roots.last_le(&end, &start)? else { return Ok(None) };
+        let item = RootItem::decode_any(&data).map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
+        Ok(Some((key, item)))
+    }
+
+    /// A tree that every filesystem of these features has.
+    pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
+        self.tree(id)?.ok_or_else(|| Error::Refused {
+            what: format!("the filesystem has no tree {id}"),
+            hint: "look at it with `ubtrfs inspect dump-tree`",
+        })
+    }
+
+    pub(crate) fn has_feature(&self, feature: Incompat) -> bool {
+        self.superblock.read().incompat().contains(feature)
+    }
+
+    /// Flags for a new chunk of this kind: the type and profile of the block groups that there are.
+    pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
+        let wanted = kind.flags();
+        let groups = self.space.block_groups();
+        groups.iter().rev().map(|group| group.flags).find(|flags| flags.contains(wanted)).unwrap_or(wanted)
+    }
+
+    pub(crate) fn update_unallocated(&self) {
+        let raw = self.volumes.unallocated_bytes();
+        let of = |kind| raw / copies(self.chunk_flags(kind));
+        self.space.set_unallocated(of(SpaceKind::Data), of(SpaceKind::Metadata));
+    }
+
+    /// Space by kind.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            data: self.space.info(SpaceKind::Data),
+            metadata: self.space.info(SpaceKind::Metadata),
+            system: self.space.info(SpaceKind::System),
+            data_flags: self.chunk_flags(SpaceKind::Data),
+            metadata_flags: self.chunk_flags(SpaceKind::Metadata),
+            device_bytes: self.superblock.read().total_bytes,
+            unallocated_bytes: self.volumes.unallocated_bytes(),
+            global_reserve: self.global_reserve(),
+        }
+    }
+
+    /// Hits and misses of the node cache.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.store.cache_stats()
+    }
+
+    /// Metadata kept back so that removing and committing work on a full filesystem.
+    pub(crate) fn global_reserve(&self) -> u64 {
+        let metadata = self.space.info(SpaceKind::Metadata);
+        let floor = u64::from(self.geometry.nodesize) * 32;
+        (metadata.used / 8).clamp(floor, 512 << 20).min(metadata.total / 4)
+    }
+
+    /// Bytes that the active epoch may still make the trees allocate, with `nr_items` more changes.
+    ///
+    /// Every change copies at most one leaf, and all changes together at most every node there is; new items take
+    /// their own bytes on top, half as much again where leaves are split.
+    pub(crate) fn epoch_need(&self, nr_items: u64) -> u64 {
+        let nodesize = u64::from(self.geometry.nodesize);
+        let load = &self.epoch;
+        let puts = load.nr_puts.load(Ordering::Relaxed) + load.nr_reserved.load(Ordering::Relaxed) + nr_items;
+        let used = self.space.info(SpaceKind::Metadata).used;
+        let copied = (puts * nodesize).min(used + 16 * nodesize);
+        let bytes = load.memory_bytes.load(Ordering::Relaxed) + load.csum_bytes.load(Ordering::Relaxed);
+        copied + bytes + bytes / 2
+    }
+}
+
+/// Copies that a profile keeps of every byte.
+pub(crate) fn copies(flags: BlockGroupFlags) -> u64 {
+    if flags.contains(BlockGroupFlags::RAID1C4) {
+        4
+    } else if flags.contains(BlockGroupFlags::RAID1C3) {
+        3
+    } else if flags.intersects(BlockGroupFlags::DUP | BlockGroupFlags::RAID1 | BlockGroupFlags::RAID10) {
+        2
+    } else {
+        1
+    }
+}
+
+impl RootState {
+    pub(crate) fn new(key_offset: u64, item: RootItem) -> Self {
+        Self { key_offset, last_snapshot: item.last_snapshot, item: Some(item), changed: false }
+    }
+
+    /// The root tree and the chunk tree, whose roots the superblock holds.
+    pub(crate) fn in_superblock() -> Self {
+        Self { key_offset: 0, last_snapshot: Generation(0), item: None, changed: false }
+    }
+}

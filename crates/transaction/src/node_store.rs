@@ -1,0 +1,121 @@
+//! Where the trees' nodes are: dirty ones in memory, others in the cache or on the devices.
+//!
+//! Invariants:
+//! - I1. A node of the running transaction is in the dirty map until the commit has written it; only then may the
+//!   cache drop it.
+//! - I2. What comes from a device passed the tree checker and is what its parent promised.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use ubtrfs_format::check::{CheckContext, check_node};
+use ubtrfs_format::{Corrupt, FormatError, Logical, Result};
+use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
+use ubtrfs_volumes::Volumes;
+
+/// Source of nodes for all trees of a filesystem.
+#[derive(Debug)]
+pub(crate) struct NodeStore {
+    volumes: Arc<Volumes>,
+    cache: NodeCache,
+    dirty: Box<[RwLock<HashMap<Logical, Arc<Node>>>]>,
+    check: CheckContext,
+    nodesize: usize,
+}
+
+impl NodeStore {
+    pub(crate) fn new(volumes: Arc<Volumes>, check: CheckContext, nodesize: usize, cache_bytes: u64) -> Self {
+        let dirty = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
+        Self { volumes, cache: NodeCache::new(cache_bytes), dirty, check, nodesize }
+    }
+
+    fn shard(&self, bytenr: Logical) -> &RwLock<HashMap<Logical, Arc<Node>>> {
+        let index = bytenr.0 / self.nodesize as u64 % NR_SHARDS as u64;
+        &self.dirty[usize::try_from(index).expect("a remainder of NR_SHARDS fits")]
+    }
+
+    /// Puts new content in place; it stays in memory until [`Self::written`].
+    pub(crate) fn put_dirty(&self, node: Arc<Node>) {
+        self.shard(node.bytenr()).write().insert(node.bytenr(), node);
+    }
+
+    /// A dirty node is no longer used.
+    pub(crate) fn drop_dirty(&self, bytenr: Logical) {
+        self.shard(bytenr).write().remove(&bytenr);
+    }
+
+    /// All dirty nodes, by address.
+    pub(crate) fn dirty_nodes(&self) -> Vec<Arc<Node>> {
+        let mut nodes: Vec<_> = self.dirty.iter().flat_map(|shard| shard.read().values().cloned().collect::<Vec<_>>()).collect();
+        nodes.sort_unstable_by_key(|node| node.bytenr());
+        nodes
+    }
+
+    /// These dirty nodes are on the devices now: the cache keeps them from here on.
+    pub(crate) fn written(&self, nodes: Vec<Arc<Node>>) {
+        for node in nodes {
+            let bytenr = node.bytenr();
+            self.cache.insert(node);
+            self.drop_dirty(bytenr);
+        }
+    }
+
+    /// The check that every block passes before it is written.
+    pub(crate) fn check_before_write(&self, raw: &[u8]) -> Result<(), Corrupt> {
+        check_node(raw, &self.check)
+    }
+
+    pub(crate) fn cache_stats(&self) -> CacheStats {
+        self.cache.stats()
+    }
+
+    fn read_from_devices(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        let mut raw = vec![0; self.nodesize];
+        let context = CheckContext {
+            bytenr: Some(ptr.bytenr),
+            level: Some(ptr.level),
+            generation: Some(ptr.generation),
+            first_key: ptr.first_key,
+            verify_csum: true,
+            ..self.check.clone()
+        };
+        let failure = std::cell::RefCell::new(None);
+        let verify = |_: usize, raw: &[u8]| -> Result<(), FormatError> {
+            check_node(raw, &context).map_err(|corrupt| {
+                let cause = corrupt.cause.clone();
+                failure.replace(Some(corrupt));
+                cause
+            })
+        };
+        self.volumes.read(ptr.bytenr, &mut raw, self.nodesize, &verify).map_err(|error| {
+            let error = match failure.take() {
+                Some(corrupt) if matches!(error, ubtrfs_format::Error::Corrupt(_)) => corrupt.into(),
+                _ => error,
+            };
+            error.at(ptr.bytenr).in_tree(ptr.tree)
+        })?;
+        let node = Node::new(raw.into_boxed_slice())?;
+        node.verify(ptr)?;
+        Ok(Arc::new(node))
+    }
+}
+
+impl NodeSource for NodeStore {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        let cached = self.shard(ptr.bytenr).read().get(&ptr.bytenr).cloned();
+        if let Some(node) = cached.or_else(|| self.cache.get(ptr.bytenr, ptr.generation)) {
+            node.verify(ptr)?;
+            return Ok(node);
+        }
+        let node = self.read_from_devices(ptr)?;
+        self.cache.insert(Arc::clone(&node));
+        Ok(node)
+    }
+
+    fn nodesize(&self) -> usize {
+        self.nodesize
+    }
+}
+
+const NR_SHARDS: usize = 32;

@@ -1,0 +1,204 @@
+//! Opening a filesystem: from superblock to chunk map, root tree and block groups.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_format::check::CheckContext;
+use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
+use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
+use ubtrfs_format::{Corrupt, CsumType, Error, FormatError, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
+use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
+use ubtrfs_volumes::Volumes;
+use uuid::Uuid;
+
+use crate::engine::{Engine, Geometry, OpenOptions, Parts};
+use crate::free_space_tree;
+use crate::node_store::NodeStore;
+use crate::tree_view::{RootState, Tree};
+
+impl Engine {
+    /// Opens the filesystem on these devices.
+    ///
+    /// What cannot be written yet (several devices, a log to replay, unknown compat_ro features) opens read-only;
+    /// [`Engine::read_only`] says why. Unknown incompat features and damaged superblocks are errors.
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
+        let volumes = Volumes::open(devices, ubtrfs_volumes::OpenOptions { read_only: options.read_only })?;
+        let superblock = volumes.superblock().clone();
+        let geometry = geometry_of(&superblock)?;
+        let mut refusal = volumes.write_refusal();
+        let volumes = Arc::new(volumes);
+        let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
+        let check = CheckContext::for_filesystem(&superblock);
+        let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, options.memory_bytes / 2));
+
+        let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
+        let trees = load_own_trees(&store, &superblock)?;
+        let compat_ro = superblock.compat_ro();
+        if compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
+            refusal.get_or_insert_with(|| "its free space tree is not valid".to_owned());
+        }
+        let space = Space::new(SpaceConfig {
+            sectorsize: geometry.sectorsize,
+            nodesize: geometry.nodesize,
+            mixed: geometry.mixed,
+        });
+        let writable = refusal.is_none() && !options.read_only;
+        load_block_groups(&space, &volumes, &store, &trees, &superblock, writable)?;
+        Ok(Self::assemble(Parts {
+            volumes,
+            store,
+            space,
+            geometry,
+            options,
+            chunk_tree_uuid,
+            trees,
+            superblock,
+            refusal,
+        }))
+    }
+}
+
+fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
+    let incompat = superblock.incompat();
+    let csum_type = superblock.csum_type().ok_or(FormatError::Value {
+        what: "Superblock",
+        field: "csum_type",
+        value: superblock.csum_type.into(),
+        expected: "expected 0 to 3",
+    })?;
+    Ok(Geometry {
+        sectorsize: superblock.sectorsize,
+        nodesize: superblock.nodesize,
+        csum_type,
+        no_holes: incompat.contains(Incompat::NO_HOLES),
+        extended_iref: incompat.contains(Incompat::EXTENDED_IREF),
+        skinny: incompat.contains(Incompat::SKINNY_METADATA),
+        mixed: incompat.contains(Incompat::MIXED_GROUPS),
+    })
+}
+
+/// Fills the chunk map and the device items; returns the chunk tree's UUID.
+fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock) -> Result<Uuid> {
+    let root = chunk_root(superblock);
+    let mut cursor = Cursor::new(store, root);
+    let mut next = cursor.seek_ge(&Key::MIN)?;
+    while let Some(key) = next {
+        let data = cursor.data().unwrap_or_default();
+        let corrupt = |cause| Error::from(cause).in_tree(RootId::CHUNK_TREE);
+        match key.item_type {
+            KeyType::CHUNK_ITEM => {
+                volumes.add_chunk(Logical(key.offset), ChunkItem::decode(data).map_err(corrupt)?)?;
+            }
+            KeyType::DEV_ITEM => volumes.set_dev_item(&DevItem::decode(data).map_err(corrupt)?)?,
+            _ => {}
+        }
+        next = cursor.next()?;
+    }
+    Ok(store.read_node(&root.node_ptr())?.view().chunk_tree_uuid())
+}
+
+fn chunk_root(superblock: &Superblock) -> RootPtr {
+    RootPtr {
+        tree: RootId::CHUNK_TREE,
+        bytenr: superblock.chunk_root,
+        generation: superblock.chunk_root_generation,
+        level: superblock.chunk_root_level,
+    }
+}
+
+/// The trees that the superblock points to. All others are loaded from the root tree when they are asked for.
+fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<HashMap<RootId, Arc<Tree>>> {
+    let root_tree = RootPtr {
+        tree: RootId::ROOT_TREE,
+        bytenr: superblock.root,
+        generation: superblock.generation,
+        level: superblock.root_level,
+    };
+    let mut trees = HashMap::new();
+    for root in [root_tree, chunk_root(superblock)] {
+        trees.insert(root.tree, Arc::new(Tree::new(root, Arc::clone(store), RootState::in_superblock())));
+    }
+    let roots = Arc::clone(&trees[&RootId::ROOT_TREE]);
+    for id in [
+        RootId::EXTENT_TREE,
+        RootId::DEV_TREE,
+        RootId::FS_TREE,
+        RootId::CSUM_TREE,
+        RootId::FREE_SPACE_TREE,
+        RootId::BLOCK_GROUP_TREE,
+    ] {
+        let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
+        let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
+        let Some((key, data)) = roots.last_le(&end, &start)? else { continue };
+        let item = ubtrfs_format::item::RootItem::decode_any(&data)
+            .map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
+        let root = RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level };
+        trees.insert(id, Arc::new(Tree::new(root, Arc::clone(store), RootState::new(key.offset, item))));
+    }
+    Ok(trees)
+}
+
+fn load_block_groups(
+    space: &Space,
+    volumes: &Volumes,
+    store: &NodeStore,
+    trees: &HashMap<RootId, Arc<Tree>>,
+    superblock: &Superblock,
+    writable: bool,
+) -> Result<()> {
+    let compat_ro = superblock.compat_ro();
+    let holder = if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
+        RootId::BLOCK_GROUP_TREE
+    } else {
+        RootId::EXTENT_TREE
+    };
+    let missing = |tree: RootId| {
+        Corrupt::new(FormatError::Value {
+            what: "RootItem",
+            field: "objectid",
+            value: tree.0,
+            expected: "expected this tree to exist",
+        })
+        .in_tree(RootId::ROOT_TREE)
+    };
+    let groups = trees.get(&holder).ok_or_else(|| missing(holder))?;
+    let extents = trees.get(&RootId::EXTENT_TREE).ok_or_else(|| missing(RootId::EXTENT_TREE))?;
+    let free_space = trees.get(&RootId::FREE_SPACE_TREE).filter(|_| compat_ro.contains(CompatRo::FREE_SPACE_TREE));
+    for (start, chunk) in volumes.chunks() {
+        let key = Key::new(start.0, KeyType::BLOCK_GROUP_ITEM, chunk.length);
+        let Some(data) = groups.get(&key)? else {
+            return Err(Error::from(FormatError::Value {
+                what: "ChunkItem",
+                field: "logical",
+                value: start.0,
+                expected: "expected a block group item for every chunk",
+            })
+            .in_tree(holder));
+        };
+        let item = BlockGroupItem::decode(&data).map_err(|cause| Error::from(cause).in_tree(holder))?;
+        let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: item.used };
+        let free = match (writable, free_space) {
+            // Nothing is allocated: the numbers are enough.
+            (false, _) => Vec::new(),
+            (true, Some(tree)) => {
+                free_space_tree::load_free_space(store, &tree.root_ptr(), start, chunk.length, superblock.sectorsize)?
+            }
+            (true, None) => free_space_tree::free_space_from_extents(
+                store,
+                &extents.root_ptr(),
+                start,
+                chunk.length,
+                superblock.nodesize,
+            )?,
+        };
+        space.insert_block_group(group, free, volumes.reserved_ranges(start))?;
+    }
+    // What was loaded is what the disk says.
+    space.take_dirty_groups();
+    Ok(())
+}
+
+/// Sector and node checks use the same checksum everywhere.
+const _: fn(&Superblock) -> Option<CsumType> = Superblock::csum_type;

@@ -1,0 +1,146 @@
+//! [`Operation`]: a group of item changes that is in one epoch as a whole.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::RwLockReadGuard;
+use ubtrfs_format::codec::{Field, Reader};
+use ubtrfs_format::item::{FileExtent, RegularExtent};
+use ubtrfs_format::{Error, Generation, Ino, Key, KeyType, Logical, Result};
+use ubtrfs_space::{Extent, SpaceKind};
+
+use crate::engine::Engine;
+use crate::tree_view::Tree;
+
+/// The right to put some items; [`Engine::begin`] turns it into an operation.
+#[must_use = "a reservation that is dropped at once holds nothing"]
+#[derive(Debug)]
+pub struct MetadataReservation<'e> {
+    engine: &'e Engine,
+    nr_items: u64,
+}
+
+impl Drop for MetadataReservation<'_> {
+    fn drop(&mut self) {
+        self.engine.epoch.nr_reserved.fetch_sub(self.nr_items, Ordering::Relaxed);
+    }
+}
+
+/// A group of item changes. Short: no I/O, no waiting for locks that others hold across I/O.
+#[derive(Debug)]
+pub struct Operation<'e> {
+    engine: &'e Engine,
+    _reservation: MetadataReservation<'e>,
+    _gate: RwLockReadGuard<'e, ()>,
+}
+
+impl Engine {
+    /// Reserves metadata for about `nr_items` item changes.
+    ///
+    /// May flush and commit; no inode lock may be held. Fails with [`Error::NoSpace`] where nothing helps.
+    pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        self.reserve_above(nr_items, self.global_reserve())
+    }
+
+    /// Like [`Engine::reserve`] for what frees space: may use the global reserve.
+    pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        self.reserve_above(nr_items, self.global_reserve() / 2)
+    }
+
+    fn reserve_above(&self, nr_items: usize, keep: u64) -> Result<MetadataReservation<'_>> {
+        self.check_writable()?;
+        self.limit_delayed_items()?;
+        let nr_items = nr_items as u64;
+        for attempt in 0..3 {
+            if self.metadata_available() >= self.epoch_need(nr_items) + keep {
+                self.epoch.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
+                return Ok(MetadataReservation { engine: self, nr_items });
+            }
+            match attempt {
+                // Turns delayed items into nodes, whose need is known exactly, and frees what is pinned.
+                0 => self.commit()?,
+                _ => {
+                    if let Some(flusher) = self.flusher() {
+                        flusher.flush_delalloc(None)?;
+                    }
+                    self.commit()?;
+                }
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    fn metadata_available(&self) -> u64 {
+        let info = self.space.info(SpaceKind::Metadata);
+        let taken = info.used + info.reserved + info.pinned + info.readonly;
+        let free = info.total.saturating_sub(taken);
+        free + self.volumes.unallocated_bytes() / crate::engine::copies(self.chunk_flags(SpaceKind::Metadata))
+    }
+
+    /// Enters the epoch gate. The inode locks that the operation needs are held already.
+    pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> Operation<'e> {
+        Operation { engine: self, _reservation: reservation, _gate: self.gate.read() }
+    }
+
+    /// Lets delayed items be merged into the trees when they take more than their share of memory.
+    fn limit_delayed_items(&self) -> Result<()> {
+        if self.epoch.memory_bytes.load(Ordering::Relaxed) < self.options.memory_bytes / 2 {
+            return Ok(());
+        }
+        self.commit()
+    }
+}
+
+impl Operation<'_> {
+    /// The transaction that this operation belongs to.
+    pub fn generation(&self) -> Generation {
+        self.engine.generation()
+    }
+
+    /// Inserts or replaces an item.
+    pub fn put(&self, tree: &Tree, key: Key, value: Vec<u8>) {
+        if key.item_type == KeyType::EXTENT_DATA && tree.id().is_fs_tree() {
+            self.note_extent(tree, &key, &value);
+        }
+        self.set(tree, key, Some(Arc::from(value)));
+    }
+
+    /// Deletes an item; an absent one is fine.
+    pub fn delete(&self, tree: &Tree, key: Key) {
+        self.set(tree, key, None);
+    }
+
+    /// Adds the checksums of an extent that was written before: one for each sector from `at` on.
+    pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
+        self.engine.epoch.csum_bytes.fetch_add(csums.len() as u64, Ordering::Relaxed);
+        self.engine.ledger.add_csums(at, csums);
+    }
+
+    fn set(&self, tree: &Tree, key: Key, value: Option<Arc<[u8]>>) {
+        let grown = tree.active.set(key, value);
+        self.engine.epoch.memory_bytes.fetch_add(grown, Ordering::Relaxed);
+        if grown > 0 {
+            self.engine.epoch.nr_puts.fetch_add(1, Ordering::Relaxed);
+        }
+        if !tree.listed.swap(true, Ordering::AcqRel) {
+            self.engine.listed.lock().push(tree.id());
+        }
+    }
+
+    fn note_extent(&self, tree: &Tree, key: &Key, value: &[u8]) {
+        if let Some(extent) = regular_extent(value) {
+            let referrer = (tree.id(), Ino(key.objectid), key.offset.wrapping_sub(extent.offset));
+            self.engine.ledger.put(Extent::new(extent.disk_bytenr, extent.disk_num_bytes), referrer);
+        }
+    }
+}
+
+/// The extent on disk that a file extent item refers to, read without copying inline data.
+pub(crate) fn regular_extent(item: &[u8]) -> Option<RegularExtent> {
+    const TYPE_OFFSET: usize = FileExtent::HEADER_SIZE - 1;
+    if *item.get(TYPE_OFFSET)? == 0 {
+        return None;
+    }
+    let mut reader = Reader::new("FileExtent", item.get(FileExtent::HEADER_SIZE..)?);
+    RegularExtent::read(&mut reader).ok().filter(|extent| extent.disk_bytenr.0 != 0)
+}
