@@ -119,7 +119,8 @@ pub(crate) fn stripe_length(chunk: &ChunkItem) -> u64 {
     } else {
         nr_stripes / crate::engine::copies(flags)
     };
-    if flags.intersects(BlockGroupFlags::RAID0 | BlockGroupFlags::RAID10 | BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6)
+    if flags
+        .intersects(BlockGroupFlags::RAID0 | BlockGroupFlags::RAID10 | BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6)
     {
         chunk.length / data_stripes.max(1)
     } else {

@@ -14,8 +14,8 @@
 //! - I2. An error before the superblock leaves the old state on disk, one at or after it an unknown state; both turn the
 //!   filesystem read-only.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ubtrfs_format::item::{BlockGroupItem, QgroupStatus, Timespec};
@@ -62,9 +62,9 @@ impl Engine {
             return Ok(());
         }
         self.check_writable()?;
-        let guard = AbortOnUnwind(self);
+        let mut guard = AbortOnUnwind { engine: self, armed: true };
         let result = self.commit_locked(&mut committer);
-        std::mem::drop(guard.disarm());
+        guard.armed = false;
         if let Err(error) = &result {
             self.abort(format!("commit failed: {error}"));
         }
@@ -180,7 +180,11 @@ impl Engine {
             return Ok(false);
         }
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
-        let config = LedgerConfig { nodesize: self.geometry.nodesize, skinny: self.geometry.skinny };
+        let config = LedgerConfig {
+            nodesize: self.geometry.nodesize,
+            sectorsize: self.geometry.sectorsize,
+            skinny: self.geometry.skinny,
+        };
         let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
         for extent in changes.added {
             self.ledger.settled(extent);
@@ -213,15 +217,11 @@ impl Engine {
             return Ok(false);
         }
         let tree = self.own_tree(RootId::CSUM_TREE)?;
-        let Some(batch) = tree.with_root(|source, root| -> Result<Option<Batch>> {
-            let geometry = &self.geometry;
-            let csum_size = geometry.csum_type.size();
+        let geometry = &self.geometry;
+        let csum_size = geometry.csum_type.size();
+        let batch = tree.with_root(|source, root| {
             csum_tree::csum_changes(source, root, &csums, freed, csum_size, geometry.sectorsize, geometry.nodesize)
-                .map(Some)
-        })?
-        else {
-            return Ok(false);
-        };
+        })?;
         self.apply_batch(&tree, &batch, &mut committer.refs, transid)?;
         if insert {
             self.ledger.csums_applied();
@@ -236,11 +236,8 @@ impl Engine {
             return Ok(false);
         }
         let compat_ro = self.superblock.read().compat_ro();
-        let group_tree = if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
-            RootId::BLOCK_GROUP_TREE
-        } else {
-            RootId::EXTENT_TREE
-        };
+        let group_tree =
+            if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE };
         let mut items = Batch::with_capacity(dirty.len());
         let mut free_space = Batch::new();
         let free_space_tree = if compat_ro.contains(CompatRo::FREE_SPACE_TREE) {
@@ -316,11 +313,10 @@ impl Engine {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
         let share = nodes.len().div_ceil(threads).max(MIN_NODES_A_WRITER);
         std::thread::scope(|scope| {
-            let writers: Vec<_> =
-                nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part))).collect();
-            writers.into_iter().try_for_each(|writer| {
-                writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
+            let writers: Vec<_> = nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part))).collect();
+            writers
+                .into_iter()
+                .try_for_each(|writer| writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 
@@ -330,7 +326,8 @@ impl Engine {
         let mut start = Logical(0);
         for node in nodes {
             let end = start.0 + run.len() as u64;
-            let same_chunk = self.volumes.chunk_at(start).is_some_and(|(at, chunk)| node.bytenr().0 < at.0 + chunk.length);
+            let same_chunk =
+                self.volumes.chunk_at(start).is_some_and(|(at, chunk)| node.bytenr().0 < at.0 + chunk.length);
             if !run.is_empty() && (node.bytenr().0 != end || run.len() >= RUN_BYTES || !same_chunk) {
                 self.volumes.write(start, &run)?;
                 run.clear();
@@ -418,18 +415,16 @@ impl Engine {
 }
 
 /// Turns the filesystem read-only when a commit panics.
-struct AbortOnUnwind<'e>(&'e Engine);
-
-impl<'e> AbortOnUnwind<'e> {
-    /// The commit came to an end, good or bad.
-    fn disarm(self) -> std::mem::ManuallyDrop<Self> {
-        std::mem::ManuallyDrop::new(self)
-    }
+struct AbortOnUnwind<'e> {
+    engine: &'e Engine,
+    armed: bool,
 }
 
 impl Drop for AbortOnUnwind<'_> {
     fn drop(&mut self) {
-        self.0.abort("a commit panicked".to_owned());
+        if self.armed {
+            self.engine.abort("a commit panicked".to_owned());
+        }
     }
 }
 

@@ -44,8 +44,8 @@ impl Engine {
             return Ok(ApplyStats::default());
         }
         let mut sink = CowSink::new(self, tree, refs, transid, old_root)?;
-        let (new_root, stats) = ubtrfs_tree::apply(tree.source(), &mut sink, &old_root, batch)
-            .map_err(|error| error.in_tree(tree.id()))?;
+        let (new_root, stats) =
+            ubtrfs_tree::apply(tree.source(), &mut sink, &old_root, batch).map_err(|error| error.in_tree(tree.id()))?;
         sink.release_unused();
         let CowSink { emitted, freed, .. } = sink;
         tree.publish(new_root, || {
@@ -84,7 +84,8 @@ impl<'a> CowSink<'a> {
         let owner = tree.id();
         let last_snapshot = tree.root.lock().last_snapshot;
         // Only subvolumes share blocks; the other trees need no look at the extent tree (which may be changing).
-        let extent_root = if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
+        let extent_root =
+            if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
         Ok(Self {
             engine,
             refs,
@@ -112,8 +113,7 @@ impl<'a> CowSink<'a> {
     /// References and flags of a block that this tree is about to leave.
     fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
         let is_reloc = node.view().flags() & HEADER_FLAG_RELOC != 0;
-        let may_be_shared =
-            node.bytenr() != self.root_bytenr && (node.generation() <= self.last_snapshot || is_reloc);
+        let may_be_shared = node.bytenr() != self.root_bytenr && (node.generation() <= self.last_snapshot || is_reloc);
         let (Some(extent_root), true) = (&self.extent_root, may_be_shared) else {
             return Ok((1, ExtentFlags::empty()));
         };
@@ -152,11 +152,8 @@ impl<'a> CowSink<'a> {
 
     fn add_data_ref(&mut self, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
         let Some(extent) = regular_extent(item) else { return };
-        let keyed = RefKey::Data {
-            root: self.owner,
-            ino: Ino(key.objectid),
-            offset: key.offset.wrapping_sub(extent.offset),
-        };
+        let keyed =
+            RefKey::Data { root: self.owner, ino: Ino(key.objectid), offset: key.offset.wrapping_sub(extent.offset) };
         let reference = parent.map_or(keyed, RefKey::SharedData);
         let on_disk = Extent::new(extent.disk_bytenr, extent.disk_num_bytes);
         self.refs.add(on_disk, ExtentKind::Data, reference, delta, self.transid);
@@ -188,10 +185,7 @@ impl NodeSink for CowSink<'_> {
 
     fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
         let nodesize = u64::from(self.engine.geometry.nodesize);
-        let extent = self
-            .engine
-            .allocate_or_make_chunk(self.kind, nodesize, nodesize, near)?
-            .ok_or(Error::NoSpace)?;
+        let extent = self.engine.allocate_or_make_chunk(self.kind, nodesize, nodesize, near)?.ok_or(Error::NoSpace)?;
         self.allocated.insert(extent.bytenr);
         Ok(extent.bytenr)
     }

@@ -53,3 +53,32 @@ pub(crate) fn lookup_csums(
 ) -> Result<SectorCsums> {
     todo!()
 }
+
+impl SectorCsums {
+    /// `nr_sectors` sectors without checksums.
+    pub(crate) fn absent(nr_sectors: usize, csum_size: usize) -> Self {
+        Self { csum_size, bytes: vec![0; nr_sectors * csum_size], present: vec![false; nr_sectors] }
+    }
+
+    /// Whether no sector lacks its checksum.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.present.iter().all(|present| *present)
+    }
+
+    /// Sets the checksum of a sector that has none yet.
+    pub(crate) fn fill(&mut self, index: usize, csum: &[u8]) {
+        if self.present.get(index) == Some(&false) {
+            self.present[index] = true;
+            self.bytes[index * self.csum_size..][..self.csum_size].copy_from_slice(csum);
+        }
+    }
+
+    /// Takes over the checksums of the sectors that have none yet.
+    pub(crate) fn fill_from(&mut self, other: &Self) {
+        for index in 0..self.len() {
+            if let Some(csum) = other.get(index) {
+                self.fill(index, csum);
+            }
+        }
+    }
+}

@@ -2,15 +2,14 @@
 
 use std::io::IoSlice;
 
-use ubtrfs_format::csum::CSUM_SIZE_MAX;
-use ubtrfs_format::item::{FileExtent, RegularExtent};
+use ubtrfs_format::item::{ExtentItem, InlineRef, RegularExtent};
 use ubtrfs_format::node::hex;
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
 use crate::csum_tree::{self, SectorCsums};
+use crate::data_ledger::Referrer;
 use crate::engine::Engine;
-use crate::extent_tree;
 
 /// Data space promised to a writer.
 #[must_use = "a reservation that is dropped at once holds nothing"]
@@ -133,7 +132,6 @@ impl Engine {
     fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
         let sectorsize = self.geometry.sectorsize;
         let csum_size = self.geometry.csum_type.size();
-        debug_assert!(csum_size <= CSUM_SIZE_MAX);
         // The ledger before the tree: I2 of data_ledger.
         let mut csums = self.ledger.lookup_csums(at, len_bytes, u64::from(sectorsize), csum_size);
         if !csums.is_complete() {
@@ -157,18 +155,21 @@ impl Engine {
         let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         extents.with_root(|source, root_ptr| {
-            extent_tree::is_shared(
-                source,
-                root_ptr,
-                Extent::new(extent.disk_bytenr, extent.disk_num_bytes),
-                referrer,
-                last_snapshot,
-            )
+            let key = Key::new(extent.disk_bytenr.0, KeyType::EXTENT_ITEM, extent.disk_num_bytes);
+            let Some(item) = ubtrfs_tree::get(source, root_ptr, &key)? else { return Ok(true) };
+            let item = ExtentItem::decode(KeyType::EXTENT_ITEM, &item)
+                .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(extent.disk_bytenr))?;
+            Ok(item.generation <= last_snapshot || !is_only_user(&item, &referrer))
         })
     }
 }
 
-/// Most bytes of one data extent.
-pub const MAX_EXTENT_BYTES: u64 = 128 << 20;
-
-const _: () = assert!(FileExtent::REGULAR_SIZE == 53);
+/// Whether all references of the item are this file's, at one place: then all are in one inline reference.
+fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
+    item.inline_refs.iter().any(|reference| match reference {
+        InlineRef::ExtentData(data) => {
+            (data.root, data.objectid, data.offset) == *referrer && u64::from(data.count) == item.refs
+        }
+        _ => false,
+    })
+}

@@ -19,6 +19,8 @@ use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::{Ino, Logical, RootId};
 use ubtrfs_space::Extent;
 
+use crate::csum_tree::SectorCsums;
+
 /// Who put a file extent item: subvolume, inode, and file offset minus offset into the extent.
 pub(crate) type Referrer = (RootId, Ino, u64);
 
@@ -130,20 +132,18 @@ impl DataLedger {
         self.extents.lock().frozen = Puts::new();
     }
 
-    /// Fills in the checksums of the sectors of `at..` that are not in the csum tree yet; `out` has one entry a sector.
-    pub(crate) fn lookup_csums(&self, at: Logical, sectorsize: u64, csum_size: usize, out: &mut [Option<Vec<u8>>]) {
-        let end = at.0 + out.len() as u64 * sectorsize;
+    /// The checksums of these sectors that are not in the csum tree yet.
+    pub(crate) fn lookup_csums(&self, at: Logical, len_bytes: u64, sectorsize: u64, csum_size: usize) -> SectorCsums {
+        let mut found = SectorCsums::absent(usize::try_from(len_bytes / sectorsize).unwrap_or(usize::MAX), csum_size);
+        let end = at.0 + len_bytes;
         let mut fill = |csums: &Csums| {
             // An entry may start before the range and reach into it.
             let first = csums.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
             for (start, sums) in csums.range(first..end) {
-                for (index, sum) in sums.chunks(csum_size).enumerate() {
+                for (index, sum) in sums.chunks_exact(csum_size).enumerate() {
                     let sector = start + index as u64 * sectorsize;
                     if (at.0..end).contains(&sector) {
-                        let slot = usize::try_from((sector - at.0) / sectorsize).unwrap_or(usize::MAX);
-                        if let Some(entry) = out.get_mut(slot) {
-                            entry.get_or_insert_with(|| sum.to_vec());
-                        }
+                        found.fill(usize::try_from((sector - at.0) / sectorsize).unwrap_or(usize::MAX), sum);
                     }
                 }
             }
@@ -151,6 +151,7 @@ impl DataLedger {
         fill(&self.active_csums.read());
         let frozen = self.frozen_csums();
         fill(&frozen);
+        found
     }
 }
 

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use ubtrfs_format::Key;
@@ -22,8 +21,6 @@ type Shard = BTreeMap<Key, Change>;
 #[derive(Debug)]
 pub(crate) struct DelayedItems {
     shards: Box<[RwLock<Shard>]>,
-    nr_items: AtomicU64,
-    item_bytes: AtomicU64,
 }
 
 /// The changes of one tree that a running apply is merging into it.
@@ -35,7 +32,7 @@ pub(crate) struct FrozenItems {
 impl DelayedItems {
     pub(crate) fn new() -> Self {
         let shards = (0..NR_SHARDS).map(|_| RwLock::new(Shard::new())).collect();
-        Self { shards, nr_items: AtomicU64::new(0), item_bytes: AtomicU64::new(0) }
+        Self { shards }
     }
 
     /// Records a change; returns the bytes by which the map grew (0 where a change replaced another).
@@ -43,16 +40,8 @@ impl DelayedItems {
         let bytes = ENTRY_BYTES + change.as_ref().map_or(0, |value| value.len() as u64);
         let replaced = self.shards[shard_of(key.objectid)].write().insert(key, change);
         match replaced {
-            Some(old) => {
-                let old_bytes = ENTRY_BYTES + old.map_or(0, |value| value.len() as u64);
-                self.item_bytes.fetch_add(bytes.wrapping_sub(old_bytes), Ordering::Relaxed);
-                bytes.saturating_sub(old_bytes)
-            }
-            None => {
-                self.nr_items.fetch_add(1, Ordering::Relaxed);
-                self.item_bytes.fetch_add(bytes, Ordering::Relaxed);
-                bytes
-            }
+            Some(old) => bytes.saturating_sub(ENTRY_BYTES + old.map_or(0, |value| value.len() as u64)),
+            None => bytes,
         }
     }
 
@@ -84,22 +73,11 @@ impl DelayedItems {
 
     /// Takes all changes, leaving none. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze(&self) -> FrozenItems {
-        self.nr_items.store(0, Ordering::Relaxed);
-        self.item_bytes.store(0, Ordering::Relaxed);
         FrozenItems { shards: self.shards.iter().map(|shard| std::mem::take(&mut *shard.write())).collect() }
-    }
-
-    /// Bytes that the active changes take in memory.
-    pub(crate) fn item_bytes(&self) -> u64 {
-        self.item_bytes.load(Ordering::Relaxed)
     }
 }
 
 impl FrozenItems {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.shards.iter().all(BTreeMap::is_empty)
-    }
-
     pub(crate) fn get(&self, key: &Key) -> Option<&Change> {
         self.shards.get(shard_of(key.objectid))?.get(key)
     }

@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod block_check;
 mod chunk_alloc;
 mod commit;
 mod cow;

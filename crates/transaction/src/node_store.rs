@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::block_check::{CheckContext, check_node};
 use parking_lot::RwLock;
-use ubtrfs_format::check::{CheckContext, check_node};
 use ubtrfs_format::{Corrupt, FormatError, Logical, Result};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
@@ -47,7 +47,8 @@ impl NodeStore {
 
     /// All dirty nodes, by address.
     pub(crate) fn dirty_nodes(&self) -> Vec<Arc<Node>> {
-        let mut nodes: Vec<_> = self.dirty.iter().flat_map(|shard| shard.read().values().cloned().collect::<Vec<_>>()).collect();
+        let mut nodes: Vec<_> =
+            self.dirty.iter().flat_map(|shard| shard.read().values().cloned().collect::<Vec<_>>()).collect();
         nodes.sort_unstable_by_key(|node| node.bytenr());
         nodes
     }

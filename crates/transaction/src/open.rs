@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::block_check::CheckContext;
 use ubtrfs_device::Device;
-use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
-use ubtrfs_format::{Corrupt, CsumType, Error, FormatError, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, Error, FormatError, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -149,11 +149,8 @@ fn load_block_groups(
     writable: bool,
 ) -> Result<()> {
     let compat_ro = superblock.compat_ro();
-    let holder = if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
-        RootId::BLOCK_GROUP_TREE
-    } else {
-        RootId::EXTENT_TREE
-    };
+    let holder =
+        if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE };
     let missing = |tree: RootId| {
         Corrupt::new(FormatError::Value {
             what: "RootItem",
@@ -199,6 +196,3 @@ fn load_block_groups(
     space.take_dirty_groups();
     Ok(())
 }
-
-/// Sector and node checks use the same checksum everywhere.
-const _: fn(&Superblock) -> Option<CsumType> = Superblock::csum_type;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::item::RootItem;
 use ubtrfs_format::{Generation, Key, KeyType, Result, RootId, objectid};
-use ubtrfs_tree::{Cursor, Item, NodeSource, RootPtr, Value};
+use ubtrfs_tree::{Batch, Cursor, Item, NodeSource, RootPtr, Value};
 
 use crate::delayed_item::{Change, DelayedItems, FrozenItems};
 use crate::node_store::NodeStore;
@@ -124,13 +124,7 @@ impl Tree {
     }
 
     /// Merges one window of the three sources; returns where the next window starts.
-    fn range_step(
-        &self,
-        start: &Key,
-        end: &Key,
-        limit: usize,
-        found: &mut Vec<(Key, ItemRef)>,
-    ) -> Result<Option<Key>> {
+    fn range_step(&self, start: &Key, end: &Key, limit: usize, found: &mut Vec<(Key, ItemRef)>) -> Result<Option<Key>> {
         if start > end {
             return Ok(None);
         }
@@ -214,13 +208,11 @@ impl Tree {
     }
 
     /// Moves the active items to the frozen ones. The caller holds the commit lock and the gate exclusively.
-    pub(crate) fn freeze(&self) -> Arc<FrozenItems> {
+    pub(crate) fn freeze(&self) {
         let mut view = self.view.write();
         debug_assert!(view.frozen.is_none(), "one apply at a time");
-        let frozen = Arc::new(self.active.freeze());
-        view.frozen = Some(Arc::clone(&frozen));
+        view.frozen = Some(Arc::new(self.active.freeze()));
         self.listed.store(false, Ordering::Release);
-        frozen
     }
 
     /// Shows the result of an apply to readers: `install` puts the new nodes in place.
@@ -229,6 +221,18 @@ impl Tree {
         install();
         view.root = root;
         view.frozen = None;
+    }
+
+    /// Runs `read` on the tree's nodes as they stand; delayed items are not seen. No publish happens meanwhile.
+    pub(crate) fn with_root<T>(&self, read: impl FnOnce(&dyn NodeSource, &RootPtr) -> T) -> T {
+        let view = self.view.read();
+        read(&*self.store, &view.root)
+    }
+
+    /// The frozen items as a batch.
+    pub(crate) fn frozen_batch(&self) -> Batch {
+        let frozen = self.view.read().frozen.clone();
+        frozen.map_or_else(Batch::new, |frozen| frozen.to_batch())
     }
 
     /// A source of this tree's nodes.
