@@ -11,6 +11,8 @@ use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
 use ubtrfs_tree::Batch;
 
 use crate::engine::Engine;
+use crate::free_space_tree;
+use crate::tree_view::Tree;
 
 /// Chunks that are not in the chunk tree yet.
 #[derive(Debug, Default)]
@@ -96,16 +98,96 @@ impl Engine {
                 }
             }
         }
+        self.push_dev_items(&mut chunk_batch);
+        chunk_batch.sort_by_key(|(key, _)| *key);
+        dev_batch.sort_by_key(|(key, _)| *key);
+        Ok(Some((chunk_batch, dev_batch)))
+    }
+
+    fn push_dev_items(&self, chunk_batch: &mut Batch) {
         for device in self.volumes.devices() {
             if let Some(item) = self.volumes.dev_item(device.devid) {
                 let key = Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.0);
                 chunk_batch.push((key, Some(item.encode().into())));
             }
         }
-        chunk_batch.sort_by_key(|(key, _)| *key);
-        dev_batch.sort_by_key(|(key, _)| *key);
-        Ok(Some((chunk_batch, dev_batch)))
     }
+
+    /// Takes the block groups in which nothing is left out of space, but for one a kind, and says in which batches
+    /// they leave the trees. Their device space may be used again once [`Engine::forget_chunks`] was called, after the
+    /// commit: until then the last superblock still maps them.
+    pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
+        let mut removed = RemovedGroups::default();
+        let mut spared = BlockGroupFlags::SYSTEM;
+        for group in self.space.empty_groups() {
+            let types = group.flags & BlockGroupFlags::TYPES;
+            if spared.contains(types) {
+                self.remove_if_empty(&group, &mut removed, free_space)?;
+            }
+            spared |= types;
+        }
+        if removed.chunks.is_empty() {
+            return Ok(None);
+        }
+        self.push_dev_items(&mut removed.chunk_batch);
+        for batch in
+            [&mut removed.group_batch, &mut removed.free_space_batch, &mut removed.chunk_batch, &mut removed.dev_batch]
+        {
+            batch.sort_by_key(|(key, _)| *key);
+        }
+        Ok(Some(removed))
+    }
+
+    fn remove_if_empty(
+        &self,
+        group: &BlockGroup,
+        removed: &mut RemovedGroups,
+        free_space: Option<&Tree>,
+    ) -> Result<()> {
+        if group.flags.contains(BlockGroupFlags::SYSTEM) {
+            return Ok(());
+        }
+        // Read-only first, then look again: an allocation may have come in between.
+        self.space.set_read_only(group.start, true);
+        let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
+        let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
+            self.space.set_read_only(group.start, false);
+            return Ok(());
+        };
+        self.space.remove_block_group(group.start);
+        removed.chunks.push(logical);
+        removed.group_batch.push((Key::new(logical.0, KeyType::BLOCK_GROUP_ITEM, group.len_bytes), None));
+        if let Some(tree) = free_space {
+            let root = tree.root_ptr();
+            let items = free_space_tree::remove_free_space(tree.source(), &root, logical, group.len_bytes)?;
+            removed.free_space_batch.extend(items);
+        }
+        removed.chunk_batch.push((Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, logical.0), None));
+        for stripe in &chunk.stripes {
+            removed.dev_batch.push((Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0), None));
+            if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
+                item.bytes_used = item.bytes_used.saturating_sub(stripe_length(&chunk));
+                self.volumes.set_dev_item(&item)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The commit without these chunks is on disk.
+    pub(crate) fn forget_chunks(&self, chunks: &[Logical]) {
+        chunks.iter().for_each(|logical| self.volumes.remove_chunk(*logical));
+        self.update_unallocated();
+    }
+}
+
+/// Block groups that leave the filesystem with the running commit.
+#[derive(Debug, Default)]
+pub(crate) struct RemovedGroups {
+    pub(crate) chunks: Vec<Logical>,
+    pub(crate) group_batch: Batch,
+    pub(crate) free_space_batch: Batch,
+    pub(crate) chunk_batch: Batch,
+    pub(crate) dev_batch: Batch,
 }
 
 /// Bytes of each device extent of a chunk.
