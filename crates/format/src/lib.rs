@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod codec;
 pub mod csum;
 pub mod error;
@@ -13,8 +14,11 @@ pub mod item;
 pub mod key;
 pub mod node;
 pub mod superblock;
+pub mod superblock_check;
 
+pub use check::{CheckContext, Expected, check_node};
 pub use csum::CsumType;
 pub use error::{Corrupt, Error, FormatError, Result};
 pub use ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};
 pub use key::{Key, KeyType};
+pub use superblock_check::check_superblock;
