@@ -87,6 +87,7 @@ impl Engine {
             self.apply_batch(tree, &batch, &mut committer.refs, transid)?;
         }
         self.flag_quotas(committer, transid)?;
+        let removed_chunks = self.remove_block_groups(committer, transid)?;
         self.run_rounds(committer, transid, &mut superblock)?;
 
         let nodes = self.store.dirty_nodes();
@@ -101,6 +102,7 @@ impl Engine {
         self.store.written(nodes);
         self.ledger.thaw();
         self.unpin(transid);
+        self.forget_chunks(&removed_chunks);
         Ok(())
     }
 
@@ -139,6 +141,32 @@ impl Engine {
         bytes.extend_from_slice(item.get(QgroupStatus::SIZE..).unwrap_or_default());
         self.apply_batch(&quotas, &vec![(key, Some(bytes.into()))], &mut committer.refs, transid)?;
         Ok(())
+    }
+
+    fn remove_block_groups(&self, committer: &mut Committer, transid: Generation) -> Result<Vec<Logical>> {
+        let (group_tree, free_space) = (self.block_group_tree()?, self.free_space_tree()?);
+        let Some(removed) = self.remove_empty_block_groups(free_space.as_deref())? else { return Ok(Vec::new()) };
+        let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
+        self.apply_batch(&group_tree, &removed.group_batch, &mut committer.refs, transid)?;
+        if let Some(tree) = &free_space {
+            self.apply_batch(tree, &removed.free_space_batch, &mut committer.refs, transid)?;
+        }
+        self.apply_batch(&chunk_tree, &removed.chunk_batch, &mut committer.refs, transid)?;
+        self.apply_batch(&dev_tree, &removed.dev_batch, &mut committer.refs, transid)?;
+        Ok(removed.chunks)
+    }
+
+    /// The tree that holds the block group items.
+    fn block_group_tree(&self) -> Result<Arc<Tree>> {
+        let own = self.superblock.read().compat_ro().contains(CompatRo::BLOCK_GROUP_TREE);
+        self.own_tree(if own { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE })
+    }
+
+    fn free_space_tree(&self) -> Result<Option<Arc<Tree>>> {
+        if !self.superblock.read().compat_ro().contains(CompatRo::FREE_SPACE_TREE) {
+            return Ok(None);
+        }
+        self.own_tree(RootId::FREE_SPACE_TREE).map(Some)
     }
 
     /// Brings all accounting trees in step with each other.
@@ -235,16 +263,9 @@ impl Engine {
         if dirty.is_empty() {
             return Ok(false);
         }
-        let compat_ro = self.superblock.read().compat_ro();
-        let group_tree =
-            if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE };
+        let (group_tree, free_space_tree) = (self.block_group_tree()?, self.free_space_tree()?);
         let mut items = Batch::with_capacity(dirty.len());
         let mut free_space = Batch::new();
-        let free_space_tree = if compat_ro.contains(CompatRo::FREE_SPACE_TREE) {
-            Some(self.own_tree(RootId::FREE_SPACE_TREE)?)
-        } else {
-            None
-        };
         for start in dirty {
             let Some(group) = self.space.block_group_at(start) else { continue };
             let item = BlockGroupItem {
@@ -268,7 +289,6 @@ impl Engine {
         }
         items.sort_by_key(|(key, _)| *key);
         free_space.sort_by_key(|(key, _)| *key);
-        let group_tree = self.own_tree(group_tree)?;
         self.apply_batch(&group_tree, &items, &mut committer.refs, transid)?;
         if let Some(tree) = &free_space_tree {
             self.apply_batch(tree, &free_space, &mut committer.refs, transid)?;

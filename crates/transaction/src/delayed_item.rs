@@ -6,7 +6,6 @@
 //! - I2. An item moves only from active to frozen to the tree. A reader that looks in that order misses nothing.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use parking_lot::RwLock;
 use ubtrfs_format::Key;

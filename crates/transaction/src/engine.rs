@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::item::{BlockGroupFlags, RootItem};
-use ubtrfs_format::superblock::{Incompat, Superblock};
+use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, Error, Generation, Key, KeyType, Result, RootId};
 use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
@@ -282,10 +282,6 @@ impl Engine {
             what: format!("the filesystem has no tree {id}"),
             hint: "look at it with `ubtrfs inspect dump-tree`",
         })
-    }
-
-    pub(crate) fn has_feature(&self, feature: Incompat) -> bool {
-        self.superblock.read().incompat().contains(feature)
     }
 
     /// Flags for a new chunk of this kind: the type and profile of the block groups that there are.
