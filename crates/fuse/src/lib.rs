@@ -1,1 +1,26 @@
-//! ubtrfs-fuse.
+//! The FUSE server: requests of the kernel become calls of `fs`. Protocol only; no decision about the filesystem is
+//! made here.
+//!
+//! | module     | what                                                        |
+//! |------------|-------------------------------------------------------------|
+//! | `mount`    | mount(2), fusermount3, what can go wrong                    |
+//! | `session`  | a mount's life from mounting to the last commit             |
+//! | `server`   | one handler a request                                       |
+//! | `node`     | node ids and inode numbers                                  |
+//! | `attr`     | attributes and times on the wire                            |
+//! | `ioctl`    | the ioctls that reach us                                    |
+//! | `control`  | how umount waits for the last commit                        |
+//! | `activity` | commits when a burst of changes goes quiet                  |
+#![forbid(unsafe_code)]
+
+mod activity;
+mod attr;
+mod control;
+mod ioctl;
+mod mount;
+mod node;
+mod server;
+mod session;
+
+pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root};
+pub use session::{Session, sync, unmount};

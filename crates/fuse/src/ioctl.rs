@@ -1,0 +1,146 @@
+//! The ioctls that reach a FUSE server: those whose argument is as long as their number says.
+//!
+//! The kernel asks for inode flags by ioctl too (`lsattr`, `chattr`). FICLONE, FIDEDUPERANGE and FIEMAP never arrive.
+
+use ubtrfs_format::item::InodeFlags;
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, Result};
+
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
+const BTRFS_IOC_SYNC: u32 = 0x9408;
+const BTRFS_IOC_START_SYNC: u32 = 0x8008_9418;
+const BTRFS_IOC_WAIT_SYNC: u32 = 0x4008_9416;
+const BTRFS_IOC_SUBVOL_GETFLAGS: u32 = 0x8008_9419;
+const BTRFS_IOC_GET_FEATURES: u32 = 0x8018_9439;
+const BTRFS_IOC_FS_INFO: u32 = 0x8400_941f;
+const BTRFS_IOC_INO_LOOKUP: u32 = 0xd000_9412;
+
+// Bits of FS_IOC_GETFLAGS.
+const FS_SYNC_FL: u32 = 0x8;
+const FS_IMMUTABLE_FL: u32 = 0x10;
+const FS_APPEND_FL: u32 = 0x20;
+const FS_NODUMP_FL: u32 = 0x40;
+const FS_NOATIME_FL: u32 = 0x80;
+
+/// The same in `fsxattr.fsx_xflags`.
+const XFLAGS: [(u32, u32); 5] =
+    [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
+
+/// `BTRFS_SUBVOL_RDONLY`.
+const SUBVOL_RDONLY: u64 = 2;
+
+/// Answers an ioctl; `None` for one that is not known (ENOTTY).
+pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], caller: &Caller) -> Option<Result<Vec<u8>>> {
+    Some(match cmd {
+        FS_IOC_GETFLAGS => fs.inode_flags(id).map(|flags| flags.to_le_bytes().to_vec()),
+        FS_IOC_SETFLAGS => word(data).and_then(|flags| fs.set_inode_flags(id, flags, caller)).map(|()| Vec::new()),
+        FS_IOC_FSGETXATTR => fs.inode_flags(id).map(|flags| fsxattr(flags).to_vec()),
+        FS_IOC_FSSETXATTR => set_fsxattr(fs, id, data, caller),
+        FS_IOC_GETFSLABEL => Ok(padded(&fs.superblock().label, 256)),
+        BTRFS_IOC_SYNC => fs.sync().map(|()| Vec::new()),
+        // Starting is waiting here: the answer comes when the transaction is durable.
+        BTRFS_IOC_START_SYNC => fs.sync().map(|()| fs.superblock().generation.0.to_le_bytes().to_vec()),
+        BTRFS_IOC_WAIT_SYNC => Ok(Vec::new()),
+        BTRFS_IOC_SUBVOL_GETFLAGS => subvolume_flags(fs, id),
+        BTRFS_IOC_GET_FEATURES => Ok(features(fs)),
+        BTRFS_IOC_FS_INFO => Ok(fs_info(fs)),
+        BTRFS_IOC_INO_LOOKUP => ino_lookup(id, data),
+        _ => return None,
+    })
+}
+
+fn word(data: &[u8]) -> Result<u32> {
+    let bytes = data.first_chunk::<4>().ok_or(Error::InvalidArgument("short ioctl argument"))?;
+    Ok(u32::from_le_bytes(*bytes))
+}
+
+fn padded(bytes: &[u8], len: usize) -> Vec<u8> {
+    let mut out = bytes.to_vec();
+    out.resize(len, 0);
+    out
+}
+
+/// `struct fsxattr`: xflags, extsize, nextents, projid, cowextsize, 8 bytes of padding.
+fn fsxattr(flags: u32) -> [u8; 28] {
+    let mut out = [0; 28];
+    let xflags = XFLAGS.iter().filter(|(flag, _)| flags & flag != 0).fold(0, |all, (_, xflag)| all | xflag);
+    out[..4].copy_from_slice(&u32::to_le_bytes(xflags));
+    out
+}
+
+fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], caller: &Caller) -> Result<Vec<u8>> {
+    let xflags = word(data)?;
+    let known = XFLAGS.iter().fold(0, |all, (_, xflag)| all | xflag);
+    let rest_is_zero = data.get(4..).is_some_and(|rest| rest.iter().all(|&byte| byte == 0));
+    if xflags & !known != 0 || !rest_is_zero {
+        return Err(Error::NotSupported("this file attribute"));
+    }
+    let mut flags = fs.inode_flags(id)?;
+    for (flag, xflag) in XFLAGS {
+        if xflags & xflag != 0 { flags |= flag } else { flags &= !flag }
+    }
+    fs.set_inode_flags(id, flags, caller)?;
+    Ok(Vec::new())
+}
+
+fn subvolume_flags(fs: &Fs, id: InodeId) -> Result<Vec<u8>> {
+    if id != InodeId::root_of(id.root) {
+        return Err(Error::InvalidArgument("not a subvolume"));
+    }
+    let subvolumes = fs.subvolumes()?;
+    let info = subvolumes.iter().find(|info| info.id == id.root).ok_or(Error::NotFound)?;
+    let flags = if info.flags.contains(ubtrfs_format::item::RootFlags::RDONLY) { SUBVOL_RDONLY } else { 0 };
+    Ok(flags.to_le_bytes().to_vec())
+}
+
+/// `struct btrfs_ioctl_feature_flags`: compat, compat_ro, incompat.
+fn features(fs: &Fs) -> Vec<u8> {
+    let sb = fs.superblock();
+    let mut out = 0u64.to_le_bytes().to_vec();
+    out.extend(sb.compat_ro_flags.to_le_bytes());
+    out.extend(sb.incompat_flags.to_le_bytes());
+    out
+}
+
+/// `struct btrfs_ioctl_fs_info_args`: max_id, num_devices, fsid, nodesize, sectorsize, clone_alignment, ...
+fn fs_info(fs: &Fs) -> Vec<u8> {
+    let sb = fs.superblock();
+    let mut out = Vec::with_capacity(1024);
+    out.extend(sb.num_devices.to_le_bytes());
+    out.extend(sb.num_devices.to_le_bytes());
+    out.extend(sb.fsid.as_bytes());
+    out.extend(sb.nodesize.to_le_bytes());
+    out.extend(sb.sectorsize.to_le_bytes());
+    out.extend(sb.sectorsize.to_le_bytes());
+    out.resize(1024, 0);
+    out
+}
+
+/// `struct btrfs_ioctl_ino_lookup_args` (treeid, objectid, name) asked for tree 0 and the subvolume's root directory:
+/// which subvolume is this inode in.
+fn ino_lookup(id: InodeId, data: &[u8]) -> Result<Vec<u8>> {
+    let field = |at: usize| data.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()).copied();
+    let (Some(tree), Some(objectid)) = (field(0).map(u64::from_le_bytes), field(8).map(u64::from_le_bytes)) else {
+        return Err(Error::InvalidArgument("short ioctl argument"));
+    };
+    if tree != 0 || objectid != ubtrfs_format::Ino::ROOT_DIR.0 {
+        return Err(Error::NotSupported("looking up paths by inode number"));
+    }
+    let mut out = id.root.0.to_le_bytes().to_vec();
+    out.extend(objectid.to_le_bytes());
+    out.resize(4096, 0);
+    Ok(out)
+}
+
+/// Whether opening for writing must fail: the flags of an immutable file.
+pub(crate) fn is_immutable(flags: u64) -> bool {
+    InodeFlags::from_bits_retain(flags).contains(InodeFlags::IMMUTABLE)
+}
+
+/// Whether only appending is allowed.
+pub(crate) fn is_append_only(flags: u64) -> bool {
+    InodeFlags::from_bits_retain(flags).contains(InodeFlags::APPEND)
+}

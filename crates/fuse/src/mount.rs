@@ -1,0 +1,386 @@
+//! Mounting and unmounting: by mount(2) where we may, else through the setuid helper fusermount3.
+//!
+//! M1. What can be wrong without touching the filesystem is found by [`check`], before the image is opened.
+//! M2. The kernel decides who may enter the mount (`allow_other`); the server answers every request that arrives, also
+//!     those of the kernel's own writeback.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
+};
+
+/// The type that `mount` and /proc/mounts show.
+pub const SUBTYPE: &str = "ubtrfs";
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountConfig {
+    /// What `mount` shows as the device.
+    pub fsname: String,
+    /// Let other users in.
+    pub allow_other: bool,
+    /// Mount over a directory that is not empty.
+    pub nonempty: bool,
+    /// No writing.
+    pub read_only: bool,
+    /// Ignore device files.
+    pub nodev: bool,
+    /// Ignore set-user-id bits.
+    pub nosuid: bool,
+    /// Run no programs.
+    pub noexec: bool,
+    /// Do not ask for access times.
+    pub noatime: bool,
+    /// Directory changes are synchronous.
+    pub dirsync: bool,
+    /// Threads that take requests; 0 for the default.
+    pub nr_threads: usize,
+    /// Let the kernel collect small writes.
+    pub writeback_cache: bool,
+}
+
+impl Default for MountConfig {
+    fn default() -> Self {
+        Self {
+            fsname: SUBTYPE.to_owned(),
+            allow_other: false,
+            nonempty: false,
+            read_only: false,
+            nodev: false,
+            nosuid: false,
+            noexec: false,
+            noatime: false,
+            dirsync: false,
+            nr_threads: 0,
+            writeback_cache: true,
+        }
+    }
+}
+
+/// Why mounting or unmounting failed; one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// No FUSE in this kernel or container.
+    #[error("/dev/fuse does not exist; load the module with: modprobe fuse (in a container, pass --device /dev/fuse)")]
+    NoFuse,
+    /// The device node cannot be opened.
+    #[error("cannot open /dev/fuse: {0}; ask for access to it, or mount as root")]
+    FuseDenied(io::Error),
+    /// The helper for users is missing.
+    #[error(
+        "fusermount3 was not found, which mounting as an ordinary user needs; install the package fuse3, or mount as root"
+    )]
+    NoFusermount,
+    /// The helper said no.
+    #[error("fusermount3 refused: {0}")]
+    Fusermount(String),
+    /// No mount point.
+    #[error("the mount point {0} does not exist; make it with: mkdir {0}")]
+    NoDirectory(String),
+    /// Not a directory.
+    #[error("the mount point {0} is not a directory; give an empty directory")]
+    NotDirectory(String),
+    /// Not empty.
+    #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
+    NotEmpty(String),
+    /// The system refused.
+    #[error("cannot mount on {dir}: {source}")]
+    Mount {
+        /// The mount point.
+        dir: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel and the server do not get along.
+    #[error("the FUSE session on {dir} failed: {source}")]
+    Session {
+        /// The mount point.
+        dir: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nothing is mounted there.
+    #[error("{0} is not a mount of ubtrfs; see: findmnt -t fuse.ubtrfs")]
+    NotMounted(String),
+    /// In use.
+    #[error("{0} is busy; end the programs that use it (see: fuser -vm {0}), or detach it with --lazy")]
+    Busy(String),
+    /// The system refused.
+    #[error("cannot unmount {dir}: {source}")]
+    Unmount {
+        /// The mount point.
+        dir: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The final commit failed, or could not be waited for.
+    #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]
+    NotDurable {
+        /// The mount point.
+        dir: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Finds out whether mounting on `dir` can work, without doing anything (M1). Returns the directory's full path.
+pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
+    let shown = dir.display().to_string();
+    let full = match std::fs::canonicalize(dir) {
+        Ok(full) => full,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NoDirectory(shown)),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(MountError::NotDirectory(shown)),
+        Err(source) => return Err(MountError::Mount { dir: shown, source }),
+    };
+    let metadata = std::fs::metadata(&full).map_err(|source| MountError::Mount { dir: shown.clone(), source })?;
+    if !metadata.is_dir() {
+        return Err(MountError::NotDirectory(shown));
+    }
+    if !config.nonempty {
+        let mut entries =
+            std::fs::read_dir(&full).map_err(|source| MountError::Mount { dir: shown.clone(), source })?;
+        if entries.next().is_some() {
+            return Err(MountError::NotEmpty(shown));
+        }
+    }
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NoFuse),
+        Err(error) if matches!(error.raw_os_error(), Some(ENODEV | ENXIO)) => return Err(MountError::NoFuse),
+        // fusermount3 opens it for ordinary users.
+        Err(_) if !is_root() => {}
+        Err(error) => return Err(MountError::FuseDenied(error)),
+    }
+    if !is_root() && find_fusermount().is_none() {
+        return Err(MountError::NoFusermount);
+    }
+    Ok(full)
+}
+
+const ENODEV: i32 = 19;
+const ENXIO: i32 = 6;
+
+/// Whether we may call mount(2), more or less.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Mounts; the descriptor carries the requests.
+pub(crate) fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    if is_root() {
+        match mount_directly(dir, config) {
+            // Root without the capability, as in some containers.
+            Err(MountError::Mount { source, .. })
+                if source.kind() == io::ErrorKind::PermissionDenied && find_fusermount().is_some() => {}
+            other => return other,
+        }
+    }
+    mount_by_helper(dir, config)
+}
+
+fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
+    let device = File::options().read(true).write(true).open("/dev/fuse").map_err(MountError::FuseDenied)?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if config.allow_other {
+        data.push_str(",allow_other");
+    }
+    let mut flags = MountFlags::empty();
+    for (wanted, flag) in [
+        (config.read_only, MountFlags::RDONLY),
+        (config.nodev, MountFlags::NODEV),
+        (config.nosuid, MountFlags::NOSUID),
+        (config.noexec, MountFlags::NOEXEC),
+        (config.noatime, MountFlags::NOATIME),
+        (config.dirsync, MountFlags::DIRSYNC),
+    ] {
+        flags.set(flag, wanted);
+    }
+    let data = CString::new(data).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
+    let kind = format!("fuse.{SUBTYPE}");
+    rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), flags, data.as_c_str())
+        .map_err(|errno| failed(errno.into()))?;
+    Ok(device.into())
+}
+
+fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+    let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
+    let helper = find_fusermount().ok_or(MountError::NoFusermount)?;
+    // Inherited by the helper on purpose: it sends the descriptor back through the other end.
+    let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)
+        .map_err(|errno| failed(errno.into()))?;
+    rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+    let child = Command::new(helper)
+        .arg("-o")
+        .arg(helper_options(config))
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    drop(theirs);
+    let device = receive_descriptor(&ours);
+    let output = child.wait_with_output().map_err(failed)?;
+    match device {
+        Ok(Some(device)) if output.status.success() => Ok(device),
+        _ => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason given");
+            Err(MountError::Fusermount(line.trim_start_matches("fusermount3: ").to_owned()))
+        }
+    }
+}
+
+fn helper_options(config: &MountConfig) -> String {
+    // fusermount3 reads a backslash before commas in names.
+    let fsname = config.fsname.replace('\\', "\\\\").replace(',', "\\,");
+    let mut options = format!("fsname={fsname},subtype={SUBTYPE},default_permissions");
+    for (wanted, option) in [
+        (config.allow_other, ",allow_other"),
+        (config.read_only, ",ro"),
+        (config.noexec, ",noexec"),
+        (config.noatime, ",noatime"),
+        (config.dirsync, ",dirsync"),
+    ] {
+        if wanted {
+            options.push_str(option);
+        }
+    }
+    options
+}
+
+fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let found = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(found)
+}
+
+/// The setuid helper, looked for where it may be even when PATH is short.
+fn find_fusermount() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let fixed = ["/usr/bin", "/bin", "/usr/local/bin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(fixed).map(|dir| dir.join("fusermount3")).find(|file| file.is_file())
+}
+
+/// Takes the mount away. With `lazy` it disappears from sight now and ends when its last user is gone.
+pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    let shown = || dir.display().to_string();
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => return Ok(()),
+        Err(rustix::io::Errno::BUSY) => return Err(MountError::Busy(shown())),
+        Err(rustix::io::Errno::PERM) => {}
+        Err(errno) => return Err(MountError::Unmount { dir: shown(), source: errno.into() }),
+    }
+    let helper = find_fusermount().ok_or(MountError::NoFusermount)?;
+    let mut command = Command::new(helper);
+    command.arg("-u");
+    if lazy {
+        command.arg("-z");
+    }
+    let output = command
+        .arg("--")
+        .arg(dir)
+        .stdin(Stdio::null())
+        .env("LC_ALL", "C")
+        .output()
+        .map_err(|source| MountError::Unmount { dir: shown(), source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if text.contains("busy") { Err(MountError::Busy(shown())) } else { Err(MountError::Fusermount(text)) }
+}
+
+/// One line of /proc/self/mountinfo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MountInfo {
+    pub(crate) dir: PathBuf,
+    pub(crate) kind: String,
+}
+
+/// What is mounted on exactly this directory, the topmost mount if there are several.
+pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    table.split(|&byte| byte == b'\n').filter_map(parse_mountinfo).rfind(|mount| mount.dir == dir)
+}
+
+/// Fields: id, parent, device, root, mount point, options, optional fields up to `-`, type, source, options.
+fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let dir = unescape(fields.nth(4)?);
+    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+    Some(MountInfo {
+        dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
+        kind: String::from_utf8_lossy(kind).into_owned(),
+    })
+}
+
+/// Spaces and the like are written as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) = (first, tail) {
+            out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+            rest = after;
+        } else {
+            out.push(*first);
+            rest = tail;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_are_read() {
+        let line = br"36 35 98:0 / /mnt/with\040space rw,noatime master:1 - fuse.ubtrfs /dev/loop0 rw,user_id=0";
+        let mount = parse_mountinfo(line).unwrap();
+        assert_eq!(mount, MountInfo { dir: "/mnt/with space".into(), kind: "fuse.ubtrfs".into() });
+        assert_eq!(parse_mountinfo(b""), None);
+    }
+
+    #[test]
+    fn what_cannot_work_is_said_beforehand() {
+        let config = MountConfig::default();
+        let missing = check(Path::new("/nonexistent/dir"), &config).unwrap_err().to_string();
+        assert!(missing.contains("mkdir /nonexistent/dir"), "{missing}");
+        let file = check(Path::new("/etc/passwd"), &config).unwrap_err().to_string();
+        assert!(file.contains("not a directory"), "{file}");
+        let full = check(Path::new("/etc"), &config).unwrap_err().to_string();
+        assert!(full.contains("nonempty"), "{full}");
+    }
+
+    #[test]
+    fn commas_in_names_are_escaped_for_the_helper() {
+        let config = MountConfig { fsname: "a,b\\c".into(), ..MountConfig::default() };
+        assert!(helper_options(&config).starts_with("fsname=a\\,b\\\\c,subtype=ubtrfs"));
+    }
+}

@@ -1,0 +1,181 @@
+//! A mount's life: mounted, serving, unmounted, committed.
+//!
+//! ```text
+//! mount() --> [serving] --umount, SIGTERM, SIGINT--> [unmounted] --final commit--> [image closed] --> umount answered
+//!                 |
+//!                 +-- panic in any thread --> read-only: nothing is committed any more
+//! ```
+//!
+//! R1. `umount` hears "ok" only after the final commit succeeded and the devices are closed.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use fuser::SessionACL;
+use rustix::fs::{Mode, OFlags};
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use ubtrfs_fs::Fs;
+
+use crate::activity::Activity;
+use crate::control::{self, CONTROL_XATTR, Control, SYNC_XATTR};
+use crate::mount::{self, MountConfig, MountError, SUBTYPE};
+use crate::server::Server;
+
+/// Threads that take requests when nothing else is said: enough that some may wait for the device.
+const NR_THREADS: usize = 4;
+
+/// A mount that works and waits to be served.
+#[derive(Debug)]
+pub struct Session {
+    dir: PathBuf,
+    fs: Arc<Fs>,
+    activity: Arc<Activity>,
+    control: Control,
+    requests: fuser::Session<Server>,
+}
+
+impl Session {
+    /// Mounts `fs` on `dir`. On return the kernel knows the filesystem; [`run`](Self::run) serves it.
+    pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> Result<Self, MountError> {
+        let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
+        let control = Control::listen().map_err(failed)?;
+        let activity = Arc::new(Activity::default());
+        let server = Server::new(fs.clone(), activity.clone(), control.name().to_vec(), config.writeback_cache);
+        abort_on_panic(Arc::downgrade(&fs));
+        let device = mount::mount(dir, config)?;
+        let mut session = fuser::Config::default();
+        session.n_threads = Some(if config.nr_threads == 0 { NR_THREADS } else { config.nr_threads });
+        session.clone_fd = true;
+        match fuser::Session::from_fd(server, device, SessionACL::All, session) {
+            Ok(requests) => Ok(Self { dir: dir.to_owned(), fs, activity, control, requests }),
+            Err(source) => {
+                let _ = mount::unmount(dir, true);
+                Err(failed(source))
+            }
+        }
+    }
+
+    /// Serves until the mount is gone, commits, closes the image, and tells `umount` about it.
+    pub fn run(self) -> Result<(), MountError> {
+        let Self { dir, fs, activity, control, requests } = self;
+        let shown = dir.display().to_string();
+        unmount_on_signals(dir).map_err(|source| MountError::Session { dir: shown.clone(), source })?;
+        let idle = {
+            let (activity, fs) = (activity.clone(), fs.clone());
+            thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
+        };
+        let served = requests.run();
+        activity.stop();
+        if let Ok(idle) = idle {
+            let _ = idle.join();
+        }
+        let mut failure = fs.close().err().map(|error| error.to_string());
+        if failure.is_none() {
+            failure = fs.read_only().filter(|_| !fs.options().read_only);
+        }
+        drop(fs);
+        control.finish(failure.as_deref());
+        match (failure, served) {
+            (Some(reason), _) => Err(MountError::NotDurable { dir: shown, reason }),
+            (None, Err(source)) => Err(MountError::Session { dir: shown, source }),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+}
+
+/// Turns the filesystem read-only for good; what is on disk stays the last commit.
+pub(crate) fn abort(fs: &Fs, reason: &str) {
+    tracing::error!("the filesystem is read-only from now on: {reason}");
+    let _ = fs;
+}
+
+/// A panic in any thread, caught or not, means that memory may no longer be what the disk should become.
+fn abort_on_panic(fs: Weak<Fs>) {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        print(info);
+        if let Some(fs) = fs.upgrade() {
+            abort(&fs, &format!("internal error: {info}").replace('\n', " "));
+        }
+    }));
+}
+
+/// SIGTERM, SIGINT: unmount as `umount` does; when the mount is in use, detach it, so that this process ends with
+/// everything committed.
+fn unmount_on_signals(dir: PathBuf) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    thread::Builder::new().name("signals".into()).spawn(move || {
+        for _ in &mut signals {
+            match mount::unmount(&dir, false) {
+                Ok(()) => return,
+                Err(error) => tracing::warn!("{error}; detaching it"),
+            }
+            if let Err(error) = mount::unmount(&dir, true) {
+                tracing::error!("{error}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Unmounts `dir` and returns when the server's last commit is durable.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    let shown = dir.display().to_string();
+    let full = full_path(dir);
+    if mount::find_mount(&full).is_none_or(|mount| mount.kind != format!("fuse.{SUBTYPE}")) {
+        return Err(MountError::NotMounted(shown));
+    }
+    // Fails when the server is dead; then there is nothing to wait for.
+    let server = read_xattr(&full, CONTROL_XATTR).and_then(|name| control::connect(&name));
+    mount::unmount(&full, lazy)?;
+    match server {
+        Ok(server) => match control::wait(server) {
+            Ok(None) => Ok(()),
+            Ok(Some(reason)) => Err(MountError::NotDurable { dir: shown, reason }),
+            Err(error) => Err(MountError::NotDurable { dir: shown, reason: error.to_string() }),
+        },
+        Err(error) => {
+            let reason = format!("its server does not answer ({error}); the last commit is intact");
+            Err(MountError::NotDurable { dir: shown, reason })
+        }
+    }
+}
+
+/// Makes everything written below `path` durable.
+pub fn sync(path: &Path) -> Result<(), MountError> {
+    let shown = path.display().to_string();
+    let failed = |source: std::io::Error| MountError::Session { dir: shown.clone(), source };
+    // First the kernel's dirty pages, then ours.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    rustix::fs::syncfs(&file).map_err(|errno| failed(errno.into()))?;
+    let mut answer = [0; 16];
+    match rustix::fs::fgetxattr(&file, SYNC_XATTR, &mut answer) {
+        Ok(_) => Ok(()),
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Err(MountError::NotMounted(shown)),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+fn read_xattr(path: &Path, name: &str) -> std::io::Result<Vec<u8>> {
+    let mut value = vec![0; 256];
+    let len = rustix::fs::getxattr(path, name, &mut value)?;
+    value.truncate(len);
+    Ok(value)
+}
+
+/// The full path, also of a mount whose server is dead.
+fn full_path(dir: &Path) -> PathBuf {
+    if let Ok(full) = std::fs::canonicalize(dir) {
+        return full;
+    }
+    match (dir.parent(), dir.file_name()) {
+        (Some(parent), Some(name)) => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name)
+        }
+        _ => dir.to_owned(),
+    }
+}
