@@ -121,6 +121,7 @@ impl Engine {
         self.epoch.reset();
         self.epoch.csum_bytes.store(0, Ordering::Relaxed);
         let transid = Generation(self.running.fetch_add(1, Ordering::AcqRel));
+        self.store.set_generation_limit(Generation(transid.0 + 1));
         Ok((transid, frozen))
     }
 

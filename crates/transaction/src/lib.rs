@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-mod block_check;
 mod chunk_alloc;
 mod commit;
 mod cow;

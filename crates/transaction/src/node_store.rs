@@ -7,10 +7,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::block_check::{CheckContext, check_node};
 use parking_lot::RwLock;
-use ubtrfs_format::{Corrupt, FormatError, Logical, Result};
+use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Logical, Result};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
 
@@ -21,13 +22,17 @@ pub(crate) struct NodeStore {
     cache: NodeCache,
     dirty: Box<[RwLock<HashMap<Logical, Arc<Node>>>]>,
     check: CheckContext,
+    /// The running transaction: no block is newer.
+    generation_limit: AtomicU64,
     nodesize: usize,
 }
 
 impl NodeStore {
     pub(crate) fn new(volumes: Arc<Volumes>, check: CheckContext, nodesize: usize, cache_bytes: u64) -> Self {
         let dirty = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
-        Self { volumes, cache: NodeCache::new(cache_bytes), dirty, check, nodesize }
+        let limit = check.generation_limit.map_or(u64::MAX, |limit| limit.0);
+        let cache = NodeCache::new(cache_bytes);
+        Self { volumes, cache, dirty, check, generation_limit: AtomicU64::new(limit), nodesize }
     }
 
     fn shard(&self, bytenr: Logical) -> &RwLock<HashMap<Logical, Arc<Node>>> {
@@ -62,9 +67,19 @@ impl NodeStore {
         }
     }
 
+    /// A new transaction runs.
+    pub(crate) fn set_generation_limit(&self, running: Generation) {
+        self.generation_limit.store(running.0, Ordering::Release);
+    }
+
+    fn check_context(&self, expected: Expected) -> CheckContext {
+        let limit = Generation(self.generation_limit.load(Ordering::Acquire));
+        CheckContext { generation_limit: Some(limit), expected, ..self.check }
+    }
+
     /// The check that every block passes before it is written.
     pub(crate) fn check_before_write(&self, raw: &[u8]) -> Result<(), Corrupt> {
-        check_node(raw, &self.check)
+        check_node(raw, &self.check_context(Expected::default()).with_csum(false))
     }
 
     pub(crate) fn cache_stats(&self) -> CacheStats {
@@ -73,14 +88,13 @@ impl NodeStore {
 
     fn read_from_devices(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
         let mut raw = vec![0; self.nodesize];
-        let context = CheckContext {
+        let context = self.check_context(Expected {
             bytenr: Some(ptr.bytenr),
             level: Some(ptr.level),
+            tree: Some(ptr.tree),
             generation: Some(ptr.generation),
             first_key: ptr.first_key,
-            verify_csum: true,
-            ..self.check.clone()
-        };
+        });
         let failure = std::cell::RefCell::new(None);
         let verify = |_: usize, raw: &[u8]| -> Result<(), FormatError> {
             check_node(raw, &context).map_err(|corrupt| {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::block_check::CheckContext;
 use ubtrfs_device::Device;
+use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
 use ubtrfs_format::{Corrupt, Error, FormatError, Key, KeyType, Logical, Result, RootId};
@@ -30,7 +30,7 @@ impl Engine {
         let mut refusal = volumes.write_refusal();
         let volumes = Arc::new(volumes);
         let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
-        let check = CheckContext::for_filesystem(&superblock);
+        let check = CheckContext::new(&superblock);
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, options.memory_bytes / 2));
 
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
