@@ -207,3 +207,54 @@ impl Hasher for BytenrHasher {
 
 const NR_SHARDS: u64 = 16;
 const HASH_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_format::node::{LeafBuilder, NodeHeader};
+
+    use super::*;
+
+    fn leaf(bytenr: u64, generation: u64) -> Arc<Node> {
+        let header =
+            NodeHeader { bytenr: Logical(bytenr), generation: Generation(generation), ..NodeHeader::default() };
+        Arc::new(Node::new(LeafBuilder::new(4096).finish(&header).into_boxed_slice()).unwrap())
+    }
+
+    #[test]
+    fn a_stale_generation_is_a_miss() {
+        let cache = NodeCache::new(1 << 20);
+        cache.insert(leaf(65536, 7));
+        assert!(cache.get(Logical(65536), Generation(6)).is_none());
+        assert!(cache.get(Logical(65536), Generation(7)).is_some());
+        cache.insert(leaf(65536, 8));
+        assert!(cache.get(Logical(65536), Generation(7)).is_none());
+        cache.remove(Logical(65536));
+        assert!(cache.get(Logical(65536), Generation(8)).is_none());
+        assert_eq!(cache.stats(), CacheStats { hits: 1, misses: 3, nodes: 0, bytes: 0 });
+    }
+
+    #[test]
+    fn the_budget_holds_and_used_nodes_stay() {
+        let cache = NodeCache::new(4096 * 16 * 8);
+        let kept = |index: u64| index % 100 == 0;
+        for index in 0..800 {
+            cache.insert(leaf(index << 12, 1));
+            for used in (0..=index).filter(|index| kept(*index)) {
+                cache.get(Logical(used << 12), Generation(1));
+            }
+            assert!(cache.stats().bytes <= 4096 * 16 * 8);
+        }
+        for used in (0..800).filter(|index| kept(*index)) {
+            assert!(cache.get(Logical(used << 12), Generation(1)).is_some(), "{used} was used all the time");
+        }
+        cache.clear();
+        assert_eq!(cache.stats().nodes, 0);
+    }
+
+    #[test]
+    fn a_cache_without_budget_holds_nothing() {
+        let cache = NodeCache::new(0);
+        cache.insert(leaf(4096, 1));
+        assert_eq!(cache.stats().nodes, 0);
+    }
+}

@@ -92,6 +92,7 @@ pub fn apply(
         internals: Vec::new(),
         reusable: Default::default(),
         hints: Default::default(),
+        last_address: root.bytenr,
         stats: ApplyStats { batches: 1, ..ApplyStats::default() },
     };
     let root_node = read(source, &root.node_ptr())?;
@@ -136,8 +137,10 @@ struct Applier<'a> {
     internals: Vec<ChildRun>,
     /// By level: fresh nodes taken apart, whose addresses are free for the run's new nodes.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
-    /// By level: the address to allocate close to.
+    /// By level: the address to allocate close to, the level's last one.
     hints: [Option<Logical>; NR_LEVELS],
+    /// The last new address of any level; at first the root's.
+    last_address: Logical,
     stats: ApplyStats,
 }
 
@@ -329,9 +332,10 @@ impl Applier<'_> {
         };
         let bytenr = match self.reusable[index].pop_front() {
             Some(node) => node.bytenr(),
-            None => self.sink.allocate(level, *hint)?,
+            None => self.sink.allocate(level, Some(hint.unwrap_or(self.last_address)))?,
         };
         *hint = Some(bytenr);
+        self.last_address = bytenr;
         Ok(bytenr)
     }
 

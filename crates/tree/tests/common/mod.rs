@@ -1,0 +1,338 @@
+//! Nodes in a map, with every rule of `NodeSink` checked as the calls come in.
+//!
+//! Rules: a node is left once, is not fresh then, shows its original content, and comes after its parent; content is
+//! emitted only to fresh addresses; nothing freed or left is read through the new root; when `apply` returns, the fresh
+//! addresses are exactly the fresh nodes that the new root reaches.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use ubtrfs_format::node::{HEADER_SIZE, LeafBuilder, NodeHeader};
+use ubtrfs_format::{Error, FormatError, Generation, Key, Logical, Result, RootId};
+use ubtrfs_tree::{ApplyStats, Batch, Cursor, Node, NodePtr, NodeSink, NodeSource, RootPtr, apply};
+
+pub const TREE: RootId = RootId(5);
+
+#[derive(Debug, Default)]
+struct Nodes {
+    by_bytenr: HashMap<u64, Arc<Node>>,
+    /// Addresses given out in this epoch: content may still change.
+    fresh: HashSet<u64>,
+    left: HashSet<u64>,
+    free: Vec<u64>,
+    end: u64,
+}
+
+pub struct Store {
+    nodesize: usize,
+    nodes: RwLock<Nodes>,
+    pub generation: u64,
+    pub reads: std::sync::atomic::AtomicU64,
+}
+
+impl NodeSource for Store {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        self.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        match self.nodes.read().by_bytenr.get(&ptr.bytenr.0) {
+            Some(node) => Ok(Arc::clone(node)),
+            None => Err(Error::from(FormatError::Short { what: "test store", need: self.nodesize, have: 0 })),
+        }
+    }
+
+    fn nodesize(&self) -> usize {
+        self.nodesize
+    }
+}
+
+pub struct Sink<'a> {
+    store: &'a Store,
+    /// Child to parent, as it was before the batch.
+    parents: HashMap<u64, u64>,
+    taken: HashSet<u64>,
+    pub changes: Vec<(Key, Option<Vec<u8>>, Option<Vec<u8>>)>,
+    pub emitted: HashSet<u64>,
+    pub nr_left_leaves: usize,
+    pub record: bool,
+}
+
+impl NodeSink for Sink<'_> {
+    fn is_fresh(&self, node: &Node) -> bool {
+        let fresh = self.store.nodes.read().fresh.contains(&node.bytenr().0);
+        assert!(!fresh || node.generation().0 == self.store.generation);
+        fresh
+    }
+
+    fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
+        let generation = Generation(self.store.generation);
+        NodeHeader { bytenr, level, generation, owner: TREE, ..NodeHeader::default() }
+    }
+
+    fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
+        assert!(near.is_some(), "an address to be near is always known");
+        let mut nodes = self.store.nodes.write();
+        let bytenr = nodes.free.pop().unwrap_or_else(|| {
+            nodes.end += self.store.nodesize as u64;
+            nodes.end
+        });
+        assert!(nodes.fresh.insert(bytenr), "{bytenr} was free");
+        Ok(Logical(bytenr))
+    }
+
+    fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
+        let mut nodes = self.store.nodes.write();
+        let bytenr = node.bytenr().0;
+        assert!(nodes.fresh.remove(&bytenr), "{bytenr} is freed as fresh and is not");
+        assert!(!self.emitted.contains(&bytenr), "{bytenr} is freed with new content");
+        nodes.by_bytenr.remove(&bytenr);
+        nodes.free.push(bytenr);
+        Ok(())
+    }
+
+    fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
+        let mut nodes = self.store.nodes.write();
+        let bytenr = node.bytenr().0;
+        assert!(!nodes.fresh.contains(&bytenr), "{bytenr} is fresh and is left");
+        assert_eq!(nodes.by_bytenr[&bytenr].raw(), node.raw(), "original content");
+        if let Some(parent) = self.parents.get(&bytenr) {
+            assert!(nodes.left.contains(parent) || nodes.fresh.contains(parent), "{bytenr} is left before its parent");
+        }
+        assert!(nodes.left.insert(bytenr), "{bytenr} is left twice");
+        self.nr_left_leaves += usize::from(node.is_leaf());
+        Ok(())
+    }
+
+    fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()> {
+        if self.record {
+            self.changes.push((*key, old.map(<[u8]>::to_vec), new.map(<[u8]>::to_vec)));
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, node: Arc<Node>) {
+        let mut nodes = self.store.nodes.write();
+        let bytenr = node.bytenr().0;
+        assert!(nodes.fresh.contains(&bytenr), "{bytenr} is not fresh and gets content");
+        assert!(self.emitted.insert(bytenr), "{bytenr} gets content twice in a batch");
+        assert_eq!(node.raw().len(), self.store.nodesize);
+        nodes.by_bytenr.insert(bytenr, node);
+    }
+}
+
+impl Store {
+    pub fn new(nodesize: usize) -> (Self, RootPtr) {
+        let nodes = Nodes { end: 1 << 20, ..Nodes::default() };
+        let reads = Default::default();
+        let mut store = Self { nodesize, nodes: RwLock::new(nodes), generation: 1, reads };
+        let mut sink = store.sink(None);
+        let bytenr = sink.allocate(0, Some(Logical(0))).unwrap();
+        let raw = LeafBuilder::new(nodesize).finish(&sink.header(bytenr, 0));
+        sink.emit(Arc::new(Node::new(raw.into_boxed_slice()).unwrap()));
+        let root = RootPtr { tree: TREE, bytenr, generation: Generation(1), level: 0 };
+        store.commit();
+        (store, root)
+    }
+
+    /// Ends the epoch: what is there is written, what was left may be used again.
+    pub fn commit(&mut self) {
+        self.generation += 1;
+        let nodes = self.nodes.get_mut();
+        nodes.fresh.clear();
+        for bytenr in std::mem::take(&mut nodes.left) {
+            nodes.by_bytenr.remove(&bytenr);
+            nodes.free.push(bytenr);
+        }
+    }
+
+    pub fn sink(&self, root: Option<&RootPtr>) -> Sink<'_> {
+        let mut parents = HashMap::new();
+        if let Some(root) = root {
+            self.walk(root, &mut |node, parent| {
+                if let Some(parent) = parent {
+                    parents.insert(node.bytenr().0, parent.bytenr().0);
+                }
+            });
+        }
+        Sink {
+            store: self,
+            parents,
+            taken: HashSet::new(),
+            changes: Vec::new(),
+            emitted: HashSet::new(),
+            nr_left_leaves: 0,
+            record: root.is_some(),
+        }
+    }
+
+    pub fn walk(&self, root: &RootPtr, visit: &mut dyn FnMut(&Arc<Node>, Option<&Arc<Node>>)) {
+        self.walk_below(&root.node_ptr(), None, visit);
+    }
+
+    fn walk_below(
+        &self,
+        ptr: &NodePtr,
+        parent: Option<&Arc<Node>>,
+        visit: &mut dyn FnMut(&Arc<Node>, Option<&Arc<Node>>),
+    ) {
+        let node = self.read_node(ptr).unwrap();
+        node.verify(ptr).unwrap();
+        visit(&node, parent);
+        if !node.is_leaf() {
+            for slot in 0..node.nritems() {
+                self.walk_below(&node.child_ptr(slot, TREE), Some(&node), visit);
+            }
+        }
+    }
+
+    /// Applies without checks beyond those of each call.
+    pub fn apply_fast(&self, root: &RootPtr, batch: &Batch) -> (RootPtr, ApplyStats) {
+        apply(self, &mut self.sink(None), root, batch).unwrap()
+    }
+
+    /// Applies and checks everything against the model, which gets the same changes.
+    pub fn apply_checked(
+        &self,
+        root: &RootPtr,
+        model: &mut BTreeMap<Key, Vec<u8>>,
+        batch: &Batch,
+    ) -> (RootPtr, ApplyStats) {
+        let mut sink = self.sink(Some(root));
+        let mut before = HashSet::new();
+        let mut touched = HashSet::new();
+        self.walk(root, &mut |node, _| {
+            before.insert(node.bytenr().0);
+        });
+        for (key, value) in batch {
+            if value.is_some() || model.contains_key(key) {
+                touched.insert(leaf_of(self, root, key));
+            }
+        }
+        let mut expected = Vec::new();
+        for (key, value) in batch {
+            let old = match value {
+                Some(value) => model.insert(*key, value.to_vec()),
+                None => model.remove(key),
+            };
+            if value.is_some() || old.is_some() {
+                expected.push((*key, old, value.as_ref().map(|value| value.to_vec())));
+            }
+        }
+        let (new_root, stats) = apply(self, &mut sink, root, batch).unwrap();
+        assert!(sink.changes == expected, "the sink hears of each change once, in order");
+        if expected.is_empty() {
+            assert_eq!(new_root, *root);
+            assert!(sink.emitted.is_empty() && sink.nr_left_leaves == 0, "nothing changed and nodes were touched");
+        }
+        // Each run of touched leaves pulls in few others.
+        assert!(sink.nr_left_leaves <= 5 * touched.len(), "{} left of {} touched", sink.nr_left_leaves, touched.len());
+        assert_eq!(stats.items_put as usize, batch.iter().filter(|(_, value)| value.is_some()).count());
+        assert_eq!(stats.items_deleted as usize, expected.iter().filter(|(_, _, new)| new.is_none()).count());
+        assert_eq!(stats.nodes_written as usize, sink.emitted.len());
+        self.check(&new_root, model, &before);
+        (new_root, stats)
+    }
+
+    fn check(&self, root: &RootPtr, model: &BTreeMap<Key, Vec<u8>>, before: &HashSet<u64>) {
+        let mut reached = HashSet::new();
+        let mut items = model.iter();
+        let nodes = self.nodes.read();
+        self.walk(root, &mut |node, parent| {
+            let bytenr = node.bytenr().0;
+            assert!(reached.insert(bytenr), "{bytenr} is reached twice");
+            assert!(!nodes.left.contains(&bytenr), "{bytenr} was left and is used");
+            assert!(before.contains(&bytenr) || nodes.fresh.contains(&bytenr), "{bytenr} is neither old nor fresh");
+            assert!(parent.is_none() || node.nritems() > 0, "{bytenr} is empty and not the root");
+            assert!(parent.is_some() || node.is_leaf() || node.nritems() > 1, "the root has a single child");
+            check_geometry(node);
+            if node.is_leaf() {
+                for slot in 0..node.nritems() {
+                    let (key, data) = items.next().expect("more items than the model has");
+                    assert_eq!(node.key(slot), *key);
+                    assert!(node.item(slot) == &data[..], "data of {key}");
+                }
+            }
+        });
+        assert!(items.next().is_none(), "fewer items than the model has");
+        for bytenr in before.difference(&reached) {
+            assert!(nodes.left.contains(bytenr) || !nodes.fresh.contains(bytenr), "fresh {bytenr} leaked");
+            assert!(nodes.left.contains(bytenr) || !nodes.by_bytenr.contains_key(bytenr), "{bytenr} leaked");
+        }
+        for bytenr in &nodes.fresh {
+            assert!(reached.contains(bytenr), "fresh {bytenr} leaked");
+        }
+    }
+
+    /// Bytes used in leaves, and bytes that they could hold.
+    pub fn leaf_fill(&self, root: &RootPtr) -> (usize, usize) {
+        let (mut used, mut capacity) = (0, 0);
+        self.walk(root, &mut |node, _| {
+            if node.is_leaf() {
+                used += node.used_bytes();
+                capacity += LeafBuilder::capacity(self.nodesize);
+            }
+        });
+        (used, capacity)
+    }
+
+    /// Leaves below a quarter next to one under the same parent that they fit into.
+    pub fn nr_underfull(&self, root: &RootPtr) -> (usize, usize) {
+        let (mut count, mut leaves) = (0, 0);
+        let mut last: Option<(u64, usize)> = None;
+        let capacity = LeafBuilder::capacity(self.nodesize);
+        self.walk(root, &mut |node, parent| {
+            if let (true, Some(parent)) = (node.is_leaf(), parent) {
+                let (used, parent) = (node.used_bytes(), parent.bytenr().0);
+                let small = |(_, other): (u64, usize)| used.min(other) < capacity / 4 && used + other <= capacity;
+                count += usize::from(last.is_some_and(|last| last.0 == parent && small(last)));
+                last = Some((parent, used));
+                leaves += 1;
+            }
+        });
+        (count, leaves)
+    }
+
+    pub fn cursor(&self, root: &RootPtr) -> Cursor<'_> {
+        Cursor::new(self, *root)
+    }
+}
+
+fn leaf_of(store: &Store, root: &RootPtr, key: &Key) -> u64 {
+    let mut node = store.read_node(&root.node_ptr()).unwrap();
+    while !node.is_leaf() {
+        node = store.read_node(&node.child_ptr(node.child_slot(key), TREE)).unwrap();
+    }
+    node.bytenr().0
+}
+
+/// What the kernel's tree checker asks of item heads: ascending keys, data in one piece from the end of the block.
+fn check_geometry(node: &Node) {
+    let mut end = node.raw().len();
+    for slot in 0..node.nritems() {
+        assert!(slot == 0 || node.key(slot - 1) < node.key(slot), "keys ascend");
+        if node.is_leaf() {
+            let range = node.view().item_range(slot).unwrap();
+            assert_eq!(range.end, end, "data is one piece");
+            end = range.start;
+        }
+    }
+    assert!(end >= HEADER_SIZE);
+}
+
+/// A small deterministic generator (splitmix64), so that a seed replays a run.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
