@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn the_budget_holds_and_used_nodes_stay() {
         let cache = NodeCache::new(4096 * 16 * 8);
-        let kept = |index: u64| index % 100 == 0;
+        let kept = |index: u64| index.is_multiple_of(100);
         for index in 0..800 {
             cache.insert(leaf(index << 12, 1));
             for used in (0..=index).filter(|index| kept(*index)) {

@@ -1,6 +1,8 @@
 //! `apply` against a `BTreeMap`: random batches from a printed seed, every rule of the sink checked (see `common`), the
 //! whole tree compared after each batch.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod common;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,7 @@
 //! Nodes that contradict the pointers to them: every walk ends with an error that says where.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -4,7 +4,12 @@
 //! emitted only to fresh addresses; nothing freed or left is read through the new root; when `apply` returns, the fresh
 //! addresses are exactly the fresh nodes that the new root reaches.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test file uses a part of it; the example, too"
+)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
