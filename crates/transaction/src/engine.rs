@@ -111,6 +111,8 @@ pub struct Engine {
     pub(crate) committer: Mutex<Committer>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
+    /// Bytes of metadata that new chunks could add.
+    unallocated_metadata: AtomicU64,
     read_only: AtomicBool,
     read_only_reason: Mutex<Option<String>>,
     flusher: Mutex<Option<Weak<dyn Flusher>>>,
@@ -180,6 +182,7 @@ impl Engine {
             committer: Mutex::new(Committer::new(&parts.superblock)),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
+            unallocated_metadata: AtomicU64::new(0),
             read_only: AtomicBool::new(reason.is_some()),
             read_only_reason: Mutex::new(reason),
             flusher: Mutex::new(None),
@@ -294,7 +297,9 @@ impl Engine {
     pub(crate) fn update_unallocated(&self) {
         let raw = self.volumes.unallocated_bytes();
         let of = |kind| raw / copies(self.chunk_flags(kind));
-        self.space.set_unallocated(of(SpaceKind::Data), of(SpaceKind::Metadata));
+        let (data, metadata) = (of(SpaceKind::Data), of(SpaceKind::Metadata));
+        self.space.set_unallocated(data, metadata);
+        self.unallocated_metadata.store(metadata, Ordering::Relaxed);
     }
 
     /// Space by kind.
@@ -307,7 +312,7 @@ impl Engine {
             metadata_flags: self.chunk_flags(SpaceKind::Metadata),
             device_bytes: self.superblock.read().total_bytes,
             unallocated_bytes: self.volumes.unallocated_bytes(),
-            global_reserve: self.global_reserve(),
+            global_reserve: self.global_reserve(&self.space.info(SpaceKind::Metadata)),
         }
     }
 
@@ -317,22 +322,30 @@ impl Engine {
     }
 
     /// Metadata kept back so that removing and committing work on a full filesystem.
-    pub(crate) fn global_reserve(&self) -> u64 {
-        let metadata = self.space.info(SpaceKind::Metadata);
+    fn global_reserve(&self, metadata: &SpaceInfo) -> u64 {
         let floor = u64::from(self.geometry.nodesize) * 32;
         (metadata.used / 8).clamp(floor, 512 << 20).min(metadata.total / 4)
+    }
+
+    /// Whether the running epoch can take `nr_items` more changes and still be committed; what removes things may use
+    /// half of the global reserve.
+    pub(crate) fn has_metadata_for(&self, nr_items: u64, removes: bool) -> bool {
+        let info = self.space.info(SpaceKind::Metadata);
+        let taken = info.used + info.reserved + info.pinned + info.readonly;
+        let free = info.total.saturating_sub(taken) + self.unallocated_metadata.load(Ordering::Relaxed);
+        let reserve = self.global_reserve(&info);
+        free >= self.epoch_need(&info, nr_items) + if removes { reserve / 2 } else { reserve }
     }
 
     /// Bytes that the active epoch may still make the trees allocate, with `nr_items` more changes.
     ///
     /// Every change copies at most one leaf, and all changes together at most every node there is; new items take
     /// their own bytes on top, half as much again where leaves are split.
-    pub(crate) fn epoch_need(&self, nr_items: u64) -> u64 {
+    fn epoch_need(&self, metadata: &SpaceInfo, nr_items: u64) -> u64 {
         let nodesize = u64::from(self.geometry.nodesize);
         let load = &self.epoch;
         let puts = load.nr_puts.load(Ordering::Relaxed) + load.nr_reserved.load(Ordering::Relaxed) + nr_items;
-        let used = self.space.info(SpaceKind::Metadata).used;
-        let copied = (puts * nodesize).min(used + 16 * nodesize);
+        let copied = (puts * nodesize).min(metadata.used + 16 * nodesize);
         let bytes = load.memory_bytes.load(Ordering::Relaxed) + load.csum_bytes.load(Ordering::Relaxed);
         copied + bytes + bytes / 2
     }

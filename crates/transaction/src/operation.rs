@@ -7,7 +7,7 @@ use parking_lot::RwLockReadGuard;
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{FileExtent, RegularExtent};
 use ubtrfs_format::{Error, Generation, Ino, Key, KeyType, Logical, Result};
-use ubtrfs_space::{Extent, SpaceKind};
+use ubtrfs_space::Extent;
 
 use crate::engine::Engine;
 use crate::tree_view::Tree;
@@ -39,20 +39,20 @@ impl Engine {
     ///
     /// May flush and commit; no inode lock may be held. Fails with [`Error::NoSpace`] where nothing helps.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_above(nr_items, self.global_reserve())
+        self.reserve_metadata(nr_items, false)
     }
 
     /// Like [`Engine::reserve`] for what frees space: may use the global reserve.
     pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_above(nr_items, self.global_reserve() / 2)
+        self.reserve_metadata(nr_items, true)
     }
 
-    fn reserve_above(&self, nr_items: usize, keep: u64) -> Result<MetadataReservation<'_>> {
+    fn reserve_metadata(&self, nr_items: usize, removes: bool) -> Result<MetadataReservation<'_>> {
         self.check_writable()?;
         self.limit_delayed_items()?;
         let nr_items = nr_items as u64;
         for attempt in 0..3 {
-            if self.metadata_available() >= self.epoch_need(nr_items) + keep {
+            if self.has_metadata_for(nr_items, removes) {
                 self.epoch.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
                 return Ok(MetadataReservation { engine: self, nr_items });
             }
@@ -68,13 +68,6 @@ impl Engine {
             }
         }
         Err(Error::NoSpace)
-    }
-
-    fn metadata_available(&self) -> u64 {
-        let info = self.space.info(SpaceKind::Metadata);
-        let taken = info.used + info.reserved + info.pinned + info.readonly;
-        let free = info.total.saturating_sub(taken);
-        free + self.volumes.unallocated_bytes() / crate::engine::copies(self.chunk_flags(SpaceKind::Metadata))
     }
 
     /// Enters the epoch gate. The inode locks that the operation needs are held already.
