@@ -1,1 +1,50 @@
-//! ubtrfs-testkit.
+//! What the other crates' tests stand on: the kernel oracle, the reference model, and devices that fail or lose power.
+//!
+//! Top of the house, for tests only: no shipped crate depends on it except as a dev-dependency.
+//!
+//! What decides whether ubtrfs is right is not ubtrfs:
+//! - [`LoopMount`] has Linux mount an image, [`btrfs_check`] and [`LoopMount::scrub`] have btrfs-progs and Linux verify
+//!   it, [`compare_trees`] compares two trees file by file.
+//! - [`KernelImage`] is a rich filesystem that Linux made, with many `mkfs.btrfs` options.
+//! - [`Model`] is a filesystem in memory; [`Driver`] performs the same random operations on it and on a [`Target`].
+//! - [`RecordingDevice`] keeps what was written between flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
+//!
+//! I1. Whatever is random comes from a seed that is printed when a test fails.
+//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first: without them it skips with one loud line,
+//!     and with `CI=true` it fails.
+//! I3. Mounts, loop devices and files are given back on drop, panics included.
+
+#![forbid(unsafe_code)]
+
+pub mod capability;
+mod check;
+mod command;
+mod driver;
+mod fault_device;
+mod fs_target;
+mod image;
+mod kernel_image;
+mod loop_mount;
+mod model;
+mod names;
+mod path_target;
+mod recording_device;
+mod rng;
+mod target;
+mod tree_entry;
+
+pub use check::{btrfs_check, btrfs_check_output};
+pub use command::{run, run_with_input};
+pub use driver::{Driver, DriverReport};
+pub use fault_device::{FaultDevice, FaultPlan};
+pub use fs_target::{FsTarget, walk_fs};
+pub use image::Image;
+pub use kernel_image::{KernelImage, KernelImageSpec, RichTree};
+pub use loop_mount::LoopMount;
+pub use model::{Model, ModelError};
+pub use names::{colliding_names, name_of_len};
+pub use path_target::PathTarget;
+pub use recording_device::{CutOutcome, RecordingDevice};
+pub use rng::Rng;
+pub use target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
+pub use tree_entry::{Compare, TreeEntry, compare_entries, compare_trees, tree_digest, walk_path};

@@ -1,0 +1,77 @@
+//! What this machine can do: skip loudly without it, fail in CI.
+//!
+//! I1. With `CI=true` nothing is skipped: an oracle that did not run is a failure.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::command::run;
+use crate::{Image, LoopMount};
+
+/// Whether this run must not skip.
+pub fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
+}
+
+/// Whether root, loop devices, btrfs-progs and the kernel's btrfs are there.
+///
+/// # Panics
+/// In CI, when they are not.
+pub fn kernel_oracle() -> bool {
+    static PROBE: OnceLock<Result<(), String>> = OnceLock::new();
+    let probe = PROBE.get_or_init(|| {
+        if !rustix_is_root() {
+            return Err("not root".to_owned());
+        }
+        let image = Image::kernel_made(128 << 20, &[]).map_err(|error| format!("{error:#}"))?;
+        LoopMount::new(image.path(), "").map(drop).map_err(|error| format!("{error:#}"))
+    });
+    answer("the kernel's btrfs (root, loop devices, btrfs-progs)", probe)
+}
+
+/// Whether /dev/fuse can be opened.
+///
+/// # Panics
+/// In CI, when it cannot.
+pub fn fuse() -> bool {
+    static PROBE: OnceLock<Result<(), String>> = OnceLock::new();
+    let probe = PROBE.get_or_init(|| {
+        std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .map(drop)
+            .map_err(|error| format!("/dev/fuse: {error}"))
+    });
+    answer("FUSE", probe)
+}
+
+/// Whether a program is on the PATH.
+///
+/// # Panics
+/// In CI, when it is not.
+pub fn program(name: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| Path::new(&dir).join(name).exists()));
+    answer(name, &if found { Ok(()) } else { Err(format!("no program {name} on the PATH; install it")) })
+}
+
+/// The kernel's release, for messages.
+pub fn kernel_release() -> String {
+    run("uname", ["-r"]).unwrap_or_default().trim().to_owned()
+}
+
+fn rustix_is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn answer(what: &str, probe: &Result<(), String>) -> bool {
+    match probe {
+        Ok(()) => true,
+        Err(why) => {
+            assert!(!in_ci(), "CI needs {what}, and it is missing: {why}");
+            eprintln!("SKIPPED: this test needs {what}: {why}");
+            false
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Runs system tools and turns a failure into an error with everything the tool said.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs a tool to its end; its standard output, or an error with status, output and messages.
+pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null());
+    finish(command, None)
+}
+
+/// The same with bytes on its standard input.
+pub fn run_with_input<S: AsRef<OsStr>>(
+    program: &str,
+    args: impl IntoIterator<Item = S>,
+    input: &[u8],
+) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::piped());
+    finish(command, Some(input))
+}
+
+fn finish(mut command: Command, input: Option<&[u8]>) -> Result<String> {
+    command.env("LC_ALL", "C").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let shown = format!("{command:?}");
+    let mut child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
+    if let Some(input) = input {
+        // A tool that fails early closes its input; its own message says why.
+        let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
+    }
+    let output = child.wait_with_output().with_context(|| format!("cannot wait for {shown}"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{shown} failed: {}\n{stdout}{stderr}", output.status);
+    }
+    Ok(stdout)
+}

@@ -1,0 +1,145 @@
+//! An image mounted by Linux: a loop device and a mount point that give themselves back.
+//!
+//! I1. The mount point and the loop device are this value's own; drop unmounts first and detaches then.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::command::run;
+
+/// A mounted image.
+#[derive(Debug)]
+pub struct LoopMount {
+    dir: Option<TempDir>,
+    device: String,
+    mounted: bool,
+    log_mark: Option<f64>,
+}
+
+impl LoopMount {
+    /// Mounts the image as btrfs with these `-o` options ("" for none).
+    pub fn new(image: &Path, options: &str) -> Result<Self> {
+        let device = attach(image)?;
+        let mut mount = Self { dir: None, device, mounted: false, log_mark: uptime_seconds() };
+        let dir = TempDir::with_prefix("ubtrfs-kernel-mount-")?;
+        let point = dir.path().to_string_lossy().into_owned();
+        mount.dir = Some(dir);
+        let mut args = vec!["-t", "btrfs"];
+        if !options.is_empty() {
+            args.extend(["-o", options]);
+        }
+        args.extend([mount.device.as_str(), point.as_str()]);
+        if let Err(error) = run("mount", args) {
+            let log = mount.kernel_log();
+            return Err(error.context(format!("Linux did not mount {}:\n{log}", image.display())));
+        }
+        mount.mounted = true;
+        Ok(mount)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        self.dir.as_ref().map_or(Path::new("/nonexistent"), TempDir::path)
+    }
+
+    /// A path below the mount point.
+    pub fn join(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.path().join(path)
+    }
+
+    /// The loop device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Has Linux read and verify everything; an error unless it found none.
+    pub fn scrub(&self) -> Result<()> {
+        let point = self.path().to_string_lossy().into_owned();
+        let text = run("btrfs", ["scrub", "start", "-B", &point])?;
+        if !text.contains("no errors found") {
+            bail!("scrub found errors:\n{text}\n{}", self.kernel_log());
+        }
+        Ok(())
+    }
+
+    /// What the kernel's log says about this device since it was mounted (empty where the log cannot be read).
+    pub fn kernel_log(&self) -> String {
+        let Ok(text) = run("dmesg", std::iter::empty::<&str>()) else { return String::new() };
+        let name = self.device.trim_start_matches("/dev/");
+        let tag = format!("device {name}");
+        let since = self.log_mark.unwrap_or(0.0);
+        text.lines()
+            .filter(|line| line.contains("BTRFS") && line.contains(&tag))
+            .filter(|line| log_seconds(line).is_none_or(|at| at >= since))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    /// Lines of the kernel's log about this device that are warnings or worse.
+    pub fn kernel_complaints(&self) -> Vec<String> {
+        self.kernel_log()
+            .lines()
+            .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
+            // A free space cache of an older generation is what a writer without one leaves behind.
+            .filter(|line| !line.contains("space cache generation"))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Unmounts, detaches, and says what went wrong, if anything did.
+    pub fn close(mut self) -> Result<()> {
+        self.give_back()
+    }
+
+    fn give_back(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        if self.mounted {
+            self.mounted = false;
+            let point = self.path().to_string_lossy().into_owned();
+            result = run("umount", [&point]).map(drop);
+            if result.is_err() {
+                let _ = run("umount", ["-l", &point]);
+            }
+        }
+        if !self.device.is_empty() {
+            let device = std::mem::take(&mut self.device);
+            // Linux remembers the device of every btrfs it has seen; a later one on the same loop must not meet it.
+            let _ = run("btrfs", ["device", "scan", "--forget", &device]);
+            let detached = run("losetup", ["-d", &device]).map(drop);
+            result = result.and(detached);
+        }
+        result
+    }
+}
+
+impl Drop for LoopMount {
+    fn drop(&mut self) {
+        if let Err(error) = self.give_back() {
+            eprintln!("cleaning up a loop mount: {error:#}");
+        }
+    }
+}
+
+fn attach(image: &Path) -> Result<String> {
+    // Between finding a free loop device and taking it another process may be faster.
+    let mut last = None;
+    for _ in 0..20 {
+        match run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]) {
+            Ok(text) => return Ok(text.trim().to_owned()),
+            Err(error) => last = Some(error),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    Err(last.context("I1: the loop runs at least once")?.context("no loop device"))
+}
+
+fn uptime_seconds() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/uptime").ok()?;
+    text.split(' ').next()?.parse().ok()
+}
+
+fn log_seconds(line: &str) -> Option<f64> {
+    line.strip_prefix('[')?.split(']').next()?.trim().parse().ok()
+}

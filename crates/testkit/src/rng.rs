@@ -1,0 +1,113 @@
+//! Random numbers that repeat: the same seed gives the same test on every machine.
+//!
+//! Splitmix64 (Steele, Lea, Flood 2014). Not for anything but tests.
+
+/// A stream of random numbers.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: u64,
+}
+
+impl Rng {
+    /// The stream of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed ^ 0x9e37_79b9_7f4a_7c15 }
+    }
+
+    /// The seed that `UBTRFS_SEED` names, or this one; print it when a test fails.
+    pub fn seed_or(default: u64) -> u64 {
+        std::env::var("UBTRFS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`; 0 for a bound of 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        if bound == 0 { 0 } else { self.next_u64() % bound }
+    }
+
+    /// An index below `len`.
+    pub fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap_or(0)
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.index(from.len())]
+    }
+
+    /// Random bytes, which do not compress.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len + 8);
+        while out.len() < len {
+            out.extend_from_slice(&self.next_u64().to_le_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+
+    /// Bytes that compress about four times, as text does.
+    pub fn text(&mut self, len: usize) -> Vec<u8> {
+        const WORDS: [&str; 12] = [
+            "extent",
+            "block",
+            "group",
+            "tree",
+            "leaf",
+            "node",
+            "key",
+            "item",
+            "chunk",
+            "stripe",
+            "inode",
+            "generation",
+        ];
+        let mut out = Vec::with_capacity(len + 24);
+        while out.len() < len {
+            out.extend_from_slice(self.pick(&WORDS).as_bytes());
+            if self.one_in(4) {
+                out.extend_from_slice(self.below(100_000).to_string().as_bytes());
+            }
+            out.push(if self.one_in(9) { b'\n' } else { b' ' });
+        }
+        out.truncate(len);
+        out
+    }
+
+    /// Either [`Rng::bytes`], [`Rng::text`], or one byte repeated.
+    pub fn content(&mut self, len: usize) -> Vec<u8> {
+        match self.below(8) {
+            0..4 => self.bytes(len),
+            4..7 => self.text(len),
+            _ => {
+                let byte = self.next_u64().to_le_bytes()[0];
+                vec![byte; len]
+            }
+        }
+    }
+
+    /// A length: small more often than large, at most `max`, often beside a power of two.
+    pub fn len(&mut self, max: u64) -> u64 {
+        let bits = self.below(64 - u64::from(max.max(1).leading_zeros()) + 1);
+        let top = 1u64 << bits.min(62);
+        let len = match self.below(6) {
+            0 => top,
+            1 => top.saturating_sub(1),
+            2 => top + 1,
+            _ => self.below(top) + 1,
+        };
+        len.min(max)
+    }
+}
