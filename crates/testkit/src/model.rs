@@ -201,7 +201,8 @@ impl Model {
         Ok(at)
     }
 
-    /// The directory of a path that is to be made, and its last name; nothing is there yet unless `replace`.
+    /// The directory of a path and its last name; nothing is there yet unless `replace`. The order of errors is Linux's:
+    /// the lookup first, then whether the directory takes changes ([`Model::writable`]).
     fn find_parent<'p>(&self, path: &'p [u8], replace: bool) -> Result<(u64, &'p [u8]), Errno> {
         let (dir, name) = split(path);
         let parent = self.find(dir)?;
@@ -215,7 +216,6 @@ impl Model {
         if !replace && node.children.contains_key(name) {
             return Err(errno(Sys::EXIST));
         }
-        self.writable(parent)?;
         Ok((parent, name))
     }
 
@@ -246,6 +246,7 @@ impl Model {
 
     fn insert(&mut self, path: &[u8], mut node: Node) -> Result<(), Errno> {
         let (parent, name) = self.find_parent(path, false)?;
+        self.writable(parent)?;
         let dir = &self.nodes[&parent];
         node.volume = dir.volume;
         if dir.mode & 0o2000 != 0 {
@@ -293,11 +294,12 @@ impl Target for Model {
     fn link(&mut self, old: &[u8], new: &[u8]) -> Result<(), Errno> {
         let id = self.find(old)?;
         let (parent, name) = self.find_parent(new, false)?;
-        if self.nodes[&id].volume != self.nodes[&parent].volume {
-            return Err(errno(Sys::XDEV));
-        }
+        self.writable(parent)?;
         if self.nodes[&id].kind == NodeKind::Directory {
             return Err(errno(Sys::PERM));
+        }
+        if self.nodes[&id].volume != self.nodes[&parent].volume {
+            return Err(errno(Sys::XDEV));
         }
         self.add_link(parent, name, id);
         Ok(())
@@ -306,6 +308,7 @@ impl Target for Model {
     fn unlink(&mut self, path: &[u8]) -> Result<(), Errno> {
         let id = self.find(path)?;
         let (parent, name) = self.find_parent(path, true)?;
+        self.writable(parent)?;
         if self.nodes[&id].kind == NodeKind::Directory {
             return Err(errno(Sys::ISDIR));
         }
@@ -316,6 +319,7 @@ impl Target for Model {
     fn rmdir(&mut self, path: &[u8]) -> Result<(), Errno> {
         let id = self.find(path)?;
         let (parent, name) = self.find_parent(path, true)?;
+        self.writable(parent)?;
         let node = &self.nodes[&id];
         if node.kind != NodeKind::Directory {
             return Err(errno(Sys::NOTDIR));
@@ -333,38 +337,46 @@ impl Target for Model {
         let (new_parent, new_name) = self.find_parent(new, op != RenameOp::NoReplace)?;
         let there = self.nodes[&new_parent].children.get(new_name).copied();
         let directory = self.nodes[&id].kind == NodeKind::Directory;
+        if op == RenameOp::Exchange && there.is_none() {
+            return Err(errno(Sys::NOENT));
+        }
         if directory && self.is_below(new_parent, id) {
             return Err(errno(Sys::INVAL));
+        }
+        if there.is_some_and(|other| self.is_below(old_parent, other)) {
+            return Err(errno(Sys::NOTEMPTY));
+        }
+        if there == Some(id) {
+            return Ok(());
+        }
+        self.writable(old_parent)?;
+        self.writable(new_parent)?;
+        if let Some(other) = there.filter(|_| op == RenameOp::Replace) {
+            match (directory, self.nodes[&other].kind == NodeKind::Directory) {
+                (true, false) => return Err(errno(Sys::NOTDIR)),
+                (false, true) => return Err(errno(Sys::ISDIR)),
+                _ => {}
+            }
         }
         if self.nodes[&old_parent].volume != self.nodes[&new_parent].volume {
             return Err(errno(Sys::XDEV));
         }
-        match (op, there) {
-            (RenameOp::Exchange, None) => return Err(errno(Sys::NOENT)),
-            (_, Some(other)) if other == id => return Ok(()),
-            (RenameOp::Exchange, Some(other)) => {
+        match there {
+            Some(other) if op == RenameOp::Exchange => {
                 self.detach(old_parent, old_name);
                 self.detach(new_parent, new_name);
                 self.add_link(new_parent, new_name, id);
                 self.add_link(old_parent, old_name, other);
-                return Ok(());
             }
-            (_, Some(other)) => {
-                if self.is_below(old_parent, other) {
-                    return Err(errno(Sys::NOTEMPTY));
+            Some(other) if !self.nodes[&other].children.is_empty() => return Err(errno(Sys::NOTEMPTY)),
+            there => {
+                if there.is_some() {
+                    self.remove_link(new_parent, new_name);
                 }
-                let other_directory = self.nodes[&other].kind == NodeKind::Directory;
-                match (directory, other_directory) {
-                    (true, false) => return Err(errno(Sys::NOTDIR)),
-                    (false, true) => return Err(errno(Sys::ISDIR)),
-                    _ if !self.nodes[&other].children.is_empty() => return Err(errno(Sys::NOTEMPTY)),
-                    _ => self.remove_link(new_parent, new_name),
-                }
+                self.detach(old_parent, old_name);
+                self.add_link(new_parent, new_name, id);
             }
-            (_, None) => {}
         }
-        self.detach(old_parent, old_name);
-        self.add_link(new_parent, new_name, id);
         Ok(())
     }
 
