@@ -9,6 +9,7 @@
 
 mod commands;
 mod common;
+mod logging;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

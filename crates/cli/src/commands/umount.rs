@@ -3,13 +3,23 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Unmount and wait until the last commit is durable
+/// Unmount, and return when the last commit is durable
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The mount point
-    pub(crate) dir: PathBuf,
+    /// The mount points
+    #[arg(required = true)]
+    dirs: Vec<PathBuf>,
+    /// Detach it now even if it is in use, and wait until its last user is gone
+    #[arg(short, long)]
+    lazy: bool,
 }
 
-pub(crate) fn run(_args: Args) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("umount is not wired yet")
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut status = ExitCode::SUCCESS;
+    for dir in &args.dirs {
+        if let Err(error) = ubtrfs_fuse::unmount(dir, args.lazy) {
+            status = crate::common::print_error(&error.into());
+        }
+    }
+    Ok(status)
 }

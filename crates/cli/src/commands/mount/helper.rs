@@ -1,0 +1,102 @@
+//! The ways in which mount(8) calls us.
+//!
+//! | called as                                   | by                                           |
+//! |---------------------------------------------|----------------------------------------------|
+//! | `ubtrfs DEVICE DIR -o OPTIONS`              | mount.fuse3, for the type `fuse.ubtrfs`      |
+//! | `mount.ubtrfs DEVICE DIR [-sfnv] [-o ...]`  | mount(8), for the type `ubtrfs`              |
+//! | `mount.fuse.ubtrfs ...`                     | mount(8), for the type `fuse.ubtrfs`         |
+//! | `umount.fuse.ubtrfs DIR [-flnrv]`           | umount(8), so that it waits for durability   |
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Rewrites these calls to `ubtrfs mount ...` or `ubtrfs umount ...`; others stay as they are.
+pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
+    let name = args.first().map(Path::new).and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or_default();
+    if name.starts_with("mount.") {
+        return from_helper("mount", &args[1..]);
+    }
+    if name.starts_with("umount.") {
+        return from_helper("umount", &args[1..]);
+    }
+    let is_dash = |arg: &OsString| arg.as_encoded_bytes().starts_with(b"-");
+    let [_, device, dir, rest @ ..] = args.as_slice() else { return args };
+    let is_command = device.to_str().is_some_and(|word| word == "help" || commands.iter().any(|name| name == word));
+    let looks_like_mount = rest.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"-o"))
+        || device.as_encoded_bytes().contains(&b'/')
+        || Path::new(device).exists();
+    if is_dash(device) || is_dash(dir) || is_command || !looks_like_mount {
+        return args;
+    }
+    from_helper("mount", &args[1..])
+}
+
+/// Drops what only concerns mount(8): -s sloppy, -n no mtab, -v verbose, -i no helper, -t type, -N namespace; for umount also
+/// -r, -f. `-f` of mount means to fake it.
+fn from_helper(command: &str, given: &[OsString]) -> Vec<OsString> {
+    let mut out: Vec<OsString> = vec!["ubtrfs".into(), command.into()];
+    let mut given = given.iter();
+    while let Some(arg) = given.next() {
+        let Some(flags) = arg.to_str().and_then(|arg| arg.strip_prefix('-')).filter(|flags| !flags.starts_with('-'))
+        else {
+            out.push(arg.clone());
+            continue;
+        };
+        let mut letters = flags.char_indices();
+        while let Some((at, letter)) = letters.next() {
+            let rest = &flags[at + letter.len_utf8()..];
+            match (command, letter) {
+                (_, 't' | 'N') => {
+                    if rest.is_empty() {
+                        given.next();
+                    }
+                    break;
+                }
+                (_, 'o') => {
+                    out.push("-o".into());
+                    if rest.is_empty() {
+                        out.extend(given.next().cloned())
+                    } else {
+                        out.push(rest.into())
+                    }
+                    break;
+                }
+                ("mount", 'f') => out.push("--fake".into()),
+                ("mount", 'r') => out.push("-r".into()),
+                ("umount", 'l') => out.push("-l".into()),
+                _ => {}
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(line: &str) -> String {
+        let args = line.split(' ').map(OsString::from).collect();
+        let commands = ["mount".to_owned(), "umount".to_owned()];
+        let out = as_mount_helper(args, &commands);
+        out.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn calls_of_mount_are_understood() {
+        assert_eq!(rewritten("ubtrfs /dev/x /mnt -o rw,dev,suid"), "ubtrfs mount /dev/x /mnt -o rw,dev,suid");
+        assert_eq!(rewritten("ubtrfs img /mnt -o ro"), "ubtrfs mount img /mnt -o ro");
+        assert_eq!(rewritten("/sbin/mount.ubtrfs /i /m -sn -o ro -t ubtrfs"), "ubtrfs mount /i /m -o ro");
+        assert_eq!(rewritten("mount.fuse.ubtrfs /i /m -fv"), "ubtrfs mount /i /m --fake");
+        assert_eq!(rewritten("/sbin/umount.fuse.ubtrfs /m -l"), "ubtrfs umount /m -l");
+    }
+
+    #[test]
+    fn commands_stay_commands() {
+        for line in
+            ["ubtrfs mount /i /m -o ro", "ubtrfs umount /m", "ubtrfs --version", "ubtrfs nonsense words", "ubtrfs"]
+        {
+            assert_eq!(rewritten(line), line);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! `ubtrfs mount DEVICE DIR`.
+//!
+//! ```text
+//! ubtrfs mount ----starts itself with --serve----> server: opens the image, mounts
+//!      | waits for one byte                            | writes the byte when the mount works
+//!      v                                               v
+//!   exit 0, or 1 when the server ended without it   serves until umount, then the final commit
+//! ```
+//!
+//! Invariants:
+//! C1. What can be wrong with the mount point or FUSE is found before the image is opened, so the image stays untouched.
+//! C2. The command's exit status 0 means that the mount works. Errors are printed by whoever meets them, once.
+
+mod helper;
+mod options;
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
+use ubtrfs_fuse::{MountConfig, Session};
+
+use crate::common::parse_size;
+use crate::logging;
+
+pub(crate) use helper::as_mount_helper;
+
+/// Mount a btrfs image or device on a directory
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// Image file or block device
+    device: PathBuf,
+    /// Where to mount it: an empty directory
+    dir: PathBuf,
+    /// Mount options, separated by commas: btrfs's own (ro, subvol=, subvolid=, compress=, commit=, ...) and
+    /// allow_other, nonempty, nodev, nosuid, noexec, noatime
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Mount read-only
+    #[arg(short = 'r', long)]
+    read_only: bool,
+    /// Stay in the foreground until it is unmounted
+    #[arg(short, long)]
+    foreground: bool,
+    /// Make and format the image file with this size if it does not exist
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    create: Option<u64>,
+    /// Memory for caches and changes that wait to be written
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+    /// Compress new data: zstd, lzo or zlib, with a level as in zstd:3
+    #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zstd")]
+    compress: Option<String>,
+    /// Check the arguments, mount nothing
+    #[arg(long, hide = true)]
+    fake: bool,
+    /// This process is the server
+    #[arg(long, hide = true)]
+    serve: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let (mut config, mut options) = options::parse(&args.options)?;
+    apply_flags(&args, &mut config, &mut options)?;
+    let dir = ubtrfs_fuse::check(&args.dir, &config)?;
+    if args.fake {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.foreground && !args.serve {
+        return start_server(&args, &dir);
+    }
+    if args.serve {
+        // Away from the terminal: its signals are not for the server.
+        let _ = rustix::process::setsid();
+    } else {
+        logging::to_stderr();
+    }
+    let fs = open(&args, &mut config, options)?;
+    let session = Session::mount(fs, &dir, &config)?;
+    if args.serve {
+        announce_and_detach()?;
+    }
+    session.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions) -> anyhow::Result<()> {
+    if args.read_only {
+        config.read_only = true;
+        options.read_only = true;
+    }
+    if let Some(bytes) = args.memory {
+        options.memory_bytes = bytes;
+    }
+    if let Some(method) = &args.compress {
+        options.compress = MountOptions::parse(&format!("compress={method}"))?.compress;
+    }
+    if args.create.is_some() && options.read_only {
+        bail!("--create makes an empty filesystem, which read-only is of no use; leave one of them out");
+    }
+    Ok(())
+}
+
+/// Runs the server in the background; returns when the mount works or the server has failed.
+fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe().context("cannot find this program to start it in the background; use -f")?;
+    let mut command = Command::new(program);
+    command.args(["mount", "--serve"]);
+    for option in &args.options {
+        command.arg("-o").arg(option);
+    }
+    if args.read_only {
+        command.arg("-r");
+    }
+    if let Some(bytes) = args.create {
+        command.arg(format!("--create={bytes}"));
+    }
+    if let Some(bytes) = args.memory {
+        command.arg(format!("--memory={bytes}"));
+    }
+    if let Some(method) = &args.compress {
+        command.arg(format!("--compress={method}"));
+    }
+    command.arg("--").arg(&args.device).arg(dir);
+    let mut server = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the server in the background; use -f")?;
+    let mut byte = [0];
+    let ready = server.stdout.take().is_some_and(|mut out| out.read_exact(&mut byte).is_ok());
+    if ready {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = server.wait().context("the server is gone")?;
+    match status.code() {
+        // It has printed why.
+        Some(1) => Ok(ExitCode::FAILURE),
+        _ => bail!("the server ended before the mount worked ({status}); try -f to see more"),
+    }
+}
+
+/// Tells the waiting command that the mount works, and lets go of its terminal and directory.
+fn announce_and_detach() -> anyhow::Result<()> {
+    let _ = std::env::set_current_dir("/");
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    let mut out = std::io::stdout();
+    // The command may have been killed; the mount is of use all the same.
+    let _ = out.write_all(b"R").and_then(|()| out.flush());
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    logging::to_syslog();
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Opens the filesystem; where it can only be read, says so and mounts read-only.
+fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> anyhow::Result<Arc<Fs>> {
+    let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let made = match args.create {
+        Some(size) if !args.device.exists() => {
+            create(&args.device, size)?;
+            true
+        }
+        _ => false,
+    };
+    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(FileDevice::open(&args.device, access)?)];
+    for path in &options.devices {
+        devices.push(Arc::new(FileDevice::open(path, access)?));
+    }
+    // One more reference to every inode that the kernel knows.
+    options.track_lookups = true;
+    let shown = args.device.display();
+    let wanted_read_only = options.read_only;
+    let fs = Fs::open(devices, options).with_context(|| format!("cannot mount {shown}"))?;
+    if let Some(reason) = fs.read_only().filter(|_| !wanted_read_only) {
+        eprintln!("ubtrfs: {shown} is mounted read-only: {reason}");
+        config.read_only = true;
+    }
+    if config.fsname == ubtrfs_fuse::SUBTYPE {
+        let full = std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone());
+        config.fsname = full.display().to_string();
+    }
+    if made && !ubtrfs_fuse::is_root() {
+        own_root(&fs)?;
+    }
+    Ok(fs)
+}
+
+/// Makes and formats an image file.
+fn create(path: &Path, size: u64) -> anyhow::Result<()> {
+    let device = FileDevice::create(path, size, true)?;
+    let made = ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default());
+    drop(device);
+    if let Err(error) = made {
+        let _ = std::fs::remove_file(path);
+        return Err(error).with_context(|| format!("cannot format {}", path.display()));
+    }
+    Ok(())
+}
+
+/// An ordinary user who makes a filesystem wants to write to it.
+fn own_root(fs: &Fs) -> anyhow::Result<()> {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+    fs.setattr(fs.root(), &set, &Caller::ROOT)?;
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! Mount options: those of the mount point are ours, all others btrfs's (`ubtrfs_fs::MountOptions`).
+
+use anyhow::{Context, anyhow};
+use ubtrfs_fs::MountOptions;
+use ubtrfs_fuse::MountConfig;
+
+use crate::common::parse_size;
+
+/// Options that speak to mount(8), systemd or libfuse, not to a filesystem.
+const IGNORED: &[&str] = &[
+    "auto",
+    "noauto",
+    "user",
+    "users",
+    "nouser",
+    "owner",
+    "group",
+    "nofail",
+    "_netdev",
+    "default_permissions",
+    "rw",
+    "defaults",
+    "silent",
+    "loud",
+];
+const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "uhelper=", "helper=", "subtype=", "loop=", "max_read="];
+
+/// Reads all `-o` arguments.
+pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptions)> {
+    let mut config = MountConfig { allow_other: ubtrfs_fuse::is_root(), ..MountConfig::default() };
+    let mut btrfs = Vec::new();
+    let mut memory = None;
+    for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
+        if IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix)) {
+            continue;
+        }
+        match option {
+            "ro" => config.read_only = true,
+            "allow_other" => config.allow_other = true,
+            "noallow_other" => config.allow_other = false,
+            "nonempty" => config.nonempty = true,
+            "dev" => config.nodev = false,
+            "nodev" => config.nodev = true,
+            "suid" => config.nosuid = false,
+            "nosuid" => config.nosuid = true,
+            "exec" => config.noexec = false,
+            "noexec" => config.noexec = true,
+            "atime" => config.noatime = false,
+            "noatime" => config.noatime = true,
+            "dirsync" => config.dirsync = true,
+            "writeback_cache" => config.writeback_cache = true,
+            "nowriteback_cache" => config.writeback_cache = false,
+            "loop" => continue,
+            _ => {}
+        }
+        if let Some(name) = option.strip_prefix("fsname=") {
+            config.fsname = name.to_owned();
+        } else if let Some(count) = option.strip_prefix("threads=") {
+            let expected = || format!("mount option '{option}': give a number of threads from 1 to 64");
+            config.nr_threads = count.parse().with_context(expected)?;
+            if !(1..=64).contains(&config.nr_threads) {
+                return Err(anyhow!(expected()));
+            }
+        } else if let Some(size) = option.strip_prefix("memory=") {
+            memory = Some(parse_size(size).map_err(|problem| anyhow!("mount option '{option}': {problem}"))?);
+        } else if !is_ours(option) {
+            btrfs.push(option);
+        }
+    }
+    let mut options = MountOptions::parse(&btrfs.join(","))?;
+    if let Some(bytes) = memory {
+        options.memory_bytes = bytes;
+    }
+    Ok((config, options))
+}
+
+/// Options that end here; `ro`, `noatime` and the like are of interest further down too.
+fn is_ours(option: &str) -> bool {
+    matches!(
+        option,
+        "allow_other"
+            | "noallow_other"
+            | "nonempty"
+            | "dev"
+            | "nodev"
+            | "suid"
+            | "nosuid"
+            | "exec"
+            | "noexec"
+            | "dirsync"
+            | "writeback_cache"
+            | "nowriteback_cache"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> (MountConfig, MountOptions) {
+        parse(&[text.to_owned()]).unwrap()
+    }
+
+    #[test]
+    fn options_go_where_they_belong() {
+        let (config, options) = parsed("rw,noatime,nodev,nosuid,subvol=a,commit=5,fsname=x,threads=2,memory=64M");
+        assert!(config.noatime && config.nodev && config.nosuid && !config.read_only);
+        assert_eq!((config.fsname.as_str(), config.nr_threads), ("x", 2));
+        assert_eq!((options.commit_secs, options.memory_bytes), (5, 64 << 20));
+        assert_eq!(options.subvol.as_deref(), Some(&b"a"[..]));
+        let (config, options) = parsed("ro");
+        assert!(config.read_only && options.read_only);
+    }
+
+    #[test]
+    fn fstab_options_are_not_ours() {
+        parsed("defaults,nofail,_netdev,noauto,user,x-systemd.automount,comment=x,allow_other");
+    }
+
+    #[test]
+    fn unknown_options_are_named() {
+        let error = parse(&["frobnicate=1".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("frobnicate=1"), "{error}");
+        assert!(parse(&["threads=0".to_owned()]).is_err());
+    }
+}

@@ -1,0 +1,55 @@
+//! Where messages of a long-running server go: stderr in the foreground, syslog in the background.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+
+use tracing_subscriber::filter::LevelFilter;
+
+/// How much is said; `UBTRFS_LOG` overrides (off, error, warn, info, debug, trace).
+fn level() -> LevelFilter {
+    std::env::var("UBTRFS_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(LevelFilter::WARN)
+}
+
+/// Messages to stderr.
+pub(crate) fn to_stderr() {
+    let _ = tracing_subscriber::fmt().with_max_level(level()).with_writer(io::stderr).without_time().try_init();
+}
+
+/// Messages to syslog; without a syslog they are lost, as any daemon's.
+pub(crate) fn to_syslog() {
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level())
+        .with_writer(|| Syslog { line: Vec::new() })
+        .with_ansi(false)
+        .without_time()
+        .with_target(false)
+        .try_init();
+}
+
+/// One message, sent when it is complete.
+struct Syslog {
+    line: Vec<u8>,
+}
+
+impl Write for Syslog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Syslog {
+    fn drop(&mut self) {
+        // Facility daemon (3), severity error (3) or warning (4).
+        let text = String::from_utf8_lossy(&self.line);
+        let severity = if text.contains("ERROR") { 3 } else { 4 };
+        let message = format!("<{}>ubtrfs[{}]: {}", 3 * 8 + severity, std::process::id(), text.trim());
+        if let Ok(socket) = UnixDatagram::unbound() {
+            let _ = socket.send_to(message.as_bytes(), "/dev/log");
+        }
+    }
+}
