@@ -42,8 +42,7 @@ fn from_helper(command: &str, given: &[OsString]) -> Vec<OsString> {
             out.push(arg.clone());
             continue;
         };
-        let mut letters = flags.char_indices();
-        while let Some((at, letter)) = letters.next() {
+        for (at, letter) in flags.char_indices() {
             let rest = &flags[at + letter.len_utf8()..];
             match (command, letter) {
                 (_, 't' | 'N') => {
