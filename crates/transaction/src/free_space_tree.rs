@@ -1,10 +1,20 @@
 //! The free space tree: the free ranges of every block group, as extents or as bitmaps.
-#![allow(clippy::todo, dead_code, unused_variables)]
+//!
+//! A block group has one `FREE_SPACE_INFO` (key: its start and length), and behind it either one empty
+//! `FREE_SPACE_EXTENT` for each free range (key: start and length) or `FREE_SPACE_BITMAP`s that cover all of it (key:
+//! start and length covered; one bit a sector, lowest bit first, set where free). Superblock mirrors count as free.
+//!
+//! I1. `extent_count` is the number of maximal free ranges, in both forms.
+//! I2. A block group changes to bitmaps when extents would take more room than bitmaps, and back when they take
+//!     clearly less ([`Thresholds`]).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ubtrfs_format::{Logical, Result};
-use ubtrfs_tree::{Batch, NodeSource, RootPtr};
+use ubtrfs_format::item::{FREE_SPACE_BITMAP_BITS, FREE_SPACE_BITMAP_SIZE, FreeSpaceInfo};
+use ubtrfs_format::node::ITEM_HEAD_SIZE;
+use ubtrfs_format::{Corrupt, Error, FormatError, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 /// The free ranges of a block group, sorted and coalesced.
 pub(crate) fn load_free_space(
@@ -14,7 +24,45 @@ pub(crate) fn load_free_space(
     len_bytes: u64,
     sectorsize: u32,
 ) -> Result<Vec<Range<u64>>> {
-    todo!()
+    let end = group_end(start, len_bytes)?;
+    let mut cursor = Cursor::new(source, *root);
+    let info_key = Key::new(start.0, KeyType::FREE_SPACE_INFO, len_bytes);
+    if cursor.seek_ge(&info_key)? != Some(info_key) {
+        return Err(corrupt("block group", len_bytes, "expected a FREE_SPACE_INFO of this length", start.0));
+    }
+    let info = decode_info(cursor.data().unwrap_or_default(), start)?;
+    let uses_bitmaps = info.flags & FreeSpaceInfo::USING_BITMAPS != 0;
+    let mut free = FreeRuns::default();
+    let mut covered = start.0;
+    while let Some(key) = cursor.next()?.filter(|key| key.objectid < end) {
+        let item_end = key.objectid.checked_add(key.offset).filter(|&item_end| item_end <= end && key.offset > 0);
+        let kind = if uses_bitmaps { KeyType::FREE_SPACE_BITMAP } else { KeyType::FREE_SPACE_EXTENT };
+        let aligned = key.objectid.is_multiple_of(sectorsize.into()) && key.offset.is_multiple_of(sectorsize.into());
+        let Some(item_end) = item_end.filter(|_| key.item_type == kind && key.objectid >= covered && aligned) else {
+            let expected = "expected disjoint extents (or bitmaps, if the info says so) inside of the block group";
+            return Err(corrupt("free space length", key.offset, expected, key.objectid));
+        };
+        if uses_bitmaps {
+            let bitmap = cursor.data().unwrap_or_default();
+            if key.offset > span(sectorsize) || bitmap.len() != bitmap_len(key.offset, sectorsize) {
+                return Err(corrupt(
+                    "bitmap size",
+                    bitmap.len() as u64,
+                    "expected a bit for each sector",
+                    key.objectid,
+                ));
+            }
+            free.push_bitmap(key.objectid, key.offset / u64::from(sectorsize), bitmap, sectorsize.into());
+        } else {
+            free.push(key.objectid..item_end);
+        }
+        covered = item_end;
+    }
+    if free.0.len() as u64 != info.extent_count.into() {
+        let expected = "expected the number of free ranges";
+        return Err(corrupt("extent_count", info.extent_count.into(), expected, start.0));
+    }
+    Ok(free.0)
 }
 
 /// The free ranges of a block group, from the extents in it.
@@ -25,10 +73,39 @@ pub(crate) fn free_space_from_extents(
     len_bytes: u64,
     nodesize: u32,
 ) -> Result<Vec<Range<u64>>> {
-    todo!()
+    let end = group_end(start, len_bytes)?;
+    let mut cursor = Cursor::new(source, *extent_root);
+    let mut key = cursor.seek_ge(&Key::new(start.0, KeyType::EXTENT_ITEM, 0))?;
+    let mut free = FreeRuns::default();
+    let mut at = start.0;
+    while let Some(found) = key.filter(|key| key.objectid < end) {
+        let extent_len = match found.item_type {
+            KeyType::EXTENT_ITEM => Some(found.offset),
+            KeyType::METADATA_ITEM => Some(nodesize.into()),
+            _ => None,
+        };
+        if let Some(extent_len) = extent_len {
+            let extent_end = found.objectid.checked_add(extent_len).filter(|&extent_end| extent_end <= end);
+            let Some(extent_end) = extent_end.filter(|_| found.objectid >= at && extent_len > 0) else {
+                let cause = FormatError::Value {
+                    what: "extent item",
+                    field: "length",
+                    value: extent_len,
+                    expected: "expected disjoint extents inside of the block group",
+                };
+                let corrupt = Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(Logical(found.objectid));
+                return Err(corrupt.into());
+            };
+            free.push(at..found.objectid);
+            at = extent_end;
+        }
+        key = cursor.next()?;
+    }
+    free.push(at..end);
+    Ok(free.0)
 }
 
-/// What makes a block group's items say `free` (sorted, coalesced).
+/// What makes a block group's items say `free` (sorted, coalesced). Empty where they do.
 pub(crate) fn free_space_changes(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -37,7 +114,32 @@ pub(crate) fn free_space_changes(
     free: &[Range<u64>],
     sectorsize: u32,
 ) -> Result<Batch> {
-    todo!()
+    let existing = group_items(source, root, start, len_bytes)?;
+    let info_key = Key::new(start.0, KeyType::FREE_SPACE_INFO, len_bytes);
+    let flags = match existing.get(&info_key) {
+        Some(raw) => decode_info(raw, start)?.flags,
+        None => 0,
+    };
+    let thresholds = Thresholds::new(len_bytes, sectorsize);
+    let uses_bitmaps = match flags & FreeSpaceInfo::USING_BITMAPS != 0 {
+        true => free.len() as u64 >= thresholds.low,
+        false => free.len() as u64 > thresholds.high,
+    };
+    let form = if uses_bitmaps { FreeSpaceInfo::USING_BITMAPS } else { 0 };
+    let extent_count = u32::try_from(free.len()).unwrap_or(u32::MAX);
+    let info = FreeSpaceInfo { extent_count, flags: flags & !FreeSpaceInfo::USING_BITMAPS | form };
+    let mut wanted = if uses_bitmaps {
+        bitmaps(start.0, len_bytes, free, sectorsize)
+    } else {
+        let key = |run: &Range<u64>| Key::new(run.start, KeyType::FREE_SPACE_EXTENT, run.end - run.start);
+        free.iter().map(|run| (key(run), Vec::new())).collect()
+    };
+    wanted.insert(info_key, info.encode());
+
+    let mut changes: BTreeMap<Key, Option<Vec<u8>>> =
+        existing.keys().filter(|key| !wanted.contains_key(key)).map(|key| (*key, None)).collect();
+    changes.extend(wanted.into_iter().filter(|(key, data)| existing.get(key) != Some(data)).map(|(k, d)| (k, Some(d))));
+    Ok(changes.into_iter().map(|(key, data)| (key, data.map(Into::into))).collect())
 }
 
 /// What deletes a block group's items.
@@ -47,5 +149,113 @@ pub(crate) fn remove_free_space(
     start: Logical,
     len_bytes: u64,
 ) -> Result<Batch> {
-    todo!()
+    Ok(group_items(source, root, start, len_bytes)?.into_keys().map(|key| (key, None)).collect())
+}
+
+/// Numbers of free ranges at which a block group changes its form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Thresholds {
+    /// More extents than this become bitmaps.
+    high: u64,
+    /// Bitmaps with fewer ranges than this become extents.
+    low: u64,
+}
+
+impl Thresholds {
+    /// An extent takes an item head; a bitmap takes one and its bytes. The gap keeps groups from going back and forth.
+    fn new(len_bytes: u64, sectorsize: u32) -> Self {
+        let bitmap_bytes = (ITEM_HEAD_SIZE + FREE_SPACE_BITMAP_SIZE) as u64;
+        let high = len_bytes.div_ceil(span(sectorsize)) * bitmap_bytes / ITEM_HEAD_SIZE as u64;
+        Self { high, low: high.saturating_sub(100) }
+    }
+}
+
+/// Sorted ranges that join as they come.
+#[derive(Default)]
+struct FreeRuns(Vec<Range<u64>>);
+
+impl FreeRuns {
+    fn push(&mut self, run: Range<u64>) {
+        match self.0.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ if run.is_empty() => {}
+            _ => self.0.push(run),
+        }
+    }
+
+    fn push_bitmap(&mut self, start: u64, nr_sectors: u64, bitmap: &[u8], sectorsize: u64) {
+        let sectors = |index: u64, count: u64| start + index * sectorsize..start + (index + count) * sectorsize;
+        for (byte, index) in bitmap.iter().zip((0..nr_sectors).step_by(8)) {
+            let here = (nr_sectors - index).min(8);
+            match byte {
+                0 => {}
+                0xff => self.push(sectors(index, here)),
+                _ => (0..here).filter(|bit| byte >> bit & 1 != 0).for_each(|bit| self.push(sectors(index + bit, 1))),
+            }
+        }
+    }
+}
+
+/// The bitmaps of a block group: all of them, the last one for what is left.
+fn bitmaps(start: u64, len_bytes: u64, free: &[Range<u64>], sectorsize: u32) -> BTreeMap<Key, Vec<u8>> {
+    let (span, sector) = (span(sectorsize), u64::from(sectorsize));
+    let mut maps: Vec<Vec<u8>> = (0..len_bytes.div_ceil(span))
+        .map(|index| vec![0; bitmap_len(span.min(len_bytes - index * span), sectorsize)])
+        .collect();
+    for run in free {
+        for number in (run.start - start) / sector..(run.end - start) / sector {
+            let (map, bit) = (number / FREE_SPACE_BITMAP_BITS, number % FREE_SPACE_BITMAP_BITS);
+            maps[map as usize][(bit / 8) as usize] |= 1 << (bit % 8);
+        }
+    }
+    let key = |index: u64| {
+        let at = index * span;
+        Key::new(start + at, KeyType::FREE_SPACE_BITMAP, span.min(len_bytes - at))
+    };
+    maps.into_iter().zip(0..).map(|(map, index)| (key(index), map)).collect()
+}
+
+/// Bytes that a full bitmap covers.
+fn span(sectorsize: u32) -> u64 {
+    FREE_SPACE_BITMAP_BITS * u64::from(sectorsize)
+}
+
+/// Bytes of a bitmap for this many bytes of space.
+fn bitmap_len(covered_bytes: u64, sectorsize: u32) -> usize {
+    // At most 256: callers check that no more than a span is covered.
+    (covered_bytes / u64::from(sectorsize)).div_ceil(8) as usize
+}
+
+/// The items of a block group, and whatever else lies between them.
+fn group_items(
+    source: &dyn NodeSource,
+    root: &RootPtr,
+    start: Logical,
+    len_bytes: u64,
+) -> Result<BTreeMap<Key, Vec<u8>>> {
+    let end = group_end(start, len_bytes)?;
+    let mut cursor = Cursor::new(source, *root);
+    let mut items = BTreeMap::new();
+    let mut key = cursor.seek_ge(&Key::new(start.0, KeyType::FREE_SPACE_INFO, 0))?;
+    while let Some(found) = key.filter(|key| key.objectid < end) {
+        if (KeyType::FREE_SPACE_INFO..=KeyType::FREE_SPACE_BITMAP).contains(&found.item_type) {
+            items.insert(found, cursor.data().unwrap_or_default().to_vec());
+        }
+        key = cursor.next()?;
+    }
+    Ok(items)
+}
+
+fn decode_info(raw: &[u8], start: Logical) -> Result<FreeSpaceInfo> {
+    FreeSpaceInfo::decode(raw).map_err(|cause| Error::from(cause).in_tree(RootId::FREE_SPACE_TREE).at(start))
+}
+
+fn group_end(start: Logical, len_bytes: u64) -> Result<u64> {
+    let end = start.0.checked_add(len_bytes);
+    end.ok_or_else(|| corrupt("block group", len_bytes, "expected an end inside of the address space", start.0))
+}
+
+fn corrupt(field: &'static str, value: u64, expected: &'static str, at: u64) -> Error {
+    let cause = FormatError::Value { what: "free space tree", field, value, expected };
+    Corrupt::new(cause).in_tree(RootId::FREE_SPACE_TREE).at(Logical(at)).into()
 }
