@@ -77,8 +77,14 @@ pub(crate) fn csum_changes(
     nodesize: u32,
 ) -> Result<Batch> {
     let layout = Layout { csum_size, sectorsize: sectorsize.into(), max_csums: max_csums(nodesize, csum_size) };
-    let mut sweep =
-        Sweep { layout, cursor: Cursor::new(source, *root), open: None, consumed: 0, changes: BTreeMap::new() };
+    let mut sweep = Sweep {
+        layout,
+        cursor: Cursor::new(source, *root),
+        passed_end: false,
+        open: None,
+        consumed: 0,
+        changes: BTreeMap::new(),
+    };
     for edit in edits(insert, remove, layout) {
         sweep.apply(edit)?;
     }
