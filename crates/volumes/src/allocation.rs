@@ -162,7 +162,10 @@ mod tests {
 
     #[test]
     fn a_full_device_gives_no_chunk() {
-        assert_eq!(planned(device(100 * MIB, &[MIB..100 * MIB - 4096]), BlockGroupFlags::DATA, GIB), None);
+        assert_eq!(
+            planned(device(100 * MIB, &[MIB..50 * MIB, 50 * MIB..100 * MIB - 4096]), BlockGroupFlags::DATA, GIB),
+            None
+        );
         assert_eq!(planned(device(MIB, &[]), BlockGroupFlags::DATA, GIB), None);
         assert_eq!(planned(device(GIB, &[]), BlockGroupFlags::DATA | BlockGroupFlags::RAID0, GIB), None);
     }

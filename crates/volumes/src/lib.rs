@@ -25,3 +25,14 @@ mod superblock;
 pub use allocation::DEVICE_RESERVED;
 pub use profile::profile_name;
 pub use set::{DeviceSummary, OpenOptions, Volumes};
+
+/// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted: nothing is allocated there. For chunks
+/// that are not in a map yet; an error if the chunk contradicts itself.
+pub fn reserved_ranges(
+    logical: ubtrfs_format::Logical,
+    chunk: &ubtrfs_format::item::ChunkItem,
+    sectorsize: u32,
+) -> Result<Vec<std::ops::Range<u64>>, ubtrfs_format::FormatError> {
+    let geometry = profile::Geometry::of(logical.0, chunk, sectorsize)?;
+    Ok(profile::reserved_ranges(logical.0, chunk, &geometry))
+}

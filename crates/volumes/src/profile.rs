@@ -13,8 +13,11 @@
 //! Invariants:
 //! - I1. A [`Geometry`] exists only for a chunk whose fields passed [`Geometry::of`]; mapping then cannot overflow.
 
+use std::ops::Range;
+
 use ubtrfs_format::FormatError;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem};
+use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
 
 /// Bytes of a stripe element.
 pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
@@ -200,7 +203,7 @@ impl Geometry {
     /// The offset in the chunk of the first logical byte of the row element that covers `offset` of this stripe, and
     /// how many logical bytes the row element stands for; the inverse of [`Geometry::segments`] as the kernel uses it
     /// to exclude superblock mirrors. `None` where the offset is past the stripe.
-    pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<std::ops::Range<u64>> {
+    pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<Range<u64>> {
         if offset >= self.stripe_len_bytes() {
             return None;
         }
@@ -214,6 +217,36 @@ impl Geometry {
         let end = (start + len_bytes).min(self.length);
         (start < end).then_some(start..end)
     }
+}
+
+/// Logical ranges of a chunk that cover superblock mirrors, sorted and merged, as the kernel excludes them: a stripe
+/// element (a row of them, with parity) for each mirror. Nothing is ever allocated there.
+pub(crate) fn reserved_ranges(start: u64, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
+    let mut ranges = Vec::new();
+    // Below the primary superblock's address nothing is allocated either.
+    if start < SUPERBLOCK_OFFSETS[0] {
+        ranges.push(start..SUPERBLOCK_OFFSETS[0].min(start + chunk.length));
+    }
+    for (index, stripe) in chunk.stripes.iter().enumerate() {
+        for mirror in SUPERBLOCK_OFFSETS {
+            let Some(offset) = mirror.checked_sub(stripe.offset.0) else { continue };
+            let range = geometry.logical_range_of(index, offset);
+            ranges.extend(range.map(|range| start + range.start..start + range.end));
+        }
+    }
+    merge(ranges)
+}
+
+fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
 }
 
 #[cfg(test)]

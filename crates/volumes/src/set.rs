@@ -257,23 +257,10 @@ impl Volumes {
         self.device_spaces(true).iter().map(DeviceSpace::unallocated_bytes).sum()
     }
 
-    /// Logical ranges of that chunk that cover superblock mirrors, sorted and merged, as the kernel excludes them: a
-    /// stripe element (a row of them, with parity) for each mirror.
+    /// Logical ranges of that chunk that cover superblock mirrors: see [`reserved_ranges`](crate::reserved_ranges).
     pub fn reserved_ranges(&self, logical: Logical) -> Vec<Range<u64>> {
-        let Some(chunk) = self.chunks.get(logical) else { return Vec::new() };
-        let mut ranges = Vec::new();
-        // Below the primary superblock's address nothing is allocated either.
-        if chunk.start < SUPERBLOCK_OFFSETS[0] {
-            ranges.push(chunk.start..SUPERBLOCK_OFFSETS[0].min(chunk.end()));
-        }
-        for (index, stripe) in chunk.item.stripes.iter().enumerate() {
-            for mirror in SUPERBLOCK_OFFSETS {
-                let Some(offset) = mirror.checked_sub(stripe.offset.0) else { continue };
-                let range = chunk.geometry.logical_range_of(index, offset);
-                ranges.extend(range.map(|range| chunk.start + range.start..chunk.start + range.end));
-            }
-        }
-        merge(ranges)
+        let chunk = self.chunks.get(logical);
+        chunk.map(|chunk| profile::reserved_ranges(chunk.start, &chunk.item, &chunk.geometry)).unwrap_or_default()
     }
 
     /// Copies that can be read at this address; 0 where no chunk is.
@@ -465,16 +452,4 @@ fn write_refusal(newest: &Found, found: &[(Found, Arc<dyn Device>)]) -> Option<S
         return Some("filesystems of several devices are supported for reading only".to_owned());
     }
     None
-}
-
-fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        match merged.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-            _ => merged.push(range),
-        }
-    }
-    merged
 }
