@@ -47,7 +47,8 @@ impl Session {
         let device = mount::mount(dir, config)?;
         let mut session = fuser::Config::default();
         session.n_threads = Some(if config.nr_threads == 0 { NR_THREADS } else { config.nr_threads });
-        session.clone_fd = true;
+        // Where the device node is closed to ordinary users, all threads share the descriptor of the helper.
+        session.clone_fd = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
         match fuser::Session::from_fd(server, device, SessionACL::All, session) {
             Ok(requests) => Ok(Self { dir: dir.to_owned(), fs, activity, control, requests }),
             Err(source) => {

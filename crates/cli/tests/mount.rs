@@ -1,0 +1,425 @@
+//! The mount, from the command line down to the disk, judged by Linux.
+//!
+//! Method: the built program mounts an image, plain system calls (or the reference model's random operations) change it,
+//! the program unmounts; then `btrfs check` must be clean and Linux's own mount must show what was written. Needs
+//! /dev/fuse and the kernel's btrfs; without them the tests skip loudly, with CI=true they fail.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{
+    Compare, Driver, Image, KernelImage, KernelImageSpec, LoopMount, Model, PathTarget, Rng, btrfs_check, capability,
+    compare_entries, walk_path,
+};
+
+const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+
+fn ready() -> bool {
+    capability::fuse() && capability::kernel_oracle()
+}
+
+/// Runs the program; whatever happens it must end by itself.
+fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    Command::new(UBTRFS).args(args).env("LC_ALL", "C").output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn ok(output: &Output) {
+    assert!(output.status.success(), "{}: {}", output.status, text(output));
+}
+
+/// An image mounted by the program; unmounted on drop, panics included.
+struct Mount {
+    dir: TempDir,
+    mounted: bool,
+}
+
+impl Mount {
+    fn new(image: &Path, options: &[&str]) -> Self {
+        let dir = TempDir::with_prefix("ubtrfs-mount-").unwrap();
+        let mut args: Vec<&OsStr> = vec!["mount".as_ref()];
+        args.extend(options.iter().map(OsStr::new));
+        args.extend([image.as_os_str(), dir.path().as_os_str()]);
+        ok(&ubtrfs(args));
+        Self { dir, mounted: true }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    fn umount(mut self) {
+        self.mounted = false;
+        ok(&ubtrfs(["umount".as_ref(), self.path().as_os_str()]));
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.mounted {
+            let _ = ubtrfs(["umount".as_ref(), "-l".as_ref(), self.path().as_os_str()]);
+        }
+    }
+}
+
+/// The server of a mount: the process whose arguments end with the mount point.
+fn server_of(dir: &Path) -> u32 {
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
+        let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        if words.contains(&&b"--serve"[..]) && words.contains(&dir.as_os_str().as_encoded_bytes()) {
+            return pid;
+        }
+    }
+    panic!("no server for {}", dir.display());
+}
+
+#[test]
+fn what_is_written_here_is_what_linux_reads() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    fs::create_dir(mount.join("dir")).unwrap();
+    fs::write(mount.join("dir/small"), b"hello").unwrap();
+    let big: Vec<u8> = Rng::new(1).bytes(5_000_000);
+    fs::write(mount.join("big"), &big).unwrap();
+    symlink("dir/small", mount.join("link")).unwrap();
+    fs::hard_link(mount.join("big"), mount.join("dir/hard")).unwrap();
+    fs::set_permissions(mount.join("big"), fs::Permissions::from_mode(0o4751)).unwrap();
+    let sparse = fs::File::create(mount.join("sparse")).unwrap();
+    sparse.write_all_at(b"end", 1 << 40).unwrap();
+    drop(sparse);
+    fs::rename(mount.join("dir/small"), mount.join("dir/renamed")).unwrap();
+    let ours = walk_path(mount.path()).unwrap();
+    mount.umount();
+
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "ro").unwrap();
+    compare_entries(&ours, &walk_path(theirs.path()).unwrap(), Compare::ALL).unwrap();
+    assert_eq!(fs::read(theirs.join("dir/hard")).unwrap(), big);
+    theirs.close().unwrap();
+}
+
+#[test]
+fn random_operations_end_as_the_model_says_and_linux_agrees() {
+    if !ready() {
+        return;
+    }
+    let seed = Rng::seed_or(20261121);
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let mut model = Model::new();
+    let mut target = PathTarget::new(mount.path());
+    Driver::new(seed, 300_000).run(&mut model, &mut target, 3000).unwrap();
+    compare_entries(&model.entries(), &walk_path(mount.path()).unwrap(), Compare::MODEL).unwrap();
+    mount.umount();
+
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "").unwrap();
+    compare_entries(&model.entries(), &walk_path(theirs.path()).unwrap(), Compare::MODEL).unwrap();
+    theirs.scrub().unwrap();
+    theirs.close().unwrap();
+}
+
+#[test]
+fn a_filesystem_that_linux_filled_reads_equal() {
+    if !ready() {
+        return;
+    }
+    let made = KernelImage::rich(KernelImageSpec::DEFAULT, 7).unwrap();
+    let theirs = LoopMount::new(made.image.path(), "ro").unwrap();
+    let expected = walk_path(theirs.path()).unwrap();
+    theirs.close().unwrap();
+    let mount = Mount::new(made.image.path(), &["-r"]);
+    compare_entries(&expected, &walk_path(mount.path()).unwrap(), Compare::ALL).unwrap();
+    let error = fs::write(mount.join("new"), b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(30), "EROFS on a read-only mount: {error}");
+    mount.umount();
+}
+
+#[test]
+fn umount_returns_when_the_image_is_free_and_complete() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    for round in 0..5 {
+        let mount = Mount::new(image.path(), &[]);
+        for file in 0..200 {
+            fs::write(mount.join(&format!("{round}-{file}")), vec![round; 3000]).unwrap();
+        }
+        mount.umount();
+        btrfs_check(image.path()).unwrap();
+        let theirs = LoopMount::new(image.path(), "ro").unwrap();
+        assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 200 * (usize::from(round) + 1));
+        theirs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_killed_server_leaves_what_was_synced() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    fs::write(mount.join("synced"), vec![1; 100_000]).unwrap();
+    ok(&ubtrfs(["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]));
+    fs::write(mount.join("lost"), vec![2; 100_000]).unwrap();
+    let server = server_of(mount.path());
+    ok(&Command::new("kill").args(["-9", &server.to_string()]).output().unwrap());
+    // The mount is dead now; taking it away says that changes may be lost.
+    let output = ubtrfs(["umount".as_ref(), mount.path().as_os_str()]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("last commit is intact"), "{}", text(&output));
+    drop(mount);
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "ro").unwrap();
+    assert_eq!(fs::read(theirs.join("synced")).unwrap(), vec![1; 100_000]);
+    theirs.close().unwrap();
+}
+
+#[test]
+fn fsync_is_durable_when_it_returns() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let file = fs::File::create(mount.join("file")).unwrap();
+    file.write_all_at(&[7; 70_000], 0).unwrap();
+    file.sync_all().unwrap();
+    let server = server_of(mount.path());
+    ok(&Command::new("kill").args(["-9", &server.to_string()]).output().unwrap());
+    drop(file);
+    drop(mount);
+    let theirs = LoopMount::new(image.path(), "").unwrap();
+    assert_eq!(fs::read(theirs.join("file")).unwrap(), vec![7; 70_000]);
+    theirs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn an_unlinked_open_file_lives_until_it_is_closed() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let file = fs::File::options().read(true).write(true).create_new(true).open(mount.join("f")).unwrap();
+    file.write_all_at(b"before", 0).unwrap();
+    fs::remove_file(mount.join("f")).unwrap();
+    file.write_all_at(&[9; 100_000], 6).unwrap();
+    file.sync_all().unwrap();
+    let mut buf = [0; 6];
+    file.read_exact_at(&mut buf, 0).unwrap();
+    assert_eq!(&buf, b"before");
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    drop(file);
+    mount.umount();
+    // An orphan left behind would be reported.
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_second_mount_is_refused() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let other = TempDir::new().unwrap();
+    let output = ubtrfs(["mount".as_ref(), image.path().as_os_str(), other.path().as_os_str()]);
+    assert_one_line(&output, &[]);
+    mount.umount();
+}
+
+/// The program said no in one line on stderr that holds these words, with exit status 1.
+fn assert_one_line(output: &Output, words: &[&str]) {
+    let said = text(output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "one line: {said}");
+    assert!(said.starts_with("ubtrfs: "), "{said}");
+    for word in words {
+        assert!(said.contains(word), "'{word}' in: {said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_mounted_is_refused_in_one_line_and_untouched() {
+    if !capability::fuse() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let point = dir.path().join("point");
+    fs::create_dir(&point).unwrap();
+    let mount = |device: &Path, at: &Path| ubtrfs(["mount".as_ref(), device.as_os_str(), at.as_os_str()]);
+    assert_one_line(&mount(&dir.path().join("missing"), &point), &["missing"]);
+
+    let zeros = Image::empty(200 << 20).unwrap();
+    let before = zeros.digest().unwrap();
+    assert_one_line(&mount(zeros.path(), &point), &[]);
+    assert_eq!(zeros.digest().unwrap(), before);
+    assert_one_line(&mount(zeros.path(), &dir.path().join("nowhere")), &["mkdir"]);
+    assert_one_line(&mount(zeros.path(), zeros.path()), &["not a directory"]);
+    assert_one_line(&mount(zeros.path(), dir.path()), &["not empty", "nonempty"]);
+    let option = ["mount".as_ref(), "-o".as_ref(), "frob=1".as_ref(), zeros.path().as_os_str(), point.as_os_str()];
+    assert_one_line(&ubtrfs(option), &["frob=1"]);
+    assert_one_line(&ubtrfs(["umount".as_ref(), point.as_os_str()]), &["is not a mount"]);
+    assert_one_line(&ubtrfs(["sync".as_ref(), point.as_os_str()]), &[]);
+    assert_eq!(zeros.digest().unwrap(), before);
+}
+
+#[test]
+fn without_fusermount_a_user_hears_what_to_install() {
+    if !ready() || !capability::program("setpriv") {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let world = UserWorld::new(image.path());
+    // A mount namespace in which the helper is hidden.
+    let script = format!(
+        "for f in /usr/bin /bin; do [ -e $f/fusermount3 ] && mount --bind /dev/null $f/fusermount3; done; exec {}",
+        world.command(&["mount", "image", "point"])
+    );
+    let output = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
+    assert_one_line(&output, &["fuse"]);
+}
+
+/// What an ordinary user needs: the program, an image and a mount point that are theirs.
+struct UserWorld {
+    dir: TempDir,
+}
+
+impl UserWorld {
+    const UID: u32 = 54321;
+
+    fn new(image: &Path) -> Self {
+        let dir = TempDir::with_prefix("ubtrfs-user-").unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::copy(UBTRFS, dir.path().join("ubtrfs")).unwrap();
+        fs::copy(image, dir.path().join("image")).unwrap();
+        fs::create_dir(dir.path().join("point")).unwrap();
+        for name in ["", "image", "point"] {
+            std::os::unix::fs::chown(dir.path().join(name), Some(Self::UID), Some(Self::UID)).unwrap();
+        }
+        Self { dir }
+    }
+
+    /// A shell command that runs the program as the user, in this directory.
+    fn command(&self, args: &[&str]) -> String {
+        let (dir, uid) = (self.dir.path().display(), Self::UID);
+        format!(
+            "env -C {dir} setpriv --reuid={uid} --regid={uid} --clear-groups --inh-caps=-all {dir}/ubtrfs {}",
+            args.join(" ")
+        )
+    }
+
+    fn run(&self, command: &str) -> Output {
+        Command::new("sh").args(["-c", command]).output().unwrap()
+    }
+
+    /// A shell command as the user.
+    fn shell(&self, script: &str) -> Output {
+        let uid = Self::UID.to_string();
+        Command::new("setpriv")
+            .args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups", "--inh-caps=-all"])
+            .args(["sh", "-ec", script])
+            .current_dir(self.dir.path())
+            .output()
+            .unwrap()
+    }
+}
+
+#[test]
+fn an_ordinary_user_makes_mounts_and_fills_an_image() {
+    if !ready() || !capability::program("setpriv") || !capability::program("fusermount3") {
+        return;
+    }
+    let empty = Image::empty(4096).unwrap();
+    let world = UserWorld::new(empty.path());
+    ok(&world.run(&world.command(&["mount", "--create", "200M", "mine", "point"])));
+    let filled =
+        world.shell("cp -r /etc/default point/; echo hello > point/file; ln point/file point/other; ls -la point");
+    let synced = world.run(&world.command(&["sync", "point"]));
+    let closed = world.run(&world.command(&["umount", "point"]));
+    ok(&filled);
+    ok(&synced);
+    ok(&closed);
+    let image = world.dir.path().join("mine");
+    btrfs_check(&image).unwrap();
+    let theirs = LoopMount::new(&image, "ro").unwrap();
+    assert_eq!(fs::read(theirs.join("other")).unwrap(), b"hello\n");
+    assert_eq!(fs::metadata(theirs.join("file")).unwrap().uid(), UserWorld::UID);
+    theirs.close().unwrap();
+}
+
+#[test]
+fn mount_and_umount_of_the_system_work() {
+    if !ready() || !Path::new("/usr/sbin/mount.fuse3").exists() {
+        eprintln!("SKIPPED: needs mount.fuse3");
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let dir = TempDir::new().unwrap();
+    // mount.fuse3 starts the program by the name after the dot, so it must be on the PATH.
+    let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let output = Command::new("mount")
+        .args(["-t", "fuse.ubtrfs", "-o", "noatime,nodev,compress=zstd:3"])
+        .args([image.path(), dir.path()])
+        .env("PATH", path)
+        .output()
+        .unwrap();
+    ok(&output);
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(&*dir.path().to_string_lossy())).unwrap().to_owned();
+    fs::write(dir.path().join("file"), vec![b'a'; 1 << 20]).unwrap();
+    ok(&ubtrfs(["umount".as_ref(), dir.path().as_os_str()]));
+    for word in ["fuse.ubtrfs", "nodev", "noatime", "allow_other", "default_permissions"] {
+        assert!(line.contains(word), "'{word}' in: {line}");
+    }
+    assert!(line.starts_with(&*image.path().to_string_lossy()), "{line}");
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn sigterm_unmounts_and_commits() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let dir = TempDir::new().unwrap();
+    let mut server = Command::new(UBTRFS)
+        .args(["mount".as_ref(), "-f".as_ref(), image.path().as_os_str(), dir.path().as_os_str()])
+        .spawn()
+        .unwrap();
+    let file = dir.path().join("file");
+    for _ in 0..200 {
+        if fs::metadata(dir.path()).is_ok_and(|metadata| metadata.ino() == 256) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    fs::write(&file, b"content").unwrap();
+    ok(&Command::new("kill").arg(server.id().to_string()).output().unwrap());
+    let status = server.wait().unwrap();
+    assert!(status.success(), "{status}");
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "ro").unwrap();
+    assert_eq!(fs::read(theirs.join("file")).unwrap(), b"content");
+    theirs.close().unwrap();
+}
