@@ -1,125 +1,311 @@
-//! The filesystem object.
+//! [`Fs`]: one open filesystem, and how it is opened, written out and closed.
+//!
+//! - I1. Every change goes through [`Fs::reserve`], which refuses on a read-only filesystem and tells the commit thread
+//!   that there is something to commit.
+//! - I2. What was acknowledged by [`Fs::sync`] or [`Fs::close`] is on disk.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
-use ubtrfs_format::RootId;
+use ubtrfs_format::item::{InodeItem, Timespec};
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{Ino, Key, KeyType, RootId};
+use ubtrfs_transaction::{Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
-use crate::{
-    Attr, Caller, DirEntryOut, Error, InodeId, MountOptions, NewInode, RenameFlags, Result, SetAttr, StatFs,
-    SubvolumeInfo, XattrFlags,
-};
+use crate::committer::Committer;
+use crate::delalloc::DataPath;
+use crate::dir_item::in_tree;
+use crate::error::{Error, Result};
+use crate::inode::{Inode, InodeState};
+use crate::inode_cache::InodeCache;
+use crate::options::{AtimeMode, MountOptions};
+use crate::subvolume::Subvolume;
+use crate::types::{Attr, InodeId, mode};
 
 /// An open filesystem.
 #[derive(Debug)]
-pub struct Fs {}
+pub struct Fs {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) options: MountOptions,
+    pub(crate) geometry: Geometry,
+    pub(crate) inodes: InodeCache,
+    /// Subvolumes that were entered.
+    pub(crate) subvolumes: RwLock<HashMap<RootId, Arc<Subvolume>>>,
+    /// Held by renames, so that the directories' order does not change while one decides on a loop.
+    pub(crate) rename_lock: Mutex<()>,
+    pub(crate) data: DataPath,
+    committer: Committer,
+    root: InodeId,
+    closed: AtomicBool,
+}
 
-const SOON: Error = Error::NotSupported("not yet");
-
-#[allow(missing_docs, unused_variables)]
 impl Fs {
-    /// Opens the filesystem on these devices.
+    /// Opens the filesystem on these devices: finds the root to show, deletes what earlier sessions left unlinked, and
+    /// starts to commit in the background.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
-        Err(SOON)
+        let engine = Engine::open(
+            devices,
+            OpenOptions {
+                read_only: options.read_only,
+                memory_bytes: options.memory_bytes / 2,
+                discard: options.discard,
+            },
+        )?;
+        let root = crate::subvolume_list::find_root(&engine, &options)?;
+        let geometry = engine.geometry();
+        let inodes = InodeCache::new(usize::try_from(options.memory_bytes / 16 / INODE_BYTES).unwrap_or(usize::MAX));
+        let fs = Arc::new(Self {
+            data: DataPath::new(&options, &geometry),
+            inodes,
+            subvolumes: RwLock::default(),
+            rename_lock: Mutex::default(),
+            committer: Committer::new(options.commit_secs),
+            root: InodeId::root_of(root),
+            closed: AtomicBool::new(false),
+            geometry,
+            options,
+            engine,
+        });
+        let flusher: std::sync::Weak<dyn Flusher> = Arc::downgrade(&(Arc::clone(&fs) as Arc<dyn Flusher>));
+        fs.engine.set_flusher(flusher);
+        if !fs.inode(fs.root)?.read()?.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        if fs.read_only().is_none() {
+            fs.committer.start(&fs);
+        }
+        Ok(fs)
     }
-    /// Why it takes no changes, if it does not.
+
+    /// Why the filesystem takes no changes, or `None` where it does.
     pub fn read_only(&self) -> Option<String> {
-        None
+        self.engine.read_only()
     }
+
+    /// The options that it was opened with.
     pub fn options(&self) -> &MountOptions {
-        unreachable!()
+        &self.options
     }
-    pub fn superblock(&self) -> ubtrfs_format::superblock::Superblock {
-        unreachable!()
+
+    /// The superblock of the last commit.
+    pub fn superblock(&self) -> Superblock {
+        self.engine.superblock()
     }
+
     /// The directory that is shown as the root: `subvol=`, `subvolid=` or the default subvolume.
     pub fn root(&self) -> InodeId {
-        InodeId::root_of(RootId::FS_TREE)
+        self.root
     }
-    pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
-        Err(SOON)
-    }
-    pub fn lookup_path(&self, path: &[u8], follow: bool) -> Result<Attr> {
-        Err(SOON)
-    }
-    pub fn getattr(&self, id: InodeId) -> Result<Attr> {
-        Err(SOON)
-    }
-    pub fn setattr(&self, id: InodeId, set: &SetAttr, caller: &Caller) -> Result<Attr> {
-        Err(SOON)
-    }
-    pub fn create(&self, dir: InodeId, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
-        Err(SOON)
-    }
-    /// A regular file without a name; it is open, [`Fs::release_inode`] ends that.
-    pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
-        Err(SOON)
-    }
-    pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
-        Err(SOON)
-    }
-    pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        Err(SOON)
-    }
-    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        Err(SOON)
-    }
-    pub fn rename(
-        &self,
-        dir: InodeId,
-        name: &[u8],
-        new_dir: InodeId,
-        new_name: &[u8],
-        flags: RenameFlags,
-    ) -> Result<()> {
-        Err(SOON)
-    }
-    pub fn readlink(&self, id: InodeId) -> Result<Vec<u8>> {
-        Err(SOON)
-    }
-    /// Hands out the entries after `cookie` (0: from the start) until `emit` returns false (that entry was not taken).
-    pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {
-        Err(SOON)
-    }
-    pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
-        Err(SOON)
-    }
-    pub fn open_inode(&self, id: InodeId) -> Result<()> {
-        Err(SOON)
-    }
-    pub fn release_inode(&self, id: InodeId) {}
-    /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`]).
-    pub fn forget(&self, id: InodeId, n: u64) {}
-    pub fn getxattr(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>> {
-        Err(SOON)
-    }
-    pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, caller: &Caller) -> Result<()> {
-        Err(SOON)
-    }
-    pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
-        Err(SOON)
-    }
-    pub fn removexattr(&self, id: InodeId, name: &[u8], caller: &Caller) -> Result<()> {
-        Err(SOON)
-    }
-    /// Flags of the inode as FS_IOC_GETFLAGS shows them.
-    pub fn inode_flags(&self, id: InodeId) -> Result<u32> {
-        Err(SOON)
-    }
-    pub fn set_inode_flags(&self, id: InodeId, flags: u32, caller: &Caller) -> Result<()> {
-        Err(SOON)
-    }
-    /// Writes out everything and commits.
+
+    /// Writes out all data and commits (I2).
     pub fn sync(&self) -> Result<()> {
-        Err(SOON)
+        if self.read_only().is_some() && self.options.read_only {
+            return Ok(());
+        }
+        self.committer.note_commit();
+        self.flush_delalloc(None)?;
+        self.engine.commit()?;
+        Ok(())
     }
-    pub fn statfs(&self) -> Result<StatFs> {
-        Err(SOON)
-    }
-    pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        Err(SOON)
-    }
+
+    /// Writes out all data, commits and stops (I2). Later changes fail.
     pub fn close(&self) -> Result<()> {
-        Err(SOON)
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.committer.stop();
+        let flushed = match self.read_only() {
+            Some(_) => Ok(()),
+            None => self.delete_unused_orphans().and_then(|()| Ok(self.flush_delalloc(None)?)),
+        };
+        // What can be committed is, even if some data could not be written.
+        let closed = self.engine.close();
+        flushed?;
+        Ok(closed?)
+    }
+
+    /// Reserves metadata for about `nr_items` item changes (I1). May flush and commit: no inode lock may be held.
+    pub(crate) fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        self.check_open()?;
+        self.committer.note_change();
+        Ok(self.engine.reserve(nr_items)?)
+    }
+
+    /// The same for what frees space; may use the space kept for that.
+    pub(crate) fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        self.check_open()?;
+        self.committer.note_change();
+        Ok(self.engine.reserve_for_removal(nr_items)?)
+    }
+
+    /// Tells the commit thread that there is something to write out.
+    pub(crate) fn note_change(&self) {
+        self.committer.note_change();
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.options.read_only { Err(Error::ReadOnlyMount) } else { Ok(()) }
+    }
+
+    /// The subvolume, entered if it was not. Its unlinked inodes are deleted then: no inode lock may be held.
+    pub(crate) fn subvolume(&self, root: RootId) -> Result<Arc<Subvolume>> {
+        if let Some(subvolume) = self.subvolumes.read().get(&root) {
+            return Ok(Arc::clone(subvolume));
+        }
+        if !root.is_subvolume() {
+            return Err(Error::NotFound);
+        }
+        let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
+        let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
+        let subvolume = Arc::new(Subvolume::new(root, tree, &item));
+        let subvolume = Arc::clone(self.subvolumes.write().entry(root).or_insert(subvolume));
+        if self.read_only().is_none() && !subvolume.read_only {
+            // What is left over is not worth refusing the subvolume for.
+            if let Err(error) = self.delete_orphans(&subvolume) {
+                tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");
+            }
+        }
+        Ok(subvolume)
+    }
+
+    /// The inode, loaded if it was not. No inode lock may be held where `id` may be in a subvolume not entered yet.
+    pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
+        if let Some(inode) = self.inodes.peek(id) {
+            return Ok(inode);
+        }
+        // Before the inode counts as being loaded: entering a subvolume may load its orphans.
+        let subvolume = self.subvolume(id.root)?;
+        self.inodes.get(id, || self.load_inode(id, subvolume))
+    }
+
+    fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
+        let tree = Arc::clone(&subvolume.tree);
+        if id.ino == EMPTY_DIR {
+            let state = RwLock::new(empty_dir(&subvolume)?);
+            return Ok(Arc::new(Inode { id, tree, subvolume, state, writeback: Default::default() }));
+        }
+        let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
+        let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
+        let mut state = InodeState::new(InodeItem::decode(&raw).map_err(in_tree(&tree))?);
+        if state.is_regular() || state.is_dir() {
+            state.compression = crate::property::load_compression(&tree, id.ino, state.item.flags())?;
+        }
+        Ok(Arc::new(Inode { id, tree, subvolume, state: RwLock::new(state), writeback: Default::default() }))
+    }
+
+    /// An inode that is to be changed: fails where its subvolume is read-only.
+    pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<Arc<Inode>> {
+        self.check_open()?;
+        let inode = self.inode(id)?;
+        inode.subvolume.check_writable()?;
+        if id.ino == EMPTY_DIR {
+            return Err(Error::AccessDenied);
+        }
+        Ok(inode)
+    }
+
+    /// What `stat` shows of an inode.
+    pub fn getattr(&self, id: InodeId) -> Result<Attr> {
+        Ok(self.attr_of(&*self.inode(id)?.read()?, id))
+    }
+
+    pub(crate) fn attr_of(&self, state: &InodeState, id: InodeId) -> Attr {
+        state.attr(id, self.geometry.sectorsize)
+    }
+
+    /// Keeps the inode, even unlinked, until [`Fs::release_inode`].
+    pub fn open_inode(&self, id: InodeId) -> Result<()> {
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        self.inodes.add_open(id);
+        drop(state);
+        Ok(())
+    }
+
+    /// Ends an [`Fs::open_inode`]. An unlinked inode that nobody else uses is deleted.
+    pub fn release_inode(&self, id: InodeId) {
+        if self.inodes.release(id) {
+            self.delete_if_unlinked(id);
+        }
+    }
+
+    /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`]).
+    pub fn forget(&self, id: InodeId, n: u64) {
+        if self.inodes.forget(id, n) {
+            self.delete_if_unlinked(id);
+        }
+    }
+
+    /// Counts the reference of a lookup; the caller holds what keeps the inode linked.
+    pub(crate) fn count_lookup(&self, id: InodeId) {
+        if self.options.track_lookups {
+            self.inodes.add_lookup(id);
+        }
+    }
+
+    /// Updates an access time by the mount's rules; failing to is no failure of the access.
+    pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
+        let now = now();
+        let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
+        if !wanted || inode.subvolume.read_only || inode.id.ino == EMPTY_DIR || self.read_only().is_some() {
+            return;
+        }
+        let Ok(reservation) = self.reserve(1) else { return };
+        let Ok(mut state) = inode.write() else { return };
+        state.item.atime = now;
+        let op = self.engine.begin(reservation);
+        inode.put_item(&op, &mut state);
+    }
+
+    fn wants_atime(&self, state: &InodeState, now: Timespec) -> bool {
+        let item = &state.item;
+        if state.has_flags(ubtrfs_format::item::InodeFlags::NOATIME) || (state.is_dir() && self.options.nodiratime) {
+            return false;
+        }
+        match self.options.atime {
+            AtimeMode::Noatime => false,
+            AtimeMode::Strictatime => item.atime != now,
+            AtimeMode::Relatime => {
+                item.atime <= item.mtime || item.atime <= item.ctime || now.sec.saturating_sub(item.atime.sec) >= DAY
+            }
+        }
     }
 }
+
+impl Drop for Fs {
+    fn drop(&mut self) {
+        // A panic may have left anything half done: then what the last commit holds is what stays.
+        if std::thread::panicking() {
+            return;
+        }
+        if let Err(error) = self.close() {
+            tracing::error!("closing the filesystem: {error}");
+        }
+    }
+}
+
+/// The clock.
+pub(crate) fn now() -> Timespec {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timespec { sec: i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX), nsec: since_epoch.subsec_nanos() }
+}
+
+/// The number of the directory that stands for a subvolume whose name is there and which itself is not: a nested
+/// subvolume inside a snapshot. Linux shows the same number.
+pub(crate) const EMPTY_DIR: Ino = Ino(2);
+
+fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
+    let root_key = Key::new(Ino::ROOT_DIR.0, KeyType::INODE_ITEM, 0);
+    let Some(raw) = subvolume.tree.get(&root_key)? else { return Err(Error::Stale) };
+    let mut item = InodeItem::decode(&raw).map_err(in_tree(&subvolume.tree))?;
+    item.mode = mode::DIRECTORY | 0o755;
+    (item.size, item.nbytes, item.nlink, item.uid, item.gid, item.flags) = (0, 0, 1, 0, 0, 0);
+    Ok(InodeState::new(item))
+}
+
+/// Memory of an inode without dirty data, for the cache's bound.
+const INODE_BYTES: u64 = 1024;
+const DAY: i64 = 24 * 60 * 60;

@@ -116,6 +116,16 @@ impl InodeCache {
         self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
     }
 
+    /// Forgets all references to an inode.
+    pub(crate) fn drop_users(&self, id: InodeId) {
+        self.shard(id).map.lock().users.remove(&id);
+    }
+
+    /// The inode, if it is in memory.
+    pub(crate) fn peek(&self, id: InodeId) -> Option<Arc<Inode>> {
+        self.shard(id).map.lock().inodes.get(&id).cloned()
+    }
+
     /// Whether lookups or opens refer to the inode.
     pub(crate) fn is_used(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().users.contains_key(&id)
@@ -131,9 +141,8 @@ impl ShardMap {
     fn insert(&mut self, inode: &Arc<Inode>, limit: usize) {
         if self.inodes.len() >= limit.max(self.sweep_at) {
             let users = &self.users;
-            self.inodes.retain(|id, inode| {
-                Arc::strong_count(inode) > 1 || users.get(id).is_some_and(|users| users.opens > 0)
-            });
+            self.inodes
+                .retain(|id, inode| Arc::strong_count(inode) > 1 || users.get(id).is_some_and(|users| users.opens > 0));
             self.sweep_at = self.inodes.len() * 2;
         }
         self.inodes.insert(inode.id, Arc::clone(inode));

@@ -6,17 +6,35 @@
 
 #![forbid(unsafe_code)]
 
+mod acl;
+mod committer;
+mod create;
+mod dir_item;
 mod error;
 mod fs;
+mod inode;
+mod inode_cache;
+mod link;
+mod lookup;
 mod options;
+mod orphan;
+mod property;
+mod rename;
+mod setattr;
+mod statfs;
+mod subvolume;
+mod subvolume_list;
 mod types;
+mod xattr;
 
 // The data path.
 mod compression;
+mod delalloc;
 mod fallocate;
 mod file_data;
 mod read;
 mod reflink;
+mod truncate;
 mod write;
 
 pub use error::{Error, Result};

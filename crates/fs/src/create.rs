@@ -1,0 +1,319 @@
+//! New inodes: files, directories, symbolic links, device nodes, files without a name.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use ubtrfs_format::item::{DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec};
+use ubtrfs_format::{Ino, Key, KeyType, objectid};
+use ubtrfs_transaction::Operation;
+
+use crate::Fs;
+use crate::acl::{self, Acl};
+use crate::dir_item::{self, Change};
+use crate::error::{Error, Result};
+use crate::fs::now;
+use crate::inode::{Inherited, Inode, InodeState};
+use crate::property;
+use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
+use crate::xattr;
+
+/// An inode that is about to be made: its items are planned, its state is not visible yet.
+pub(crate) struct Draft {
+    pub(crate) inode: Arc<Inode>,
+    /// Attributes, symbolic link target.
+    changes: Vec<Change>,
+    symlink_target: Option<Vec<u8>>,
+}
+
+impl Fs {
+    /// Makes an inode with a name.
+    pub fn create(&self, dir: InodeId, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
+        dir_item::check_new_name(name)?;
+        let dir_inode = self.inode_to_change(dir)?;
+        let reservation = self.reserve(CREATE_ITEMS)?;
+        let mut dir_state = dir_inode.write()?;
+        check_dir_takes_names(&dir_state)?;
+        if dir_item::find_entry(&dir_inode.tree, dir.ino, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let index = next_index(&dir_inode, &mut dir_state)?;
+        let time = now();
+        let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
+        let ino = draft.inode.id.ino;
+        let file_type = draft.file_type();
+        let mut changes = Vec::with_capacity(4);
+        let tree = &dir_inode.tree;
+        dir_item::plan_add(
+            &mut changes,
+            tree,
+            &self.geometry,
+            dir.ino,
+            name,
+            (dir_item::inode_location(ino), file_type as u8),
+            index,
+        )?;
+        dir_item::plan_add_ref(&mut changes, tree, &self.geometry, ino, dir.ino, name, index)?;
+
+        // Users are counted before the items can be seen: whoever meets an inode without links looks for them.
+        self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, tree, changes);
+        let attr = draft.put(&op, 1, self);
+        dir_state.next_index = Some(index + 1);
+        entry_changed(&mut dir_state, time, 2 * name.len() as u64, 0);
+        dir_inode.put_item(&op, &mut dir_state);
+        Ok(attr)
+    }
+
+    /// Makes a regular file without a name. It is open ([`Fs::release_inode`] ends that) and may get a name by
+    /// [`Fs::link`]; it goes away with its last use.
+    pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
+        let dir_inode = self.inode_to_change(dir)?;
+        let reservation = self.reserve(CREATE_ITEMS)?;
+        let mut dir_state = dir_inode.write()?;
+        check_dir_takes_names(&dir_state)?;
+        let new = NewInode::file(mode);
+        let draft = self.draft(&dir_inode, &mut dir_state, new, caller, now())?;
+        draft.inode.state.write().linkable = true;
+        self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
+        let op = self.engine.begin(reservation);
+        let attr = draft.put(&op, 0, self);
+        op.put(&dir_inode.tree, orphan_key(draft.inode.id.ino), Vec::new());
+        Ok(attr)
+    }
+
+    /// Plans an inode of `dir` with what it inherits from there.
+    pub(crate) fn draft(
+        &self,
+        dir: &Arc<Inode>,
+        dir_state: &mut InodeState,
+        new: NewInode<'_>,
+        caller: &Caller,
+        time: Timespec,
+    ) -> Result<Draft> {
+        let type_bits = if new.mode & mode::TYPE == 0 { mode::REGULAR } else { new.mode & mode::TYPE };
+        if FileType::from_mode(type_bits).is_none() {
+            return Err(Error::InvalidArgument("unknown file type"));
+        }
+        let symlink_target = self.check_symlink(type_bits, &new)?;
+        let inherited = inherited(dir, dir_state)?;
+        let mut item = new_item(dir_state, type_bits | new.mode & mode::PERMISSIONS, caller, time);
+        if matches!(type_bits, mode::CHAR | mode::BLOCK) {
+            item.rdev = rdev_to_item(new.rdev);
+        }
+        item.flags = self.inherited_flags(dir_state, type_bits).bits();
+        let mut attributes: Vec<(&[u8], Vec<u8>)> = Vec::new();
+        if type_bits == mode::SYMLINK {
+            item.mode = mode::SYMLINK | 0o777;
+            let len = symlink_target.as_ref().map_or(0, Vec::len) as u64;
+            (item.size, item.nbytes) = (len, len);
+        } else {
+            item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
+        }
+        let ino = dir.subvolume.allocate_ino()?;
+        let mut state = InodeState::new(item);
+        if state.is_dir() {
+            state.next_index = Some(dir_item::FIRST_INDEX);
+        }
+        if let (true, Some(value)) = (state.is_dir() || state.is_regular(), &inherited.compression)
+            && let Ok(property) = property::Value::parse(value)
+            && !state.has_flags(InodeFlags::NODATACOW)
+        {
+            property.apply(&mut state);
+            attributes.push((property::COMPRESSION, value.clone()));
+        }
+        let mut changes = Vec::new();
+        for (name, value) in attributes {
+            // The inode is new: nothing is there to collide with but these, whose hashes differ.
+            changes.push(xattr::plan_new(ino, name, value));
+        }
+        let id = InodeId { root: dir.id.root, ino };
+        let inode = Arc::new(Inode {
+            id,
+            tree: Arc::clone(&dir.tree),
+            subvolume: Arc::clone(&dir.subvolume),
+            state: RwLock::new(state),
+            writeback: Default::default(),
+        });
+        Ok(Draft { inode, changes, symlink_target })
+    }
+
+    fn check_symlink(&self, type_bits: u32, new: &NewInode<'_>) -> Result<Option<Vec<u8>>> {
+        if type_bits != mode::SYMLINK {
+            return Ok(None);
+        }
+        let target = new.symlink_target.filter(|target| !target.is_empty());
+        let target = target.ok_or(Error::InvalidArgument("a symbolic link needs a target"))?;
+        let max = dir_item::max_item_bytes(&self.geometry).saturating_sub(FileExtent::HEADER_SIZE);
+        if target.len() > max.min(SYMLINK_MAX) {
+            return Err(Error::NameTooLong);
+        }
+        Ok(Some(target.to_vec()))
+    }
+
+    /// Flags by the directory's and the mount's.
+    fn inherited_flags(&self, dir: &InodeState, type_bits: u32) -> InodeFlags {
+        let is_regular = type_bits == mode::REGULAR;
+        let mut flags = InodeFlags::empty();
+        if dir.has_flags(InodeFlags::NOCOMPRESS) {
+            flags.insert(InodeFlags::NOCOMPRESS);
+        } else if dir.has_flags(InodeFlags::COMPRESS) {
+            flags.insert(InodeFlags::COMPRESS);
+        }
+        if dir.has_flags(InodeFlags::NODATACOW) {
+            flags.insert(InodeFlags::NODATACOW);
+            if is_regular {
+                flags.insert(InodeFlags::NODATASUM);
+            }
+        }
+        if is_regular && self.options.nodatasum {
+            flags.insert(InodeFlags::NODATASUM);
+        }
+        if is_regular && self.options.nodatacow {
+            flags.insert(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+        }
+        flags
+    }
+
+    /// The mode of a new inode by the directory's default ACL, else by the umask; collects the ACLs it gets.
+    fn inherit_acl(
+        &self,
+        inherited: &Inherited,
+        inode_mode: u32,
+        caller: &Caller,
+        attributes: &mut Vec<(&'static [u8], Vec<u8>)>,
+    ) -> u32 {
+        let default: Option<&Acl> = inherited.default_acl.as_ref().filter(|_| self.options.acl);
+        let Some(default) = default else { return inode_mode & !(caller.umask & 0o777) };
+        if inode_mode & mode::TYPE == mode::DIRECTORY {
+            attributes.push((acl::DEFAULT, default.encode()));
+        }
+        let mut access = default.clone();
+        let masked = access.mask_new(inode_mode);
+        if !access.is_minimal() {
+            attributes.push((acl::ACCESS, access.encode()));
+        }
+        masked
+    }
+}
+
+impl Draft {
+    pub(crate) fn file_type(&self) -> FileType {
+        FileType::from_mode(self.inode.state.read().item.mode).unwrap_or(FileType::Regular)
+    }
+
+    /// Puts the inode's own items: with `nlink` links, whose items the caller puts.
+    pub(crate) fn put(&self, op: &Operation<'_>, nlink: u32, fs: &Fs) -> Attr {
+        let tree = &self.inode.tree;
+        // Nobody else knows the inode, so this waits for nobody.
+        let mut state = self.inode.state.write();
+        state.item.generation = op.generation();
+        state.item.nlink = nlink;
+        self.inode.put_item(op, &mut state);
+        for change in &self.changes {
+            if let Change::PutEntries(key, entries) = change {
+                let mut value = Vec::new();
+                for entry in entries {
+                    DirEntry { transid: op.generation(), ..entry.clone() }.encode_into(&mut value);
+                }
+                op.put(tree, *key, value);
+            }
+        }
+        if let Some(target) = &self.symlink_target {
+            let extent = FileExtent {
+                generation: op.generation(),
+                ram_bytes: target.len() as u64,
+                compression: ubtrfs_format::item::Compression::None,
+                encryption: 0,
+                other_encoding: 0,
+                body: FileExtentBody::Inline(target.clone()),
+            };
+            op.put(tree, Key::new(self.inode.id.ino.0, KeyType::EXTENT_DATA, 0), extent.encode());
+        }
+        fs.attr_of(&state, self.inode.id)
+    }
+}
+
+/// Fails where a directory takes no new names.
+pub(crate) fn check_dir_takes_names(dir: &InodeState) -> Result<()> {
+    if !dir.is_dir() {
+        return Err(Error::NotDirectory);
+    }
+    if dir.item.nlink == 0 {
+        return Err(Error::NotFound);
+    }
+    if dir.has_flags(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the directory is immutable"));
+    }
+    Ok(())
+}
+
+/// The index of a directory's next entry.
+pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
+    let index = match state.next_index {
+        Some(index) => index,
+        None => dir_item::load_next_index(&dir.tree, dir.id.ino)?,
+    };
+    state.next_index = Some(index);
+    if index == u64::MAX {
+        return Err(ubtrfs_format::Error::NoSpace.into());
+    }
+    Ok(index)
+}
+
+/// What a change of a directory's entries does to its own item.
+pub(crate) fn entry_changed(dir: &mut InodeState, time: Timespec, added_bytes: u64, removed_bytes: u64) {
+    dir.item.size = dir.item.size.saturating_add(added_bytes).saturating_sub(removed_bytes);
+    dir.item.mtime = time;
+    dir.item.ctime = time;
+    dir.item.sequence = dir.item.sequence.wrapping_add(1);
+}
+
+/// Key of the item that remembers an inode without links.
+pub(crate) fn orphan_key(ino: Ino) -> Key {
+    Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino.0)
+}
+
+fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
+    if let Some(inherited) = &state.inherit {
+        return Ok(Arc::clone(inherited));
+    }
+    let default_acl = match xattr::read(&dir.tree, dir.id.ino, acl::DEFAULT)? {
+        Some(value) => Acl::parse(&value)?,
+        None => None,
+    };
+    let compression = xattr::read(&dir.tree, dir.id.ino, property::COMPRESSION)?;
+    let inherited = Arc::new(Inherited { default_acl, compression });
+    state.inherit = Some(Arc::clone(&inherited));
+    Ok(inherited)
+}
+
+fn new_item(dir: &InodeState, inode_mode: u32, caller: &Caller, time: Timespec) -> InodeItem {
+    let setgid = dir.item.mode & mode::SETGID != 0;
+    let is_dir = inode_mode & mode::TYPE == mode::DIRECTORY;
+    let zero = ubtrfs_format::Generation(0);
+    InodeItem {
+        generation: zero,
+        transid: zero,
+        size: 0,
+        nbytes: 0,
+        block_group: 0,
+        nlink: 1,
+        uid: caller.uid,
+        gid: if setgid { dir.item.gid } else { caller.gid },
+        mode: if setgid && is_dir { inode_mode | mode::SETGID } else { inode_mode },
+        rdev: 0,
+        flags: 0,
+        sequence: 0,
+        reserved: [0; 4],
+        atime: time,
+        ctime: time,
+        mtime: time,
+        otime: time,
+    }
+}
+
+/// Items of a new inode: itself, reference, entry, index, target, up to three attributes, orphan; its directory.
+const CREATE_ITEMS: usize = 12;
+/// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
+const SYMLINK_MAX: usize = 4095;

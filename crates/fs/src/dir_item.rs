@@ -1,0 +1,366 @@
+//! The items that a name in a directory is made of.
+//!
+//! | item | key | holds |
+//! |---|---|---|
+//! | `DIR_ITEM` | (dir, DIR_ITEM, hash(name)) | entries whose names share the hash |
+//! | `DIR_INDEX` | (dir, DIR_INDEX, index) | the same entry, in order of creation |
+//! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
+//! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | those that the `INODE_REF` has no room for |
+//!
+//! Changes are planned with reads first, as a list of [`Change`]s, and put inside an operation that then reads nothing.
+//! Planning sees what the same list changed before, else the tree.
+
+use ubtrfs_format::hash::{extref_hash, name_hash};
+use ubtrfs_format::item::{DirEntry, FileType, InodeExtref, InodeRef};
+use ubtrfs_format::{Error as EngineError, Generation, Ino, Key, KeyType, RootId, objectid};
+use ubtrfs_transaction::{Geometry, Operation, Tree};
+
+use crate::error::{Error, Result};
+use crate::types::InodeId;
+
+/// First index of a directory; 0 and 1 stand for `.` and `..`.
+pub(crate) const FIRST_INDEX: u64 = 2;
+
+/// A planned change of one item.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Put(Key, Vec<u8>),
+    Delete(Key),
+    /// A `DIR_ITEM`, whose new entry gets the operation's transaction.
+    PutEntries(Key, Vec<DirEntry>),
+}
+
+/// Puts planned changes. Entries of transaction [`PENDING`] are of this one.
+pub(crate) fn put_changes(op: &Operation<'_>, tree: &Tree, changes: Vec<Change>) {
+    for change in changes {
+        match change {
+            Change::Put(key, value) => op.put(tree, key, value),
+            Change::Delete(key) => op.delete(tree, key),
+            Change::PutEntries(key, mut entries) => {
+                let mut value = Vec::with_capacity(entries.len() * (DirEntry::HEADER_SIZE + 32));
+                for entry in &mut entries {
+                    if entry.transid == PENDING {
+                        entry.transid = op.generation();
+                    }
+                    entry.encode_into(&mut value);
+                }
+                op.put(tree, key, value);
+            }
+        }
+    }
+}
+
+/// Stands for the transaction that the change will be put in.
+pub(crate) const PENDING: Generation = Generation(u64::MAX);
+
+/// Bytes that an item may have at most when it is made.
+pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
+    // Node header and one item header.
+    (geometry.nodesize as usize).saturating_sub(101 + 25)
+}
+
+/// Bytes that an item may have at most after an entry was added to it: Linux counts the item header twice there.
+pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
+    max_item_bytes(geometry).saturating_sub(25)
+}
+
+/// What a directory entry points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// An inode of the same subvolume.
+    Inode(Ino),
+    /// Another subvolume's root directory.
+    Subvolume(RootId),
+}
+
+/// Where the entry points; anything but an inode or a subvolume is corrupt.
+pub(crate) fn target_of(entry: &DirEntry) -> Result<Target> {
+    match entry.location.item_type {
+        KeyType::INODE_ITEM if (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&entry.location.objectid) => {
+            Ok(Target::Inode(Ino(entry.location.objectid)))
+        }
+        KeyType::ROOT_ITEM if RootId(entry.location.objectid).is_subvolume() => {
+            Ok(Target::Subvolume(RootId(entry.location.objectid)))
+        }
+        other => Err(corrupt("location type", other.0.into(), "expected an inode or a subvolume")),
+    }
+}
+
+pub(crate) fn corrupt(field: &'static str, value: u64, expected: &'static str) -> Error {
+    ubtrfs_format::FormatError::Value { what: "DirEntry", field, value, expected }.into()
+}
+
+/// Fails for names that no entry can have.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > ubtrfs_format::item::NAME_LEN_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+        return Err(Error::InvalidArgument("a name is not empty and has neither slash nor zero byte"));
+    }
+    Ok(())
+}
+
+/// Fails for names that no entry can be made with.
+pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
+    if name == b"." || name == b".." {
+        return Err(Error::Exists);
+    }
+    check_name(name)
+}
+
+fn dir_item_key(dir: Ino, name: &[u8]) -> Key {
+    Key::new(dir.0, KeyType::DIR_ITEM, name_hash(name))
+}
+
+fn dir_index_key(dir: Ino, index: u64) -> Key {
+    Key::new(dir.0, KeyType::DIR_INDEX, index)
+}
+
+/// Names the tree in an error about corrupt content.
+pub(crate) fn in_tree(tree: &Tree) -> impl FnOnce(ubtrfs_format::FormatError) -> Error {
+    let id = tree.id();
+    move |cause| Error::Engine(EngineError::from(cause).in_tree(id))
+}
+
+/// The entries of a `DIR_ITEM` or `XATTR_ITEM`, none if there is no such item.
+pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
+    match tree.get(key)? {
+        Some(item) => DirEntry::decode_all(&item).map_err(in_tree(tree)),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The entry of a name.
+pub(crate) fn find_entry(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<DirEntry>> {
+    Ok(read_entries(tree, &dir_item_key(dir, name))?.into_iter().find(|entry| entry.name == name))
+}
+
+/// The offset of the next `DIR_INDEX` of a directory.
+pub(crate) fn load_next_index(tree: &Tree, dir: Ino) -> Result<u64> {
+    let last = tree.last_le(&dir_index_key(dir, u64::MAX), &dir_index_key(dir, 0))?;
+    Ok(last.map_or(FIRST_INDEX, |(key, _)| key.offset.saturating_add(1).max(FIRST_INDEX)))
+}
+
+/// Plans a new entry under `index`. The name must not exist.
+pub(crate) fn plan_add(
+    changes: &mut Vec<Change>,
+    tree: &Tree,
+    geometry: &Geometry,
+    dir: Ino,
+    name: &[u8],
+    (target, file_type): (Key, u8),
+    index: u64,
+) -> Result<()> {
+    let key = dir_item_key(dir, name);
+    let entry = DirEntry { location: target, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
+    let mut entries = planned_entries(changes, tree, &key)?;
+    if !entries.is_empty() {
+        let bytes: usize = entries.iter().chain([&entry]).map(entry_bytes).sum();
+        if bytes > max_extended_bytes(geometry) {
+            return Err(Error::Overflow);
+        }
+    }
+    entries.push(entry.clone());
+    changes.push(Change::PutEntries(key, entries));
+    changes.push(Change::PutEntries(dir_index_key(dir, index), vec![entry]));
+    Ok(())
+}
+
+pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
+    DirEntry::HEADER_SIZE + entry.name.len() + entry.data.len()
+}
+
+/// Plans the end of an entry, whose index its inode or root reference told.
+pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
+    let key = dir_item_key(dir, name);
+    let mut entries = planned_entries(changes, tree, &key)?;
+    entries.retain(|entry| entry.name != name);
+    changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
+    changes.push(Change::Delete(dir_index_key(dir, index)));
+    Ok(())
+}
+
+/// The index of an entry, by search through the directory: for entries that nothing refers back to.
+pub(crate) fn find_index(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<u64>> {
+    let mut start = dir_index_key(dir, 0);
+    let end = dir_index_key(dir, u64::MAX);
+    loop {
+        let items = tree.range(&start, &end, 256)?;
+        let Some((last, _)) = items.last() else { return Ok(None) };
+        let Some(next) = last.successor() else { return Ok(None) };
+        for (key, item) in &items {
+            if DirEntry::decode_all(item).map_err(in_tree(tree))?.iter().any(|entry| entry.name == name) {
+                return Ok(Some(key.offset));
+            }
+        }
+        start = next;
+    }
+}
+
+fn ref_key(ino: Ino, dir: Ino) -> Key {
+    Key::new(ino.0, KeyType::INODE_REF, dir.0)
+}
+
+fn extref_key(ino: Ino, dir: Ino, name: &[u8]) -> Key {
+    Key::new(ino.0, KeyType::INODE_EXTREF, extref_hash(dir.0, name))
+}
+
+fn read_refs(tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
+    match tree.get(key)? {
+        Some(item) => InodeRef::decode_all(&item).map_err(in_tree(tree)),
+        None => Ok(Vec::new()),
+    }
+}
+
+fn read_extrefs(tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
+    match tree.get(key)? {
+        Some(item) => InodeExtref::decode_all(&item).map_err(in_tree(tree)),
+        None => Ok(Vec::new()),
+    }
+}
+
+fn encode_refs(refs: &[InodeRef]) -> Vec<u8> {
+    let mut value = Vec::new();
+    refs.iter().for_each(|inode_ref| inode_ref.encode_into(&mut value));
+    value
+}
+
+fn encode_extrefs(refs: &[InodeExtref]) -> Vec<u8> {
+    let mut value = Vec::new();
+    refs.iter().for_each(|extref| extref.encode_into(&mut value));
+    value
+}
+
+/// Plans an inode's reference to its new name.
+pub(crate) fn plan_add_ref(
+    changes: &mut Vec<Change>,
+    tree: &Tree,
+    geometry: &Geometry,
+    ino: Ino,
+    dir: Ino,
+    name: &[u8],
+    index: u64,
+) -> Result<()> {
+    let key = ref_key(ino, dir);
+    let mut refs = planned_refs(changes, tree, &key)?;
+    refs.push(InodeRef { index, name: name.to_vec() });
+    let value = encode_refs(&refs);
+    if refs.len() == 1 || value.len() <= max_extended_bytes(geometry) {
+        changes.push(Change::Put(key, value));
+        return Ok(());
+    }
+    if !geometry.extended_iref {
+        return Err(Error::TooManyLinks);
+    }
+    let key = extref_key(ino, dir, name);
+    let mut refs = planned_extrefs(changes, tree, &key)?;
+    refs.push(InodeExtref { parent: dir.0, index, name: name.to_vec() });
+    let value = encode_extrefs(&refs);
+    if refs.len() > 1 && value.len() > max_extended_bytes(geometry) {
+        return Err(Error::TooManyLinks);
+    }
+    changes.push(Change::Put(key, value));
+    Ok(())
+}
+
+/// Plans the end of an inode's reference to a name; returns the name's index.
+pub(crate) fn plan_remove_ref(
+    changes: &mut Vec<Change>,
+    tree: &Tree,
+    ino: Ino,
+    dir: Ino,
+    name: &[u8],
+) -> Result<Option<u64>> {
+    let key = ref_key(ino, dir);
+    let mut refs = planned_refs(changes, tree, &key)?;
+    if let Some(at) = refs.iter().position(|inode_ref| inode_ref.name == name) {
+        let index = refs.remove(at).index;
+        changes.push(if refs.is_empty() { Change::Delete(key) } else { Change::Put(key, encode_refs(&refs)) });
+        return Ok(Some(index));
+    }
+    let key = extref_key(ino, dir, name);
+    let mut refs = planned_extrefs(changes, tree, &key)?;
+    if let Some(at) = refs.iter().position(|extref| extref.parent == dir.0 && extref.name == name) {
+        let index = refs.remove(at).index;
+        changes.push(if refs.is_empty() { Change::Delete(key) } else { Change::Put(key, encode_extrefs(&refs)) });
+        return Ok(Some(index));
+    }
+    Ok(None)
+}
+
+/// What the plan so far, else the tree, holds under `key`.
+fn planned<'c>(changes: &'c [Change], key: &Key) -> Option<Option<&'c [u8]>> {
+    changes.iter().rev().find_map(|change| match change {
+        Change::Put(changed, value) if changed == key => Some(Some(value.as_slice())),
+        Change::Delete(changed) if changed == key => Some(None),
+        _ => None,
+    })
+}
+
+fn planned_entries(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
+    let last = changes.iter().rev().find_map(|change| match change {
+        Change::PutEntries(changed, entries) if changed == key => Some(entries.clone()),
+        Change::Delete(changed) if changed == key => Some(Vec::new()),
+        _ => None,
+    });
+    last.map_or_else(|| read_entries(tree, key), Ok)
+}
+
+fn planned_refs(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
+    match planned(changes, key) {
+        Some(Some(value)) => InodeRef::decode_all(value).map_err(in_tree(tree)),
+        Some(None) => Ok(Vec::new()),
+        None => read_refs(tree, key),
+    }
+}
+
+fn planned_extrefs(changes: &[Change], tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
+    match planned(changes, key) {
+        Some(Some(value)) => InodeExtref::decode_all(value).map_err(in_tree(tree)),
+        Some(None) => Ok(Vec::new()),
+        None => read_extrefs(tree, key),
+    }
+}
+
+/// The first link of an inode: the directory that holds it, and its name there. Directories have one link only.
+pub(crate) fn first_link(tree: &Tree, ino: Ino) -> Result<Option<(Ino, Vec<u8>)>> {
+    let start = Key::new(ino.0, KeyType::INODE_REF, 0);
+    let end = Key::new(ino.0, KeyType::INODE_EXTREF, u64::MAX);
+    let Some((key, item)) = tree.first_ge(&start, &end)? else { return Ok(None) };
+    if key.item_type == KeyType::INODE_REF {
+        let refs = InodeRef::decode_all(&item).map_err(in_tree(tree))?;
+        return Ok(refs.into_iter().next().map(|inode_ref| (Ino(key.offset), inode_ref.name)));
+    }
+    let refs = InodeExtref::decode_all(&item).map_err(in_tree(tree))?;
+    Ok(refs.into_iter().next().map(|extref| (Ino(extref.parent), extref.name)))
+}
+
+/// The key that an entry stores for an inode.
+pub(crate) fn inode_location(ino: Ino) -> Key {
+    Key::new(ino.0, KeyType::INODE_ITEM, 0)
+}
+
+/// The type byte of an entry; unknown bytes are corrupt.
+pub(crate) fn file_type_of(entry: &DirEntry) -> Result<FileType> {
+    FileType::from_disk(entry.file_type)
+        .filter(|file_type| *file_type != FileType::Xattr)
+        .ok_or_else(|| corrupt("type", entry.file_type.into(), "expected 1 to 7"))
+}
+
+/// One entry of [`read_index`].
+pub(crate) struct IndexEntry {
+    pub(crate) index: u64,
+    pub(crate) entry: DirEntry,
+}
+
+/// Up to `limit` entries of a directory from `index` on, in order.
+pub(crate) fn read_index(tree: &Tree, dir: InodeId, index: u64, limit: usize) -> Result<Vec<IndexEntry>> {
+    let items = tree.range(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit)?;
+    let mut entries = Vec::with_capacity(items.len());
+    for (key, item) in items {
+        let decoded = DirEntry::decode_all(&item).map_err(in_tree(tree))?;
+        entries.extend(decoded.into_iter().next().map(|entry| IndexEntry { index: key.offset, entry }));
+    }
+    Ok(entries)
+}

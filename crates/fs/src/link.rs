@@ -1,0 +1,245 @@
+//! Names of existing inodes: giving one more, taking one away.
+
+use std::sync::Arc;
+
+use parking_lot::RwLockWriteGuard;
+use ubtrfs_format::Ino;
+use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, Timespec};
+use ubtrfs_transaction::Operation;
+
+use crate::Fs;
+use crate::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
+use crate::dir_item::{self, Change};
+use crate::error::{Error, Result};
+use crate::fs::{EMPTY_DIR, now};
+use crate::inode::{Inode, InodeState};
+use crate::types::{Attr, InodeId};
+use crate::xattr::check_may_change;
+
+/// State locks of several inodes, taken in the order of their ids.
+pub(crate) struct Locked<'i> {
+    states: Vec<(InodeId, RwLockWriteGuard<'i, InodeState>)>,
+}
+
+impl<'i> Locked<'i> {
+    /// Locks the inodes; one that is named twice is locked once.
+    pub(crate) fn new(inodes: &[&'i Arc<Inode>]) -> Result<Self> {
+        let mut sorted = inodes.to_vec();
+        sorted.sort_by_key(|inode| inode.id);
+        sorted.dedup_by_key(|inode| inode.id);
+        let states = sorted.into_iter().map(|inode| Ok((inode.id, inode.write()?))).collect::<Result<_>>()?;
+        Ok(Self { states })
+    }
+
+    /// The state of one of them.
+    pub(crate) fn of(&mut self, inode: &Inode) -> &mut InodeState {
+        let at = self.states.iter().position(|(id, _)| *id == inode.id);
+        let at = at.expect("the caller locked this inode");
+        &mut self.states[at].1
+    }
+}
+
+impl Fs {
+    /// Gives an inode one more name in its subvolume.
+    pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
+        dir_item::check_new_name(name)?;
+        if id.root != dir.root {
+            return Err(Error::CrossDevice);
+        }
+        let (inode, dir_inode) = (self.inode_to_change(id)?, self.inode_to_change(dir)?);
+        if inode.read()?.is_dir() {
+            return Err(Error::NotPermitted("directories have one name only"));
+        }
+        let reservation = self.reserve(LINK_ITEMS)?;
+        let mut locked = Locked::new(&[&inode, &dir_inode])?;
+        check_dir_takes_names(locked.of(&dir_inode))?;
+        check_linkable(locked.of(&inode))?;
+        let tree = &inode.tree;
+        if dir_item::find_entry(tree, dir.ino, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let index = next_index(&dir_inode, locked.of(&dir_inode))?;
+        let file_type = FileType::from_mode(locked.of(&inode).item.mode).unwrap_or(FileType::Regular) as u8;
+        let mut changes = Vec::with_capacity(4);
+        let target = (dir_item::inode_location(id.ino), file_type);
+        dir_item::plan_add(&mut changes, tree, &self.geometry, dir.ino, name, target, index)?;
+        dir_item::plan_add_ref(&mut changes, tree, &self.geometry, id.ino, dir.ino, name, index)?;
+
+        let time = now();
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, tree, changes);
+        let dir_state = locked.of(&dir_inode);
+        dir_state.next_index = Some(index + 1);
+        entry_changed(dir_state, time, 2 * name.len() as u64, 0);
+        dir_inode.put_item(&op, dir_state);
+        let state = locked.of(&inode);
+        if state.item.nlink == 0 {
+            op.delete(tree, orphan_key(id.ino));
+        }
+        state.item.nlink += 1;
+        state.linkable = false;
+        inode_changed(state, time);
+        inode.put_item(&op, state);
+        self.count_lookup(id);
+        Ok(self.attr_of(state, id))
+    }
+
+    /// Takes a name of an inode other than a directory away.
+    pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        self.remove(dir, name, false)
+    }
+
+    /// Takes an empty directory away.
+    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => return Err(Error::InvalidArgument("'.' cannot be removed")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        self.remove(dir, name, true)
+    }
+
+    fn remove(&self, dir: InodeId, name: &[u8], directory: bool) -> Result<()> {
+        dir_item::check_name(name)?;
+        let dir_inode = self.inode_to_change(dir)?;
+        loop {
+            let (entry, child) = self.find_victim(&dir_inode, name)?;
+            if child.root != dir.root {
+                return Err(match directory {
+                    true => Error::NotPermitted("subvolumes are deleted with `ubtrfs subvolume delete`"),
+                    false => Error::IsDirectory,
+                });
+            }
+            if child.ino == EMPTY_DIR {
+                return if directory { self.remove_stub(&dir_inode, name) } else { Err(Error::IsDirectory) };
+            }
+            let inode = self.inode(child)?;
+            match (inode.read()?.is_dir(), directory) {
+                (true, false) => return Err(Error::IsDirectory),
+                (false, true) => return Err(Error::NotDirectory),
+                _ => {}
+            }
+            let reservation = self.reserve_for_removal(LINK_ITEMS)?;
+            let mut locked = Locked::new(&[&dir_inode, &inode])?;
+            if !self.still_there(&dir_inode, name, Some(&entry))? {
+                continue;
+            }
+            check_may_remove(locked.of(&dir_inode))?;
+            check_may_change(locked.of(&inode))?;
+            if directory {
+                check_empty(&inode, locked.of(&inode))?;
+            }
+            let mut changes = Vec::with_capacity(4);
+            plan_unlink(&mut changes, &inode, dir.ino, name)?;
+
+            let time = now();
+            let op = self.engine.begin(reservation);
+            dir_item::put_changes(&op, &dir_inode.tree, changes);
+            let dir_state = locked.of(&dir_inode);
+            entry_changed(dir_state, time, 0, 2 * name.len() as u64);
+            dir_inode.put_item(&op, dir_state);
+            let unlinked = drop_link(&op, &inode, locked.of(&inode), time);
+            drop(op);
+            drop(locked);
+            if unlinked && !self.inodes.is_used(child) {
+                self.delete_if_unlinked(child);
+            }
+            return Ok(());
+        }
+    }
+
+    /// The entry of a name to take away, and what it leads to.
+    fn find_victim(&self, dir: &Inode, name: &[u8]) -> Result<(DirEntry, InodeId)> {
+        let state = dir.read()?;
+        if !state.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        let child = self.target_id(dir.id, &entry)?;
+        Ok((entry, child))
+    }
+
+    /// Whether a name still leads where it did before the locks were taken.
+    pub(crate) fn still_there(&self, dir: &Inode, name: &[u8], before: Option<&DirEntry>) -> Result<bool> {
+        let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?;
+        Ok(entry.as_ref().map(|entry| entry.location) == before.map(|entry| entry.location))
+    }
+
+    /// Takes away the name of a subvolume that is not at home here.
+    fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        let reservation = self.reserve_for_removal(LINK_ITEMS)?;
+        let mut state = dir.write()?;
+        check_may_remove(&state)?;
+        let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        if self.target_id(dir.id, &entry)?.ino != EMPTY_DIR {
+            return Err(Error::Busy("the directory changed"));
+        }
+        let index = dir_item::find_index(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        let mut changes = Vec::with_capacity(2);
+        dir_item::plan_remove(&mut changes, &dir.tree, dir.id.ino, name, index)?;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &dir.tree, changes);
+        entry_changed(&mut state, now(), 0, 2 * name.len() as u64);
+        dir.put_item(&op, &mut state);
+        Ok(())
+    }
+}
+
+/// Plans the end of an inode's name: its reference, its entry and its index.
+pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
+    let tree = &inode.tree;
+    let index = match dir_item::plan_remove_ref(changes, tree, inode.id.ino, dir, name)? {
+        Some(index) => index,
+        None => dir_item::find_index(tree, dir, name)?.ok_or(Error::NotFound)?,
+    };
+    dir_item::plan_remove(changes, tree, dir, name, index)
+}
+
+/// One link fewer. Without links the inode becomes an orphan: true.
+pub(crate) fn drop_link(op: &Operation<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
+    state.item.nlink = state.item.nlink.saturating_sub(1);
+    inode_changed(state, time);
+    let unlinked = state.item.nlink == 0;
+    if unlinked {
+        op.put(&inode.tree, orphan_key(inode.id.ino), Vec::new());
+    }
+    inode.put_item(op, state);
+    unlinked
+}
+
+/// What a change of its names does to an inode.
+pub(crate) fn inode_changed(state: &mut InodeState, time: Timespec) {
+    state.item.ctime = time;
+    state.item.sequence = state.item.sequence.wrapping_add(1);
+}
+
+fn check_linkable(state: &InodeState) -> Result<()> {
+    if state.item.nlink == 0 && !state.linkable {
+        return Err(Error::NotFound);
+    }
+    if state.item.nlink >= LINK_MAX {
+        return Err(Error::TooManyLinks);
+    }
+    check_may_change(state)
+}
+
+/// Fails where a directory's flags keep its names.
+pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
+    if dir.has_flags(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+        return Err(Error::NotPermitted("the directory is immutable or append-only"));
+    }
+    Ok(())
+}
+
+/// Fails where a directory has entries.
+pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
+    if state.item.size != 0 || !dir_item::read_index(&dir.tree, dir.id, 0, 1)?.is_empty() {
+        return Err(Error::NotEmpty);
+    }
+    Ok(())
+}
+
+/// Most links of an inode.
+const LINK_MAX: u32 = 65_535;
+/// Entry, index, reference, both inodes, orphan item.
+const LINK_ITEMS: usize = 8;

@@ -1,0 +1,110 @@
+//! Inodes without links: kept while someone uses them, then deleted; after a crash, by the next session.
+//!
+//! - I1. An inode with no links has an `ORPHAN_ITEM` until its last item is deleted, in the same operation.
+//! - I2. Its `INODE_ITEM` goes last, so that a deletion that was interrupted can go on.
+
+use std::sync::Arc;
+
+use ubtrfs_format::{Ino, Key, KeyType, objectid};
+
+use crate::Fs;
+use crate::create::orphan_key;
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::subvolume::Subvolume;
+use crate::types::InodeId;
+
+impl Fs {
+    /// Deletes an inode if it has no links and no users.
+    pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
+        let Ok(inode) = self.inode(id) else { return };
+        if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
+            return;
+        }
+        // What is left over is deleted by the next session.
+        if let Err(error) = self.delete_inode(&inode) {
+            tracing::warn!("inode {} of subvolume {}: deleting its items: {error}", id.ino, id.root);
+        }
+    }
+
+    /// Deletes all items of an inode that has no links, unless someone uses it.
+    fn delete_inode(&self, inode: &Arc<Inode>) -> Result<()> {
+        let id = inode.id;
+        {
+            let mut state = inode.state.write();
+            if state.dead || state.item.nlink > 0 || self.inodes.is_used(id) {
+                return Ok(());
+            }
+            state.dead = true;
+        }
+        if inode.state.read().is_regular() {
+            crate::truncate::drop_all_extents(self, inode)?;
+        }
+        let start = inode.item_key().successor().unwrap_or(Key::MAX);
+        let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+        loop {
+            let reservation = self.reserve_for_removal(DELETE_STEP + 2)?;
+            let items = inode.tree.range(&start, &end, DELETE_STEP)?;
+            let is_last = items.len() < DELETE_STEP;
+            let op = self.engine.begin(reservation);
+            for (key, _) in &items {
+                op.delete(&inode.tree, *key);
+            }
+            if is_last {
+                op.delete(&inode.tree, inode.item_key());
+                op.delete(&inode.tree, orphan_key(id.ino));
+                break;
+            }
+        }
+        self.inodes.remove(id);
+        Ok(())
+    }
+
+    /// Deletes what earlier sessions left without links in a subvolume. Runs once; others wait for it.
+    pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
+        let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
+        if std::mem::replace(&mut *done, true) {
+            return Ok(());
+        }
+        for ino in orphans(subvolume)? {
+            self.delete_orphan(subvolume, ino)?;
+        }
+        Ok(())
+    }
+
+    fn delete_orphan(&self, subvolume: &Arc<Subvolume>, ino: Ino) -> Result<()> {
+        let id = InodeId { root: subvolume.id, ino };
+        match self.inode(id) {
+            Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
+            // The inode is gone already, or its item stands for a truncation that was under way: the file's extents
+            // past its size were dropped with the size's change or are beyond what can be read.
+            Ok(_) | Err(Error::Stale) => {
+                let op = self.engine.begin(self.reserve_for_removal(1)?);
+                op.delete(&subvolume.tree, orphan_key(ino));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes unlinked inodes that were still in use when the filesystem is closed.
+    pub(crate) fn delete_unused_orphans(&self) -> Result<()> {
+        let subvolumes: Vec<_> = self.subvolumes.read().values().cloned().collect();
+        for subvolume in subvolumes.iter().filter(|subvolume| !subvolume.read_only) {
+            for ino in orphans(subvolume)? {
+                self.inodes.drop_users(InodeId { root: subvolume.id, ino });
+                self.delete_orphan(subvolume, ino)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn orphans(subvolume: &Subvolume) -> Result<Vec<Ino>> {
+    let start = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, 0);
+    let end = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, u64::MAX);
+    Ok(subvolume.tree.range(&start, &end, usize::MAX)?.into_iter().map(|(key, _)| Ino(key.offset)).collect())
+}
+
+/// Items deleted in one operation.
+const DELETE_STEP: usize = 64;

@@ -1,0 +1,236 @@
+//! Mode, owner, times and size; the flags that chattr sets.
+
+use ubtrfs_format::item::{InodeFlags, Timespec};
+
+use crate::Fs;
+use crate::acl::{self, Acl};
+use crate::dir_item;
+use crate::error::{Error, Result};
+use crate::fs::now;
+use crate::inode::{CompressionProperty, Inode, InodeState};
+use crate::property;
+use crate::types::{Attr, Caller, InodeId, SetAttr, SetTime, XattrFlags, mode};
+use crate::xattr::{self, check_may_change};
+
+impl Fs {
+    /// Changes attributes. A change of owner takes set-uid, set-gid and capabilities away from a file; a change of mode is
+    /// taken into its ACL.
+    pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
+        let inode = self.inode_to_change(id)?;
+        if let Some(size) = set.size {
+            check_may_resize(&*inode.read()?)?;
+            crate::truncate::set_size(self, &inode, size)?;
+        }
+        if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
+            return Ok(self.attr_of(&*inode.read()?, id));
+        }
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        let only_now = set.mode.or(set.uid).or(set.gid).is_none()
+            && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
+            && set.otime.is_none();
+        // Append-only files take the present time, as writing to them does.
+        if !(only_now && !state.has_flags(InodeFlags::IMMUTABLE)) {
+            check_may_change(&state)?;
+        }
+        let mut changes = Vec::new();
+        let mut new_mode = set.mode;
+        if set.uid.or(set.gid).is_some() && !state.is_dir() {
+            new_mode = Some(new_mode.unwrap_or_else(|| without_privileges(state.item.mode)));
+            if state.is_regular() {
+                self.plan_drop_capability(&mut changes, &inode)?;
+            }
+        }
+        if set.mode.is_some() && state.file_type_bits() != mode::SYMLINK {
+            self.plan_acl_mode(&mut changes, &inode, new_mode.unwrap_or_default())?;
+        }
+        let time = now();
+        apply(&mut state, set, new_mode, time);
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(self.attr_of(&state, id))
+    }
+
+    fn plan_drop_capability(&self, changes: &mut Vec<dir_item::Change>, inode: &Inode) -> Result<()> {
+        let gone = (xattr::CAPABILITY, None);
+        xattr::plan_set(changes, &inode.tree, &self.geometry, inode.id.ino, gone, XattrFlags::empty())
+    }
+
+    /// Takes a new mode into the access ACL, if there is one.
+    fn plan_acl_mode(&self, changes: &mut Vec<dir_item::Change>, inode: &Inode, new_mode: u32) -> Result<()> {
+        let Some(raw) = xattr::read(&inode.tree, inode.id.ino, acl::ACCESS)? else { return Ok(()) };
+        let Some(mut acl) = Acl::parse(&raw)? else { return Ok(()) };
+        acl.set_mode(new_mode);
+        let value = (acl::ACCESS, Some(acl.encode()));
+        xattr::plan_set(changes, &inode.tree, &self.geometry, inode.id.ino, value, XattrFlags::empty())
+    }
+
+    /// Flags as FS_IOC_GETFLAGS shows them.
+    pub fn inode_flags(&self, id: InodeId) -> Result<u32> {
+        Ok(to_ioctl_flags(self.inode(id)?.read()?.item.flags()))
+    }
+
+    /// Sets flags as FS_IOC_SETFLAGS does.
+    pub fn set_inode_flags(&self, id: InodeId, flags: u32, caller: &Caller) -> Result<()> {
+        if flags & !SETTABLE != 0 {
+            return Err(Error::NotSupported("these inode flags"));
+        }
+        if flags & (FS_COMPR | FS_NOCOMP) == FS_COMPR | FS_NOCOMP
+            || flags & (FS_COMPR | FS_NOCOW) == FS_COMPR | FS_NOCOW
+        {
+            return Err(Error::InvalidArgument("these flags exclude each other"));
+        }
+        let inode = self.inode_to_change(id)?;
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        let old = to_ioctl_flags(state.item.flags());
+        let flags = mask_for_type(&state, flags);
+        if (old ^ flags) & (FS_IMMUTABLE | FS_APPEND) != 0 && !caller.is_privileged() {
+            return Err(Error::NotPermitted("immutable and append are the superuser's to change"));
+        }
+        if !caller.is_privileged() && caller.uid != state.item.uid {
+            return Err(Error::NotPermitted("not the owner"));
+        }
+        if flags & FS_COMPR != 0 && old & FS_NOCOW != 0 && flags & FS_NOCOW != 0 {
+            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
+        }
+        let mut changes = Vec::new();
+        self.plan_compression_flags(&mut changes, &inode, &mut state, old, flags)?;
+        apply_ioctl_flags(&mut state, flags);
+        state.item.ctime = now();
+        state.item.sequence = state.item.sequence.wrapping_add(1);
+        state.inherit = None;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
+    /// `chattr +c` sets the property to the mount's method, `+m` and `-c` take it away.
+    fn plan_compression_flags(
+        &self,
+        changes: &mut Vec<dir_item::Change>,
+        inode: &Inode,
+        state: &mut InodeState,
+        old: u32,
+        new: u32,
+    ) -> Result<()> {
+        if (old ^ new) & (FS_COMPR | FS_NOCOMP) == 0 {
+            return Ok(());
+        }
+        let mut value = None;
+        let mut flags = state.item.flags();
+        flags.remove(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);
+        state.compression = CompressionProperty::Unset;
+        if new & FS_NOCOMP != 0 {
+            flags.insert(InodeFlags::NOCOMPRESS);
+        } else if new & FS_COMPR != 0 {
+            let method = self.options.compress.map_or(ubtrfs_format::item::Compression::Zlib, |spec| spec.kind);
+            flags.insert(InodeFlags::COMPRESS);
+            state.compression = CompressionProperty::Method(method);
+            value = Some(property::name_of(method).to_vec());
+        }
+        state.item.flags = flags.bits();
+        let attribute = (property::COMPRESSION, value);
+        xattr::plan_set(changes, &inode.tree, &self.geometry, inode.id.ino, attribute, XattrFlags::empty())
+    }
+}
+
+/// Fails where the inode has no size to set.
+fn check_may_resize(state: &InodeState) -> Result<()> {
+    match state.file_type_bits() {
+        mode::REGULAR => check_may_change(state),
+        mode::DIRECTORY => Err(Error::IsDirectory),
+        _ => Err(Error::InvalidArgument("only regular files have a size to set")),
+    }
+}
+
+fn apply(state: &mut InodeState, set: &SetAttr, new_mode: Option<u32>, time: Timespec) {
+    let item = &mut state.item;
+    if let Some(new_mode) = new_mode {
+        item.mode = item.mode & mode::TYPE | new_mode & mode::PERMISSIONS;
+    }
+    item.uid = set.uid.unwrap_or(item.uid);
+    item.gid = set.gid.unwrap_or(item.gid);
+    let resolve = |set: Option<SetTime>, old: Timespec| match set {
+        None => old,
+        Some(SetTime::Now) => time,
+        Some(SetTime::At(at)) => Timespec { sec: at.sec, nsec: at.nsec.min(999_999_999) },
+    };
+    item.atime = resolve(set.atime, item.atime);
+    item.mtime = resolve(set.mtime, item.mtime);
+    item.otime = set.otime.unwrap_or(item.otime);
+    item.ctime = set.ctime.unwrap_or(time);
+    item.sequence = item.sequence.wrapping_add(1);
+}
+
+/// A file's mode after its owner or content changed: no set-uid; no set-gid where it is one (without group execution
+/// it would stand for mandatory locking).
+pub(crate) fn without_privileges(file_mode: u32) -> u32 {
+    let group_exec = file_mode & 0o010 != 0;
+    file_mode & !mode::SETUID & if group_exec { !mode::SETGID } else { !0 }
+}
+
+fn to_ioctl_flags(flags: InodeFlags) -> u32 {
+    FLAG_PAIRS.iter().filter(|(disk, _)| flags.contains(*disk)).map(|(_, ioctl)| ioctl).sum()
+}
+
+/// Takes over every flag but compression, which the property decides.
+fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
+    let mut flags = state.item.flags();
+    for (disk, ioctl) in FLAG_PAIRS {
+        if ioctl & (FS_COMPR | FS_NOCOMP | FS_NOCOW | FS_VERITY) == 0 {
+            flags.set(*disk, new & ioctl != 0);
+        }
+    }
+    // A file with content keeps its way of writing: its extents have checksums or have none.
+    let is_regular = state.is_regular();
+    let wants_nocow = new & FS_NOCOW != 0;
+    if !is_regular {
+        flags.set(InodeFlags::NODATACOW, wants_nocow);
+    } else if state.item.size == 0 {
+        flags.set(InodeFlags::NODATACOW | InodeFlags::NODATASUM, wants_nocow);
+    } else if !wants_nocow {
+        flags.remove(InodeFlags::NODATACOW);
+    }
+    state.item.flags = flags.bits();
+}
+
+fn mask_for_type(state: &InodeState, flags: u32) -> u32 {
+    match state.file_type_bits() {
+        mode::DIRECTORY => flags,
+        mode::REGULAR => flags & !FS_DIRSYNC,
+        _ => flags & (FS_NODUMP | FS_NOATIME),
+    }
+}
+
+const FS_COMPR: u32 = 0x4;
+const FS_SYNC: u32 = 0x8;
+const FS_IMMUTABLE: u32 = 0x10;
+const FS_APPEND: u32 = 0x20;
+const FS_NODUMP: u32 = 0x40;
+const FS_NOATIME: u32 = 0x80;
+const FS_NOCOMP: u32 = 0x400;
+const FS_DIRSYNC: u32 = 0x1_0000;
+const FS_VERITY: u32 = 0x10_0000;
+const FS_NOCOW: u32 = 0x80_0000;
+
+const FLAG_PAIRS: &[(InodeFlags, u32)] = &[
+    (InodeFlags::COMPRESS, FS_COMPR),
+    (InodeFlags::SYNC, FS_SYNC),
+    (InodeFlags::IMMUTABLE, FS_IMMUTABLE),
+    (InodeFlags::APPEND, FS_APPEND),
+    (InodeFlags::NODUMP, FS_NODUMP),
+    (InodeFlags::NOATIME, FS_NOATIME),
+    (InodeFlags::NOCOMPRESS, FS_NOCOMP),
+    (InodeFlags::DIRSYNC, FS_DIRSYNC),
+    (InodeFlags::NODATACOW, FS_NOCOW),
+    (InodeFlags::RO_VERITY, FS_VERITY),
+];
+
+const SETTABLE: u32 =
+    FS_COMPR | FS_SYNC | FS_IMMUTABLE | FS_APPEND | FS_NODUMP | FS_NOATIME | FS_NOCOMP | FS_DIRSYNC | FS_NOCOW;
+
+/// The inode, its ACL, its capability, its property.
+const SETATTR_ITEMS: usize = 6;
