@@ -4,6 +4,8 @@
 //! the program unmounts; then `btrfs check` must be clean and Linux's own mount must show what was written. Needs
 //! /dev/fuse and the kernel's btrfs; without them the tests skip loudly, with CI=true they fail.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
