@@ -1,80 +1,43 @@
 //! Makes an empty filesystem on a device.
+//!
+//! The result has what mkfs.btrfs of btrfs-progs 6.2 leaves behind: the same chunks at the same addresses, the same
+//! trees with the same items, all in one transaction of generation 1. Each tree is built as leaves, in key order; no tree
+//! code is needed.
+//!
+//! ```text
+//! options --layout--> chunks --trees--> items of each tree --blocks--> tree blocks --make--> device
+//! ```
+//!
+//! Invariants:
+//! - I1. Nothing is written before every check has passed: a refusal leaves the target as it was.
+//! - I2. The primary superblock is written last, behind a flush: an interrupted run leaves no filesystem, never half of
+//!   one.
+
 #![forbid(unsafe_code)]
-#![allow(clippy::todo)]
+
+mod blocks;
+mod layout;
+mod options;
+mod signature;
+mod trees;
+
+use std::io::IoSlice;
 
 use ubtrfs_device::Device;
-use ubtrfs_format::item::{BlockGroupFlags, Timespec};
-use ubtrfs_format::superblock::{CompatRo, Incompat};
-use ubtrfs_format::{CsumType, Error};
+use ubtrfs_format::item::{BlockGroupFlags, DevItem};
+use ubtrfs_format::superblock::{MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{DevId, Error, Generation, Logical, Result, RootId};
 use uuid::Uuid;
 
-/// What the new filesystem is to be like. `Default` is what btrfs-progs 6.2 makes.
-#[derive(Clone, Debug)]
-pub struct MkfsOptions {
-    /// Label, at most 255 bytes.
-    pub label: Vec<u8>,
-    /// Filesystem id.
-    pub fsid: Uuid,
-    /// Id of the device.
-    pub device_uuid: Uuid,
-    /// Id of the chunk tree.
-    pub chunk_tree_uuid: Uuid,
-    /// Id of the top-level subvolume.
-    pub subvol_uuid: Uuid,
-    /// Bytes to use; all of the device by default.
-    pub size_bytes: Option<u64>,
-    /// Bytes of a tree block.
-    pub nodesize: u32,
-    /// Bytes of a data block.
-    pub sectorsize: u32,
-    /// Checksum algorithm.
-    pub csum_type: CsumType,
-    /// Profile of data: empty for single, or DUP.
-    pub data_profile: BlockGroupFlags,
-    /// Profile of metadata: empty for single, or DUP.
-    pub metadata_profile: BlockGroupFlags,
-    /// Data and metadata share block groups.
-    pub mixed: bool,
-    /// Incompat features; those that follow from other options are added.
-    pub incompat: Incompat,
-    /// compat_ro features.
-    pub compat_ro: CompatRo,
-    /// Overwrite an existing filesystem.
-    pub force: bool,
-    /// Time of creation.
-    pub now: Timespec,
-}
+use blocks::Filesystem;
+pub use layout::min_size;
+pub use options::MkfsOptions;
+pub use signature::detect;
 
-impl Default for MkfsOptions {
-    fn default() -> Self {
-        Self {
-            label: Vec::new(),
-            fsid: Uuid::new_v4(),
-            device_uuid: Uuid::new_v4(),
-            chunk_tree_uuid: Uuid::new_v4(),
-            subvol_uuid: Uuid::new_v4(),
-            size_bytes: None,
-            nodesize: 16384,
-            sectorsize: 4096,
-            csum_type: CsumType::Crc32c,
-            data_profile: BlockGroupFlags::empty(),
-            metadata_profile: BlockGroupFlags::DUP,
-            mixed: false,
-            incompat: Incompat::MIXED_BACKREF
-                | Incompat::EXTENDED_IREF
-                | Incompat::SKINNY_METADATA
-                | Incompat::NO_HOLES,
-            compat_ro: CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID,
-            force: false,
-            now: now(),
-        }
-    }
-}
-
-fn now() -> Timespec {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }
-}
+/// The one transaction that makes a filesystem.
+const GENERATION: Generation = Generation(1);
+/// The id of the only device.
+const DEVID: DevId = DevId(1);
 
 /// One block group of the new filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +61,203 @@ pub struct MkfsReport {
     pub block_groups: Vec<BlockGroupReport>,
 }
 
-/// Makes an empty filesystem.
-pub fn make(_device: &dyn Device, _options: &MkfsOptions) -> Result<MkfsReport, Error> {
-    todo!()
+/// Makes an empty filesystem. Refuses (and changes nothing) where the options contradict each other, the device is too
+/// small or read-only, or it holds something already and `force` is not set.
+pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
+    options.check()?;
+    let total_bytes = usable_bytes(device, options)?;
+    let chunks = layout::plan(options, total_bytes)?;
+    if !options.force
+        && let Some(found) = signature::detect(device)?
+    {
+        return Err(Error::Refused {
+            what: format!("{} holds {found}", device.describe()),
+            hint: "choose another target, or overwrite it with -f",
+        });
+    }
+    let fs = Filesystem::build(options, &chunks, total_bytes)?;
+
+    if options.discard {
+        // Best effort: a device that cannot discard is as good.
+        let _unsupported = device.discard(0, total_bytes);
+    }
+    signature::wipe(device, total_bytes)?;
+    for block in &fs.blocks {
+        for stripe in fs.stripes_of(block.bytenr) {
+            write(device, stripe, &block.raw)?;
+        }
+    }
+    flush(device)?;
+    let superblock = superblock(options, &fs, total_bytes);
+    for offset in SUPERBLOCK_OFFSETS[1..].iter().filter(|&offset| offset + (SUPERBLOCK_SIZE as u64) < total_bytes) {
+        write(device, *offset, &Superblock { bytenr: *offset, ..superblock.clone() }.encode_with_csum())?;
+    }
+    flush(device)?;
+    write(device, SUPERBLOCK_OFFSETS[0], &superblock.encode_with_csum())?;
+    flush(device)?;
+
+    let report = |chunk: &layout::Chunk| BlockGroupReport {
+        flags: chunk.item.flags,
+        start: chunk.start,
+        len_bytes: chunk.item.length,
+    };
+    Ok(MkfsReport { total_bytes, bytes_used: fs.bytes_used(), block_groups: chunks.iter().map(report).collect() })
+}
+
+/// Bytes of the device that the filesystem is to use.
+fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
+    let have = device.len_bytes();
+    if device.is_read_only() {
+        return Err(Error::Refused {
+            what: format!("{} cannot be written", device.describe()),
+            hint: "make it writable first",
+        });
+    }
+    let wanted = options.size_bytes.unwrap_or(have);
+    if wanted > have {
+        return Err(Error::Refused {
+            what: format!("{} has {have} bytes, {wanted} were asked for", device.describe()),
+            hint: "ask for less, or enlarge it",
+        });
+    }
+    Ok(wanted / u64::from(options.sectorsize) * u64::from(options.sectorsize))
+}
+
+fn superblock(options: &MkfsOptions, fs: &Filesystem, total_bytes: u64) -> Superblock {
+    let root = |tree| fs.root(tree);
+    let array = fs.sys_chunk_array();
+    let mut sys_chunk_array = [0; 2048];
+    sys_chunk_array[..array.len()].copy_from_slice(&array);
+    let mut label = [0; 256];
+    label[..options.label.len()].copy_from_slice(&options.label);
+    let has_free_space_tree = fs.has_tree(RootId::FREE_SPACE_TREE);
+    Superblock {
+        csum: [0; 32],
+        fsid: options.fsid,
+        bytenr: SUPERBLOCK_OFFSETS[0],
+        flags: 1,
+        magic: MAGIC,
+        generation: GENERATION,
+        root: root(RootId::ROOT_TREE).bytenr,
+        chunk_root: root(RootId::CHUNK_TREE).bytenr,
+        log_root: Logical(0),
+        log_root_transid: 0,
+        total_bytes,
+        bytes_used: fs.bytes_used(),
+        root_dir_objectid: RootId::ROOT_TREE_DIR.0,
+        num_devices: 1,
+        sectorsize: options.sectorsize,
+        nodesize: options.nodesize,
+        leafsize: options.nodesize,
+        stripesize: options.sectorsize,
+        sys_chunk_array_size: array.len() as u32,
+        chunk_root_generation: GENERATION,
+        compat_flags: 0,
+        compat_ro_flags: options.compat_ro.bits(),
+        incompat_flags: options.incompat_bits().bits(),
+        csum_type: options.csum_type as u16,
+        root_level: root(RootId::ROOT_TREE).level,
+        chunk_root_level: root(RootId::CHUNK_TREE).level,
+        log_root_level: 0,
+        dev_item: dev_item(options, fs.device_bytes_used(), total_bytes),
+        label,
+        cache_generation: if has_free_space_tree { 0 } else { u64::MAX },
+        uuid_tree_generation: GENERATION.0,
+        metadata_uuid: Uuid::nil(),
+        nr_global_roots: 0,
+        reserved: [0; 27],
+        sys_chunk_array,
+        super_roots: [backup(fs, total_bytes), empty_backup(), empty_backup(), empty_backup()],
+        padding: [0; 565],
+    }
+}
+
+fn dev_item(options: &MkfsOptions, bytes_used: u64, total_bytes: u64) -> DevItem {
+    DevItem {
+        devid: DEVID,
+        total_bytes,
+        bytes_used,
+        io_align: options.sectorsize,
+        io_width: options.sectorsize,
+        sector_size: options.sectorsize,
+        dev_type: 0,
+        generation: 0,
+        start_offset: 0,
+        dev_group: 0,
+        seek_speed: 0,
+        bandwidth: 0,
+        uuid: options.device_uuid,
+        fsid: options.fsid,
+    }
+}
+
+fn empty_backup() -> RootBackup {
+    RootBackup {
+        tree_root: Logical(0),
+        tree_root_gen: Generation(0),
+        chunk_root: Logical(0),
+        chunk_root_gen: Generation(0),
+        extent_root: Logical(0),
+        extent_root_gen: Generation(0),
+        fs_root: Logical(0),
+        fs_root_gen: Generation(0),
+        dev_root: Logical(0),
+        dev_root_gen: Generation(0),
+        csum_root: Logical(0),
+        csum_root_gen: Generation(0),
+        total_bytes: 0,
+        bytes_used: 0,
+        num_devices: 0,
+        unused_64: [0; 4],
+        tree_root_level: 0,
+        chunk_root_level: 0,
+        extent_root_level: 0,
+        fs_root_level: 0,
+        dev_root_level: 0,
+        csum_root_level: 0,
+        unused_8: [0; 10],
+    }
+}
+
+fn backup(fs: &Filesystem, total_bytes: u64) -> RootBackup {
+    let root = |tree| fs.root(tree);
+    RootBackup {
+        tree_root: root(RootId::ROOT_TREE).bytenr,
+        tree_root_gen: GENERATION,
+        chunk_root: root(RootId::CHUNK_TREE).bytenr,
+        chunk_root_gen: GENERATION,
+        extent_root: root(RootId::EXTENT_TREE).bytenr,
+        extent_root_gen: GENERATION,
+        fs_root: root(RootId::FS_TREE).bytenr,
+        fs_root_gen: GENERATION,
+        dev_root: root(RootId::DEV_TREE).bytenr,
+        dev_root_gen: GENERATION,
+        csum_root: root(RootId::CSUM_TREE).bytenr,
+        csum_root_gen: GENERATION,
+        total_bytes,
+        bytes_used: fs.bytes_used(),
+        num_devices: 1,
+        tree_root_level: root(RootId::ROOT_TREE).level,
+        chunk_root_level: root(RootId::CHUNK_TREE).level,
+        extent_root_level: root(RootId::EXTENT_TREE).level,
+        fs_root_level: root(RootId::FS_TREE).level,
+        dev_root_level: root(RootId::DEV_TREE).level,
+        csum_root_level: root(RootId::CSUM_TREE).level,
+        ..empty_backup()
+    }
+}
+
+fn write(device: &dyn Device, offset: u64, data: &[u8]) -> Result<()> {
+    device.write_vectored_at(offset, &[IoSlice::new(data)]).map_err(|source| Error::Io {
+        op: "write",
+        device: device.describe(),
+        offset,
+        len_bytes: data.len() as u64,
+        source,
+    })
+}
+
+fn flush(device: &dyn Device) -> Result<()> {
+    let failed = |source| Error::Io { op: "flush", device: device.describe(), offset: 0, len_bytes: 0, source };
+    device.flush().map_err(failed)
 }

@@ -1,0 +1,248 @@
+//! Items to tree blocks: how many leaves each tree takes, where they lie, and their bytes.
+//!
+//! The extent tree describes its own blocks, and the free space tree what is left of them, so the number of blocks is
+//! found by trying: items are made for an assumed number until each tree takes as many blocks as it was given.
+//!
+//! Invariants:
+//! - I1. A tree of one leaf is that leaf; of more, one node above them: initial trees are never higher.
+//! - I2. No block covers a superblock mirror.
+
+use std::collections::BTreeMap;
+
+use ubtrfs_format::codec::Field;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder, NodeBuilder, NodeHeader, finish_block};
+use ubtrfs_format::{Error, Key, KeyType, Logical, Result, RootId, objectid};
+
+use crate::layout::Chunk;
+use crate::trees::{self, Facts, Items};
+use crate::{GENERATION, MkfsOptions};
+
+/// Where a tree's root block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TreeRoot {
+    pub(crate) bytenr: Logical,
+    pub(crate) level: u8,
+}
+
+/// What the extent tree says about a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockRef {
+    pub(crate) tree: RootId,
+    pub(crate) level: u8,
+    pub(crate) first_key: Key,
+}
+
+/// A tree block, ready to be written.
+pub(crate) struct Block {
+    pub(crate) bytenr: u64,
+    pub(crate) raw: Vec<u8>,
+}
+
+/// The new filesystem's content.
+pub(crate) struct Filesystem {
+    pub(crate) blocks: Vec<Block>,
+    chunks: Vec<Chunk>,
+    roots: BTreeMap<RootId, TreeRoot>,
+    nodesize: u64,
+}
+
+/// Tries until the number of blocks settles; each round only adds blocks, and few are ever needed.
+const NR_ROUNDS_MAX: usize = 16;
+
+impl Filesystem {
+    pub(crate) fn build(options: &MkfsOptions, chunks: &[Chunk], total_bytes: u64) -> Result<Self> {
+        let trees = trees::trees_of(options);
+        let mut plan = Plan {
+            options,
+            chunks,
+            total_bytes,
+            nr_leaves: trees.iter().map(|&tree| (tree, 1)).collect(),
+            first_keys: BTreeMap::new(),
+            trees,
+        };
+        for _ in 0..NR_ROUNDS_MAX {
+            if let Some(fs) = plan.try_build()? {
+                return Ok(fs);
+            }
+        }
+        Err(no_room())
+    }
+
+    /// The device offsets of all copies of a block.
+    pub(crate) fn stripes_of(&self, bytenr: u64) -> impl Iterator<Item = u64> {
+        let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end()).contains(&bytenr));
+        chunk.into_iter().flat_map(move |chunk| {
+            chunk.item.stripes.iter().map(move |stripe| stripe.offset.0 + (bytenr - chunk.start))
+        })
+    }
+
+    pub(crate) fn root(&self, tree: RootId) -> TreeRoot {
+        self.roots.get(&tree).copied().unwrap_or(TreeRoot { bytenr: Logical(0), level: 0 })
+    }
+
+    pub(crate) fn has_tree(&self, tree: RootId) -> bool {
+        self.roots.contains_key(&tree)
+    }
+
+    pub(crate) fn bytes_used(&self) -> u64 {
+        self.blocks.len() as u64 * self.nodesize
+    }
+
+    pub(crate) fn device_bytes_used(&self) -> u64 {
+        trees::device_bytes_used(&self.chunks)
+    }
+
+    /// Keys and items of the system chunks, for the superblock.
+    pub(crate) fn sys_chunk_array(&self) -> Vec<u8> {
+        let mut array = Vec::new();
+        for chunk in self.chunks.iter().filter(|chunk| chunk.item.flags.contains(BlockGroupFlags::SYSTEM)) {
+            Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, chunk.start).write(&mut array);
+            array.extend_from_slice(&chunk.item.encode());
+        }
+        array
+    }
+}
+
+fn no_room() -> Error {
+    Error::Refused {
+        what: "the first metadata chunk has no room for the initial trees".to_owned(),
+        hint: "give a larger device or smaller nodes",
+    }
+}
+
+struct Plan<'a> {
+    options: &'a MkfsOptions,
+    chunks: &'a [Chunk],
+    total_bytes: u64,
+    trees: Vec<RootId>,
+    /// Leaves that each tree is given.
+    nr_leaves: BTreeMap<RootId, usize>,
+    /// First keys of each tree's leaves, as of the last round; extent items without the skinny feature repeat them.
+    first_keys: BTreeMap<RootId, Vec<Key>>,
+}
+
+impl Plan<'_> {
+    /// One round: `None` if a tree takes another number of leaves than assumed, which is noted for the next round.
+    fn try_build(&mut self) -> Result<Option<Filesystem>> {
+        let addresses = self.allocate()?;
+        let mut roots = BTreeMap::new();
+        let mut refs = BTreeMap::new();
+        for &tree in &self.trees {
+            let blocks = &addresses[&tree];
+            let keys = self.first_keys.get(&tree);
+            for (index, &bytenr) in blocks.iter().enumerate() {
+                let is_node = index == self.nr_leaves[&tree];
+                let key_of = if is_node { 0 } else { index };
+                let first_key = keys.and_then(|keys| keys.get(key_of)).copied().unwrap_or(Key::MIN);
+                refs.insert(bytenr, BlockRef { tree, level: is_node.into(), first_key });
+            }
+            let level = u8::from(blocks.len() > 1);
+            roots.insert(tree, TreeRoot { bytenr: Logical(blocks[blocks.len() - 1]), level });
+        }
+        let facts = Facts {
+            options: self.options,
+            chunks: self.chunks,
+            total_bytes: self.total_bytes,
+            roots: &roots,
+            blocks: &refs,
+        };
+        let leaves: BTreeMap<RootId, Vec<Items>> =
+            self.trees.iter().map(|&tree| (tree, self.split(facts.items(tree)))).collect();
+        let first_key = |leaf: &Items| leaf.keys().next().copied().unwrap_or(Key::MIN);
+        let first_keys: BTreeMap<RootId, Vec<Key>> =
+            leaves.iter().map(|(&tree, leaves)| (tree, leaves.iter().map(first_key).collect())).collect();
+        let nr_leaves: BTreeMap<RootId, usize> = leaves.iter().map(|(&tree, leaves)| (tree, leaves.len())).collect();
+        if nr_leaves != self.nr_leaves || first_keys != self.first_keys {
+            (self.nr_leaves, self.first_keys) = (nr_leaves, first_keys);
+            return Ok(None);
+        }
+        let blocks = self.trees.iter().flat_map(|tree| self.encode(*tree, &leaves[tree], &addresses[tree])).collect();
+        let nodesize = self.options.nodesize.into();
+        Ok(Some(Filesystem { blocks, chunks: self.chunks.to_vec(), roots, nodesize }))
+    }
+
+    /// Addresses for the assumed number of blocks: of each tree its leaves, then the node above them.
+    fn allocate(&self) -> Result<BTreeMap<RootId, Vec<u64>>> {
+        let mut system = self.free_blocks(BlockGroupFlags::SYSTEM)?;
+        let mut metadata = self.free_blocks(BlockGroupFlags::METADATA)?;
+        let mut addresses = BTreeMap::new();
+        for &tree in &self.trees {
+            let nr_leaves = self.nr_leaves[&tree];
+            let nr_blocks = if nr_leaves > 1 { nr_leaves + 1 } else { 1 };
+            let free = if trees::is_system(tree) { &mut system } else { &mut metadata };
+            let blocks: Vec<u64> = free.take(nr_blocks).collect();
+            if blocks.len() < nr_blocks {
+                return Err(no_room());
+            }
+            addresses.insert(tree, blocks);
+        }
+        Ok(addresses)
+    }
+
+    /// Addresses for blocks in the first chunk of this type, without those that cover a superblock mirror (I2).
+    fn free_blocks(&self, flag: BlockGroupFlags) -> Result<impl Iterator<Item = u64>> {
+        let chunk = self.chunks.iter().find(|chunk| chunk.item.flags.contains(flag)).ok_or_else(no_room)?;
+        let reserved = ubtrfs_volumes::reserved_ranges(Logical(chunk.start), &chunk.item, self.options.sectorsize)?;
+        let nodesize = u64::from(self.options.nodesize);
+        let starts = (chunk.start..=chunk.end() - nodesize).step_by(self.options.nodesize as usize);
+        let is_free = move |start: &u64| {
+            reserved.iter().all(|reserved| reserved.end <= *start || *start + nodesize <= reserved.start)
+        };
+        Ok(starts.filter(is_free))
+    }
+
+    /// Items to leaves, each filled before the next.
+    fn split(&self, items: Items) -> Vec<Items> {
+        let capacity = LeafBuilder::capacity(self.options.nodesize as usize);
+        let mut leaves = vec![Items::new()];
+        let mut used = 0;
+        for (key, data) in items {
+            let size = ITEM_HEAD_SIZE + data.len();
+            if used + size > capacity {
+                leaves.push(Items::new());
+                used = 0;
+            }
+            used += size;
+            leaves.last_mut().expect("a leaf was pushed before").insert(key, data);
+        }
+        leaves
+    }
+
+    fn encode(&self, tree: RootId, leaves: &[Items], addresses: &[u64]) -> Vec<Block> {
+        let nodesize = self.options.nodesize as usize;
+        let finish = |bytenr: u64, mut raw: Vec<u8>| {
+            finish_block(&mut raw, self.options.csum_type);
+            Block { bytenr, raw }
+        };
+        let mut node = NodeBuilder::new(nodesize);
+        let mut blocks = Vec::new();
+        for (leaf, &bytenr) in leaves.iter().zip(addresses) {
+            let mut builder = LeafBuilder::new(nodesize);
+            for (key, data) in leaf {
+                let fits = builder.push(key, data);
+                assert!(fits, "I1: split() filled the leaf to its capacity at most");
+            }
+            let first_key = leaf.keys().next().copied().unwrap_or(Key::MIN);
+            let fits = node.push(&first_key, Logical(bytenr), GENERATION);
+            assert!(fits, "I1: initial trees have few leaves");
+            blocks.push(finish(bytenr, builder.finish(&self.header(tree, bytenr, 0))));
+        }
+        if let [_, .., root] = *addresses {
+            blocks.push(finish(root, node.finish(&self.header(tree, root, 1))));
+        }
+        blocks
+    }
+
+    fn header(&self, tree: RootId, bytenr: u64, level: u8) -> NodeHeader {
+        NodeHeader {
+            fsid: self.options.fsid,
+            chunk_tree_uuid: self.options.chunk_tree_uuid,
+            bytenr: Logical(bytenr),
+            generation: GENERATION,
+            owner: tree,
+            level,
+            flags: 0,
+        }
+    }
+}

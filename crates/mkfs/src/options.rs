@@ -1,0 +1,205 @@
+//! What the new filesystem is to be like, and which combinations make sense.
+
+use ubtrfs_format::item::{BlockGroupFlags, Timespec};
+use ubtrfs_format::superblock::{CompatRo, Incompat, LABEL_LEN_MAX};
+use ubtrfs_format::{CsumType, Error, Result};
+use ubtrfs_volumes::profile_name;
+use uuid::Uuid;
+
+/// What the new filesystem is to be like. `Default` is what btrfs-progs 6.2 makes.
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    /// Label, at most 255 bytes.
+    pub label: Vec<u8>,
+    /// Filesystem id.
+    pub fsid: Uuid,
+    /// Id of the device.
+    pub device_uuid: Uuid,
+    /// Id of the chunk tree.
+    pub chunk_tree_uuid: Uuid,
+    /// Id of the top-level subvolume.
+    pub subvol_uuid: Uuid,
+    /// Bytes to use; all of the device by default.
+    pub size_bytes: Option<u64>,
+    /// Bytes of a tree block: a power of two from `sectorsize` to 65536.
+    pub nodesize: u32,
+    /// Bytes of a data block: a power of two from 4096 to 65536.
+    pub sectorsize: u32,
+    /// Checksum algorithm.
+    pub csum_type: CsumType,
+    /// Profile of data: empty for single, or DUP.
+    pub data_profile: BlockGroupFlags,
+    /// Profile of metadata: empty for single, or DUP.
+    pub metadata_profile: BlockGroupFlags,
+    /// Data and metadata share block groups; their profiles, and `nodesize` and `sectorsize`, must be equal.
+    pub mixed: bool,
+    /// Incompat features; those that follow from other options are added.
+    pub incompat: Incompat,
+    /// compat_ro features.
+    pub compat_ro: CompatRo,
+    /// Overwrite what is on the device.
+    pub force: bool,
+    /// Discard the device first.
+    pub discard: bool,
+    /// Time of creation.
+    pub now: Timespec,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        Self {
+            label: Vec::new(),
+            fsid: Uuid::new_v4(),
+            device_uuid: Uuid::new_v4(),
+            chunk_tree_uuid: Uuid::new_v4(),
+            subvol_uuid: Uuid::new_v4(),
+            size_bytes: None,
+            nodesize: 16384,
+            sectorsize: 4096,
+            csum_type: CsumType::Crc32c,
+            data_profile: BlockGroupFlags::empty(),
+            metadata_profile: BlockGroupFlags::DUP,
+            mixed: false,
+            incompat: Incompat::MIXED_BACKREF
+                | Incompat::EXTENDED_IREF
+                | Incompat::SKINNY_METADATA
+                | Incompat::NO_HOLES,
+            compat_ro: CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID,
+            force: false,
+            discard: true,
+            now: now(),
+        }
+    }
+}
+
+fn now() -> Timespec {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }
+}
+
+/// Incompat features that a new filesystem can have.
+const INCOMPAT: Incompat = Incompat::MIXED_BACKREF
+    .union(Incompat::MIXED_GROUPS)
+    .union(Incompat::BIG_METADATA)
+    .union(Incompat::EXTENDED_IREF)
+    .union(Incompat::SKINNY_METADATA)
+    .union(Incompat::NO_HOLES);
+
+const COMPAT_RO: CompatRo =
+    CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID).union(CompatRo::BLOCK_GROUP_TREE);
+
+fn refuse<T>(what: String, hint: &'static str) -> Result<T> {
+    Err(Error::Refused { what, hint })
+}
+
+impl MkfsOptions {
+    /// Refuses what the format or this program cannot do.
+    pub(crate) fn check(&self) -> Result<()> {
+        let is_size = |bytes: u32| bytes.is_power_of_two() && (4096..=65536).contains(&bytes);
+        if !is_size(self.sectorsize) {
+            return refuse(
+                format!("the sector size {} is not possible", self.sectorsize),
+                "give a power of two from 4096 to 65536",
+            );
+        }
+        if !is_size(self.nodesize) || self.nodesize < self.sectorsize {
+            return refuse(
+                format!("the node size {} is not possible", self.nodesize),
+                "give a power of two from the sector size to 65536",
+            );
+        }
+        if self.label.len() > LABEL_LEN_MAX || self.label.iter().any(|byte| matches!(byte, 0 | b'\n')) {
+            return refuse("the label is not possible".to_owned(), "give at most 255 bytes without a newline");
+        }
+        for profile in [self.data_profile, self.metadata_profile] {
+            if !profile.is_empty() && profile != BlockGroupFlags::DUP {
+                return refuse(
+                    format!("the profile {} needs several devices", profile_name(profile)),
+                    "on one device, give single or dup",
+                );
+            }
+        }
+        if self.mixed && self.data_profile != self.metadata_profile {
+            return refuse(
+                "mixed block groups have one profile for data and metadata".to_owned(),
+                "give the same one for both",
+            );
+        }
+        if self.mixed && self.nodesize != self.sectorsize {
+            return refuse(
+                format!("mixed block groups need nodes of the sector size {}", self.sectorsize),
+                "give both the same size",
+            );
+        }
+        self.check_features()
+    }
+
+    fn check_features(&self) -> Result<()> {
+        let unknown = (self.incompat - INCOMPAT).bits() | (self.compat_ro - COMPAT_RO).bits();
+        if unknown != 0 {
+            return refuse(format!("features {unknown:#x} cannot be made"), "leave them out");
+        }
+        if !self.incompat.contains(Incompat::MIXED_BACKREF) {
+            return refuse("a filesystem without mixed backrefs cannot be made".to_owned(), "keep that feature");
+        }
+        let both = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+        if !matches!(self.compat_ro & both, found if found.is_empty() || found == both) {
+            return refuse("the free space tree must be valid".to_owned(), "set both of its bits, or none");
+        }
+        let needs = self.compat_ro.contains(both) && self.incompat.contains(Incompat::NO_HOLES);
+        if self.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) && !needs {
+            return refuse(
+                "block-group-tree needs the features free-space-tree and no-holes".to_owned(),
+                "keep both, or leave block-group-tree out",
+            );
+        }
+        Ok(())
+    }
+
+    /// The incompat features with those that follow from other options.
+    pub(crate) fn incompat_bits(&self) -> Incompat {
+        let mut incompat = self.incompat - Incompat::MIXED_GROUPS;
+        incompat.set(Incompat::MIXED_GROUPS, self.mixed);
+        incompat
+    }
+
+    pub(crate) fn is_skinny(&self) -> bool {
+        self.incompat.contains(Incompat::SKINNY_METADATA)
+    }
+
+    pub(crate) fn has_free_space_tree(&self) -> bool {
+        self.compat_ro.contains(CompatRo::FREE_SPACE_TREE)
+    }
+
+    pub(crate) fn has_block_group_tree(&self) -> bool {
+        self.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_combinations_are_refused() {
+        MkfsOptions::default().check().unwrap();
+        let wrong = [
+            MkfsOptions { sectorsize: 2048, ..Default::default() },
+            MkfsOptions { sectorsize: 32768, ..Default::default() },
+            MkfsOptions { nodesize: 131072, ..Default::default() },
+            MkfsOptions { nodesize: 12288, ..Default::default() },
+            MkfsOptions { label: vec![b'x'; 256], ..Default::default() },
+            MkfsOptions { label: b"a\nb".to_vec(), ..Default::default() },
+            MkfsOptions { data_profile: BlockGroupFlags::RAID1, ..Default::default() },
+            MkfsOptions { mixed: true, ..Default::default() },
+            MkfsOptions { mixed: true, metadata_profile: BlockGroupFlags::empty(), ..Default::default() },
+            MkfsOptions { incompat: Incompat::MIXED_BACKREF | Incompat::ZONED, ..Default::default() },
+            MkfsOptions { incompat: Incompat::NO_HOLES, ..Default::default() },
+            MkfsOptions { compat_ro: CompatRo::BLOCK_GROUP_TREE, ..Default::default() },
+            MkfsOptions { compat_ro: CompatRo::FREE_SPACE_TREE, ..Default::default() },
+        ];
+        for options in wrong {
+            assert!(options.check().is_err(), "{options:?}");
+        }
+    }
+}
