@@ -1,0 +1,240 @@
+//! The rules of the house, read from `cargo metadata` and the sources: floors, licences, sizes, where unsafe may be.
+//!
+//! I1. A crate calls only downward: [`FLOORS`] lists what each may depend on. Dev-dependencies are free.
+//! I2. What ships is permissively licensed: no dependency forces another licence on its users.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Each crate of the workspace and the crates below it that it may use.
+const FLOORS: &[(&str, &[&str])] = &[
+    ("ubtrfs-format", &[]),
+    ("ubtrfs-device", &["ubtrfs-format"]),
+    ("ubtrfs-volumes", &["ubtrfs-format", "ubtrfs-device"]),
+    ("ubtrfs-tree", &["ubtrfs-format"]),
+    ("ubtrfs-space", &["ubtrfs-format"]),
+    ("ubtrfs-mkfs", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes"]),
+    ("ubtrfs-transaction", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space"]),
+    (
+        "ubtrfs-fs",
+        &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space", "ubtrfs-transaction"],
+    ),
+    ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-fs"]),
+    (
+        "ubtrfs-cli",
+        &[
+            "ubtrfs-format",
+            "ubtrfs-device",
+            "ubtrfs-volumes",
+            "ubtrfs-tree",
+            "ubtrfs-transaction",
+            "ubtrfs-fs",
+            "ubtrfs-mkfs",
+            "ubtrfs-fuse",
+        ],
+    ),
+    ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs"]),
+];
+
+/// SPDX licences that ask for no more than a notice.
+const PERMISSIVE: &[&str] = &[
+    "MIT",
+    "MIT-0",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Zlib",
+    "0BSD",
+    "BSL-1.0",
+    "CC0-1.0",
+    "Unlicense",
+    "Unicode-3.0",
+    "Unicode-DFS-2016",
+];
+
+/// Lines of a source file before its tests.
+const MAX_LINES: usize = 800;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn metadata(deps: bool) -> Value {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut command = Command::new(cargo);
+    command.args(["metadata", "--format-version=1", "--locked", "--offline"]).current_dir(root());
+    command.args(if deps { ["--filter-platform", "x86_64-unknown-linux-gnu"].as_slice() } else { &["--no-deps"] });
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text<'v>(value: &'v Value, key: &str) -> &'v str {
+    value[key].as_str().unwrap_or_default()
+}
+
+#[test]
+fn crates_depend_only_downward() {
+    let floors: BTreeMap<&str, &[&str]> = FLOORS.iter().copied().collect();
+    let metadata = metadata(false);
+    let mut wrong = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = text(package, "name");
+        let Some(allowed) = floors.get(name) else {
+            wrong.push(format!("{name} has no floor; add it to FLOORS"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let other = text(dependency, "name");
+            let dev = text(dependency, "kind") == "dev";
+            if other.starts_with("ubtrfs-") && !dev && !allowed.contains(&other) {
+                wrong.push(format!("{name} may not depend on {other}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "layering:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn dependencies_are_permissively_licensed() {
+    let metadata = metadata(true);
+    let used: BTreeSet<&str> =
+        metadata["resolve"]["nodes"].as_array().unwrap().iter().map(|node| text(node, "id")).collect();
+    let mut wrong = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        if !used.contains(text(package, "id")) {
+            continue;
+        }
+        let (name, license) = (text(package, "name"), text(package, "license"));
+        if !permissive(license) {
+            wrong.push(format!("{name}: '{license}'"));
+        }
+        let source = package["source"].as_str();
+        if source.is_some_and(|source| !source.starts_with("registry+https://github.com/rust-lang/crates.io-index")) {
+            wrong.push(format!("{name}: from {source:?}, not from crates.io"));
+        }
+    }
+    assert!(wrong.is_empty(), "licences:\n  {}", wrong.join("\n  "));
+}
+
+/// Whether an SPDX expression can be met with permissive licences alone. `/` is how old manifests write OR.
+fn permissive(expression: &str) -> bool {
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let tokens: Vec<&str> = spaced.split_whitespace().collect();
+    let mut at = 0;
+    !tokens.is_empty() && any_of(&tokens, &mut at) && at == tokens.len()
+}
+
+fn any_of(tokens: &[&str], at: &mut usize) -> bool {
+    let mut result = all_of(tokens, at);
+    while tokens.get(*at) == Some(&"OR") {
+        *at += 1;
+        result |= all_of(tokens, at);
+    }
+    result
+}
+
+fn all_of(tokens: &[&str], at: &mut usize) -> bool {
+    let mut result = one(tokens, at);
+    while tokens.get(*at) == Some(&"AND") {
+        *at += 1;
+        result &= one(tokens, at);
+    }
+    result
+}
+
+fn one(tokens: &[&str], at: &mut usize) -> bool {
+    let token = tokens.get(*at).copied().unwrap_or_default();
+    *at += 1;
+    if token == "(" {
+        let result = any_of(tokens, at);
+        let closed = tokens.get(*at) == Some(&")");
+        *at += 1;
+        return result && closed;
+    }
+    // An exception only permits more.
+    if tokens.get(*at) == Some(&"WITH") {
+        *at += 2;
+    }
+    PERMISSIVE.contains(&token)
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    for good in [
+        "MIT",
+        "MIT OR GPL-2.0",
+        "MIT/Apache-2.0",
+        "(MIT OR Apache-2.0) AND Unicode-3.0",
+        "Apache-2.0 WITH LLVM-exception",
+    ] {
+        assert!(permissive(good), "{good}");
+    }
+    for bad in ["", "GPL-2.0-only", "MIT AND GPL-3.0", "LGPL-2.1-or-later", "(MIT OR ISC) AND MPL-2.0"] {
+        assert!(!permissive(bad), "{bad}");
+    }
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut stack = vec![root().join("crates")];
+    while let Some(dir) = stack.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                stack.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path.strip_prefix(root()).unwrap().to_owned(), text));
+            }
+        }
+    }
+    assert!(found.len() > 20, "the sources were not found");
+    found
+}
+
+#[test]
+fn every_source_file_opens_with_its_purpose_and_has_a_readable_size() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources() {
+        if !text.starts_with("//!") {
+            wrong.push(format!("{}: does not open with //!", path.display()));
+        }
+        let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").count();
+        if lines >= MAX_LINES {
+            wrong.push(format!("{}: {lines} lines before its tests", path.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "sources:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn unsafe_code_is_in_device_alone() {
+    let mut wrong = Vec::new();
+    for package in metadata(false)["packages"].as_array().unwrap() {
+        let name = text(package, "name");
+        for target in package["targets"].as_array().unwrap() {
+            let kinds = &target["kind"];
+            let shipped = kinds.as_array().unwrap().iter().any(|kind| kind == "lib" || kind == "bin");
+            let source = fs::read_to_string(text(target, "src_path")).unwrap();
+            if shipped && name != "ubtrfs-device" && !source.contains("#![forbid(unsafe_code)]") {
+                wrong.push(format!("{}: no #![forbid(unsafe_code)]", text(target, "src_path")));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "unsafe:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn every_crate_takes_the_workspaces_lints() {
+    for package in metadata(false)["packages"].as_array().unwrap() {
+        let manifest = fs::read_to_string(text(package, "manifest_path")).unwrap();
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{}", text(package, "name"));
+        assert_eq!(text(package, "license"), "MIT OR Apache-2.0", "{}", text(package, "name"));
+    }
+}
