@@ -156,7 +156,6 @@ fn files_survive_a_commit_and_pass_check() {
         &["-R", "^free-space-tree"],
         &["-O", "^skinny-metadata", "-m", "single"],
         &["-M", "--csum", "sha256"],
-        &["-R", "block-group-tree"],
     ] {
         let image = make_image(256, args);
         let engine = open(&image.path);
