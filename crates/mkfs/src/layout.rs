@@ -155,18 +155,20 @@ fn full_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
 /// Smallest sizes, and of what the device has more a quarter each for metadata and data, up to 8 MiB.
 fn small_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
+    // The kernel sets several hundred nodes aside before it lets anyone write.
+    let metadata_min = (768 * u64::from(options.nodesize)).max(4 * MIB);
     let layout_of = |more: u64| {
         let len = |min: u64, profile: BlockGroupFlags| {
             let nr_stripes = if profile.is_empty() { 1 } else { 2 };
-            (min + share(more, 4 * nr_stripes, 0, 8 * MIB)).min(8 * MIB)
+            min + share(more, 4 * nr_stripes, 0, 8 * MIB - min.min(8 * MIB))
         };
         let mut layout = Layout::new(options, DEVICE_RESERVED);
         layout.push(BlockGroupFlags::SYSTEM | metadata, MIB);
         if options.mixed {
-            layout.push(MIXED | metadata, len(2 * MIB, metadata));
+            layout.push(MIXED | metadata, len(metadata_min, metadata));
             return layout;
         }
-        layout.push(BlockGroupFlags::METADATA | metadata, len(4 * MIB, metadata));
+        layout.push(BlockGroupFlags::METADATA | metadata, len(metadata_min, metadata));
         layout.push(BlockGroupFlags::DATA | data, len(MIB, data));
         layout
     };

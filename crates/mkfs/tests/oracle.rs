@@ -95,8 +95,8 @@ fn matrix() -> Vec<(&'static str, u64, MkfsOptions)> {
         ),
         ("mixed", 100 * MIB, mixed(SINGLE)),
         ("mixed dup", 1024 * MIB, mixed(DUP)),
-        ("small", 17 * MIB, default()),
-        ("small single", 12 * MIB, MkfsOptions { metadata_profile: SINGLE, ..default() }),
+        ("small", 28 * MIB, default()),
+        ("small single", 15 * MIB, MkfsOptions { metadata_profile: SINGLE, ..default() }),
         ("small dup", 60 * MIB, MkfsOptions { data_profile: DUP, ..default() }),
         ("small mixed", 8 * MIB, mixed(SINGLE)),
         ("node 4K", 256 * MIB, MkfsOptions { nodesize: 4096, ..default() }),
@@ -184,7 +184,7 @@ fn the_kernel_mounts_writes_and_scrubs_it() {
         let mounted = Mounted::new(&path);
         let content: Vec<u8> = (0..300_000u32).map(|n| (n / 7) as u8).collect();
         // The smallest ones have room for little.
-        let nr_files = if len_bytes < 20 * MIB { 1 } else { 20 };
+        let nr_files = if len_bytes < 64 * MIB { 1 } else { 20 };
         for n in 0..nr_files {
             std::fs::write(format!("{}/file{n}", mounted.mount), &content).expect("write");
         }
