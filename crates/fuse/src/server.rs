@@ -152,6 +152,7 @@ impl Server {
         if !writes {
             return Ok(());
         }
+        self.fs.check_writable(id)?;
         let attr = self.fs.getattr(id)?;
         if ioctl::is_immutable(attr.flags) {
             return Err(Error::NotPermitted("the file is immutable"));
@@ -204,7 +205,7 @@ impl Server {
             for entry in &entries {
                 // The kernel takes no reference for these two.
                 let is_dot = entry.name == b"." || entry.name == b"..";
-                let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.lookup(dir, &entry.name) };
+                let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.getattr_counted(entry.id) };
                 let attr = match found {
                     Ok(attr) => attr,
                     // Removed since the batch was fetched.
@@ -341,7 +342,15 @@ impl Filesystem for Server {
             ctime: ctime.map(timespec),
             otime: None,
         };
-        let work = || self.fs.setattr(self.id(node)?, &set, &caller(req, 0));
+        let work = || {
+            let id = self.id(node)?;
+            let attr = self.fs.setattr(id, &set, &caller(req, 0))?;
+            if set.size.is_some() && req.uid() != 0 && without_suid_sgid(attr.mode) != attr.mode {
+                self.kill_suid_sgid(id)?;
+                return self.fs.getattr(id);
+            }
+            Ok(attr)
+        };
         self.change(reply, work, |reply, attr| self.attr(reply, &attr));
     }
 
@@ -404,6 +413,9 @@ impl Filesystem for Server {
                 self.activity.note_change();
                 let set = SetAttr { size: Some(0), ..SetAttr::default() };
                 self.fs.setattr(id, &set, &caller(req, 0))?;
+                if req.uid() != 0 {
+                    self.kill_suid_sgid(id)?;
+                }
             }
             Ok(())
         };

@@ -89,7 +89,7 @@ impl Session {
 /// Turns the filesystem read-only for good; what is on disk stays the last commit.
 pub(crate) fn abort(fs: &Fs, reason: &str) {
     tracing::error!("the filesystem is read-only from now on: {reason}");
-    let _ = fs;
+    fs.abort(reason.to_owned());
 }
 
 /// A panic in any thread, caught or not, means that memory may no longer be what the disk should become.
