@@ -391,3 +391,6 @@ fn csum_key(bytenr: u64) -> Key {
 fn is_csum_key(key: &Key) -> bool {
     key.objectid == objectid::EXTENT_CSUM && key.item_type == KeyType::EXTENT_CSUM
 }
+
+#[cfg(test)]
+mod tests;

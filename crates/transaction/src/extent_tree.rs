@@ -119,6 +119,12 @@ struct KeyedRef {
     after: Option<InlineRef>,
 }
 
+/// Where a reference can be put as an item, and where it is one.
+struct KeyedPlace {
+    free: Option<Key>,
+    found: Option<(Key, InlineRef)>,
+}
+
 /// Steps before a new search is cheaper.
 const STEPS_MAX: usize = 16;
 /// Data references with equal hashes lie at consecutive offsets; more of them than this are not looked at.
@@ -222,7 +228,7 @@ impl<'a, 's> Record<'a, 's> {
             }
             return Ok(());
         }
-        let Some((key, found)) = self.keyed_position(reference)?.1 else {
+        let Some((key, found)) = self.keyed_position(reference)?.found else {
             return Err(self.corrupt("reference to", owner_of(reference), "expected the reference that is dropped"));
         };
         let rest = self.less(found, count)?;
@@ -245,14 +251,15 @@ impl<'a, 's> Record<'a, 's> {
             self.item.inline_refs.insert(at, fresh);
             return Ok(());
         }
-        let (free, found) = self.keyed_position(reference)?;
-        match found {
+        let place = self.keyed_position(reference)?;
+        match place.found {
             Some((key, found)) => {
                 let sum = self.more(found, count)?;
                 self.set_keyed(key, Some(sum));
             }
             None => {
-                let key = free.ok_or_else(|| self.corrupt("hash chain", HASH_CHAIN_MAX, "expected a shorter one"))?;
+                let key =
+                    place.free.ok_or_else(|| self.corrupt("hash chain", HASH_CHAIN_MAX, "expected a shorter one"))?;
                 self.set_keyed(key, Some(fresh));
             }
         }
@@ -277,8 +284,7 @@ impl<'a, 's> Record<'a, 's> {
         self.item.inline_refs.is_empty() || ExtentItem::HEADER_SIZE + info + now + size(inline) < limit
     }
 
-    /// Where a reference can be put as an item, and where it is one.
-    fn keyed_position(&mut self, reference: &RefKey) -> Result<(Option<Key>, Option<(Key, InlineRef)>)> {
+    fn keyed_position(&mut self, reference: &RefKey) -> Result<KeyedPlace> {
         let base = Key::new(self.head.extent.bytenr.0, reference.key_type(), key_offset(reference));
         let chain = if matches!(reference, RefKey::Data { .. }) { HASH_CHAIN_MAX } else { 1 };
         let end = Key { offset: base.offset.saturating_add(chain - 1), ..base };
@@ -305,7 +311,7 @@ impl<'a, 's> Record<'a, 's> {
             }
             match keyed.after {
                 Some(after) if RefKey::of(&after).as_ref() == Some(reference) => {
-                    return Ok((free, Some((*key, after))));
+                    return Ok(KeyedPlace { free, found: Some((*key, after)) });
                 }
                 Some(_) => {}
                 None => drop(free.get_or_insert(*key)),
@@ -315,7 +321,7 @@ impl<'a, 's> Record<'a, 's> {
         if next <= end {
             free.get_or_insert(next);
         }
-        Ok((free, None))
+        Ok(KeyedPlace { free, found: None })
     }
 
     fn set_keyed(&mut self, key: Key, after: Option<InlineRef>) {
@@ -467,3 +473,6 @@ fn owner_of(reference: &RefKey) -> u64 {
         RefKey::SharedBlock(parent) | RefKey::SharedData(parent) => parent.0,
     }
 }
+
+#[cfg(test)]
+mod tests;

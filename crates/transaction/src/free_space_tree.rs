@@ -259,3 +259,6 @@ fn corrupt(field: &'static str, value: u64, expected: &'static str, at: u64) -> 
     let cause = FormatError::Value { what: "free space tree", field, value, expected };
     Corrupt::new(cause).in_tree(RootId::FREE_SPACE_TREE).at(Logical(at)).into()
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,8 @@ mod free_space_tree;
 mod node_store;
 mod open;
 mod operation;
+#[cfg(test)]
+mod test_tree;
 mod tree_view;
 
 pub use data_io::{DataExtent, DataReservation};
