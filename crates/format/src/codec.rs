@@ -18,7 +18,7 @@ impl<'a> Reader<'a> {
 
     /// The next `len_bytes` bytes.
     pub fn bytes(&mut self, len_bytes: usize) -> Result<&'a [u8], FormatError> {
-        let end = self.at.checked_add(len_bytes).unwrap_or(usize::MAX);
+        let end = self.at.saturating_add(len_bytes);
         let bytes = self.data.get(self.at..end).ok_or(FormatError::Short {
             what: self.what,
             need: end,

@@ -3,6 +3,7 @@
 use std::{fmt, io};
 
 use crate::ids::{Logical, RootId};
+use crate::key::Key;
 
 /// Why bytes are not what the format says. Carries the field and the value found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +29,26 @@ pub enum FormatError {
         value: u64,
         /// What is allowed, as a phrase: "expected a multiple of the sector size".
         expected: &'static str,
+    },
+    /// A field differs from what refers to it.
+    #[error("{what}: {field} is {found}, expected {expected}")]
+    Mismatch {
+        /// The structure.
+        what: &'static str,
+        /// Its field.
+        field: &'static str,
+        /// What was found.
+        found: Box<str>,
+        /// What it should be.
+        expected: Box<str>,
+    },
+    /// Keys do not ascend.
+    #[error("key {key} follows key {prev}, expected keys to ascend")]
+    KeyOrder {
+        /// The key before.
+        prev: Key,
+        /// The key that is not above it.
+        key: Key,
     },
     /// A checksum does not match.
     #[error("{what}: checksum is {found}, computed {computed}")]

@@ -11,7 +11,20 @@
 //!
 //! Source: the btrfs on-disk format page; the rules are those that Linux holds blocks to.
 
+mod chunk;
+mod dir;
+mod extent;
+mod file_extent;
+mod free_space;
+mod inode;
+mod item;
+mod misc;
+mod node;
+mod root;
+
 use uuid::Uuid;
+
+pub(crate) use chunk::{check_chunk, chunk_size};
 
 use crate::csum::CsumType;
 use crate::error::{Corrupt, FormatError};
@@ -40,6 +53,8 @@ pub struct CheckContext {
     pub expected: Expected,
     /// Whether the checksum is verified, and that the block is marked as written: for what comes from a device.
     pub verify_csum: bool,
+    /// Whether the filesystem is only read: unknown flags that allow reading pass.
+    pub read_only: bool,
 }
 
 /// What is known of a block from where it is referred to; `None` is not compared.
@@ -69,6 +84,7 @@ impl CheckContext {
             generation_limit: Some(Generation(superblock.generation.0.saturating_add(1))),
             expected: Expected::default(),
             verify_csum: true,
+            read_only: false,
         }
     }
 
@@ -85,13 +101,38 @@ impl CheckContext {
         self.verify_csum = verify;
         self
     }
+
+    /// The same for a filesystem that is only read.
+    #[must_use]
+    pub fn for_reading_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
 }
 
 /// Checks a whole tree block: header, key order, layout, and every item.
 pub fn check_node(raw: &[u8], ctx: &CheckContext) -> Result<(), Corrupt> {
-    let _ = NodeView::new(raw)?;
+    let place = |corrupt: Corrupt| {
+        let view = NodeView::new(raw).ok();
+        let tree = ctx.expected.tree.or(view.map(|view| view.owner()));
+        let bytenr = ctx.expected.bytenr.or(view.map(|view| view.bytenr()));
+        let corrupt = tree.into_iter().fold(corrupt, Corrupt::in_tree);
+        bytenr.into_iter().fold(corrupt, Corrupt::at)
+    };
+    check_unplaced(raw, ctx).map_err(place)
+}
+
+fn check_unplaced(raw: &[u8], ctx: &CheckContext) -> Result<(), Corrupt> {
+    let view = NodeView::new(raw)?;
     if ctx.verify_csum {
-        crate::node::verify_csum(raw, ctx.csum_type).map_err(|cause: FormatError| Corrupt::new(cause))?;
+        crate::node::verify_csum(raw, ctx.csum_type)?;
     }
-    Ok(())
+    node::check_header(&view, ctx)?;
+    if view.is_leaf() { node::check_leaf(&view, ctx) } else { node::check_internal(&view, ctx) }
+}
+
+/// An error about one field.
+#[cold]
+fn bad(what: &'static str, field: &'static str, value: impl Into<u64>, expected: &'static str) -> FormatError {
+    FormatError::Value { what, field, value: value.into(), expected }
 }

@@ -1,0 +1,33 @@
+//! Small items: orphans, quota groups, device statistics.
+
+use super::bad;
+use super::item::{Check, Item};
+use crate::ids::objectid;
+
+pub(super) fn check_orphan(item: &Item<'_>) -> Check {
+    const WHAT: &str = "OrphanItem";
+    if item.key.objectid != objectid::ORPHAN {
+        return Err(bad(WHAT, "key objectid", item.key.objectid, "expected the orphan objectid"));
+    }
+    item.exact_size(WHAT, 0)
+}
+
+pub(super) fn check_qgroup_status(item: &Item<'_>) -> Check {
+    const WHAT: &str = "QgroupStatus";
+    if item.key.objectid != 0 || item.key.offset != 0 {
+        return Err(bad(WHAT, "key offset", item.key.objectid | item.key.offset, "expected the key (0 240 0)"));
+    }
+    // Simple quotas append the generation that they were enabled in.
+    if item.data.len() == 40 {
+        return Ok(());
+    }
+    item.exact_size(WHAT, 32)
+}
+
+/// Device statistics; further kinds of persistent items are not known.
+pub(super) fn check_persistent(item: &Item<'_>) -> Check {
+    if item.key.objectid != objectid::DEV_STATS {
+        return Ok(());
+    }
+    item.multiple_size("DevStatsItem", 8)
+}
