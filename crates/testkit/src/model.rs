@@ -344,7 +344,7 @@ impl Target for Model {
             return Err(errno(Sys::INVAL));
         }
         if there.is_some_and(|other| self.is_below(old_parent, other)) {
-            return Err(errno(Sys::NOTEMPTY));
+            return Err(errno(if op == RenameOp::Exchange { Sys::INVAL } else { Sys::NOTEMPTY }));
         }
         if there == Some(id) {
             return Ok(());

@@ -1,0 +1,22 @@
+//! The whole verdict on an image that ubtrfs wrote: btrfs-progs, Linux's mount, its scrub, and the expected content.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{Compare, LoopMount, TreeEntry, btrfs_check, compare_entries, walk_path};
+
+/// What Linux finds in an image, against what must be there. An error holds everything that was said.
+pub fn judge(image: &Path, mount_options: &str, expected: &[(&[TreeEntry], Compare)]) -> Result<()> {
+    btrfs_check(image)?;
+    let mount = LoopMount::new(image, mount_options)?;
+    let found =
+        walk_path(mount.path()).with_context(|| format!("Linux cannot read it all:\n{}", mount.kernel_log()))?;
+    for (entries, what) in expected {
+        compare_entries(entries, &found, *what).context("expected (first) and what Linux reads (second) differ")?;
+    }
+    mount.scrub()?;
+    let complaints = mount.kernel_complaints();
+    ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
+    mount.close()
+}
