@@ -77,7 +77,7 @@ impl Driver {
         }
         let choice = self.rng.below(100);
         match choice {
-            40..83 | 93..98 if self.names_only => self.rename(model, target),
+            40..83 | 93..99 if self.names_only => self.rename(model, target),
             0..14 => self.create(model, target),
             14..18 => self.make_directory(model, target),
             18..22 => self.make_special(model, target),
