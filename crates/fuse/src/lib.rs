@@ -10,6 +10,7 @@
 //! | `attr`     | attributes and times on the wire                            |
 //! | `ioctl`    | the ioctls that reach us                                    |
 //! | `control`  | how umount waits for the last commit                        |
+//! | `seek`     | data and holes of files that are being written               |
 //! | `activity` | commits when a burst of changes goes quiet                  |
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ mod control;
 mod ioctl;
 mod mount;
 mod node;
+mod seek;
 mod server;
 mod session;
 

@@ -34,6 +34,7 @@ use crate::attr::{entry_kind, file_attr, set_time, timespec};
 use crate::control::{CONTROL_XATTR, SYNC_XATTR};
 use crate::ioctl;
 use crate::node::Nodes;
+use crate::seek::Seeker;
 
 /// How long names, and attributes that only requests change, stay valid in the kernel.
 const TTL: Duration = Duration::from_secs(3600);
@@ -70,12 +71,19 @@ pub(crate) struct Server {
     /// Name of the control socket, handed out by [`CONTROL_XATTR`].
     control: Vec<u8>,
     writeback_cache: bool,
+    seeker: Seeker,
 }
 
 impl Server {
-    pub(crate) fn new(fs: Arc<Fs>, activity: Arc<Activity>, control: Vec<u8>, writeback_cache: bool) -> Self {
+    pub(crate) fn new(
+        fs: Arc<Fs>,
+        activity: Arc<Activity>,
+        control: Vec<u8>,
+        seeker: Seeker,
+        writeback_cache: bool,
+    ) -> Self {
         let nodes = Nodes::new(fs.root());
-        Self { fs, nodes, activity, control, writeback_cache }
+        Self { fs, nodes, activity, control, writeback_cache, seeker }
     }
 
     /// The inode of a request. A number that no entry ever carried is stale.
@@ -85,21 +93,7 @@ impl Server {
 
     /// S1: runs `work`, then answers with `done` or the errno.
     fn answer<R: Refuse, T>(&self, reply: R, work: impl FnOnce() -> Result<T>, done: impl FnOnce(R, T)) {
-        match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(Ok(value)) => done(reply, value),
-            Ok(Err(error)) => {
-                if let Error::Engine(cause) = &error
-                    && matches!(cause, ubtrfs_format::Error::Corrupt(_) | ubtrfs_format::Error::Io { .. })
-                {
-                    tracing::error!("{cause}");
-                }
-                reply.refuse(Errno::from_i32(error.errno()));
-            }
-            Err(_) => {
-                crate::session::abort(&self.fs, "a request handler panicked");
-                reply.refuse(Errno::EIO);
-            }
-        }
+        answer(&self.fs, reply, work, done);
     }
 
     /// The same for requests that change the filesystem.
@@ -231,6 +225,25 @@ impl Server {
             if last_batch {
                 return Ok(());
             }
+        }
+    }
+}
+
+/// S1: runs `work`, then answers with `done` or the errno.
+fn answer<R: Refuse, T>(fs: &Fs, reply: R, work: impl FnOnce() -> Result<T>, done: impl FnOnce(R, T)) {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => done(reply, value),
+        Ok(Err(error)) => {
+            if let Error::Engine(cause) = &error
+                && matches!(cause, ubtrfs_format::Error::Corrupt(_) | ubtrfs_format::Error::Io { .. })
+            {
+                tracing::error!("{cause}");
+            }
+            reply.refuse(Errno::from_i32(error.errno()));
+        }
+        Err(_) => {
+            crate::session::abort(fs, "a request handler panicked");
+            reply.refuse(Errno::EIO);
         }
     }
 }
@@ -419,7 +432,12 @@ impl Filesystem for Server {
             }
             Ok(())
         };
-        self.answer(reply, work, |reply, ()| reply.opened(FileHandle(0), OPEN_FLAGS));
+        self.answer(reply, work, |reply, ()| {
+            if flags.acc_mode() != OpenAccMode::O_RDONLY {
+                self.seeker.opened(node.0);
+            }
+            reply.opened(FileHandle(0), OPEN_FLAGS);
+        });
     }
 
     fn read(
@@ -479,13 +497,16 @@ impl Filesystem for Server {
     fn release(
         &self,
         _req: &Request,
-        _node: INodeNo,
+        node: INodeNo,
         _fh: FileHandle,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            self.seeker.released(node.0);
+        }
         reply.ok();
     }
 
@@ -586,7 +607,7 @@ impl Filesystem for Server {
         name: &OsStr,
         mode: u32,
         umask: u32,
-        _flags: i32,
+        flags: i32,
         reply: ReplyCreate,
     ) {
         let work = || self.new_inode(parent, name, NewInode::file(mode), &caller(req, umask));
@@ -594,6 +615,9 @@ impl Filesystem for Server {
             // fuser gives name and attributes one lifetime here. The long one serves: writing and closing the file makes
             // the kernel ask for its blocks again.
             let (wire, _) = self.entry_attr(&attr);
+            if OpenFlags(flags).acc_mode() != OpenAccMode::O_RDONLY {
+                self.seeker.opened(wire.ino.0);
+            }
             reply.created(&TTL, &wire, Generation(attr.generation.0), FileHandle(0), OPEN_FLAGS);
         });
     }
@@ -646,16 +670,30 @@ impl Filesystem for Server {
     }
 
     fn lseek(&self, _req: &Request, node: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let work = || {
+        let place = || {
             let whence = match whence {
                 SEEK_DATA => SeekWhence::Data,
                 SEEK_HOLE => SeekWhence::Hole,
                 _ => return Err(Error::InvalidArgument("lseek whence")),
             };
             let offset = u64::try_from(offset).map_err(|_| Error::NoSuchOffset)?;
-            self.fs.seek(self.id(node)?, offset, whence)
+            Ok((self.id(node)?, offset, whence))
         };
-        self.answer(reply, work, |reply, at| reply.offset(i64::try_from(at).unwrap_or(i64::MAX)));
+        let (id, offset, whence) = match place() {
+            Ok(place) => place,
+            Err(error) => return reply.error(Errno::from_i32(error.errno())),
+        };
+        let fs = self.fs.clone();
+        self.seeker.answer_with_all_data(node.0, move || {
+            answer(
+                &fs,
+                reply,
+                || fs.seek(id, offset, whence),
+                |reply, at| {
+                    reply.offset(i64::try_from(at).unwrap_or(i64::MAX));
+                },
+            );
+        });
     }
 
     fn copy_file_range(

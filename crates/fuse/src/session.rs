@@ -9,7 +9,7 @@
 //! R1. `umount` hears "ok" only after the final commit succeeded and the devices are closed.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
 use fuser::SessionACL;
@@ -21,6 +21,7 @@ use ubtrfs_fs::Fs;
 use crate::activity::Activity;
 use crate::control::{self, CONTROL_XATTR, Control, SYNC_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
+use crate::seek::Seeker;
 use crate::server::Server;
 
 /// Threads that take requests when nothing else is said: enough that some may wait for the device.
@@ -42,7 +43,10 @@ impl Session {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
         let control = Control::listen().map_err(failed)?;
         let activity = Arc::new(Activity::default());
-        let server = Server::new(fs.clone(), activity.clone(), control.name().to_vec(), config.writeback_cache);
+        let notifier = Arc::new(OnceLock::new());
+        let seeker = Seeker::start(notifier.clone()).map_err(failed)?;
+        let name = control.name().to_vec();
+        let server = Server::new(fs.clone(), activity.clone(), name, seeker, config.writeback_cache);
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
         let mut session = fuser::Config::default();
@@ -50,7 +54,10 @@ impl Session {
         // Where the device node is closed to ordinary users, all threads share the descriptor of the helper.
         session.clone_fd = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
         match fuser::Session::from_fd(server, device, SessionACL::All, session) {
-            Ok(requests) => Ok(Self { dir: dir.to_owned(), fs, activity, control, requests }),
+            Ok(requests) => {
+                let _ = notifier.set(requests.notifier());
+                Ok(Self { dir: dir.to_owned(), fs, activity, control, requests })
+            }
             Err(source) => {
                 let _ = mount::unmount(dir, true);
                 Err(failed(source))
