@@ -19,7 +19,7 @@ type Verify<'v> = dyn Fn(usize, &[u8]) -> Result<(), FormatError> + 'v;
 impl Volumes {
     /// Reads `buf.len()` bytes. `verify(index, piece)` is asked for each piece of `unit_bytes`; one that fails, or
     /// whose device fails, is tried from the other copies, and the good copy is written over the bad one (unless the
-    /// filesystem is read-only). A piece with no good copy fails the read.
+    /// filesystem is read-only). A piece with no good copy fails the read. `verify` must not call back into here.
     pub fn read(&self, logical: Logical, buf: &mut [u8], unit_bytes: usize, verify: &Verify<'_>) -> Result<()> {
         let unit_bytes = unit_bytes.max(1);
         let whole = self.read_copy(logical, buf, 0);
@@ -92,6 +92,7 @@ impl Volumes {
             return;
         }
         let _exclusive = self.repair_lock.write();
+        let Some(chunk) = self.chunks.get(at).filter(|chunk| chunk.end() - at.0 >= good.len() as u64) else { return };
         let mut now = vec![0; good.len()];
         if self.read_copy(at, &mut now, good_copy).is_err() || now != good {
             return;
@@ -99,7 +100,7 @@ impl Volumes {
         for &copy in bad {
             let is_bad = self.read_copy(at, &mut now, copy).is_err() || !is_good(&now);
             if is_bad {
-                let _counted = self.write_copy(at, &[IoSlice::new(good)], copy);
+                let _counted = self.write_copy(&chunk, at, &[IoSlice::new(good)], good.len(), copy);
             }
         }
     }
@@ -149,32 +150,32 @@ impl Volumes {
     pub fn write_vectored(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();
-        let nr_copies = self.num_copies(logical);
-        if nr_copies == 0 {
-            return Err(unmapped(logical));
-        }
-        (0..nr_copies).try_for_each(|copy| self.write_copy(logical, bufs, copy))
-    }
-
-    fn write_copy(&self, logical: Logical, bufs: &[IoSlice<'_>], copy: usize) -> Result<()> {
         let total: usize = bufs.iter().map(|buf| buf.len()).sum();
         let mut done = 0;
         while done < total {
             let at = Logical(logical.0 + done as u64);
-            let chunk = self.chunk_for(at, copy)?;
-            if chunk.geometry.has_parity() {
-                return Err(Error::ReadOnly { reason: "RAID5 and RAID6 are supported for reading only".to_owned() });
+            let chunk = self.chunk_for(at, 0)?;
+            let len = usize::try_from(chunk.end() - at.0).unwrap_or(usize::MAX).min(total - done);
+            let part = if len == total { bufs.to_vec() } else { slice_bufs(bufs, done, len) };
+            (0..chunk.geometry.nr_copies()).try_for_each(|copy| self.write_copy(&chunk, at, &part, len, copy))?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes `len` bytes that lie inside `chunk` to one copy.
+    fn write_copy(&self, chunk: &Chunk, at: Logical, bufs: &[IoSlice<'_>], len: usize, copy: usize) -> Result<()> {
+        if chunk.geometry.has_parity() {
+            return Err(Error::ReadOnly { reason: "RAID5 and RAID6 are supported for reading only".to_owned() });
+        }
+        let mut done = 0;
+        for segment in chunk.geometry.segments(at.0 - chunk.start, len as u64, copy) {
+            let segment_len = segment.len_bytes as usize;
+            match segment_len == len {
+                true => self.write_segment(chunk, segment, bufs)?,
+                false => self.write_segment(chunk, segment, &slice_bufs(bufs, done, segment_len))?,
             }
-            let offset = at.0 - chunk.start;
-            let len = usize::try_from(chunk.item.length - offset).unwrap_or(usize::MAX).min(total - done);
-            for segment in chunk.geometry.segments(offset, len as u64, copy) {
-                let segment_len = segment.len_bytes as usize;
-                match done == 0 && segment_len == total {
-                    true => self.write_segment(&chunk, segment, bufs)?,
-                    false => self.write_segment(&chunk, segment, &slice_bufs(bufs, done, segment_len))?,
-                }
-                done += segment_len;
-            }
+            done += segment_len;
         }
         Ok(())
     }

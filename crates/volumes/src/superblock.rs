@@ -9,7 +9,7 @@
 
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{CsumType, Error, FormatError, Result};
+use ubtrfs_format::{CsumType, Error, FormatError, Result, check_superblock};
 
 /// A device's superblock.
 #[derive(Clone, Debug)]
@@ -95,7 +95,8 @@ fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblock, Unusabl
     }
     let superblock = Superblock::decode(&raw).map_err(|cause| Unusable::Invalid { fsid: None, cause })?;
     let fsid = Some(superblock.fsid);
-    check(&superblock, &raw, offset).map_err(|cause| Unusable::Invalid { fsid, cause })?;
+    let checked = check(&superblock, &raw, offset).and_then(|()| check_superblock(&superblock, &raw));
+    checked.map_err(|cause| Unusable::Invalid { fsid, cause })?;
     Ok(superblock)
 }
 

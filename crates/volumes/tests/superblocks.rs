@@ -1,0 +1,153 @@
+//! Which superblock is taken, what is refused, and in which order mirrors are written. Method: superblocks made by hand
+//! on devices in memory.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Asked, MIB, Recorder, dev_item, put, superblock};
+use ubtrfs_device::{Device, MemoryDevice};
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{DevId, Error, Generation, Logical};
+use ubtrfs_volumes::{OpenOptions, Volumes};
+use uuid::Uuid;
+
+fn open(device: MemoryDevice) -> Result<Volumes, Error> {
+    Volumes::open(vec![Arc::new(device)], OpenOptions::default())
+}
+
+fn generation(n: u64, sb: Superblock) -> Superblock {
+    Superblock { generation: Generation(n), ..sb }
+}
+
+#[test]
+fn the_newest_valid_mirror_wins() {
+    let device = MemoryDevice::new(100 * MIB);
+    put(&device, &generation(10, superblock(100 * MIB)), 65536);
+    put(&device, &generation(12, superblock(100 * MIB)), 64 * MIB);
+    let volumes = open(device).unwrap();
+    assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (12, 1));
+    assert_eq!(volumes.write_refusal(), None);
+}
+
+#[test]
+fn a_broken_primary_is_replaced_by_its_mirror() {
+    let device = MemoryDevice::new(100 * MIB);
+    put(&device, &generation(12, superblock(100 * MIB)), 65536);
+    put(&device, &generation(11, superblock(100 * MIB)), 64 * MIB);
+    device.write_at(65536 + 200, b"bits that rotted").unwrap();
+    let volumes = open(device).unwrap();
+    assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (11, 1));
+    assert_eq!(volumes.write_refusal(), None);
+}
+
+#[test]
+fn an_overwritten_primary_allows_reading_only() {
+    let device = MemoryDevice::new(100 * MIB);
+    put(&device, &superblock(100 * MIB), 64 * MIB);
+    let volumes = open(device).unwrap();
+    assert!(volumes.write_refusal().unwrap().contains("overwritten"));
+    assert!(matches!(volumes.write_superblock(volumes.superblock()), Err(Error::ReadOnly { .. })));
+}
+
+#[test]
+fn the_mirror_of_another_filesystem_is_never_taken() {
+    let device = MemoryDevice::new(100 * MIB);
+    let mut other = generation(1000, superblock(100 * MIB));
+    other.fsid = Uuid::from_bytes([8; 16]);
+    other.dev_item.fsid = other.fsid;
+    put(&device, &superblock(100 * MIB), 65536);
+    put(&device, &other, 64 * MIB);
+    assert_eq!(open(device).unwrap().superblock().generation.0, 10);
+    // Nor when the primary is broken, as long as it still tells whose it is.
+    let device = MemoryDevice::new(100 * MIB);
+    put(&device, &superblock(100 * MIB), 65536);
+    put(&device, &other, 64 * MIB);
+    device.write_at(65536 + 200, b"bits that rotted").unwrap();
+    assert!(matches!(open(device), Err(Error::Refused { .. })));
+}
+
+#[test]
+fn refusals_say_what_was_met() {
+    let refused = |sb: &Superblock, len: u64| {
+        let device = MemoryDevice::new(len);
+        put(&device, sb, 65536);
+        open(device).unwrap_err().to_string()
+    };
+    let good = superblock(32 * MIB);
+    assert!(open(MemoryDevice::new(32 * MIB)).unwrap_err().to_string().contains("not a btrfs filesystem"));
+    assert!(open(MemoryDevice::new(100)).unwrap_err().to_string().contains("not a btrfs filesystem"));
+    assert!(refused(&good, 31 * MIB).contains("cut off"));
+    let zoned = Superblock { incompat_flags: 0x341 | 1 << 12 | 1 << 50, ..good.clone() };
+    assert!(refused(&zoned, 32 * MIB).contains("ZONED, bit 50"));
+    assert!(refused(&Superblock { nodesize: 12288, ..good.clone() }, 32 * MIB).contains("nodesize"));
+    assert!(refused(&Superblock { csum_type: 9, ..good.clone() }, 32 * MIB).contains("csum_type"));
+    assert!(refused(&Superblock { sys_chunk_array_size: 100, ..good.clone() }, 32 * MIB).contains("sys_chunk_array"));
+    assert!(refused(&Superblock { sys_chunk_array_size: 0, ..good.clone() }, 32 * MIB).contains("one in a chunk"));
+    assert!(refused(&Superblock { chunk_root: Logical(1 << 40), ..good }, 32 * MIB).contains("1099511627776"));
+    assert!(matches!(Volumes::open(Vec::new(), OpenOptions::default()), Err(Error::Refused { .. })));
+}
+
+#[test]
+fn what_is_readable_but_not_writable_says_why() {
+    let refusal = |change: &dyn Fn(&mut Superblock)| {
+        let mut sb = superblock(32 * MIB);
+        change(&mut sb);
+        let device = MemoryDevice::new(32 * MIB);
+        put(&device, &sb, 65536);
+        open(device).unwrap().write_refusal().unwrap_or_default()
+    };
+    assert_eq!(refusal(&|_| ()), "");
+    assert!(refusal(&|sb| sb.log_root = Logical(common::CHUNK.0 + 65536)).contains("log to replay"));
+    assert!(refusal(&|sb| sb.compat_ro_flags |= 1 << 20).contains("bit 20"));
+    assert!(refusal(&|sb| sb.incompat_flags |= 1 << 16).contains("SIMPLE_QUOTA"));
+    assert!(refusal(&|sb| sb.flags |= 1 << 32).contains("seed"));
+    assert!(refusal(&|sb| sb.num_devices = 2).contains("1 of its 2 devices"));
+}
+
+#[test]
+fn devices_that_do_not_belong_together_are_refused() {
+    let device = |devid: u64, fsid: u8| -> Arc<dyn Device> {
+        let device = MemoryDevice::new(32 * MIB);
+        let mut sb = Superblock { num_devices: 2, fsid: Uuid::from_bytes([fsid; 16]), ..superblock(32 * MIB) };
+        sb.dev_item = dev_item(devid, 32 * MIB);
+        sb.dev_item.fsid = sb.fsid;
+        put(&device, &sb, 65536);
+        Arc::new(device)
+    };
+    let error = |devices| Volumes::open(devices, OpenOptions::default()).unwrap_err().to_string();
+    assert!(error(vec![device(1, 7), device(2, 8)]).contains("belongs to filesystem"));
+    assert!(error(vec![device(1, 7), device(1, 7)]).contains("both device 1"));
+    let both = Volumes::open(vec![device(1, 7), device(2, 7)], OpenOptions::default()).unwrap();
+    assert!(both.write_refusal().unwrap().contains("several devices"));
+    assert_eq!(both.devices().iter().map(|device| device.devid).collect::<Vec<_>>(), [DevId(1), DevId(2)]);
+}
+
+#[test]
+fn i3_mirrors_follow_a_durable_primary() {
+    let device = Recorder::formatted(300 << 30);
+    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let sb = generation(11, volumes.superblock().clone());
+    volumes.write_superblock(&sb).unwrap();
+    let asked = device.asked.lock().unwrap().clone();
+    assert_eq!(asked, [Asked::Write(65536), Asked::Flush, Asked::Write(64 * MIB), Asked::Write(256 << 30)]);
+    for offset in [65536, 64 * MIB, 256 << 30] {
+        let mut raw = vec![0; 4096];
+        device.read_at(offset, &mut raw).unwrap();
+        let found = Superblock::decode(&raw).unwrap();
+        assert_eq!((found.bytenr, found.generation.0), (offset, 11));
+        assert_eq!(found.dev_item.bytes_used, 8 * MIB);
+        assert_eq!(raw, found.encode_with_csum());
+    }
+}
+
+#[test]
+fn a_read_only_open_writes_nothing() {
+    let device = Recorder::formatted(32 * MIB);
+    let volumes = Volumes::open(vec![device.clone()], OpenOptions { read_only: true }).unwrap();
+    assert_eq!(volumes.write_refusal(), None);
+    assert!(volumes.write_superblock(volumes.superblock()).is_err());
+    assert!(volumes.write(common::CHUNK, &[0; 4096]).is_err());
+    assert!(volumes.discard(common::CHUNK, 4096).is_err());
+    assert!(device.asked.lock().unwrap().is_empty());
+}
