@@ -4,6 +4,8 @@
 //! Method: Linux fills an image; its own walk is compared with ours; the model is loaded through Linux; the driver works on
 //! model and engine; the engine's last walk, the model, and Linux's walk must agree, and btrfs check and scrub find nothing.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 
 use ubtrfs_testkit::{

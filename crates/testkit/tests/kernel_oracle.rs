@@ -1,6 +1,8 @@
 //! The oracle itself: images that Linux made and filled are clean, equal to the model loaded from them, and what the
 //! driver does to them through Linux is what the model says.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use ubtrfs_testkit::{
     Compare, Driver, KernelImage, KernelImageSpec, LoopMount, PathTarget, RichTree, btrfs_check, capability,
     compare_entries, compare_trees, walk_path,

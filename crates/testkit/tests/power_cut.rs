@@ -4,6 +4,8 @@
 //! fsync. Then the power is cut at many points, each unflushed write being kept, dropped or torn by seed: btrfs check must
 //! be clean, and the content must be that of the last promise or of one after it that was under way.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
@@ -120,7 +122,7 @@ fn fsync_promises_its_file() {
     let options = MountOptions::parse("commit=300").unwrap();
     let mut target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
     // Each file is written in two steps, and other files are dirty at each fsync.
-    let mut contents = Vec::new();
+    let mut contents: Vec<Vec<u8>> = Vec::new();
     for index in 0..40u64 {
         let path = format!("file-{}", index / 2).into_bytes();
         if index % 2 == 0 {
@@ -144,9 +146,8 @@ fn fsync_promises_its_file() {
         btrfs_check(image.path()).unwrap_or_else(|error| panic!("{what}: {error:#}"));
         let mut found = FsTarget::open(image.path(), "ro").unwrap_or_else(|error| panic!("{what}: {error:#}"));
         let promised = usize::try_from(outcome.promised.unwrap_or(0)).unwrap();
-        for index in 0..promised {
+        for (index, content) in contents.iter().enumerate().take(promised) {
             let path = format!("file-{}", index / 2).into_bytes();
-            let content = &contents[index];
             let read = found.read(&path, 0, content.len()).unwrap_or_else(|error| panic!("{what}: errno {error}"));
             assert!(read == *content, "{what}: content that was fsynced into {} is not there", index / 2);
         }

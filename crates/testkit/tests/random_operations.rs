@@ -1,5 +1,7 @@
 //! Filesystems made by ubtrfs under random operations, against the model, reopened in between, judged by Linux.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
