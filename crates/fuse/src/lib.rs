@@ -6,6 +6,7 @@
 //! | `mount`    | mount(2), fusermount3, what can go wrong                    |
 //! | `session`  | a mount's life from mounting to the last commit             |
 //! | `server`   | one handler a request                                       |
+//! | `reply`    | answers and errnos                                          |
 //! | `node`     | node ids and inode numbers                                  |
 //! | `attr`     | attributes and times on the wire                            |
 //! | `ioctl`    | the ioctls that reach us                                    |
@@ -20,6 +21,7 @@ mod control;
 mod ioctl;
 mod mount;
 mod node;
+mod reply;
 mod seek;
 mod server;
 mod session;

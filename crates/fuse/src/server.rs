@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 use ubtrfs_fs::{
     Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, XattrFlags,
@@ -34,6 +34,7 @@ use crate::attr::{entry_kind, file_attr, set_time, timespec};
 use crate::control::{CONTROL_XATTR, SYNC_XATTR};
 use crate::ioctl;
 use crate::node::Nodes;
+use crate::reply::{Caught, NO_ATTR, OPEN_FLAGS, Refuse, answer, sized_answer};
 use crate::seek::Seeker;
 
 /// How long names, and attributes that only requests change, stay valid in the kernel.
@@ -225,25 +226,6 @@ impl Server {
             if last_batch {
                 return Ok(());
             }
-        }
-    }
-}
-
-/// S1: runs `work`, then answers with `done` or the errno.
-fn answer<R: Refuse, T>(fs: &Fs, reply: R, work: impl FnOnce() -> Result<T>, done: impl FnOnce(R, T)) {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => done(reply, value),
-        Ok(Err(error)) => {
-            if let Error::Engine(cause) = &error
-                && matches!(cause, ubtrfs_format::Error::Corrupt(_) | ubtrfs_format::Error::Io { .. })
-            {
-                tracing::error!("{cause}");
-            }
-            reply.refuse(Errno::from_i32(error.errno()));
-        }
-        Err(_) => {
-            crate::session::abort(fs, "a request handler panicked");
-            reply.refuse(Errno::EIO);
         }
     }
 }
@@ -718,75 +700,6 @@ impl Filesystem for Server {
             Ok(copied)
         };
         self.change(reply, work, |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)));
-    }
-}
-
-/// A value whose size is asked for first (`size` 0), or that must fit.
-fn sized_answer(reply: ReplyXattr, value: &[u8], size: u32) {
-    if size == 0 {
-        reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX));
-    } else if value.len() > size as usize {
-        reply.error(Errno::ERANGE);
-    } else {
-        reply.data(value);
-    }
-}
-
-/// Cached pages stay valid across opens, and direct writes may run side by side.
-const OPEN_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
-
-/// The attributes of an entry that says a name does not exist.
-const NO_ATTR: FileAttr = FileAttr {
-    ino: INodeNo(0),
-    size: 0,
-    blocks: 0,
-    atime: UNIX_EPOCH,
-    mtime: UNIX_EPOCH,
-    ctime: UNIX_EPOCH,
-    crtime: UNIX_EPOCH,
-    kind: FileType::RegularFile,
-    perm: 0,
-    nlink: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-    blksize: 0,
-    flags: 0,
-};
-
-/// Answers that can carry an errno.
-trait Refuse {
-    fn refuse(self, errno: Errno);
-}
-
-macro_rules! refuse {
-    ($($reply:ty),*) => { $(impl Refuse for $reply {
-        fn refuse(self, errno: Errno) {
-            self.error(errno);
-        }
-    })* };
-}
-
-refuse!(
-    ReplyAttr,
-    ReplyCreate,
-    ReplyData,
-    ReplyEmpty,
-    ReplyEntry,
-    ReplyIoctl,
-    ReplyLseek,
-    ReplyOpen,
-    ReplyStatfs,
-    ReplyWrite,
-    ReplyXattr
-);
-
-/// Catches an errno for answers that are filled while the work runs.
-struct Caught<'a, T>(&'a mut std::result::Result<T, Errno>);
-
-impl<T> Refuse for Caught<'_, T> {
-    fn refuse(self, errno: Errno) {
-        *self.0 = Err(errno);
     }
 }
 
