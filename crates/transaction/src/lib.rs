@@ -24,6 +24,8 @@ mod delayed_item;
 mod engine;
 mod extent_tree;
 mod free_space_tree;
+#[cfg(test)]
+mod ledger_kernel_tests;
 mod node_store;
 mod open;
 mod operation;
