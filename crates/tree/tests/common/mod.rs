@@ -52,12 +52,18 @@ impl NodeSource for Store {
     }
 }
 
+/// Key, old data, new data.
+type Changed = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// Gets each node and its parent.
+type Visit<'v> = &'v mut dyn FnMut(&Arc<Node>, Option<&Arc<Node>>);
+
 pub struct Sink<'a> {
     store: &'a Store,
     /// Child to parent, as it was before the batch.
     parents: HashMap<u64, u64>,
     taken: HashSet<u64>,
-    pub changes: Vec<(Key, Option<Vec<u8>>, Option<Vec<u8>>)>,
+    pub changes: Vec<Changed>,
     pub emitted: HashSet<u64>,
     pub nr_left_leaves: usize,
     pub record: bool,
@@ -171,16 +177,11 @@ impl Store {
         }
     }
 
-    pub fn walk(&self, root: &RootPtr, visit: &mut dyn FnMut(&Arc<Node>, Option<&Arc<Node>>)) {
+    pub fn walk(&self, root: &RootPtr, visit: Visit<'_>) {
         self.walk_below(&root.node_ptr(), None, visit);
     }
 
-    fn walk_below(
-        &self,
-        ptr: &NodePtr,
-        parent: Option<&Arc<Node>>,
-        visit: &mut dyn FnMut(&Arc<Node>, Option<&Arc<Node>>),
-    ) {
+    fn walk_below(&self, ptr: &NodePtr, parent: Option<&Arc<Node>>, visit: Visit<'_>) {
         let node = self.read_node(ptr).unwrap();
         node.verify(ptr).unwrap();
         visit(&node, parent);
