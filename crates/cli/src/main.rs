@@ -31,6 +31,14 @@ enum Command {
     Umount(commands::umount::Args),
     Sync(commands::sync::Args),
     Filesystem(commands::filesystem::Args),
+    Import(commands::offline::import::Args),
+    Export(commands::offline::export::Args),
+    Ls(commands::offline::list::LsArgs),
+    Cat(commands::offline::list::CatArgs),
+    Stat(commands::offline::list::StatArgs),
+    Cp(commands::offline::copy::Args),
+    Rm(commands::offline::edit::RmArgs),
+    Mkdir(commands::offline::edit::MkdirArgs),
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -39,6 +47,14 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Umount(args) => commands::umount::run(args),
         Command::Sync(args) => commands::sync::run(args),
         Command::Filesystem(args) => commands::filesystem::run(args),
+        Command::Import(args) => commands::offline::import::run(args),
+        Command::Export(args) => commands::offline::export::run(args),
+        Command::Ls(args) => commands::offline::list::run_ls(args),
+        Command::Cat(args) => commands::offline::list::run_cat(args),
+        Command::Stat(args) => commands::offline::list::run_stat(args),
+        Command::Cp(args) => commands::offline::copy::run(args),
+        Command::Rm(args) => commands::offline::edit::run_rm(args),
+        Command::Mkdir(args) => commands::offline::edit::run_mkdir(args),
     }
 }
 

@@ -2,5 +2,6 @@
 
 pub(crate) mod filesystem;
 pub(crate) mod mount;
+pub(crate) mod offline;
 pub(crate) mod sync;
 pub(crate) mod umount;

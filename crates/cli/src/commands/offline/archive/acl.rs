@@ -1,0 +1,113 @@
+//! POSIX ACLs: from the text of `SCHILY.acl.*` records to the attribute's bytes.
+//!
+//! The attribute: version 2 (u32), then entries of tag u16, permissions u16, id u32, sorted by tag and id.
+
+use anyhow::{Context, bail};
+
+/// Attribute of the access ACL.
+pub(super) const ACCESS: &[u8] = b"system.posix_acl_access";
+/// Attribute of the default ACL.
+pub(super) const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without an id
+/// is a number or looked up in this system's `/etc/passwd` and `/etc/group`.
+pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let text = std::str::from_utf8(text).context("an ACL is not text")?;
+    let mut entries = Vec::new();
+    for entry in text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim()) {
+        if entry.is_empty() {
+            continue;
+        }
+        let wrong = || format!("wrong ACL entry '{entry}'");
+        let mut fields = entry.split(':').map(str::trim);
+        let (Some(kind), Some(mut name)) = (fields.next(), fields.next()) else { bail!(wrong()) };
+        let mut perms = fields.next();
+        if perms.is_none() && matches!(kind, "mask" | "m" | "other" | "o") {
+            // `other:r--`, the short form.
+            perms = Some(std::mem::take(&mut name));
+        }
+        let bits = perms.and_then(permissions).with_context(wrong)?;
+        let database = match kind {
+            "user" | "u" => Some(("/etc/passwd", USER_OBJ)),
+            "group" | "g" => Some(("/etc/group", GROUP_OBJ)),
+            _ => None,
+        };
+        let (tag, id) = match (kind, database) {
+            (_, Some((_, tag))) if name.is_empty() => (tag, NO_ID),
+            (_, Some((file, tag))) => {
+                let id = match fields.next().unwrap_or(name).parse() {
+                    Ok(id) => id,
+                    Err(_) => id_of(file, name).with_context(|| format!("ACL: '{name}' is not in {file}"))?,
+                };
+                (tag * 2, id)
+            }
+            ("mask" | "m", _) if name.is_empty() => (MASK, NO_ID),
+            ("other" | "o", _) if name.is_empty() => (OTHER, NO_ID),
+            _ => bail!(wrong()),
+        };
+        entries.push((tag, id, bits));
+    }
+    entries.sort_unstable();
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, id, bits) in entries {
+        value.extend(tag.to_le_bytes());
+        value.extend(bits.to_le_bytes());
+        value.extend(id.to_le_bytes());
+    }
+    Ok(value)
+}
+
+fn permissions(text: &str) -> Option<u16> {
+    text.chars().try_fold(0, |bits, letter| match letter {
+        'r' => Some(bits | 4),
+        'w' => Some(bits | 2),
+        'x' => Some(bits | 1),
+        '-' => Some(bits),
+        _ => None,
+    })
+}
+
+fn id_of(file: &str, name: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+// A named entry's tag is twice its owner's.
+const USER_OBJ: u16 = 1;
+const GROUP_OBJ: u16 = 4;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+const NO_ID: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        let mut value = vec![2, 0, 0, 0];
+        for (tag, bits, id) in entries {
+            value.extend(tag.to_le_bytes());
+            value.extend(bits.to_le_bytes());
+            value.extend(id.to_le_bytes());
+        }
+        value
+    }
+
+    #[test]
+    fn text_becomes_the_attribute() {
+        let all =
+            bytes(&[(1, 7, NO_ID), (2, 5, 0), (2, 4, 1000), (4, 4, NO_ID), (8, 6, 7), (16, 7, NO_ID), (32, 0, NO_ID)]);
+        let text = b"user::rwx,user:1000:r--,user:root:r-x,group::r--,group:x:rw-:7,mask::rwx,other::---";
+        assert_eq!(from_text(text).unwrap(), all);
+        assert_eq!(
+            from_text(b"u::r\ng::r\no:r # all").unwrap(),
+            bytes(&[(1, 4, NO_ID), (4, 4, NO_ID), (32, 4, NO_ID)])
+        );
+        for wrong in ["user", "user:no-such-user:r--", "what::r--", "user::q", "mask:x:r--"] {
+            from_text(wrong.as_bytes()).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! tar archives: ustar, GNU and pax, read and written as streams.
+//!
+//! A header block, 512 bytes:
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 100 | name |
+//! | 100 | 8 | mode |
+//! | 108 | 8 | uid |
+//! | 116 | 8 | gid |
+//! | 124 | 12 | size |
+//! | 136 | 12 | mtime |
+//! | 148 | 8 | checksum: sum of all bytes, these being spaces |
+//! | 156 | 1 | type |
+//! | 157 | 100 | link name |
+//! | 257 | 8 | "ustar\0" "00" or GNU's "ustar  \0" |
+//! | 265 | 64 | user and group names |
+//! | 329 | 16 | device major, minor |
+//! | 345 | 155 | prefix of the name (ustar), or times and sparse map (GNU) |
+
+pub(super) mod acl;
+mod header;
+pub(super) mod input;
+pub(super) mod read;
+pub(super) mod write;
+
+use ubtrfs_format::item::Timespec;
+
+/// Bytes of a header, and what everything is padded to.
+pub(super) const BLOCK: usize = 512;
+
+/// What a member of an archive is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    HardLink,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    Dir,
+    Fifo,
+}
+
+/// A member of an archive, without its data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+    /// Target of a symbolic link, or path of a hard link.
+    pub(super) link: Vec<u8>,
+    /// Permission bits.
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: Timespec,
+    pub(super) atime: Option<Timespec>,
+    pub(super) major: u32,
+    pub(super) minor: u32,
+    /// Size of the file.
+    pub(super) size: u64,
+    /// Where data lies in the file, as offset and length; `None`: everywhere.
+    pub(super) sparse: Option<Vec<(u64, u64)>>,
+    /// Extended attributes: names with their namespace, and values.
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Bytes from here to the end of the block.
+pub(super) fn padding(len: u64) -> usize {
+    // A block is 512 bytes, so the rest is less.
+    (len.wrapping_neg() % BLOCK as u64) as usize
+}

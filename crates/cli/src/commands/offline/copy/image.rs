@@ -1,0 +1,213 @@
+//! An open image as an end of a copy.
+
+use std::cell::RefCell;
+
+use anyhow::{Context, bail};
+use ubtrfs_fs::{
+    Attr, Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts, rdev_parts,
+};
+
+use super::super::text::printable;
+use super::super::{data_ranges, join, normal_names, read_names, read_pieces, type_of, write_all};
+use super::{From, Info, Piece, To};
+
+/// The files of an image.
+pub(super) struct Image<'f> {
+    fs: &'f Fs,
+    /// The directory looked up last: neighbours are copied one after the other.
+    last_dir: RefCell<Option<(Vec<u8>, InodeId)>>,
+}
+
+impl<'f> Image<'f> {
+    pub(super) fn new(fs: &'f Fs) -> Self {
+        Self { fs, last_dir: RefCell::new(None) }
+    }
+
+    fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
+        let found = if follow {
+            self.fs.lookup_path(path, true)
+        } else {
+            match self.parent(path)? {
+                Some((dir, name)) => self.fs.lookup(dir, &name),
+                None => self.fs.getattr(self.fs.root()),
+            }
+        };
+        found.with_context(|| format!("'{}'", printable(path)))
+    }
+
+    /// The directory of a path and the last name; `None` for the root.
+    fn parent(&self, path: &[u8]) -> anyhow::Result<Option<(InodeId, Vec<u8>)>> {
+        let names = normal_names(path);
+        let Some((name, dirs)) = names.split_last() else { return Ok(None) };
+        let dir_path = join(dirs);
+        if let Some((_, dir)) = self.last_dir.borrow().as_ref().filter(|(path, _)| *path == dir_path) {
+            return Ok(Some((*dir, name.to_vec())));
+        }
+        let dir = self.fs.lookup_path(&dir_path, true).with_context(|| format!("'{}'", printable(&dir_path)))?;
+        if !dir.is_dir() {
+            bail!("'{}' is not a directory", printable(&dir_path));
+        }
+        *self.last_dir.borrow_mut() = Some((dir_path, dir.id));
+        Ok(Some((dir.id, name.to_vec())))
+    }
+
+    fn create(&self, path: &[u8], new: NewInode<'_>) -> anyhow::Result<InodeId> {
+        let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
+        // As cp: copies belong to who runs it.
+        let caller =
+            Caller { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), umask: 0 };
+        Ok(self.fs.create(dir, &name, new, &caller)?.id)
+    }
+
+    /// Shares all data of a file with a new one; `false` where that cannot be.
+    fn share(&self, from: InodeId, to: InodeId, size: u64) -> anyhow::Result<bool> {
+        if size == 0 {
+            return Ok(true);
+        }
+        match self.fs.clone_range(from, 0, to, 0, 0) {
+            Ok(()) => Ok(true),
+            // A subvolume's border, or checksums on one side only.
+            Err(Error::CrossDevice | Error::InvalidArgument(_) | Error::NotSupported(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl From for Image<'_> {
+    fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>> {
+        let attr = match self.attr(path, follow) {
+            Ok(attr) => attr,
+            Err(error) if matches!(error.downcast_ref(), Some(Error::NotFound)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let (major, minor) = rdev_parts(attr.rdev);
+        Ok(Some(Info {
+            mode: attr.mode,
+            uid: attr.uid,
+            gid: attr.gid,
+            major,
+            minor,
+            size: attr.size,
+            nlink: attr.nlink.into(),
+            atime: attr.atime,
+            mtime: attr.mtime,
+            identity: (attr.id.root.0, attr.id.ino.0),
+            id: Some(attr.id),
+        }))
+    }
+
+    fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
+        let dir = self.attr(path, false)?;
+        Ok(read_names(self.fs, dir.id)?.into_iter().map(|name| name.name).collect())
+    }
+
+    fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>> {
+        Ok(self.fs.readlink(self.attr(path, false)?.id)?)
+    }
+
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let id = self.attr(path, false)?.id;
+        let names = self.fs.listxattr(id)?;
+        names
+            .into_iter()
+            .map(|name| {
+                let value = self.fs.getxattr(id, &name)?;
+                Ok((name, value))
+            })
+            .collect()
+    }
+
+    fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()> {
+        let id = match info.id {
+            Some(id) => id,
+            None => self.attr(path, true)?.id,
+        };
+        let mut buf = Vec::new();
+        for range in data_ranges(self.fs, id, info.size)? {
+            read_pieces(self.fs, id, range, &mut buf, &mut *piece)?;
+        }
+        Ok(())
+    }
+}
+
+impl To for Image<'_> {
+    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<()> {
+        self.create(path, NewInode::dir(mode)).map(|_| ())
+    }
+
+    fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
+        self.create(path, NewInode::symlink(target)).map(|_| ())
+    }
+
+    fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
+        let is_device = matches!(type_of(info.mode), mode::CHAR | mode::BLOCK);
+        let rdev = if is_device { rdev_from_parts(info.major, info.minor) } else { 0 };
+        self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None }).map(|_| ())
+    }
+
+    fn make_file(
+        &self,
+        path: &[u8],
+        info: &Info,
+        fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let id = self.create(path, NewInode::file(info.mode))?;
+        self.fs.open_inode(id)?;
+        let filled = (|| {
+            if let Some(from) = info.id
+                && self.share(from, id, info.size)?
+            {
+                return Ok(());
+            }
+            let mut end = 0;
+            fill(&mut |offset, bytes| {
+                end = offset + bytes.len() as u64;
+                Ok(write_all(self.fs, id, offset, bytes)?)
+            })?;
+            if end < info.size {
+                self.fs.setattr(id, &SetAttr { size: Some(info.size), ..SetAttr::default() }, &Caller::ROOT)?;
+            }
+            Ok(())
+        })();
+        self.fs.release_inode(id);
+        filled
+    }
+
+    fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
+        let old = self.attr(old, false)?;
+        let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
+        Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)
+    }
+
+    fn unlink(&self, path: &[u8]) -> anyhow::Result<()> {
+        let Some((dir, name)) = self.parent(path)? else { bail!("the root directory cannot be replaced") };
+        Ok(self.fs.unlink(dir, &name)?)
+    }
+
+    fn set_owner(&self, path: &[u8], owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
+        let mode = (type_of(bits) != mode::SYMLINK).then_some(bits & mode::PERMISSIONS);
+        let set = SetAttr { uid: Some(owner.0), gid: Some(owner.1), mode, ..SetAttr::default() };
+        self.fs.setattr(self.attr(path, false)?.id, &set, &Caller::ROOT)?;
+        Ok(())
+    }
+
+    fn set_xattrs(&self, path: &[u8], xattrs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
+        if xattrs.is_empty() {
+            return Ok(());
+        }
+        let id = self.attr(path, false)?.id;
+        for (name, value) in xattrs {
+            self.fs
+                .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
+                .with_context(|| format!("cannot set {}", printable(name)))?;
+        }
+        Ok(())
+    }
+
+    fn set_times(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
+        let (atime, mtime) = (Some(SetTime::At(info.atime)), Some(SetTime::At(info.mtime)));
+        let set = SetAttr { atime, mtime, ..SetAttr::default() };
+        self.fs.setattr(self.attr(path, false)?.id, &set, &Caller::ROOT)?;
+        Ok(())
+    }
+}

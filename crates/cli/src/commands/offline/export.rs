@@ -1,0 +1,191 @@
+//! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
+//!
+//! Names are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
+
+use super::archive::write::Writer;
+use super::archive::{Kind, Member};
+use super::text::printable;
+use super::{
+    ImageOptions, ImagePath, ImagePathParser, Use, child_path, data_ranges, lookup, read_names, read_pieces, with_image,
+};
+use crate::common::progress_bytes;
+
+/// Write a directory of an image as a tar archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Image and directory or file in it
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser)]
+    source: ImagePath,
+    /// File to write instead of standard output
+    #[arg(short = 'o', long = "output", value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write holes of files as such (pax sparse format 1.0)
+    #[arg(short = 'S', long)]
+    sparse: bool,
+    /// Leave extended attributes and ACLs out
+    #[arg(long)]
+    no_xattrs: bool,
+    /// Mount options by the kernel's names, e.g. subvol=home
+    #[arg(long = "options", value_name = "OPTIONS")]
+    options: Vec<String>,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.output.is_none() && io::stdout().is_terminal() {
+        bail!("an archive is nothing for a terminal; write it to a file with -o, or to a pipe");
+    }
+    let options = ImageOptions { options: args.options.clone(), memory: None };
+    with_image(&args.source.image, &options, Use::Read, |fs| {
+        let start = lookup(fs, &args.source, true)?;
+        match &args.output {
+            Some(path) => {
+                let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+                let file = export(fs, &args, &start, file).with_context(|| format!("{}", path.display()))?;
+                file.sync_all().with_context(|| format!("cannot write {}", path.display()))
+            }
+            None => match export(fs, &args, &start, io::stdout().lock()) {
+                // `| head` has what it wants.
+                Err(error) if is_broken_pipe(&error) => Ok(()),
+                other => other.map(|_| ()),
+            },
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
+}
+
+fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<W> {
+    let progress = progress_bytes(None, "export");
+    let writer = Writer::new(io::BufWriter::with_capacity(super::COPY_LEN, out));
+    let mut export = Export { fs, args, writer, first_names: HashMap::new(), buf: Vec::new(), progress };
+    if start.is_dir() {
+        export.dir(start)?;
+    } else {
+        let names = args.source.names();
+        export.member(start, names.last().copied().unwrap_or(b"file").to_vec())?;
+    }
+    export.progress.finish_and_clear();
+    let out = export.writer.finish()?;
+    Ok(out.into_inner().map_err(io::IntoInnerError::into_error)?)
+}
+
+struct Export<'a, W: Write> {
+    fs: &'a Fs,
+    args: &'a Args,
+    writer: Writer<W>,
+    /// Where a file with several links was written.
+    first_names: HashMap<InodeId, Vec<u8>>,
+    buf: Vec<u8>,
+    progress: indicatif::ProgressBar,
+}
+
+impl<W: Write> Export<'_, W> {
+    /// A directory and all below it; its depth is limited by memory, not by the stack.
+    fn dir(&mut self, start: &Attr) -> anyhow::Result<()> {
+        let mut todo = vec![(start.id, b".".to_vec())];
+        while let Some((id, path)) = todo.pop() {
+            let at = || format!("'{}'", printable(&path));
+            let attr = self.fs.getattr(id).with_context(at)?;
+            self.member(&attr, path.clone()).with_context(at)?;
+            if attr.is_dir() {
+                let names = read_names(self.fs, attr.id).with_context(at)?;
+                todo.extend(names.into_iter().rev().map(|name| (name.id, child_path(&path, &name.name))));
+            }
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, attr: &Attr, mut path: Vec<u8>) -> anyhow::Result<()> {
+        let kind = match attr.mode & mode::TYPE {
+            mode::REGULAR => Kind::File,
+            mode::DIRECTORY => Kind::Dir,
+            mode::SYMLINK => Kind::Symlink,
+            mode::CHAR => Kind::CharDevice,
+            mode::BLOCK => Kind::BlockDevice,
+            mode::FIFO => Kind::Fifo,
+            _ => {
+                eprintln!("ubtrfs: {}: left out, tar has no sockets", printable(&path));
+                return Ok(());
+            }
+        };
+        if kind == Kind::Dir && !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        let (major, minor) = rdev_parts(attr.rdev);
+        let is_device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
+        let mut member = Member {
+            kind,
+            link: Vec::new(),
+            mode: attr.mode & mode::PERMISSIONS,
+            uid: attr.uid,
+            gid: attr.gid,
+            mtime: attr.mtime,
+            atime: None,
+            major: if is_device { major } else { 0 },
+            minor: if is_device { minor } else { 0 },
+            size: 0,
+            sparse: None,
+            xattrs: Vec::new(),
+            path,
+        };
+        if kind != Kind::Dir && attr.nlink > 1 {
+            if let Some(first) = self.first_names.get(&attr.id) {
+                let link = first.clone();
+                let again = Member { kind: Kind::HardLink, link, ..member };
+                self.writer.begin(&again)?;
+                return Ok(self.writer.end()?);
+            }
+            self.first_names.insert(attr.id, member.path.clone());
+        }
+        if kind == Kind::Symlink {
+            member.link = self.fs.readlink(attr.id)?;
+        }
+        if !self.args.no_xattrs {
+            for name in self.fs.listxattr(attr.id)? {
+                let value = self.fs.getxattr(attr.id, &name)?;
+                member.xattrs.push((name, value));
+            }
+            member.xattrs.sort_unstable();
+        }
+        if kind == Kind::File {
+            member.size = attr.size;
+            return self.file(attr, member);
+        }
+        self.writer.begin(&member)?;
+        Ok(self.writer.end()?)
+    }
+
+    fn file(&mut self, attr: &Attr, mut member: Member) -> anyhow::Result<()> {
+        let mut ranges = vec![(0, attr.size)];
+        if self.args.sparse && attr.size > 0 {
+            let data = data_ranges(self.fs, attr.id, attr.size)?;
+            if data != ranges {
+                member.sparse = Some(data.clone());
+                ranges = data;
+            }
+        }
+        self.writer.begin(&member)?;
+        for range in ranges {
+            let (writer, progress) = (&mut self.writer, &self.progress);
+            read_pieces(self.fs, attr.id, range, &mut self.buf, |_, bytes| {
+                progress.inc(bytes.len() as u64);
+                Ok(writer.data(bytes)?)
+            })?;
+        }
+        Ok(self.writer.end()?)
+    }
+}

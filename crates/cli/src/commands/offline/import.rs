@@ -1,0 +1,385 @@
+//! `ubtrfs import TAR|- IMAGE:/path`: unpacks an archive into an image.
+//!
+//! Invariants:
+//! - I1. Nothing is made or changed outside of the target directory: paths are taken apart by name, and a symbolic link
+//!   on the way is followed inside of the target as if that were the root.
+//! - I2. Times of a directory are set after the last change in it, at the end.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use indicatif::ProgressBar;
+use ubtrfs_device::{Device, FileDevice};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts};
+
+use super::archive::input::Input;
+use super::archive::read::Reader;
+use super::archive::{Kind, Member};
+use super::text::printable;
+use super::{
+    ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_device, with_image,
+};
+use crate::common::{format_size, parse_size, print_out, progress_bytes};
+
+/// Unpack a tar archive into an image, without a mount and without root
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
+    tar: PathBuf,
+    /// Image and directory to unpack into; a missing directory is made
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser)]
+    target: ImagePath,
+    /// Make and format the image with this size if it does not exist
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    create: Option<u64>,
+    /// Take this many leading names off each path
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    strip_components: usize,
+    /// Give every file to this user and group instead of the archive's
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    owner: Option<(u32, u32)>,
+    /// Print a summary as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
+    // An archive that cannot be read must not leave a new image behind.
+    let input = Input::open(&args.tar)?;
+    let progress = progress_bytes(input.total(), "import");
+    let mut reader = Reader::new(input);
+    let first = reader.next_member().with_context(|| format!("{}", args.tar.display()))?;
+    let work = |fs: &Fs| {
+        let mut import = Import::new(fs, &args)?;
+        import.run(&mut reader, first, &progress)?;
+        progress.set_message("commit");
+        Ok(import.counts)
+    };
+    let image = &args.target.image;
+    let counts = match args.create.filter(|_| !image.exists()) {
+        Some(size) => {
+            let device: Arc<dyn Device> = Arc::new(FileDevice::create(image, size, true)?);
+            ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
+                .with_context(|| format!("cannot format {}", image.display()))?;
+            with_device(image, device, mount_options(&args.image)?, Use::Write, work)
+        }
+        None => with_image(image, &args.image, Use::Write, work),
+    };
+    progress.finish_and_clear();
+    print_out(&counts?.report(started.elapsed(), args.json))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
+    let parsed = text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    parsed.ok_or_else(|| format!("'{text}' is no owner; write two numbers, for example 0:0"))
+}
+
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+struct Counts {
+    entries: u64,
+    files: u64,
+    directories: u64,
+    symlinks: u64,
+    hard_links: u64,
+    devices: u64,
+    fifos: u64,
+    xattrs: u64,
+    bytes: u64,
+}
+
+impl Counts {
+    fn report(&self, elapsed: Duration, json: bool) -> String {
+        let seconds = elapsed.as_secs_f64();
+        if json {
+            let mut value = serde_json::to_value(self).unwrap_or_default();
+            value["seconds"] = seconds.into();
+            return format!("{value}\n");
+        }
+        let rate = format_size((self.bytes as f64 / seconds.max(1e-9)) as u64);
+        let bytes = format_size(self.bytes);
+        format!("imported {} entries, {bytes} in {seconds:.2} s ({rate}/s)\n", self.entries)
+    }
+}
+
+struct Import<'a> {
+    fs: &'a Fs,
+    args: &'a Args,
+    /// The target directory.
+    base: InodeId,
+    /// Directories by their path below the target.
+    dirs: HashMap<Vec<u8>, InodeId>,
+    /// Times to set at the end (I2).
+    dir_times: Vec<(InodeId, SetAttr)>,
+    counts: Counts,
+}
+
+impl<'a> Import<'a> {
+    fn new(fs: &'a Fs, args: &'a Args) -> anyhow::Result<Self> {
+        let mut base = fs.root();
+        let names = args.target.names();
+        for (index, name) in names.iter().enumerate() {
+            let path = || format!("{}:{}", args.target.image.display(), printable(&join(&names[..=index])));
+            base = match fs.lookup_path(&join(&names[..=index]), true) {
+                Ok(attr) if attr.is_dir() => attr.id,
+                Ok(_) => bail!("{} is not a directory; choose another target", path()),
+                Err(Error::NotFound) => {
+                    let (uid, gid) = args.owner.unwrap_or_default();
+                    let caller = Caller { uid, gid, umask: 0 };
+                    fs.create(base, name, NewInode::dir(0o755), &caller).with_context(path)?.id
+                }
+                Err(error) => return Err(error).with_context(path),
+            };
+        }
+        Ok(Self { fs, args, base, dirs: HashMap::new(), dir_times: Vec::new(), counts: Counts::default() })
+    }
+
+    fn run(&mut self, reader: &mut Reader, first: Option<Member>, progress: &ProgressBar) -> anyhow::Result<()> {
+        let mut next = first;
+        while let Some(mut member) = next {
+            let path = std::mem::take(&mut member.path);
+            let names = normal_names(&path);
+            if names.len() >= self.args.strip_components.max(1) || member.kind == Kind::Dir {
+                let names = names.get(self.args.strip_components..).unwrap_or_default();
+                // What the stripping leaves nothing of is the target itself, if it is a directory.
+                if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
+                    self.member(reader, &member, names)
+                        .with_context(|| format!("{}: cannot import '{}'", self.args.target, printable(&path)))?;
+                    self.counts.entries += 1;
+                }
+            }
+            progress.set_position(reader.input().taken());
+            next = reader.next_member().with_context(|| format!("{}", self.args.tar.display()))?;
+        }
+        for (dir, times) in self.dir_times.drain(..).rev() {
+            self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot set a directory's times")?;
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, reader: &mut Reader, member: &Member, names: &[&[u8]]) -> anyhow::Result<()> {
+        let Some((name, dirs)) = names.split_last() else { return self.dir(member, self.base) };
+        let parent = self.parent_dir(dirs)?;
+        match member.kind {
+            Kind::Dir => {
+                let dir = self.make_dir(parent, name, member)?;
+                self.remember(names, dir);
+                self.dir(member, dir)
+            }
+            Kind::HardLink => self.hard_link(member, parent, name),
+            Kind::Symlink => {
+                self.counts.symlinks += 1;
+                self.make(parent, name, member, NewInode::symlink(&member.link)).map(|_| ())
+            }
+            Kind::File => {
+                self.counts.files += 1;
+                let id = self.create(parent, name, member, NewInode::file(member.mode))?;
+                self.fs.open_inode(id)?;
+                let written = self.write_data(reader, member, id);
+                let finished = written.and_then(|()| self.attributes(member, id));
+                self.fs.release_inode(id);
+                finished
+            }
+            Kind::CharDevice | Kind::BlockDevice | Kind::Fifo => {
+                let kind = match member.kind {
+                    Kind::CharDevice => mode::CHAR,
+                    Kind::BlockDevice => mode::BLOCK,
+                    _ => mode::FIFO,
+                };
+                if member.major > 0xfff || member.minor > 0xf_ffff {
+                    bail!("device {}:{} is out of range", member.major, member.minor);
+                }
+                let rdev = if kind == mode::FIFO { 0 } else { rdev_from_parts(member.major, member.minor) };
+                *if kind == mode::FIFO { &mut self.counts.fifos } else { &mut self.counts.devices } += 1;
+                let new = NewInode { mode: kind | member.mode, rdev, symlink_target: None };
+                self.make(parent, name, member, new).map(|_| ())
+            }
+        }
+    }
+
+    /// Makes an inode without data and sets its attributes.
+    fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
+        let id = self.create(parent, name, member, new)?;
+        self.attributes(member, id)?;
+        Ok(id)
+    }
+
+    /// Makes an inode in place of whatever has its name; a directory is not replaced.
+    fn create(&self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
+        let (uid, gid) = self.owner(member);
+        let caller = Caller { uid, gid, umask: 0 };
+        match self.fs.create(parent, name, new, &caller) {
+            Ok(attr) => Ok(attr.id),
+            Err(Error::Exists) => {
+                self.unlink_old(parent, name)?;
+                Ok(self.fs.create(parent, name, new, &caller)?.id)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn unlink_old(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+        if self.fs.lookup(parent, name)?.is_dir() {
+            bail!("a directory of that name exists; remove it first");
+        }
+        Ok(self.fs.unlink(parent, name)?)
+    }
+
+    fn make_dir(&self, parent: InodeId, name: &[u8], member: &Member) -> anyhow::Result<InodeId> {
+        match self.fs.lookup(parent, name) {
+            Ok(attr) if attr.is_dir() => Ok(attr.id),
+            Ok(_) | Err(Error::NotFound) => self.create(parent, name, member, NewInode::dir(member.mode)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Attributes of a directory: its times come later.
+    fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
+        self.counts.directories += 1;
+        let all = self.set_attr(member);
+        let times = SetAttr { atime: all.atime, mtime: all.mtime, ..SetAttr::default() };
+        self.dir_times.push((id, times));
+        self.fs.setattr(id, &SetAttr { atime: None, mtime: None, ..all }, &Caller::ROOT)?;
+        self.set_xattrs(member, id)
+    }
+
+    fn hard_link(&mut self, member: &Member, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+        let target = printable(&member.link);
+        let names = normal_names(&member.link);
+        let names = names.get(self.args.strip_components..).unwrap_or_default();
+        let Some((old_name, dirs)) = names.split_last() else { bail!("its target '{target}' is not in the archive") };
+        let old = self
+            .parent_dir(dirs)
+            .and_then(|dir| Ok(self.fs.lookup(dir, old_name)?))
+            .with_context(|| format!("its target '{target}'"))?;
+        match self.fs.lookup(parent, name) {
+            Ok(there) if there.id == old.id => {}
+            Ok(_) => {
+                self.unlink_old(parent, name)?;
+                self.fs.link(old.id, parent, name)?;
+            }
+            Err(Error::NotFound) => drop(self.fs.link(old.id, parent, name)?),
+            Err(error) => return Err(error.into()),
+        }
+        self.counts.hard_links += 1;
+        Ok(())
+    }
+
+    fn write_data(&mut self, reader: &mut Reader, member: &Member, id: InodeId) -> anyhow::Result<()> {
+        let mut end = 0;
+        reader.for_each_piece(member, |offset, bytes| {
+            end = offset + bytes.len() as u64;
+            self.counts.bytes += bytes.len() as u64;
+            Ok(super::write_all(self.fs, id, offset, bytes)?)
+        })?;
+        if end < member.size {
+            let size = SetAttr { size: Some(member.size), ..SetAttr::default() };
+            self.fs.setattr(id, &size, &Caller::ROOT)?;
+        }
+        Ok(())
+    }
+
+    /// Owner, mode and times, then extended attributes: an access ACL must come after the mode, file capabilities after
+    /// the data and the owner.
+    fn attributes(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
+        self.fs.setattr(id, &self.set_attr(member), &Caller::ROOT)?;
+        self.set_xattrs(member, id)
+    }
+
+    fn set_xattrs(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
+        for (name, value) in &member.xattrs {
+            self.fs
+                .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
+                .with_context(|| format!("attribute {}", printable(name)))?;
+            self.counts.xattrs += 1;
+        }
+        Ok(())
+    }
+
+    fn set_attr(&self, member: &Member) -> SetAttr {
+        let (uid, gid) = self.owner(member);
+        SetAttr {
+            mode: (member.kind != Kind::Symlink).then_some(member.mode),
+            uid: Some(uid),
+            gid: Some(gid),
+            atime: member.atime.map(SetTime::At),
+            mtime: Some(SetTime::At(member.mtime)),
+            ..SetAttr::default()
+        }
+    }
+
+    fn owner(&self, member: &Member) -> (u32, u32) {
+        self.args.owner.unwrap_or((member.uid, member.gid))
+    }
+
+    /// The directory with these names below the target, made where missing.
+    fn parent_dir(&mut self, names: &[&[u8]]) -> anyhow::Result<InodeId> {
+        if names.is_empty() {
+            return Ok(self.base);
+        }
+        if let Some(dir) = self.dirs.get(&names.join(&b'/')) {
+            return Ok(*dir);
+        }
+        let dir = self.walk_to(names)?;
+        self.remember(names, dir);
+        Ok(dir)
+    }
+
+    fn walk_to(&mut self, names: &[&[u8]]) -> anyhow::Result<InodeId> {
+        // The way from the target to here, for `..` in links.
+        let mut way = vec![self.base];
+        let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
+        let mut nr_links = 0;
+        while let Some(name) = todo.pop() {
+            let here = *way.last().expect("the target is never taken off");
+            if name == b".." {
+                if way.len() > 1 {
+                    way.pop();
+                }
+                continue;
+            }
+            match self.fs.lookup(here, &name) {
+                Ok(attr) if attr.is_dir() => way.push(attr.id),
+                Ok(attr) if attr.mode & mode::TYPE == mode::SYMLINK => {
+                    nr_links += 1;
+                    if nr_links > MAX_LINKS {
+                        return Err(Error::SymlinkLoop.into());
+                    }
+                    let target = self.fs.readlink(attr.id)?;
+                    if target.starts_with(b"/") {
+                        way.truncate(1);
+                    }
+                    let names = target.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+                    todo.extend(names.rev().map(<[u8]>::to_vec));
+                }
+                Ok(_) => bail!("'{}' is not a directory", printable(&name)),
+                Err(Error::NotFound) => {
+                    let (uid, gid) = self.args.owner.unwrap_or_default();
+                    let caller = Caller { uid, gid, umask: 0 };
+                    way.push(self.fs.create(here, &name, NewInode::dir(0o755), &caller)?.id);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(*way.last().expect("the target is never taken off"))
+    }
+
+    fn remember(&mut self, names: &[&[u8]], dir: InodeId) {
+        if self.dirs.len() >= MAX_DIRS {
+            self.dirs.clear();
+        }
+        self.dirs.insert(names.join(&b'/'), dir);
+    }
+}
+
+/// Symbolic links followed on one way, as Linux limits them.
+const MAX_LINKS: usize = 40;
+/// Directories whose inodes are remembered.
+const MAX_DIRS: usize = 1 << 16;

@@ -1,0 +1,314 @@
+//! Commands that run the engine in this process, without a mount: `import`, `export`, `ls`, `cat`, `stat`, `cp`, `rm`,
+//! `mkdir` with `IMAGE:/path`.
+//!
+//! Invariants:
+//! - I1. An image that was opened is closed on every way out (`with_image`): what was done is committed, and the error
+//!   of the work, if any, is the one reported.
+//! - I2. Paths inside of an image never lead out of it: `..` stops at the image's root.
+
+mod archive;
+pub(crate) mod copy;
+pub(crate) mod edit;
+pub(crate) mod export;
+pub(crate) mod import;
+pub(crate) mod list;
+mod text;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
+
+use crate::common::parse_size;
+
+/// `IMAGE:/path`: a file in an image. The last `:/` splits.
+#[derive(Clone, Debug)]
+pub(crate) struct ImagePath {
+    pub(crate) image: PathBuf,
+    /// Absolute, as bytes; ends in `/` where the user wrote that.
+    pub(crate) path: Vec<u8>,
+}
+
+impl ImagePath {
+    /// Splits, or `None` for a path of the host.
+    pub(crate) fn split(text: &OsStr) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let at = bytes.windows(2).rposition(|pair| pair == b":/").filter(|at| *at > 0)?;
+        Some(Self { image: PathBuf::from(OsStr::from_bytes(&bytes[..at])), path: bytes[at + 1..].to_vec() })
+    }
+
+    /// The names of the path, without empty ones and `.`; `..` takes the one before away.
+    pub(crate) fn names(&self) -> Vec<&[u8]> {
+        normal_names(&self.path)
+    }
+}
+
+impl fmt::Display for ImagePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.image.display(), text::printable(&self.path))
+    }
+}
+
+/// Clap's parser of `IMAGE:/path`.
+#[derive(Clone, Debug)]
+pub(crate) struct ImagePathParser;
+
+impl clap::builder::TypedValueParser for ImagePathParser {
+    type Value = ImagePath;
+
+    fn parse_ref(
+        &self,
+        _command: &clap::Command,
+        _arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Self::Value, clap::Error> {
+        ImagePath::split(value).ok_or_else(|| {
+            let text = format!(
+                "'{}' names no file in an image; write IMAGE:/path, for example disk.img:/etc",
+                value.display()
+            );
+            clap::Error::raw(clap::error::ErrorKind::ValueValidation, text)
+        })
+    }
+}
+
+/// How an image is opened.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct ImageOptions {
+    /// Mount options by the kernel's names, e.g. compress=zstd:3,subvol=home
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub(crate) options: Vec<String>,
+    /// Memory to use for caches and data that is not written yet
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+}
+
+/// What a command does with an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+/// Opens an image, does the work, closes it (I1).
+pub(crate) fn with_image<T>(
+    image: &Path,
+    options: &ImageOptions,
+    usage: Use,
+    work: impl FnOnce(&Fs) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut options = mount_options(options)?;
+    options.read_only |= usage == Use::Read;
+    let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, access)?);
+    with_device(image, device, options, usage, work)
+}
+
+/// The same on a device that is open already.
+pub(crate) fn with_device<T>(
+    image: &Path,
+    device: Arc<dyn Device>,
+    options: MountOptions,
+    usage: Use,
+    work: impl FnOnce(&Fs) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let fs = Fs::open(vec![device], options).with_context(|| format!("cannot open {}", image.display()))?;
+    let guard = CloseOnDrop(&fs);
+    let worked = match fs.read_only() {
+        Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.display())),
+        _ => work(&fs),
+    };
+    drop(guard);
+    let closed = fs.close().with_context(|| format!("cannot close {}", image.display()));
+    let done = worked?;
+    closed?;
+    Ok(done)
+}
+
+/// Closes when a panic unwinds; the ordinary way closes itself, to report errors.
+struct CloseOnDrop<'a>(&'a Fs);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.0.close();
+        }
+    }
+}
+
+pub(crate) fn mount_options(options: &ImageOptions) -> anyhow::Result<MountOptions> {
+    let mut parsed = MountOptions::parse(&options.options.join(","))?;
+    if let Some(memory) = options.memory {
+        parsed.memory_bytes = memory;
+    }
+    Ok(parsed)
+}
+
+/// The names of a path, without empty ones and `.`; `..` takes the one before away (I2).
+pub(crate) fn normal_names(path: &[u8]) -> Vec<&[u8]> {
+    let mut names = Vec::new();
+    for name in path.split(|byte| *byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    names
+}
+
+/// What lies at a path of an image. Symbolic links on the way are followed, the last one only if asked.
+pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<Attr> {
+    fs.lookup_path(&at.path, follow).with_context(|| format!("{at}"))
+}
+
+/// The directory that holds the last name of a path, and that name.
+pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(InodeId, &'p [u8])> {
+    let names = at.names();
+    let Some((name, dirs)) = names.split_last() else {
+        bail!("{at} is the image's root directory; name something in it");
+    };
+    let parent = ImagePath { image: at.image.clone(), path: join(dirs) };
+    let attr = lookup(fs, &parent, true)?;
+    if !attr.is_dir() {
+        bail!("{parent} is not a directory");
+    }
+    Ok((attr.id, name))
+}
+
+/// `/a/b` of `a` and `b`.
+pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
+    let mut path = vec![b'/'];
+    path.extend(names.join(&b'/'));
+    path
+}
+
+/// The path of a name in a directory.
+pub(crate) fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = dir.to_vec();
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend(name);
+    path
+}
+
+/// One name of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name {
+    pub(crate) name: Vec<u8>,
+    pub(crate) id: InodeId,
+}
+
+/// The names in a directory, sorted by their bytes, without `.` and `..`.
+pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> {
+    let mut names = Vec::new();
+    fs.readdir(dir, 0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            names.push(Name { name: entry.name.to_vec(), id: entry.id });
+        }
+        true
+    })?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Stretches of data of a file of this size; the rest are holes.
+pub(crate) fn data_ranges(fs: &Fs, id: InodeId, size: u64) -> ubtrfs_fs::Result<Vec<(u64, u64)>> {
+    use ubtrfs_fs::{Error, SeekWhence};
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let start = match fs.seek(id, at, SeekWhence::Data) {
+            Ok(start) => start,
+            Err(Error::NoSuchOffset) => break,
+            Err(error) => return Err(error),
+        };
+        let end = fs.seek(id, start, SeekWhence::Hole)?.min(size);
+        if start >= end {
+            break;
+        }
+        ranges.push((start, end - start));
+        at = end;
+    }
+    Ok(ranges)
+}
+
+/// Reads a stretch of a file piece by piece. A file that ends early reads as zeros from there.
+pub(crate) fn read_pieces(
+    fs: &Fs,
+    id: InodeId,
+    range: (u64, u64),
+    buf: &mut Vec<u8>,
+    mut piece: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut at, end) = (range.0, range.0 + range.1);
+    buf.resize(COPY_LEN, 0);
+    while at < end {
+        let len = COPY_LEN.min(usize::try_from(end - at).unwrap_or(COPY_LEN));
+        let count = fs.read_into(id, at, &mut buf[..len])?;
+        buf[count..len].fill(0);
+        piece(at, &buf[..len])?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
+/// Writes all of `data`.
+pub(crate) fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) -> ubtrfs_fs::Result<()> {
+    while !data.is_empty() {
+        let count = fs.write(id, offset, data)?;
+        if count == 0 {
+            return Err(ubtrfs_fs::Error::Engine(ubtrfs_format::Error::NoSpace));
+        }
+        offset += count as u64;
+        data = &data[count.min(data.len())..];
+    }
+    Ok(())
+}
+
+/// The type bits of a mode.
+pub(crate) fn type_of(mode: u32) -> u32 {
+    mode & mode::TYPE
+}
+
+/// A path of the host from bytes.
+pub(crate) fn os_string(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}
+
+/// Bytes that are copied at once.
+pub(crate) const COPY_LEN: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_colon_and_slash_split_image_and_path() {
+        let split = |text: &str| {
+            ImagePath::split(OsStr::new(text))
+                .map(|at| (at.image.display().to_string(), String::from_utf8(at.path).unwrap()))
+        };
+        let some = |image: &str, path: &str| Some((image.to_owned(), path.to_owned()));
+        assert_eq!(split("a.img:/"), some("a.img", "/"));
+        assert_eq!(split("a:b.img:/c/d"), some("a:b.img", "/c/d"));
+        assert_eq!(split("/x:/y.img:/c"), some("/x:/y.img", "/c"));
+        assert_eq!(split("a.img:"), None);
+        assert_eq!(split(":/a"), None);
+        assert_eq!(split("host/file"), None);
+    }
+
+    #[test]
+    fn paths_do_not_lead_out() {
+        assert_eq!(join(&normal_names(b"/a/../../b/./c//d/")), b"/b/c/d");
+        assert_eq!(join(&normal_names(b"/..")), b"/");
+        assert_eq!(child_path(b"/", b"a"), b"/a");
+        assert_eq!(child_path(b"/a", b"b"), b"/a/b");
+    }
+}
