@@ -87,6 +87,7 @@ impl Engine {
             self.apply_batch(tree, &batch, &mut committer.refs, transid)?;
         }
         self.flag_quotas(committer, transid)?;
+        self.store_dev_stats(&mut committer.refs, transid)?;
         let removed_chunks = self.remove_block_groups(committer, transid)?;
         self.run_rounds(committer, transid, &mut superblock)?;
 

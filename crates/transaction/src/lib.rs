@@ -10,6 +10,7 @@
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
 //! - [`chunk_alloc`]: chunks and block groups.
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
+//! - [`dev_stats`]: error counters of the devices.
 //! - [`extent_tree`], [`free_space_tree`], [`csum_tree`]: batches for the trees that account for space.
 
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod csum_tree;
 mod data_io;
 mod data_ledger;
 mod delayed_item;
+mod dev_stats;
 mod engine;
 mod extent_tree;
 mod free_space_tree;

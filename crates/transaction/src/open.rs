@@ -14,9 +14,9 @@ use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
 use crate::engine::{Engine, Geometry, OpenOptions, Parts};
-use crate::free_space_tree;
 use crate::node_store::NodeStore;
 use crate::tree_view::{RootState, Tree};
+use crate::{dev_stats, free_space_tree};
 
 impl Engine {
     /// Opens the filesystem on these devices.
@@ -35,6 +35,9 @@ impl Engine {
 
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         let trees = load_own_trees(&store, &superblock)?;
+        if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
+            dev_stats::load(&volumes, dev_tree)?;
+        }
         let compat_ro = superblock.compat_ro();
         if compat_ro.contains(CompatRo::FREE_SPACE_TREE) && !compat_ro.contains(CompatRo::FREE_SPACE_TREE_VALID) {
             refusal.get_or_insert_with(|| "its free space tree is not valid".to_owned());
