@@ -298,7 +298,8 @@ fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
     };
-    let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 1 };
+    // A lock also lives in a process that was forked and has not come to its exec yet.
+    let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 8 };
     for nr_try in 1..=nr_tries {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),

@@ -1,6 +1,8 @@
 //! `statfs`, with the numbers that Linux shows for the same filesystem.
 
+use ubtrfs_format::RootId;
 use ubtrfs_format::item::{BlockGroupFlags, NAME_LEN_MAX};
+use ubtrfs_format::superblock::CompatRo;
 
 use crate::Fs;
 use crate::error::Result;
@@ -14,10 +16,9 @@ impl Fs {
         let bsize = u64::from(self.geometry.sectorsize.max(1));
         let factor = copies(usage.data_flags);
         let blocks = usage.device_bytes / factor / bsize;
-        let raw_used = usage.data.used * factor
-            + usage.metadata.used * copies(usage.metadata_flags)
-            + usage.system.used * copies(usage.metadata_flags);
-        let reserve = usage.global_reserve / bsize;
+        let metadata = if self.geometry.mixed { 0 } else { usage.metadata.used };
+        let raw_used = usage.data.used * factor + (metadata + usage.system.used) * copies(usage.metadata_flags);
+        let reserve = self.linux_reserve()? / bsize;
         let bfree = blocks.saturating_sub(raw_used / factor / bsize).saturating_sub(reserve);
         let data_free = usage.data.total.saturating_sub(usage.data.used);
         let bavail = (data_free + usage.unallocated_bytes / factor) / bsize;
@@ -34,6 +35,29 @@ impl Fs {
             fsid: [fold((id >> 96) ^ (id >> 32)), fold((id >> 64) ^ id)],
         })
     }
+
+    /// What Linux keeps back so that removing and committing work, which `df` shows as used: the trees that account for
+    /// space once over, at least room for an unlink and its references.
+    fn linux_reserve(&self) -> Result<u64> {
+        let superblock = self.engine.superblock();
+        let free_space_tree = superblock.compat_ro().contains(CompatRo::FREE_SPACE_TREE);
+        let block_group_tree = superblock.compat_ro().contains(CompatRo::BLOCK_GROUP_TREE);
+        let trees = [
+            (RootId::EXTENT_TREE, true),
+            (RootId::CSUM_TREE, true),
+            (RootId::FREE_SPACE_TREE, free_space_tree),
+            (RootId::BLOCK_GROUP_TREE, block_group_tree),
+        ];
+        // One for the root tree.
+        let (mut nr_items, mut used) = (1, 0);
+        for (tree, _) in trees.into_iter().filter(|(_, there)| *there) {
+            nr_items += 1;
+            used += self.engine.root_item(tree)?.map_or(0, |item| item.bytes_used);
+        }
+        nr_items += UNLINK_ITEMS + UNLINK_ITEMS * if free_space_tree { 2 } else { 1 };
+        let item_bytes = u64::from(self.geometry.nodesize) * 2 * TREE_HEIGHT_MAX;
+        Ok(used.max(nr_items * item_bytes).min(RESERVE_MAX))
+    }
 }
 
 fn copies(flags: BlockGroupFlags) -> u64 {
@@ -48,3 +72,8 @@ fn copies(flags: BlockGroupFlags) -> u64 {
         1
     }
 }
+
+/// Items that an unlink changes: orphan item, entry, index, reference, inode, directory.
+const UNLINK_ITEMS: u64 = 6;
+const TREE_HEIGHT_MAX: u64 = 8;
+const RESERVE_MAX: u64 = 512 << 20;

@@ -1,0 +1,191 @@
+//! Subvolumes and snapshots that Linux made: which one is shown, walking into them, changing them; `statfs` as `df` shows it.
+//!
+//! Method: Linux makes the image on a loop mount; both sides' trees are compared before and after changes here.
+
+use std::path::Path;
+
+use anyhow::Result;
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::RootFlags;
+use ubtrfs_fs::{Caller, Error, Fs, MountOptions, NewInode, RenameFlags, SetAttr};
+use ubtrfs_testkit::{Compare, FsTarget, Image, LoopMount, btrfs_check, capability, compare_entries, run, walk_path};
+
+const ROOT: Caller = Caller::ROOT;
+
+fn errno<T: std::fmt::Debug>(result: Result<T, Error>) -> i32 {
+    result.unwrap_err().errno()
+}
+
+fn subvolume(mount: &LoopMount, args: &[&str], path: &str) {
+    let path = mount.join(path).display().to_string();
+    let mut all = vec!["subvolume"];
+    all.extend(args);
+    all.push(&path);
+    run("btrfs", all).unwrap();
+}
+
+/// Top level with subvolumes `home` and `home/nested`, a read-only snapshot `ro` and a writable one `rw` of `home`.
+fn with_subvolumes() -> Image {
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    subvolume(&mount, &["create"], "home");
+    std::fs::create_dir(mount.join("home/docs")).unwrap();
+    for i in 0..500 {
+        std::fs::write(mount.join(format!("home/docs/{i}")), format!("text {i}").repeat(i)).unwrap();
+    }
+    subvolume(&mount, &["create"], "home/nested");
+    std::fs::write(mount.join("home/nested/inner"), b"inner").unwrap();
+    let home = mount.join("home").display().to_string();
+    subvolume(&mount, &["snapshot", "-r", &home], "ro");
+    subvolume(&mount, &["snapshot", &home], "rw");
+    std::fs::write(mount.join("top"), b"top").unwrap();
+    mount.close().unwrap();
+    image
+}
+
+fn id_of(fs: &Fs, path: &str) -> RootId {
+    fs.subvolumes().unwrap().into_iter().find(|subvolume| subvolume.path == path.as_bytes()).unwrap().id
+}
+
+fn compare_with_linux(image: &Image, options: &str) -> Result<()> {
+    let ours = FsTarget::open(image.path(), &["ro", options].join(","))?;
+    let walked = ours.walk()?;
+    ours.close()?;
+    let mount = LoopMount::new(image.path(), options)?;
+    compare_entries(&walked, &walk_path(mount.path())?, Compare::ALL)?;
+    let complaints = mount.kernel_complaints();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    mount.close()
+}
+
+#[test]
+fn subvolumes_are_listed_and_shown_as_asked_for() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = with_subvolumes();
+    for options in ["", "subvol=home", "subvol=/home/nested", "subvol=ro", "subvolid=5"] {
+        compare_with_linux(&image, options).unwrap();
+    }
+    let target = FsTarget::open(image.path(), "ro").unwrap();
+    let fs = target.fs();
+    let list = fs.subvolumes().unwrap();
+    let paths: Vec<_> = list.iter().map(|subvolume| String::from_utf8_lossy(&subvolume.path).into_owned()).collect();
+    assert_eq!(paths, ["", "home", "home/nested", "ro", "rw"]);
+    assert!(list[3].flags.contains(RootFlags::RDONLY) && list[3].parent_uuid == list[1].uuid);
+    let nested = fs.lookup_path(b"home/nested", true).unwrap();
+    assert_eq!((nested.id.root, nested.id.ino.0), (list[2].id, 256));
+    assert_eq!(fs.parent(nested.id).unwrap(), fs.lookup_path(b"home", true).unwrap().id);
+    assert_eq!(fs.path_of(fs.lookup_path(b"rw/docs", true).unwrap().id).unwrap(), b"rw/docs");
+    let stub = fs.lookup_path(b"rw/nested", true).unwrap();
+    assert_eq!(stub.id.ino.0, 2, "a snapshot holds the name of a nested subvolume only");
+    target.close().unwrap();
+
+    let open = |options: &str| FsTarget::open(image.path(), options).map(drop);
+    assert!(open("ro,subvol=none").unwrap_err().to_string().contains("none"));
+    assert!(open("ro,subvol=home/docs").is_err());
+    assert!(open("ro,subvolid=4711").unwrap_err().to_string().contains("4711"));
+    assert!(open(&format!("ro,subvol=home,subvolid={}", list[3].id)).is_err());
+    open(&format!("ro,subvol=home,subvolid={}", list[1].id)).unwrap();
+
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    subvolume(&mount, &["set-default"], "home");
+    mount.close().unwrap();
+    let target = FsTarget::open(image.path(), "ro").unwrap();
+    assert_eq!(target.fs().root().root, id_of(target.fs(), "home"));
+    assert!(target.fs().lookup(target.fs().root(), b"docs").is_ok());
+    target.close().unwrap();
+}
+
+#[test]
+fn snapshots_are_changed_apart() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = with_subvolumes();
+    let target = FsTarget::open(image.path(), "").unwrap();
+    let fs = target.fs();
+    let root = fs.root();
+    let at = |path: &str| fs.lookup_path(path.as_bytes(), true).unwrap().id;
+
+    let ro = at("ro/docs");
+    assert_eq!(errno(fs.create(ro, b"x", NewInode::file(0), &ROOT)), 30);
+    assert_eq!(errno(fs.unlink(ro, b"1")), 30);
+    assert_eq!(errno(fs.setattr(at("ro/docs/1"), &SetAttr { mode: Some(0), ..SetAttr::default() }, &ROOT)), 30);
+    assert_eq!(errno(fs.rename(ro, b"1", ro, b"2", RenameFlags::empty())), 30);
+
+    let (home, rw) = (at("home/docs"), at("rw/docs"));
+    assert_eq!(errno(fs.rename(home, b"1", rw, b"one", RenameFlags::empty())), 18);
+    assert_eq!(errno(fs.link(at("home/docs/1"), rw, b"one")), 18);
+    assert_eq!(errno(fs.rmdir(root, b"home")), 1);
+    assert_eq!(errno(fs.unlink(root, b"home")), 21);
+    assert_eq!(errno(fs.rename(root, b"home", root, b"house", RenameFlags::empty())), 1);
+    assert_eq!(errno(fs.create(at("rw/nested"), b"x", NewInode::file(0), &ROOT)), 13);
+    fs.rmdir(at("rw"), b"nested").unwrap();
+
+    for i in 0..500 {
+        let name = i.to_string();
+        match i % 5 {
+            0 => fs.unlink(rw, name.as_bytes()).unwrap(),
+            1 => fs.unlink(home, name.as_bytes()).unwrap(),
+            2 => fs.rename(rw, name.as_bytes(), at("rw"), name.as_bytes(), RenameFlags::empty()).unwrap(),
+            3 => drop(fs.create(home, format!("new {i}").as_bytes(), NewInode::dir(0o700), &ROOT).unwrap()),
+            _ => {}
+        }
+    }
+    target.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    for options in ["", "subvol=ro", "subvol=rw"] {
+        compare_with_linux(&image, options).unwrap();
+    }
+}
+
+#[test]
+fn statfs_agrees_with_linux() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let cases: [(&[&str], u64); 5] = [
+        (&[], 256 << 20),
+        (&[], 2 << 30),
+        (&["-m", "single"], 1 << 30),
+        (&["-d", "dup"], 1 << 30),
+        (&["--mixed"], 200 << 20),
+    ];
+    for (args, len_bytes) in cases {
+        let image = Image::kernel_made(len_bytes, args).unwrap();
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        std::fs::write(mount.join("data"), vec![1; 20 << 20]).unwrap();
+        run("sync", std::iter::empty::<&str>()).unwrap();
+        let theirs = rustix::fs::statvfs(mount.path()).unwrap();
+        let fsid = rustix::fs::statfs(mount.path()).unwrap();
+        mount.close().unwrap();
+        let ours = statfs(image.path());
+        assert_eq!(u64::from(ours.bsize), theirs.f_frsize, "{args:?}");
+        assert_eq!(ours.blocks, theirs.f_blocks, "{args:?}");
+        let near = |ours: u64, theirs: u64| ours.abs_diff(theirs) * 100 <= theirs;
+        eprintln!(
+            "{args:?}: bfree {} {} bavail {} {} {fsid:?}",
+            ours.bfree, theirs.f_bfree, ours.bavail, theirs.f_bavail
+        );
+        assert!(near(ours.bfree, theirs.f_bfree), "{args:?}: bfree {} {}", ours.bfree, theirs.f_bfree);
+        assert!(near(ours.bavail, theirs.f_bavail), "{args:?}: bavail {} {}", ours.bavail, theirs.f_bavail);
+        assert_eq!(u64::from(ours.namelen), theirs.f_namemax);
+    }
+}
+
+fn statfs(image: &Path) -> ubtrfs_fs::StatFs {
+    let target = FsTarget::open(image, "ro").unwrap();
+    target.fs().statfs().unwrap()
+}
+
+#[test]
+fn options_that_are_wrong_leave_the_image_alone() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let before = image.digest().unwrap();
+    for options in ["subvol=nothing", "subvolid=999", "compress=brotli", "frobnicate"] {
+        assert!(FsTarget::open(image.path(), options).is_err(), "{options}");
+    }
+    assert_eq!(image.digest().unwrap(), before);
+    assert!(MountOptions::parse("ro").unwrap().read_only);
+}
