@@ -1,21 +1,657 @@
-//! Writeback of dirty data.
+//! Writeback of dirty data: which files are written when, and how a batch of them becomes extents and items.
+//!
+//! ```text
+//!   batch of inodes --prepare--> jobs (runs under writeback, cut into units) --write_out--> on disk --finish--> items
+//! ```
+//!
+//! Many small files share one allocation and one device write. Who writes more than the filesystem's share of memory
+//! holds writes back itself, its own data first.
+//!
+//! Invariants:
+//! - I1: each inode with dirty data is in the queue, which keeps it in memory.
+//! - I2: lock order: reservation of a writer -> writeback lock of an inode -> its state lock -> operation. A thread that
+//!   holds writeback locks waits for no other writeback lock, except where it takes several in ascending order of
+//!   [`InodeId`](crate::InodeId); the engine's calls for a flush only try. So metadata may be reserved while writeback
+//!   locks (and the state locks taken under them) are held.
+//! - I3: data is on disk before an item refers to it; an inode's size on disk passes only data that is there.
+//! - I4: what could not be written is dirty again.
 
-use ubtrfs_transaction::{Flusher, Geometry};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::{Fs, MountOptions};
+use parking_lot::{Mutex, MutexGuard};
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
+use ubtrfs_format::{Generation, Logical};
+use ubtrfs_transaction::{DataReservation, Flusher, Geometry};
+
+use crate::compression::{self, Method};
+use crate::file_data::{BufPool, FileData, Run};
+use crate::file_extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
+use crate::inode::{CompressionProperty, Inode, InodeState};
+use crate::ordered_data::{self, Batch, Policy, Target, Unit};
+use crate::{Error, Fs, MountOptions, Result};
 
 /// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
+#[derive(Debug)]
+pub(crate) struct DataPath {
+    pub(crate) pool: Arc<BufPool>,
+    /// Memory that dirty data may take.
+    limit_bytes: u64,
+    queue: Mutex<DirtyQueue>,
+    /// Where the last batch ended on disk.
+    hint: Mutex<Option<Logical>>,
+}
+
+/// Inodes with dirty data, in the order in which they became dirty.
 #[derive(Debug, Default)]
-pub(crate) struct DataPath {}
+struct DirtyQueue {
+    next: u64,
+    inodes: BTreeMap<u64, Arc<Inode>>,
+}
 
 impl DataPath {
-    pub(crate) fn new(_options: &MountOptions, _geometry: &Geometry) -> Self {
-        Self {}
+    pub(crate) fn new(options: &MountOptions, _geometry: &Geometry) -> Self {
+        let limit_bytes = (options.memory_bytes / 4).clamp(MIN_LIMIT, MAX_LIMIT);
+        Self { pool: BufPool::new(limit_bytes), limit_bytes, queue: Mutex::default(), hint: Mutex::default() }
     }
+
+    /// Puts an inode whose data became dirty into the queue. `data` is the inode's, locked.
+    pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
+        if data.queued.is_none() {
+            let mut queue = self.queue.lock();
+            let at = queue.next;
+            queue.next += 1;
+            queue.inodes.insert(at, Arc::clone(inode));
+            data.queued = Some(at);
+        }
+    }
+
+    /// Takes an inode without dirty data out of the queue.
+    pub(crate) fn dequeue(&self, data: &mut FileData) {
+        if !data.has_dirty()
+            && let Some(at) = data.queued.take()
+        {
+            let inode = self.queue.lock().inodes.remove(&at);
+            // The caller holds the inode as well, so this never drops the last one under the lock.
+            drop(inode);
+        }
+    }
+
+    fn queued(&self, limit: usize) -> Vec<Arc<Inode>> {
+        self.queue.lock().inodes.values().take(limit).cloned().collect()
+    }
+
+    fn is_over_limit(&self) -> bool {
+        self.pool.used_bytes() > self.limit_bytes
+    }
+}
+
+thread_local! {
+    /// Whether this thread is writing data back: a reservation made for that must not ask for more of it.
+    static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Flusher for Fs {
-    fn flush_delalloc(&self, _target_bytes: Option<u64>) -> ubtrfs_format::Result<()> {
-        Ok(())
+    /// Writes back what it can get at without waiting for locks.
+    fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_format::Result<()> {
+        if FLUSHING.get() {
+            return Ok(());
+        }
+        self.flush_some(target_bytes.unwrap_or(u64::MAX)).map(drop).map_err(|error| match error {
+            Error::Engine(error) => error,
+            other => ubtrfs_format::Error::Refused { what: format!("writing data back: {other}"), hint: "try again" },
+        })
     }
 }
+
+impl Fs {
+    /// Writes back all data that is dirty now, waiting for whoever works on it. No inode lock may be held.
+    pub(crate) fn flush_all_data(&self) -> Result<()> {
+        let mut waiting = self.data.queued(usize::MAX);
+        waiting.reverse();
+        while !waiting.is_empty() {
+            let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
+            let batch: Vec<_> = batch.into_iter().rev().collect();
+            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, false)?;
+            for (inode, is_done) in batch.iter().zip(written.done) {
+                if !is_done {
+                    waiting.push(Arc::clone(inode));
+                }
+            }
+            if written.bytes == 0
+                && let Some(inode) = waiting.pop()
+            {
+                self.flush_inode(&inode, 0..u64::MAX)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes back the inode's data in `range` that is dirty now. No inode lock may be held.
+    pub(crate) fn flush_inode(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        let inodes = [Arc::clone(inode)];
+        let last = {
+            let state = inode.state.read();
+            state.data.pending_in(range.clone()).last().map(|last| last.end)
+        };
+        let Some(last) = last else { return Ok(()) };
+        let range = range.start..range.end.min(last);
+        let mut at = range.start;
+        let mut nr_retries = 0;
+        while at < range.end {
+            let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, true)?;
+            if written.retry && nr_retries < 3 {
+                nr_retries += 1;
+                continue;
+            }
+            match written.end {
+                Some(end) => at = end,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes back about `target_bytes` of any files' data, of those that nobody is working on. Returns how many bytes
+    /// it was.
+    fn flush_some(&self, target_bytes: u64) -> Result<u64> {
+        let mut total = 0;
+        let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
+        while total < most {
+            let inodes = self.data.queued(BATCH_INODES);
+            let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), false)?;
+            if written.bytes == 0 {
+                break;
+            }
+            total += written.bytes;
+        }
+        Ok(total)
+    }
+
+    /// Called by a writer before it adds data: where the filesystem's share of memory is used up, writes some back. No
+    /// inode lock may be held.
+    pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
+        if !self.data.is_over_limit() {
+            return Ok(());
+        }
+        if inode.state.read().data.dirty_bytes() >= OWN_BYTES {
+            self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, BATCH_BYTES, true)?;
+        }
+        let mut nr_waits = 0;
+        while self.data.is_over_limit() && nr_waits < MAX_WAITS {
+            if self.flush_some(BATCH_BYTES)? == 0 {
+                // Others are writing everything that there is.
+                std::thread::sleep(WAIT);
+                nr_waits += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes back up to about `max_bytes` of the inodes' data in `range`. With `wait`, waits for the first one's
+    /// writeback lock; the others are passed over where theirs is taken.
+    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, wait: bool) -> Result<Written> {
+        let nested = FLUSHING.replace(true);
+        let result = self.write_batch_inner(inodes, range, max_bytes, wait);
+        FLUSHING.set(nested);
+        result
+    }
+
+    fn write_batch_inner(
+        &self,
+        inodes: &[Arc<Inode>],
+        range: Range<u64>,
+        max_bytes: u64,
+        wait: bool,
+    ) -> Result<Written> {
+        let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
+        let mut jobs: Vec<Job<'_>> = Vec::new();
+        let mut taken = 0;
+        for (index, inode) in inodes.iter().enumerate() {
+            if taken >= max_bytes {
+                break;
+            }
+            let guard = match wait && index == 0 {
+                true => inode.writeback.lock(),
+                false => match inode.writeback.try_lock() {
+                    Some(guard) => guard,
+                    None => continue,
+                },
+            };
+            let mut state = inode.state.write();
+            let job = self.prepare(inode, &mut state, range.clone(), max_bytes - taken, guard);
+            written.done[index] = !state.data.has_dirty();
+            drop(state);
+            if let Some(job) = job {
+                taken += job.bytes;
+                written.end = job.runs.last().map(Run::end);
+                jobs.push(job);
+            }
+        }
+        if let Err(error) = self.write_jobs(&mut jobs) {
+            jobs.into_iter().for_each(|job| self.give_up(job));
+            return Err(error);
+        }
+        let mut failure = None;
+        for job in jobs {
+            match self.finish(job) {
+                Ok(Finished::Written(bytes)) => written.bytes += bytes,
+                Ok(Finished::Retry) => written.retry = true,
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure.map_or(Ok(written), Err)
+    }
+
+    /// Takes dirty data of an inode for writeback.
+    fn prepare<'i>(
+        &self,
+        inode: &'i Arc<Inode>,
+        state: &mut InodeState,
+        range: Range<u64>,
+        max_bytes: u64,
+        guard: MutexGuard<'i, ()>,
+    ) -> Option<Job<'i>> {
+        if state.dead {
+            state.data.discard(0..u64::MAX);
+            state.data.take_reservation(u64::MAX);
+        }
+        let runs = state.data.start_writeback(range, max_bytes);
+        if runs.is_empty() {
+            self.data.dequeue(&mut state.data);
+            return None;
+        }
+        let bytes = runs.iter().map(|run| run.len_bytes).sum();
+        let policy = self.policy(state);
+        let inline = self.inline_data(state, &runs, &policy);
+        Some(Job {
+            inode,
+            reservation: state.data.take_reservation(bytes),
+            in_place: state.has_flags(InodeFlags::NODATACOW | InodeFlags::PREALLOC),
+            overwrite: state.has_flags(InodeFlags::NODATACOW),
+            is_new: state.item.nbytes == 0 && self.geometry.no_holes,
+            start_failed: false,
+            runs,
+            units: Vec::new(),
+            bytes,
+            policy,
+            inline,
+            _guard: guard,
+        })
+    }
+
+    fn policy(&self, state: &InodeState) -> Policy {
+        let flags = state.item.flags();
+        let csums = !flags.contains(InodeFlags::NODATASUM);
+        let never = InodeFlags::NODATACOW | InodeFlags::NODATASUM | InodeFlags::PREALLOC;
+        if flags.intersects(never) {
+            return Policy { compress: None, force: false, csums };
+        }
+        let option = self.options.compress;
+        let force = option.is_some_and(|option| option.force);
+        let by_option = option.map(|option| Method { kind: option.kind, level: option.level });
+        let compress = match state.compression {
+            _ if flags.contains(InodeFlags::NOCOMPRESS) && !force => None,
+            CompressionProperty::Method(kind) => Some(match by_option {
+                Some(method) if method.kind == kind => method,
+                _ => Method { kind, level: 0 },
+            }),
+            CompressionProperty::Unset if flags.contains(InodeFlags::COMPRESS) => {
+                Some(by_option.unwrap_or(Method { kind: Compression::Zlib, level: 0 }))
+            }
+            CompressionProperty::Unset => by_option,
+        };
+        Policy { compress, force, csums }
+    }
+
+    /// The file's data as an inline extent, where all of it is to be written and is small enough.
+    fn inline_data(&self, state: &InodeState, runs: &[Run], policy: &Policy) -> Option<InlineData> {
+        let size = state.item.size;
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let [run] = runs else { return None };
+        let whole = run.offset == 0 && run.len_bytes == sectorsize && size > 0 && size <= sectorsize;
+        if !whole || state.data.has_dirty() || state.has_flags(InodeFlags::NODATACOW | InodeFlags::PREALLOC) {
+            return None;
+        }
+        let most = self.max_inline();
+        let pieces = run.pieces(0..size);
+        let plain: &[u8] = pieces.first().copied().unwrap_or_default();
+        if let Some(method) = policy.compress
+            && let Some(bytes) =
+                compression::compress(method, plain, most.min(plain.len().saturating_sub(1)), sectorsize as usize)
+        {
+            return Some(InlineData { size, kind: method.kind, bytes });
+        }
+        (plain.len() <= most && size < sectorsize).then(|| InlineData {
+            size,
+            kind: Compression::None,
+            bytes: plain.to_vec(),
+        })
+    }
+
+    /// The most that an inline extent holds: the option, and what fits into a leaf beside its header and key.
+    pub(crate) fn max_inline(&self) -> usize {
+        const LEAF_HEADER: usize = 101;
+        const ITEM_HEADER: usize = 25;
+        let leaf = self.geometry.nodesize as usize - LEAF_HEADER - ITEM_HEADER - FileExtent::HEADER_SIZE;
+        leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)
+    }
+
+    /// Cuts all jobs into units and writes those.
+    fn write_jobs(&self, jobs: &mut [Job<'_>]) -> Result<()> {
+        let mut reservation: Option<DataReservation> = None;
+        for job in &mut *jobs {
+            if job.inline.is_some() {
+                continue;
+            }
+            match (&mut reservation, job.reservation.take()) {
+                (Some(all), Some(one)) => all.merge(one),
+                (None, one) => reservation = one,
+                (_, None) => {}
+            }
+            job.cut(self)?;
+        }
+        let mut batches: Vec<Batch<'_>> = jobs
+            .iter_mut()
+            .filter(|job| job.inline.is_none())
+            .map(|job| Batch { runs: &job.runs, units: std::mem::take(&mut job.units), csums: job.policy.csums })
+            .collect();
+        if batches.is_empty() {
+            return Ok(());
+        }
+        let mut reservation = match reservation {
+            Some(reservation) => reservation,
+            None => self.engine.reserve_data(0)?,
+        };
+        let hint = *self.data.hint.lock();
+        let end = ordered_data::write_out(&self.engine, &mut batches, &mut reservation, hint);
+        let units: Vec<Vec<Unit>> = batches.into_iter().map(|batch| batch.units).collect();
+        *self.data.hint.lock() = end?;
+        for (job, units) in jobs.iter_mut().filter(|job| job.inline.is_none()).zip(units) {
+            job.units = units;
+        }
+        Ok(())
+    }
+
+    /// Puts the items of a job whose data is on disk.
+    fn finish(&self, mut job: Job<'_>) -> Result<Finished> {
+        match self.put_items(&mut job) {
+            Ok(true) => Ok(Finished::Written(job.bytes)),
+            Ok(false) => {
+                self.give_up(job);
+                Ok(Finished::Retry)
+            }
+            Err(error) => {
+                for unit in job.units.iter().filter(|unit| unit.is_new()) {
+                    let (bytenr, len_bytes) = (unit.bytenr(), unit.disk_len());
+                    self.engine.release_data(ubtrfs_transaction::DataExtent { bytenr, len_bytes });
+                }
+                self.give_up(job);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the job's items; false where the inode changed such that its inline data is not all of it.
+    fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
+        let inode = job.inode;
+        let mut plan = self.plan_items(job)?;
+        let reservation = self.engine.reserve_for_removal(plan.len() + EXTRA_ITEMS)?;
+        let mut state = inode.state.write();
+        let state = &mut *state;
+        if let Some(inline) = &job.inline
+            && (state.item.size != inline.size || state.data.has_dirty())
+        {
+            return Ok(false);
+        }
+        for run in &job.runs {
+            state.data.end_writeback(run);
+        }
+        let disk_size = state.disk_size;
+        state.advance_disk_size();
+        if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
+            state.disk_size = disk_size;
+            state.data.resume_writeback(&job.runs);
+            return Err(error);
+        }
+        state.item.nbytes = plan.nbytes(state.item.nbytes);
+        if job.start_failed && !job.policy.force && state.compression == CompressionProperty::Unset {
+            state.item.flags |= InodeFlags::NOCOMPRESS.bits();
+        }
+        state.data.forget_decompressed();
+        let op = self.engine.begin(reservation);
+        plan.apply(&op, &inode.tree, inode.id.ino);
+        for unit in &mut job.units {
+            if !unit.csums.is_empty() {
+                op.add_csums(unit.bytenr(), std::mem::take(&mut unit.csums));
+            }
+        }
+        inode.put_item(&op, state);
+        drop(op);
+        self.data.dequeue(&mut state.data);
+        Ok(true)
+    }
+
+    /// What changes in the file's extent items.
+    fn plan_items(&self, job: &Job<'_>) -> Result<ExtentPlan> {
+        let (tree, ino) = (&job.inode.tree, job.inode.id.ino);
+        let sectorsize = self.geometry.sectorsize;
+        let mut plan = ExtentPlan::default();
+        if let Some(inline) = &job.inline {
+            if !job.is_new {
+                plan.drop_range(tree, ino, 0..u64::from(sectorsize), sectorsize)?;
+            }
+            plan.insert(0, inline.file_extent());
+            return Ok(plan);
+        }
+        for unit in &job.units {
+            match &unit.target {
+                Target::Plain { .. } | Target::Compressed { .. } => {
+                    if !job.is_new {
+                        plan.drop_range(tree, ino, unit.range.clone(), sectorsize)?;
+                    }
+                    plan.insert(unit.range.start, unit.file_extent());
+                }
+                Target::InPlace { at } if at.is_prealloc() => {
+                    plan.drop_from(tree, at, &unit.range)?;
+                    let mut part = part_of(at, unit.range.clone());
+                    if let FileExtentBody::Prealloc(regular) = part.body {
+                        part.body = FileExtentBody::Regular(regular);
+                    }
+                    part.generation = Generation(0);
+                    plan.insert(unit.range.start, part);
+                }
+                Target::InPlace { .. } => {}
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Adds explicit holes for what the size on disk grows by, where the filesystem needs them.
+    pub(crate) fn plan_holes(&self, inode: &Inode, plan: &mut ExtentPlan, from: u64, to: u64) -> Result<()> {
+        if self.geometry.no_holes || to <= from {
+            return Ok(());
+        }
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let range = from.next_multiple_of(sectorsize)..to.next_multiple_of(sectorsize);
+        plan.fill_holes(&inode.tree, inode.id.ino, range, self.geometry.sectorsize)
+    }
+
+    /// Makes the job's data dirty again (I4).
+    fn give_up(&self, job: Job<'_>) {
+        let mut state = job.inode.state.write();
+        let mut bytes = 0;
+        for run in job.runs {
+            bytes += state.data.fail_writeback(run);
+        }
+        if let Some(mut reservation) = job.reservation {
+            state.data.add_reservation(reservation.split(bytes));
+        }
+        self.data.enqueue(job.inode, &mut state.data);
+    }
+}
+
+impl InodeState {
+    /// Lets the size on disk grow up to the first data that is not there yet (I3).
+    pub(crate) fn advance_disk_size(&mut self) {
+        self.disk_size = match self.data.first_pending_after(self.disk_size) {
+            None => self.item.size,
+            Some(start) => self.disk_size.max(start.min(self.item.size)),
+        };
+    }
+}
+
+/// Data of one inode under writeback.
+struct Job<'i> {
+    inode: &'i Arc<Inode>,
+    runs: Vec<Run>,
+    units: Vec<Unit>,
+    bytes: u64,
+    reservation: Option<DataReservation>,
+    policy: Policy,
+    /// All of the file, which goes into the tree; then there are no units.
+    inline: Option<InlineData>,
+    /// Some data may go into extents that are there.
+    in_place: bool,
+    /// Data is overwritten in place, not only put into preallocated extents.
+    overwrite: bool,
+    /// The file has no extent items.
+    is_new: bool,
+    /// Compressing the file's start did not pay.
+    start_failed: bool,
+    _guard: MutexGuard<'i, ()>,
+}
+
+impl Job<'_> {
+    fn cut(&mut self, fs: &Fs) -> Result<()> {
+        let sectorsize = fs.geometry.sectorsize;
+        let mut ranges = Vec::new();
+        let mut in_place = Vec::new();
+        for (index, run) in self.runs.iter().enumerate() {
+            let range = run.offset..run.end();
+            if self.in_place {
+                self.split_in_place(fs, index, range, &mut ranges, &mut in_place)?;
+            } else {
+                ranges.push((index, range));
+            }
+        }
+        let (mut units, start_failed) = ordered_data::cut(&self.runs, &ranges, &self.policy, sectorsize);
+        if !in_place.is_empty() {
+            units.append(&mut in_place);
+            units.sort_by_key(|unit| unit.range.start);
+        }
+        self.units = units;
+        self.start_failed = start_failed;
+        Ok(())
+    }
+
+    /// Sorts the parts of a range into those that need new extents and those that go into extents of the file: into
+    /// preallocated ones, and (without copy-on-write) into any, unless others may share them.
+    fn split_in_place(
+        &self,
+        fs: &Fs,
+        run: usize,
+        range: Range<u64>,
+        new: &mut Vec<(usize, Range<u64>)>,
+        in_place: &mut Vec<Unit>,
+    ) -> Result<()> {
+        let inode = self.inode;
+        let mut from = range.start;
+        while from < range.end {
+            let extents = extents_in(&inode.tree, inode.id.ino, from..range.end, 256, fs.geometry.sectorsize)?;
+            if extents.is_empty() {
+                break;
+            }
+            for at in extents {
+                let part = at.start.max(range.start)..at.end.min(range.end);
+                if self.may_write_into(fs, &at)? {
+                    push_range(new, run, from..part.start);
+                    in_place.push(Unit { run, range: part.clone(), target: Target::InPlace { at }, csums: Vec::new() });
+                } else {
+                    push_range(new, run, from..part.end);
+                }
+                from = part.end;
+            }
+        }
+        push_range(new, run, from..range.end);
+        Ok(())
+    }
+
+    fn may_write_into(&self, fs: &Fs, at: &ExtentAt) -> Result<bool> {
+        if at.extent.compression != Compression::None {
+            return Ok(false);
+        }
+        let extent = match &at.extent.body {
+            FileExtentBody::Prealloc(extent) => extent,
+            FileExtentBody::Regular(extent) if self.overwrite && !self.policy.csums => extent,
+            _ => return Ok(false),
+        };
+        let id = self.inode.id;
+        Ok(extent.disk_bytenr.0 != 0 && !fs.engine.extent_is_shared(id.root, id.ino, at.start, extent)?)
+    }
+}
+
+fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u64>) {
+    if range.is_empty() {
+        return;
+    }
+    match ranges.last_mut() {
+        Some((last_run, last)) if *last_run == run && last.end == range.start => last.end = range.end,
+        _ => ranges.push((run, range)),
+    }
+}
+
+/// A whole small file.
+struct InlineData {
+    size: u64,
+    kind: Compression,
+    bytes: Vec<u8>,
+}
+
+impl InlineData {
+    fn file_extent(&self) -> FileExtent {
+        FileExtent {
+            generation: Generation(0),
+            ram_bytes: self.size,
+            compression: self.kind,
+            encryption: 0,
+            other_encoding: 0,
+            body: FileExtentBody::Inline(self.bytes.clone()),
+        }
+    }
+}
+
+/// What a batch did.
+#[derive(Default)]
+struct Written {
+    bytes: u64,
+    /// For each inode, whether all of its dirty data was taken.
+    done: Vec<bool>,
+    /// End of the last run taken.
+    end: Option<u64>,
+    /// Data was left dirty because its file changed meanwhile.
+    retry: bool,
+}
+
+enum Finished {
+    Written(u64),
+    Retry,
+}
+
+/// Data written back in one batch, about.
+const BATCH_BYTES: u64 = 16 << 20;
+/// Inodes of a batch.
+const BATCH_INODES: usize = 4096;
+/// A writer with at least so much dirty data writes that back first.
+const OWN_BYTES: u64 = 1 << 20;
+/// Bounds of the memory for dirty data.
+const MIN_LIMIT: u64 = 4 << 20;
+const MAX_LIMIT: u64 = 96 << 20;
+/// How long a writer waits for others' writeback before it goes on: `MAX_WAITS` times `WAIT`.
+const MAX_WAITS: u32 = 500;
+const WAIT: Duration = Duration::from_millis(2);
+/// Items beside the planned ones: the inode, checksums, explicit holes.
+const EXTRA_ITEMS: usize = 8;

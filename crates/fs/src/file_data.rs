@@ -21,6 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use ubtrfs_format::Logical;
+use ubtrfs_transaction::DataReservation;
 
 /// The largest buffer: what a sequential writer fills before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
@@ -160,12 +162,56 @@ pub(crate) struct FileData {
     dirty: BTreeMap<u64, Buf>,
     writeback: BTreeMap<u64, Arc<Buf>>,
     dirty_bytes: u64,
+    /// Space for the dirty bytes.
+    reservation: Option<DataReservation>,
+    /// The inode's place in the queue of inodes with dirty data.
+    pub(crate) queued: Option<u64>,
+    decompressed: Mutex<Option<Decompressed>>,
+}
+
+/// The compressed extent that was read last. Forgotten whenever the file's extent items change, so that its address
+/// cannot stand for other data.
+#[derive(Clone, Debug)]
+pub(crate) struct Decompressed {
+    /// The extent.
+    pub bytenr: Logical,
+    /// All of its data.
+    pub bytes: Arc<Vec<u8>>,
 }
 
 impl FileData {
     /// To be called before a write.
     pub(crate) fn set_sectorsize(&mut self, sectorsize: u32) {
         self.sectorsize = sectorsize.into();
+    }
+
+    /// Adds to the space for dirty bytes.
+    pub(crate) fn add_reservation(&mut self, more: DataReservation) {
+        match &mut self.reservation {
+            Some(reservation) => reservation.merge(more),
+            none => *none = Some(more),
+        }
+    }
+
+    /// Takes space for `bytes` (or as much as there is) out.
+    pub(crate) fn take_reservation(&mut self, bytes: u64) -> Option<DataReservation> {
+        let reservation = self.reservation.as_mut()?;
+        if bytes >= reservation.bytes() { self.reservation.take() } else { Some(reservation.split(bytes)) }
+    }
+
+    /// The decompressed extent at `bytenr`, if it was the last one read.
+    pub(crate) fn decompressed(&self, bytenr: Logical) -> Option<Decompressed> {
+        self.decompressed.lock().clone().filter(|last| last.bytenr == bytenr)
+    }
+
+    /// Keeps a decompressed extent for the next read.
+    pub(crate) fn remember_decompressed(&self, last: Decompressed) {
+        *self.decompressed.lock() = Some(last);
+    }
+
+    /// To be called whenever extent items change.
+    pub(crate) fn forget_decompressed(&mut self) {
+        *self.decompressed.get_mut() = None;
     }
 
     /// Whether all data is in the trees.
@@ -428,6 +474,17 @@ impl FileData {
         for buf in &run.bufs {
             self.writeback.remove(&at);
             at += buf.len() as u64;
+        }
+    }
+
+    /// Undoes [`Self::end_writeback`].
+    pub(crate) fn resume_writeback(&mut self, runs: &[Run]) {
+        for run in runs {
+            let mut at = run.offset;
+            for buf in &run.bufs {
+                self.writeback.insert(at, Arc::clone(buf));
+                at += buf.len() as u64;
+            }
         }
     }
 

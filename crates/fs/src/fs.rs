@@ -106,7 +106,7 @@ impl Fs {
             return Ok(());
         }
         self.committer.note_commit();
-        self.flush_delalloc(None)?;
+        self.flush_all_data()?;
         self.engine.commit()?;
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Fs {
         self.committer.stop();
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
-            None => self.delete_unused_orphans().and_then(|()| Ok(self.flush_delalloc(None)?)),
+            None => self.delete_unused_orphans().and_then(|()| self.flush_all_data()),
         };
         // What can be committed is, even if some data could not be written.
         let closed = self.engine.close();

@@ -33,6 +33,8 @@ mod compression;
 mod delalloc;
 mod fallocate;
 mod file_data;
+mod file_extent_ops;
+mod ordered_data;
 mod read;
 mod reflink;
 mod truncate;

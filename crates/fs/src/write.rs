@@ -1,15 +1,166 @@
-//! Writing files.
+//! Writing files: into memory, with the space for it reserved; writeback does the rest.
 
+use std::sync::Arc;
+
+use ubtrfs_format::item::InodeFlags;
+
+use crate::file_extent_ops::extents_in;
+use crate::fs::now;
+use crate::inode::{Inode, InodeState};
+use crate::read::check_regular;
 use crate::{Error, Fs, InodeId, Result};
+
+/// The largest size of a file.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 impl Fs {
     /// Writes `data` at `offset`; returns how many bytes were taken.
-    pub fn write(&self, _id: InodeId, _offset: u64, _data: &[u8]) -> Result<usize> {
-        Err(Error::NotSupported("write"))
+    pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        let inode = self.inode_to_change(id)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let rest = MAX_SIZE.saturating_sub(offset);
+        if rest == 0 {
+            return Err(Error::FileTooBig);
+        }
+        let data = &data[..data.len().min(usize::try_from(rest).unwrap_or(usize::MAX))];
+        let mut done = 0;
+        // In pieces, so that a large write stays within the memory that there is.
+        for piece in data.chunks(PIECE) {
+            match self.write_piece(&inode, offset + done as u64, piece) {
+                Ok(()) => done += piece.len(),
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<()> {
+        self.throttle(inode)?;
+        let end = offset + data.len() as u64;
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
+        // The items that writeback will put must find room; it reserves for them again when it knows them.
+        drop(self.reserve(4)?);
+        // One sector more: an inline extent may have to become a regular one.
+        let mut reservation = match self.engine.reserve_data(wide.end - wide.start + sectorsize) {
+            Ok(reservation) => Some(reservation),
+            Err(error) => {
+                self.check_allocated(inode, wide.clone(), error)?;
+                None
+            }
+        };
+        let mut state = inode.write()?;
+        let state = &mut *state;
+        check_regular(state)?;
+        if state.has_flags(InodeFlags::IMMUTABLE) {
+            return Err(Error::NotPermitted("the file is immutable"));
+        }
+        if state.has_flags(InodeFlags::APPEND) && offset < state.item.size {
+            return Err(Error::NotPermitted("the file can only be appended to"));
+        }
+        let mut dirtied = self.take_out_inline(inode, state, offset)?;
+        dirtied += self.write_dirty(inode, state, offset, data)?;
+        if let Some(reservation) = &mut reservation {
+            state.data.add_reservation(reservation.split(dirtied));
+        }
+        state.item.size = state.item.size.max(end);
+        let time = now();
+        state.item.mtime = time;
+        state.item.ctime = time;
+        state.item.sequence += 1;
+        self.data.enqueue(inode, &mut state.data);
+        Ok(())
+    }
+
+    /// Makes `data` at `offset` dirty; fills up the sectors at its borders. Returns how many bytes became dirty.
+    pub(crate) fn write_dirty(&self, inode: &Inode, state: &mut InodeState, offset: u64, data: &[u8]) -> Result<u64> {
+        let sectorsize = self.geometry.sectorsize as usize;
+        let end = offset + data.len() as u64;
+        let size = state.item.size;
+        state.data.set_sectorsize(self.geometry.sectorsize);
+        let (first, last) = state.data.partial_sectors(offset..end);
+        let mut before = Vec::new();
+        let mut after = Vec::new();
+        let read = |sector: u64, state: &InodeState| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; sectorsize];
+            // What is past the end of the file is zeros, whatever the disk holds.
+            let len = size.saturating_sub(sector).min(sectorsize as u64) as usize;
+            self.read_merged(inode, state, sector, &mut bytes[..len])?;
+            Ok(bytes)
+        };
+        if let Some(sector) = first {
+            before = read(sector, state)?;
+        }
+        if let Some(sector) = last {
+            after = match first {
+                Some(same) if same == sector => before.clone(),
+                _ => read(sector, state)?,
+            };
+            after.drain(..(end - sector) as usize);
+        }
+        before.truncate((offset % sectorsize as u64) as usize);
+        Ok(state.data.write(&self.data.pool, offset, data, &before, &after))
+    }
+
+    /// Where the file has an inline extent that a write at (or an extension to) `offset` would leave in front of other
+    /// data, makes its bytes dirty: inline extents hold whole files only. Returns how many bytes became dirty.
+    pub(crate) fn take_out_inline(&self, inode: &Inode, state: &mut InodeState, offset: u64) -> Result<u64> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let size = state.item.size;
+        if offset < sectorsize || size == 0 || size > sectorsize || state.item.nbytes == 0 {
+            return Ok(0);
+        }
+        state.data.set_sectorsize(self.geometry.sectorsize);
+        if state.data.is_dirty(0) {
+            return Ok(0);
+        }
+        let first = extents_in(&inode.tree, inode.id.ino, 0..sectorsize, 1, self.geometry.sectorsize)?;
+        if !first.first().is_some_and(|extent| extent.is_inline()) {
+            return Ok(0);
+        }
+        let mut bytes = vec![0; size as usize];
+        self.read_merged(inode, state, 0, &mut bytes)?;
+        self.write_dirty(inode, state, 0, &bytes)
+    }
+
+    /// After a failure to reserve space: whether all of `range` is preallocated or can be overwritten in place, so that
+    /// a write needs no space.
+    fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_format::Error) -> Result<()> {
+        if !matches!(error, ubtrfs_format::Error::NoSpace) {
+            return Err(error.into());
+        }
+        let _writeback = inode.writeback.lock();
+        let state = inode.read()?;
+        let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
+        if !state.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
+            return Err(error.into());
+        }
+        let mut at = range.start;
+        for extent in extents_in(&inode.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
+            let usable = extent.is_prealloc() || (overwrite && extent.is_data() && !extent.is_inline());
+            let (true, true, Some(regular)) = (usable, extent.start <= at, extent.extent.disk_extent()) else { break };
+            if self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular)? {
+                break;
+            }
+            at = extent.end;
+        }
+        if at >= range.end { Ok(()) } else { Err(error.into()) }
     }
 
     /// Makes the file durable; with `datasync` its times may be left out.
-    pub fn fsync(&self, _id: InodeId, _datasync: bool) -> Result<()> {
-        Err(Error::NotSupported("fsync"))
+    pub fn fsync(&self, id: InodeId, _datasync: bool) -> Result<()> {
+        let inode = self.inode(id)?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.flush_inode(&inode, 0..u64::MAX)?;
+        self.engine.commit()?;
+        Ok(())
     }
 }
+
+/// The most that is written in one step.
+const PIECE: usize = 1 << 20;

@@ -1,0 +1,383 @@
+//! Ordered data: what writeback writes to the devices before the file's items may refer to it.
+//!
+//! ```text
+//!   dirty runs --cut()--> units --compress, allocate, checksum, write--> written units --finish--> items
+//! ```
+//!
+//! Invariants:
+//! - I1: a unit's items are put only after all of its bytes were written.
+//! - I2: a unit is one extent on disk: at most [`MAX_EXTENT`] bytes, or 128 KiB before compression.
+//! - I3: bytes that were allocated and not used by a unit are released.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
+use ubtrfs_transaction::{DataExtent, DataReservation, Engine};
+
+use crate::Result;
+use crate::compression::{self, MAX_UNCOMPRESSED, Method};
+use crate::file_data::Run;
+use crate::file_extent_ops::{ExtentAt, whole_extent};
+
+/// The largest extent that writeback makes.
+pub(crate) const MAX_EXTENT: u64 = 128 << 20;
+
+/// How a file's new data is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// Compress with this method.
+    pub compress: Option<Method>,
+    /// Compress also what does not look worth it, and never give up on the file.
+    pub force: bool,
+    /// Put checksums.
+    pub csums: bool,
+}
+
+/// A part of a run that becomes one extent.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    /// The run that it is of.
+    pub run: usize,
+    /// The file's bytes.
+    pub range: Range<u64>,
+    /// Where they go.
+    pub target: Target,
+    /// Checksums of what is on disk; empty for none.
+    pub csums: Vec<u8>,
+}
+
+/// Where a unit's bytes go.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// A new extent, not compressed.
+    Plain { bytenr: Logical },
+    /// A new extent of these compressed bytes, which fill whole sectors.
+    Compressed { bytenr: Logical, kind: Compression, bytes: Vec<u8> },
+    /// Into an extent that the file has already.
+    InPlace { at: ExtentAt },
+}
+
+impl Unit {
+    /// Bytes on disk.
+    pub(crate) fn disk_len(&self) -> u64 {
+        match &self.target {
+            Target::Compressed { bytes, .. } => bytes.len() as u64,
+            Target::Plain { .. } | Target::InPlace { .. } => self.range.end - self.range.start,
+        }
+    }
+
+    /// Whether it needs space.
+    pub(crate) fn is_new(&self) -> bool {
+        !matches!(self.target, Target::InPlace { .. })
+    }
+
+    /// Where it is on disk.
+    pub(crate) fn bytenr(&self) -> Logical {
+        match &self.target {
+            Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr,
+            Target::InPlace { at } => match &at.extent.body {
+                FileExtentBody::Regular(regular) | FileExtentBody::Prealloc(regular) => {
+                    Logical(regular.disk_bytenr.0 + regular.offset + (self.range.start - at.start))
+                }
+                FileExtentBody::Inline(_) => Logical(0),
+            },
+        }
+    }
+
+    fn set_bytenr(&mut self, to: Logical) {
+        match &mut self.target {
+            Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr = to,
+            Target::InPlace { .. } => {}
+        }
+    }
+
+    /// The file extent item of a new extent.
+    pub(crate) fn file_extent(&self) -> FileExtent {
+        let len = self.range.end - self.range.start;
+        let mut extent = whole_extent(self.bytenr(), self.disk_len());
+        if let Target::Compressed { kind, .. } = &self.target {
+            extent.compression = *kind;
+            extent.ram_bytes = len;
+            if let FileExtentBody::Regular(regular) = &mut extent.body {
+                regular.num_bytes = len;
+            }
+        }
+        extent
+    }
+
+    /// Its bytes as they go to disk.
+    fn slices<'a>(&'a self, run: &'a Run) -> Vec<&'a [u8]> {
+        match &self.target {
+            Target::Compressed { bytes, .. } => vec![bytes],
+            Target::Plain { .. } | Target::InPlace { .. } => run.pieces(self.range.clone()),
+        }
+    }
+}
+
+/// Cuts ranges of runs into units and compresses those where that is wanted and pays. Returns the units in order, and
+/// whether compressing the start of the file was tried and did not pay.
+pub(crate) fn cut(runs: &[Run], ranges: &[(usize, Range<u64>)], policy: &Policy, sectorsize: u32) -> (Vec<Unit>, bool) {
+    let plain = |run: usize, range: Range<u64>| Unit {
+        run,
+        range,
+        target: Target::Plain { bytenr: Logical(0) },
+        csums: Vec::new(),
+    };
+    let Some(method) = policy.compress else {
+        let mut units = Vec::new();
+        for (run, range) in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let end = range.end.min(at + MAX_EXTENT);
+                units.push(plain(*run, at..end));
+                at = end;
+            }
+        }
+        return (units, false);
+    };
+    let mut units = Vec::new();
+    for (run, range) in ranges {
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + MAX_UNCOMPRESSED as u64);
+            units.push(plain(*run, at..end));
+            at = end;
+        }
+    }
+    let start_failed = compress_units(runs, &mut units, method, policy.force, sectorsize);
+    (join_plain(units), start_failed)
+}
+
+/// Compresses units, on two threads where there are many.
+fn compress_units(runs: &[Run], units: &mut [Unit], method: Method, force: bool, sectorsize: u32) -> bool {
+    let start_failed = AtomicBool::new(false);
+    let work = |unit: &mut Unit| match compress_unit(&runs[unit.run], &unit.range, method, force, sectorsize) {
+        Outcome::Packed(bytes) => {
+            unit.target = Target::Compressed { bytenr: Logical(0), kind: method.kind, bytes };
+        }
+        Outcome::NotTried => {}
+        Outcome::DoesNotPay => {
+            if unit.range.start == 0 {
+                start_failed.store(true, Ordering::Relaxed);
+            }
+        }
+    };
+    if units.len() < PARALLEL_UNITS {
+        units.iter_mut().for_each(work);
+        return start_failed.into_inner();
+    }
+    let next = AtomicUsize::new(0);
+    let slots: Vec<Mutex<&mut Unit>> = units.iter_mut().map(Mutex::new).collect();
+    let drain = || {
+        while let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(&mut slot.lock());
+        }
+    };
+    let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
+    std::thread::scope(|scope| {
+        for _ in 1..nr_threads {
+            scope.spawn(drain);
+        }
+        drain();
+    });
+    drop(slots);
+    start_failed.into_inner()
+}
+
+/// What came of compressing a unit.
+enum Outcome {
+    /// The compressed bytes, padded to whole sectors.
+    Packed(Vec<u8>),
+    /// It saves less than one sector.
+    DoesNotPay,
+    /// It is too small, or does not look worth it.
+    NotTried,
+}
+
+fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sectorsize: u32) -> Outcome {
+    let sectorsize = sectorsize as usize;
+    let len = (range.end - range.start) as usize;
+    if len <= sectorsize {
+        return Outcome::NotTried;
+    }
+    let pieces = run.pieces(range.clone());
+    let joined;
+    let input = match pieces.as_slice() {
+        [piece] => *piece,
+        pieces => {
+            joined = pieces.concat();
+            joined.as_slice()
+        }
+    };
+    if !force && !compression::looks_compressible(input) {
+        return Outcome::NotTried;
+    }
+    let Some(mut packed) = compression::compress(method, input, len - sectorsize, sectorsize) else {
+        return Outcome::DoesNotPay;
+    };
+    packed.resize(packed.len().next_multiple_of(sectorsize), 0);
+    Outcome::Packed(packed)
+}
+
+/// Joins neighbours that are not compressed into larger extents.
+fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
+    let mut joined: Vec<Unit> = Vec::with_capacity(units.len());
+    for unit in units {
+        if let Some(last) = joined.last_mut()
+            && last.run == unit.run
+            && last.range.end == unit.range.start
+            && matches!((&last.target, &unit.target), (Target::Plain { .. }, Target::Plain { .. }))
+            && unit.range.end - last.range.start <= MAX_EXTENT
+        {
+            last.range.end = unit.range.end;
+        } else {
+            joined.push(unit);
+        }
+    }
+    joined
+}
+
+/// Units of one file, with what they are cut from.
+#[derive(Debug)]
+pub(crate) struct Batch<'r> {
+    /// The runs that units refer to by index.
+    pub runs: &'r [Run],
+    /// The units.
+    pub units: Vec<Unit>,
+    /// Whether they get checksums.
+    pub csums: bool,
+}
+
+/// Allocates, checksums and writes all units of several files: neighbours go into one allocation and one write.
+/// `reservation` covers them. After an error nothing that was allocated here is kept.
+pub(crate) fn write_out(
+    engine: &Engine,
+    batches: &mut [Batch<'_>],
+    reservation: &mut DataReservation,
+    hint: Option<Logical>,
+) -> Result<Option<Logical>> {
+    let mut extents = Vec::new();
+    let result = allocate(engine, batches, reservation, hint, &mut extents).and_then(|end| {
+        write_units(engine, batches)?;
+        Ok(end)
+    });
+    if result.is_err() {
+        extents.into_iter().for_each(|extent| engine.release_data(extent));
+    }
+    result
+}
+
+fn allocate(
+    engine: &Engine,
+    batches: &mut [Batch<'_>],
+    reservation: &mut DataReservation,
+    mut hint: Option<Logical>,
+    extents: &mut Vec<DataExtent>,
+) -> Result<Option<Logical>> {
+    let sectorsize = u64::from(engine.geometry().sectorsize);
+    let mut wanted: u64 =
+        batches.iter().flat_map(|batch| &batch.units).filter(|unit| unit.is_new()).map(Unit::disk_len).sum();
+    // What is left of the last allocation.
+    let mut free: Range<u64> = 0..0;
+    for batch in batches {
+        let mut units = Vec::with_capacity(batch.units.len());
+        let mut waiting: Vec<Unit> = std::mem::take(&mut batch.units);
+        waiting.reverse();
+        while let Some(mut unit) = waiting.pop() {
+            if !unit.is_new() {
+                units.push(unit);
+                continue;
+            }
+            let len = unit.disk_len();
+            let is_plain = matches!(unit.target, Target::Plain { .. });
+            if free.is_empty() || (!is_plain && free.end - free.start < len) {
+                release(engine, extents, &free);
+                let min = if is_plain { sectorsize } else { len };
+                let extent = engine.allocate_data(reservation, wanted.min(MAX_ALLOCATION).max(len), min, hint)?;
+                free = extent.bytenr.0..extent.bytenr.0 + extent.len_bytes;
+                hint = Some(Logical(free.end));
+                extents.push(extent);
+            }
+            let room = free.end - free.start;
+            if room < len {
+                // Free space is in pieces: the unit becomes two extents.
+                let middle = unit.range.start + room;
+                waiting.push(Unit {
+                    run: unit.run,
+                    range: middle..unit.range.end,
+                    target: Target::Plain { bytenr: Logical(0) },
+                    csums: Vec::new(),
+                });
+                unit.range.end = middle;
+            }
+            let len = unit.disk_len();
+            unit.set_bytenr(Logical(free.start));
+            free.start += len;
+            wanted -= len;
+            units.push(unit);
+        }
+        batch.units = units;
+    }
+    release(engine, extents, &free);
+    Ok(hint)
+}
+
+/// Gives the unused end of the last allocation back (I3).
+fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>) {
+    if let Some(last) = extents.last_mut()
+        && !free.is_empty()
+    {
+        let len_bytes = free.end - free.start;
+        engine.release_data(DataExtent { bytenr: Logical(free.start), len_bytes });
+        last.len_bytes -= len_bytes;
+    }
+}
+
+/// Checksums all units and writes them, neighbours together.
+fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
+    let geometry = engine.geometry();
+    for batch in &mut *batches {
+        if !batch.csums {
+            continue;
+        }
+        for unit in &mut batch.units {
+            let mut csums = Vec::new();
+            for slice in unit.slices(&batch.runs[unit.run]) {
+                geometry.csum_type.compute_sectors(slice, geometry.sectorsize as usize, &mut csums);
+            }
+            unit.csums = csums;
+        }
+    }
+    let mut pending: Vec<IoSlice<'_>> = Vec::new();
+    let mut range = 0..0;
+    for batch in &*batches {
+        for unit in &batch.units {
+            let at = unit.bytenr().0;
+            if at != range.end {
+                flush(engine, &mut pending, &range)?;
+                range = at..at;
+            }
+            pending.extend(unit.slices(&batch.runs[unit.run]).into_iter().map(IoSlice::new));
+            range.end += unit.disk_len();
+        }
+    }
+    flush(engine, &mut pending, &range)
+}
+
+fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>) -> Result<()> {
+    if !pending.is_empty() {
+        engine.write_data_vectored(Logical(range.start), pending)?;
+        pending.clear();
+    }
+    Ok(())
+}
+
+/// Units from which on compressing uses more than one thread.
+const PARALLEL_UNITS: usize = 4;
+const MAX_THREADS: usize = 16;
+/// The most that is allocated in one go.
+const MAX_ALLOCATION: u64 = 256 << 20;
