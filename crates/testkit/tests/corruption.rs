@@ -1,0 +1,244 @@
+//! Damaged filesystems: what has another copy is read and mended, what has none is an error that says where, and nothing
+//! that a disk holds makes the engine panic.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+
+use rustix::io::Errno as Sys;
+use ubtrfs_format::CsumType;
+use ubtrfs_testkit::{
+    Compare, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock, Rng, Target, btrfs_check,
+    capability, compare_entries, judge, walk_path,
+};
+
+/// Flips a bit somewhere in `len` bytes at `offset`.
+fn damage(image: &Image, rng: &mut Rng, offset: u64, len: u64) {
+    let at = offset + rng.below(len);
+    let byte = image.read_at(at, 1).unwrap()[0];
+    image.write_at(at, &[byte ^ (1 << rng.below(8))]).unwrap();
+}
+
+/// A small filesystem that Linux made with these arguments, with its files.
+fn small(mkfs: &[&str], fill: impl Fn(&Path)) -> Image {
+    let image = Image::kernel_made(256 << 20, mkfs).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    fill(mount.path());
+    mount.close().unwrap();
+    image
+}
+
+fn some_files(root: &Path) {
+    let mut rng = Rng::new(5);
+    for index in 0..150 {
+        let dir = root.join(format!("dir-{}", index % 7));
+        let _ = std::fs::create_dir(&dir);
+        let len = rng.len(40_000) as usize;
+        std::fs::write(dir.join(format!("file-{index}")), rng.content(len)).unwrap();
+        std::os::unix::fs::symlink("somewhere", dir.join(format!("link-{index}"))).unwrap();
+    }
+}
+
+#[test]
+fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let rich = KernelImage::rich(KernelImageSpec::DEFAULT, 3).unwrap();
+    let image = &rich.image;
+    let mount = LoopMount::new(image.path(), "ro").unwrap();
+    let linux = walk_path(mount.path()).unwrap();
+    mount.close().unwrap();
+    let mut rng = Rng::new(31);
+    // What reading every file reads: root, chunk and checksum trees, and all trees of files.
+    let blocks = RawBlock::live(image).unwrap();
+    let read: Vec<_> = blocks.iter().filter(|block| [1, 3, 7].contains(&block.owner) || block.is_subvolume()).collect();
+    assert!(read.len() > 100, "only {} blocks", read.len());
+    for block in &read {
+        assert_eq!(block.copies.len(), 2, "{block:?}");
+        let copy = *rng.pick(&block.copies);
+        damage(image, &mut rng, copy, 16_384);
+    }
+    let target = FsTarget::open(image.path(), "").unwrap();
+    compare_entries(&linux, &target.walk().unwrap(), Compare::ALL).unwrap();
+    target.close().unwrap();
+    judge(image.path(), "", &[(&linux, Compare::ALL)]).unwrap();
+}
+
+#[test]
+fn reading_a_bad_copy_without_write_access_changes_nothing() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = small(&[], some_files);
+    let mut rng = Rng::new(32);
+    for block in RawBlock::live(&image).unwrap() {
+        damage(&image, &mut rng, block.copies[1], 16_384);
+    }
+    let before = image.digest().unwrap();
+    let target = FsTarget::open(image.path(), "ro").unwrap();
+    target.walk().unwrap();
+    target.close().unwrap();
+    assert_eq!(before, image.digest().unwrap());
+}
+
+#[test]
+fn a_block_without_a_good_copy_is_an_error_that_says_where() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = small(&["-m", "single", "-n", "4096"], some_files);
+    let mut rng = Rng::new(33);
+    let blocks = RawBlock::live(&image).unwrap();
+    let leaves: Vec<_> = blocks.iter().filter(|block| block.owner == 5 && block.level == 0).collect();
+    let victim = leaves[leaves.len() / 2];
+    damage(&image, &mut rng, victim.copies[0], 4096);
+    let target = FsTarget::open(image.path(), "").unwrap();
+    let error = format!("{:#}", target.walk().unwrap_err());
+    assert!(error.contains(&format!("bytenr {}", victim.bytenr)) && error.contains("tree 5"), "{error}");
+    let mut seen = 0;
+    for index in 0..150 {
+        match target.lookup(format!("dir-{}/file-{index}", index % 7).as_bytes()) {
+            Ok(_) => seen += 1,
+            Err(errno) => {
+                assert!([Sys::IO.raw_os_error(), Sys::UCLEAN.raw_os_error()].contains(&errno), "errno {errno}");
+            }
+        }
+    }
+    assert!((1..150).contains(&seen), "{seen} of 150 files were found");
+}
+
+/// Where these bytes stand in the image.
+fn places(image: &Image, needle: &[u8]) -> Vec<u64> {
+    let raw = std::fs::read(image.path()).unwrap();
+    (0..raw.len()).step_by(4096).filter(|&at| raw[at..].starts_with(needle)).map(|at| at as u64).collect()
+}
+
+#[test]
+fn damaged_data_is_an_error_and_only_there() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for csum in ["crc32c", "xxhash", "sha256", "blake2"] {
+        let content = Rng::new(34).bytes(200_000);
+        let image = small(&["--csum", csum], |root| {
+            std::fs::write(root.join("file"), &content).unwrap();
+        });
+        let at = places(&image, &content[..4096]);
+        assert_eq!(at.len(), 1);
+        damage(&image, &mut Rng::new(35), at[0] + 40_960, 4096);
+        let before = image.digest().unwrap();
+        let mut target = FsTarget::open(image.path(), "ro").unwrap();
+        assert_eq!(target.read(b"file", 0, 40_960).unwrap(), content[..40_960]);
+        assert_eq!(target.read(b"file", 45_056, 200_000).unwrap(), content[45_056..]);
+        assert_eq!(target.read(b"file", 45_000, 10), Err(Sys::IO.raw_os_error()), "{csum}");
+        target.close().unwrap();
+        assert_eq!(before, image.digest().unwrap());
+    }
+}
+
+#[test]
+fn damaged_data_with_a_second_copy_is_mended() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let content = Rng::new(36).bytes(200_000);
+    let image = small(&["-d", "dup"], |root| std::fs::write(root.join("file"), &content).unwrap());
+    let at = places(&image, &content[..4096]);
+    assert_eq!(at.len(), 2);
+    let mut rng = Rng::new(37);
+    damage(&image, &mut rng, at[0], 4096);
+    damage(&image, &mut rng, at[0] + 8192, 4096);
+    damage(&image, &mut rng, at[1] + 81_920, 4096);
+    let mut target = FsTarget::open(image.path(), "").unwrap();
+    assert!(target.read(b"file", 0, 300_000).unwrap() == content);
+    target.close().unwrap();
+    assert_eq!(places(&image, &content[..4096]).len(), 2);
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    // The copy that was not asked for may still be bad: which one is read first is not promised.
+    let _ = mount.scrub();
+    mount.scrub().unwrap();
+    assert!(std::fs::read(mount.join("file")).unwrap() == content);
+}
+
+#[test]
+fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = small(&[], some_files);
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let linux = walk_path(mount.path()).unwrap();
+    mount.close().unwrap();
+    image.write_at(64 << 10, &[0; 4096]).unwrap();
+    let before = image.digest().unwrap();
+    // Only for reading: where the first superblock is gone, the device may have been given to something else.
+    let mut target = FsTarget::open(image.path(), "").unwrap();
+    println!("{}", target.fs().read_only().unwrap());
+    compare_entries(&linux, &target.walk().unwrap(), Compare::ALL).unwrap();
+    assert_eq!(target.create(b"new", NodeKind::File, 0o644, (0, 0)), Err(Sys::ROFS.raw_os_error()));
+    target.close().unwrap();
+    assert_eq!(before, image.digest().unwrap());
+}
+
+/// Blocks that lie with a right checksum: no panic, no hang; an error or a different answer is fine.
+#[test]
+fn crafted_blocks_never_panic() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let seed = Rng::seed_or(38);
+    let pristine = small(&["-m", "single", "-n", "4096"], some_files);
+    let blocks = RawBlock::live(&pristine).unwrap();
+    let image = Image::copy_of(pristine.path()).unwrap();
+    let mut errors = 0;
+    const ROUNDS: u64 = 400;
+    for round in 0..ROUNDS {
+        let mut rng = Rng::new(seed + round);
+        let block = rng.pick(&blocks);
+        let at = block.copies[0];
+        let original = image.read_at(at, 4096).unwrap();
+        let mut crafted = original.clone();
+        for _ in 0..=rng.below(3) {
+            // Headers of items more often than their content.
+            let used = 101 + 25 * u64::from(block.nritems).min(150);
+            let place = if rng.one_in(3) { 32 + rng.below(4064) } else { 48 + rng.below(used.min(4096) - 48) };
+            crafted[place as usize] = match rng.below(4) {
+                0 => 0,
+                1 => 0xff,
+                2 => crafted[place as usize] ^ (1 << rng.below(8)),
+                _ => rng.next_u64() as u8,
+            };
+        }
+        let csum = CsumType::Crc32c.compute(&crafted[32..]);
+        crafted[..32].copy_from_slice(&csum);
+        image.write_at(at, &crafted).unwrap();
+        let what = format!("seed {} (round {round}), block {} of tree {}", seed + round, block.bytenr, block.owner);
+        println!("{what}");
+        errors += usize::from(use_it_all(&image).is_err());
+        // What a writer did to the copy is undone.
+        std::fs::copy(pristine.path(), image.path()).unwrap();
+    }
+    println!("{errors} of {ROUNDS} were noticed");
+    assert!(errors as u64 > ROUNDS / 2, "only {errors} of {ROUNDS} were noticed");
+    btrfs_check(image.path()).unwrap();
+}
+
+fn use_it_all(image: &Image) -> anyhow::Result<()> {
+    let mut target = FsTarget::open(image.path(), "")?;
+    let walked = target.walk();
+    let mut rng = Rng::new(1);
+    let errno = |errno| anyhow::anyhow!("errno {errno}");
+    let mut changed = target.create(b"new", NodeKind::File, 0o644, (0, 0)).map_err(errno);
+    changed = changed.and(target.write(b"new", 0, &rng.bytes(100_000)).map_err(errno));
+    for index in 0..20 {
+        let path = format!("dir-{}/file-{index}", index % 7).into_bytes();
+        changed = changed.and(target.write(&path, 1000, &rng.bytes(5000)).map_err(errno));
+        changed = changed.and(target.unlink(&path).map_err(errno));
+    }
+    changed = changed.and(target.sync().map_err(errno));
+    let closed = target.close();
+    walked?;
+    changed?;
+    closed
+}
