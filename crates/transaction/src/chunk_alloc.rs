@@ -37,19 +37,21 @@ impl Engine {
         min: u64,
         hint: Option<Logical>,
     ) -> Result<Option<Extent>> {
-        if let Some(extent) = self.space.allocate(kind, want, want, hint) {
+        // A fair piece of a large request beats another chunk: chunks that one kind takes are lost to the other.
+        let fair = want.min(FAIR_PIECE_BYTES).max(min);
+        let allocate = || {
+            let whole = self.space.allocate(kind, want, want, hint);
+            whole.or_else(|| self.space.allocate(kind, want, fair, hint))
+        };
+        if let Some(extent) = allocate() {
             return Ok(Some(extent));
         }
         let _making = self.pending_chunks.making.lock();
-        loop {
-            if let Some(extent) = self.space.allocate(kind, want, want, hint) {
-                return Ok(Some(extent));
-            }
-            if !self.make_chunk(kind)? {
-                // No device space: a smaller piece has to do.
-                return Ok(self.space.allocate(kind, want, min, hint));
-            }
+        if let Some(extent) = allocate() {
+            return Ok(Some(extent));
         }
+        self.make_chunk(kind)?;
+        Ok(self.space.allocate(kind, want, min, hint))
     }
 
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
@@ -226,3 +228,6 @@ fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> 
     superblock.sys_chunk_array_size = u32::try_from(end).expect("at most SYS_CHUNK_ARRAY_SIZE");
     Ok(())
 }
+
+/// A piece of a data extent that is large enough to be worth an extent of its own.
+const FAIR_PIECE_BYTES: u64 = 4 << 20;
