@@ -27,6 +27,7 @@ struct Cli {
 /// One line a command: a variant here, its arm in `run`.
 #[derive(Subcommand)]
 enum Command {
+    Mkfs(commands::mkfs::Args),
     Mount(commands::mount::Args),
     Umount(commands::umount::Args),
     Sync(commands::sync::Args),
@@ -43,6 +44,7 @@ enum Command {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Mkfs(args) => commands::mkfs::run(args),
         Command::Mount(args) => commands::mount::run(args),
         Command::Umount(args) => commands::umount::run(args),
         Command::Sync(args) => commands::sync::run(args),

@@ -41,6 +41,11 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// The directory that is to hold a new file does not exist.
+    NoDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The file to be made exists.
     Exists {
         /// The file.
@@ -103,6 +108,9 @@ impl std::fmt::Display for OpenError {
                     "{} does not exist; check the path, or make an image with `ubtrfs mkfs -b SIZE`",
                     path.display()
                 )
+            }
+            Self::NoDirectory { path } => {
+                write!(f, "the directory {} does not exist; check the path, or make it first", path.display())
             }
             Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", path.display()),
             Self::Locked { path, by } => {
@@ -188,7 +196,11 @@ impl FileDevice {
             return Ok(device);
         }
         let mut options = File::options();
-        let file = options.read(true).write(true).create_new(true).open(path).map_err(wrap)?;
+        let file =
+            options.read(true).write(true).create_new(true).open(path).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => OpenError::NoDirectory { path: parent(path).to_owned() },
+                _ => wrap(source),
+            })?;
         file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(wrap)?;
         sync_parent(path).map_err(wrap)?;
         Self::from_file(file, path, Access::ReadWrite)
@@ -315,8 +327,11 @@ fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result
 
 /// Makes the name of a new file durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent)?.sync_all()
+    File::open(parent(path))?.sync_all()
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Buffers that one system call takes (`IOV_MAX`).
@@ -452,6 +467,8 @@ mod tests {
         let missing = dir.path().join("missing");
         assert!(matches!(FileDevice::open(&missing, Access::ReadOnly), Err(OpenError::Missing { .. })));
         assert!(matches!(FileDevice::create(&path, 1, true), Err(OpenError::Exists { .. })));
+        let nowhere = missing.join("image");
+        assert!(matches!(FileDevice::create(&nowhere, 1, true), Err(OpenError::NoDirectory { .. })));
     }
 
     #[test]

@@ -1,0 +1,396 @@
+//! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options are named as mkfs.btrfs names them.
+//!
+//! Invariants:
+//! - I1. An error leaves the target as it was; an image file that this run created is removed again.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::CsumType;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::superblock::{CompatRo, Incompat};
+use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
+use uuid::Uuid;
+
+use crate::common::{format_size, parse_size};
+
+/// Make a btrfs filesystem on an image file or block device.
+#[derive(clap::Args)]
+#[command(disable_version_flag = true)]
+pub(crate) struct Args {
+    /// The image file or block device. A missing file is made if --byte-count gives its size.
+    #[arg(value_name = "DEVICE")]
+    device: Option<PathBuf>,
+    /// Label, at most 255 bytes.
+    #[arg(short = 'L', long, value_name = "LABEL")]
+    label: Option<OsString>,
+    /// Filesystem id; a random one by default.
+    #[arg(short = 'U', long, value_name = "UUID")]
+    uuid: Option<Uuid>,
+    /// Use this many bytes of the device (suffixes K, M, G, T); the size of a new image file.
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse_size)]
+    byte_count: Option<u64>,
+    /// Bytes of a tree block: 4K to 64K; 16K by default.
+    #[arg(short = 'n', long, value_name = "SIZE", value_parser = parse_size)]
+    nodesize: Option<u64>,
+    /// Bytes of a data block: 4K (default) to 64K.
+    #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_size)]
+    sectorsize: Option<u64>,
+    /// Checksums: crc32c (default), xxhash, sha256 or blake2.
+    #[arg(long, alias = "checksum", value_name = "TYPE", value_parser = parse_csum)]
+    csum: Option<CsumType>,
+    /// Profile of data: single (default) or dup.
+    #[arg(short = 'd', long, value_name = "PROFILE", value_parser = parse_profile)]
+    data: Option<BlockGroupFlags>,
+    /// Profile of metadata: dup (default) or single.
+    #[arg(short = 'm', long, value_name = "PROFILE", value_parser = parse_profile)]
+    metadata: Option<BlockGroupFlags>,
+    /// Keep data and metadata in the same block groups.
+    #[arg(short = 'M', long)]
+    mixed: bool,
+    /// Features to set, or with a leading ^ to leave out, separated by commas; `-O list-all` lists them.
+    #[arg(short = 'O', long, value_name = "LIST", value_delimiter = ',', allow_hyphen_values = true)]
+    features: Vec<String>,
+    /// As --features.
+    #[arg(short = 'R', long, value_name = "LIST", value_delimiter = ',')]
+    runtime_features: Vec<String>,
+    /// Overwrite what is on the device.
+    #[arg(short, long)]
+    force: bool,
+    /// Do not discard the device first.
+    #[arg(short = 'K', long)]
+    nodiscard: bool,
+    /// Print nothing but errors.
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print the result as JSON.
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
+}
+
+/// Makes the filesystem.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.all_features().any(|name| name == "list-all") {
+        list_features();
+        return Ok(ExitCode::SUCCESS);
+    }
+    let path = args.device.clone().context("no device was given; name an image file or block device")?;
+    let options = args.options()?;
+    let target = Target::open(&path, args.byte_count)?;
+    let report = match ubtrfs_mkfs::make(&target.device, &options) {
+        Ok(report) => report,
+        Err(error) => {
+            target.restore();
+            return Err(error.into());
+        }
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&json(&options, &report, &path))?);
+    } else if !args.quiet {
+        print!("{}", summary(&options, &report, &path));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the target was before this run.
+#[derive(Clone, Copy)]
+enum Before {
+    Missing,
+    Empty,
+    Content,
+}
+
+/// The opened target.
+struct Target {
+    device: FileDevice,
+    before: Before,
+}
+
+impl Target {
+    /// Opens the target; makes it, or enlarges an empty file, where the size is given.
+    fn open(path: &Path, byte_count: Option<u64>) -> anyhow::Result<Self> {
+        if let Some(size) = byte_count
+            && !path.exists()
+        {
+            return Ok(Self { device: FileDevice::create(path, size, true)?, before: Before::Missing });
+        }
+        let device = FileDevice::open(path, Access::ReadWrite)?;
+        if device.len_bytes() > 0 {
+            return Ok(Self { device, before: Before::Content });
+        }
+        drop(device);
+        let Some(size) = byte_count else { bail!("{} is empty; give its size with -b", path.display()) };
+        Ok(Self { device: FileDevice::create(path, size, false)?, before: Before::Empty })
+    }
+
+    /// I1. Errors are not told: the one that led here counts.
+    fn restore(self) {
+        let path = self.device.path().to_owned();
+        drop(self.device);
+        let _restored = match self.before {
+            Before::Missing => std::fs::remove_file(path),
+            Before::Empty => std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)),
+            Before::Content => Ok(()),
+        };
+    }
+}
+
+impl Args {
+    fn all_features(&self) -> impl Iterator<Item = &str> {
+        self.features.iter().chain(&self.runtime_features).map(|name| name.trim()).filter(|name| !name.is_empty())
+    }
+
+    fn options(&self) -> anyhow::Result<MkfsOptions> {
+        let default = MkfsOptions::default();
+        let (mut incompat, mut compat_ro) = (default.incompat, default.compat_ro);
+        let mut mixed = self.mixed;
+        for name in self.all_features() {
+            let (is_set, plain) = match name.strip_prefix('^') {
+                Some(plain) => (false, plain),
+                None => (true, name),
+            };
+            let feature = FEATURES.iter().find(|feature| feature.name == plain);
+            match feature.map(|feature| feature.bits) {
+                Some(Bits::Mixed) => mixed = is_set,
+                Some(Bits::Incompat(bits)) => incompat.set(bits, is_set),
+                Some(Bits::CompatRo(bits)) => compat_ro.set(bits, is_set),
+                None => bail!("feature '{plain}' cannot be made; `-O list-all` lists the features"),
+            }
+        }
+        let size = |given: Option<u64>, default: u32| match given {
+            None => Ok(default),
+            Some(size) => u32::try_from(size).with_context(|| format!("{size} is too large; give at most 64K")),
+        };
+        let sectorsize = size(self.sectorsize, default.sectorsize)?;
+        let usual_nodesize = if mixed { sectorsize } else { default.nodesize.max(sectorsize) };
+        let (data_profile, metadata_profile) = match mixed {
+            // One profile for both: either may name it.
+            true => {
+                let given = self.metadata.or(self.data).unwrap_or(BlockGroupFlags::empty());
+                (self.data.unwrap_or(given), given)
+            }
+            false => (self.data.unwrap_or(default.data_profile), self.metadata.unwrap_or(default.metadata_profile)),
+        };
+        Ok(MkfsOptions {
+            label: self.label.clone().map(OsStringExt::into_vec).unwrap_or_default(),
+            fsid: self.uuid.unwrap_or(default.fsid),
+            size_bytes: self.byte_count,
+            nodesize: size(self.nodesize, usual_nodesize)?,
+            sectorsize,
+            csum_type: self.csum.unwrap_or(default.csum_type),
+            data_profile,
+            metadata_profile,
+            mixed,
+            incompat,
+            compat_ro,
+            force: self.force,
+            discard: !self.nodiscard,
+            ..default
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Bits {
+    Mixed,
+    Incompat(Incompat),
+    CompatRo(CompatRo),
+}
+
+struct Feature {
+    name: &'static str,
+    bits: Bits,
+    what: &'static str,
+}
+
+const FEATURES: [Feature; 6] = [
+    Feature { name: "mixed-bg", bits: Bits::Mixed, what: "data and metadata in the same block groups" },
+    Feature {
+        name: "extref",
+        bits: Bits::Incompat(Incompat::EXTENDED_IREF),
+        what: "many hard links to a file in one directory (default)",
+    },
+    Feature {
+        name: "skinny-metadata",
+        bits: Bits::Incompat(Incompat::SKINNY_METADATA),
+        what: "smaller extent items of tree blocks (default)",
+    },
+    Feature { name: "no-holes", bits: Bits::Incompat(Incompat::NO_HOLES), what: "no items for holes (default)" },
+    Feature {
+        name: "free-space-tree",
+        bits: Bits::CompatRo(CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID)),
+        what: "free space in a tree of its own (default)",
+    },
+    Feature {
+        name: "block-group-tree",
+        bits: Bits::CompatRo(CompatRo::BLOCK_GROUP_TREE),
+        what: "block groups in a tree of their own: large filesystems mount faster",
+    },
+];
+
+fn list_features() {
+    println!("Features that can be set, or left out with a leading ^:");
+    for feature in &FEATURES {
+        println!("{:<20}- {}", feature.name, feature.what);
+    }
+}
+
+fn parse_csum(text: &str) -> Result<CsumType, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "crc32c" | "crc32" => Ok(CsumType::Crc32c),
+        "xxhash" | "xxhash64" => Ok(CsumType::Xxhash),
+        "sha256" => Ok(CsumType::Sha256),
+        "blake2" | "blake2b" => Ok(CsumType::Blake2),
+        _ => Err("give crc32c, xxhash, sha256 or blake2".to_owned()),
+    }
+}
+
+fn parse_profile(text: &str) -> Result<BlockGroupFlags, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "single" => Ok(BlockGroupFlags::empty()),
+        "dup" => Ok(BlockGroupFlags::DUP),
+        "raid0" | "raid1" | "raid1c3" | "raid1c4" | "raid10" | "raid5" | "raid6" => {
+            Err("that takes several devices; on one device, give single or dup".to_owned())
+        }
+        _ => Err("give single or dup".to_owned()),
+    }
+}
+
+fn type_name(flags: BlockGroupFlags) -> &'static str {
+    match flags.intersection(BlockGroupFlags::TYPES) {
+        BlockGroupFlags::DATA => "Data",
+        BlockGroupFlags::METADATA => "Metadata",
+        BlockGroupFlags::SYSTEM => "System",
+        _ => "Data+Metadata",
+    }
+}
+
+/// Names of the features that the filesystem has.
+fn feature_names(options: &MkfsOptions) -> Vec<&'static str> {
+    let is_set = |feature: &&Feature| match feature.bits {
+        Bits::Mixed => options.mixed,
+        Bits::Incompat(bits) => options.incompat.contains(bits),
+        Bits::CompatRo(bits) => options.compat_ro.contains(bits),
+    };
+    FEATURES.iter().filter(is_set).map(|feature| feature.name).collect()
+}
+
+/// What was made, as mkfs.btrfs prints it.
+fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: &str| {
+        text.push_str(format!("{name:<20}{value}").trim_end());
+        text.push('\n');
+    };
+    line("Label:", &label(options));
+    line("UUID:", &options.fsid.to_string());
+    line("Node size:", &options.nodesize.to_string());
+    line("Sector size:", &options.sectorsize.to_string());
+    line("Filesystem size:", &format_size(report.total_bytes));
+    line("Block group profiles:", "");
+    for name in ["Data", "Metadata", "Data+Metadata", "System"] {
+        if let Some(group) = report.block_groups.iter().find(|group| type_name(group.flags) == name) {
+            let profile = ubtrfs_volumes::profile_name(group.flags);
+            line(&format!("  {name}:"), &format!("{profile:<9}{:>16}", format_size(group.len_bytes)));
+        }
+    }
+    line("Features:", &feature_names(options).join(", "));
+    line("Checksum:", options.csum_type.name());
+    line("Number of devices:", "1");
+    line("Devices:", "");
+    text.push_str("   ID        SIZE  PATH\n");
+    text.push_str(&format!("    1  {:>10}  {}\n", format_size(report.total_bytes), path.display()));
+    text
+}
+
+fn label(options: &MkfsOptions) -> String {
+    if options.label.is_empty() { "(null)".to_owned() } else { String::from_utf8_lossy(&options.label).into_owned() }
+}
+
+fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::Value {
+    let groups: Vec<serde_json::Value> = report
+        .block_groups
+        .iter()
+        .map(|group| {
+            serde_json::json!({
+                "type": type_name(group.flags),
+                "profile": ubtrfs_volumes::profile_name(group.flags),
+                "start": group.start,
+                "length": group.len_bytes,
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "label": String::from_utf8_lossy(&options.label),
+        "uuid": options.fsid.to_string(),
+        "nodesize": options.nodesize,
+        "sectorsize": options.sectorsize,
+        "total_bytes": report.total_bytes,
+        "bytes_used": report.bytes_used,
+        "checksum": options.csum_type.name(),
+        "features": feature_names(options),
+        "block_groups": groups,
+        "devices": [{ "devid": 1, "size": report.total_bytes, "path": path.display().to_string() }],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(args: &[&str]) -> Args {
+        Cli::try_parse_from([&["mkfs"], args].concat()).unwrap().args
+    }
+
+    #[test]
+    fn options_are_those_of_mkfs_btrfs() {
+        let options =
+            parse(&["-L", "home", "-b", "1G", "-n", "32K", "-d", "dup", "-O", "^no-holes,block-group-tree", "x"])
+                .options()
+                .unwrap();
+        assert_eq!(options.label, b"home");
+        assert_eq!((options.size_bytes, options.nodesize), (Some(1 << 30), 32768));
+        assert_eq!(options.data_profile, BlockGroupFlags::DUP);
+        assert!(!options.incompat.contains(Incompat::NO_HOLES));
+        assert!(options.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE));
+        let mixed = parse(&["--mixed", "x"]).options().unwrap();
+        assert_eq!((mixed.nodesize, mixed.metadata_profile), (4096, BlockGroupFlags::empty()));
+        let large = parse(&["-s", "64K", "-R", "^free-space-tree", "x"]).options().unwrap();
+        assert_eq!((large.nodesize, large.compat_ro), (65536, CompatRo::empty()));
+        assert!(parse(&["-O", "zoned", "x"]).options().is_err());
+    }
+
+    fn mkfs(args: &[&str]) -> anyhow::Result<ExitCode> {
+        run(parse(args))
+    }
+
+    #[test]
+    fn a_missing_image_is_made_and_kept_only_on_success() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let name = path.to_str().unwrap();
+        assert!(mkfs(&["-q", name]).unwrap_err().to_string().contains("-b SIZE"));
+        assert!(mkfs(&["-q", "-b", "1M", name]).is_err());
+        assert!(!path.exists());
+        mkfs(&["-q", "-b", "200M", name]).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 200 << 20);
+        let refused = mkfs(&["-q", name]).unwrap_err().to_string();
+        assert!(refused.contains("holds a btrfs filesystem") && refused.contains("-f"), "{refused}");
+        mkfs(&["-q", "-f", "--csum", "xxhash", name]).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(mkfs(&["-q", "-b", "1M", name]).is_err());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        mkfs(&["-q", "-b", "200M", name]).unwrap();
+    }
+}
