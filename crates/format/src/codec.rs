@@ -134,7 +134,7 @@ id_field!(Logical, Physical, RootId, Ino, DevId, Generation);
 
 /// Defines a structure of fixed layout: its fields in disk order, packed.
 ///
-/// Generates `SIZE`, `decode` (which accepts longer input and ignores the rest), `encode` and [`Field`].
+/// Generates `SIZE`, `decode` (which accepts longer input and ignores the rest), `encode`, [`Field`] and a JSON form.
 #[macro_export]
 macro_rules! disk_struct {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? }) => {
@@ -167,6 +167,14 @@ macro_rules! disk_struct {
             }
             fn write(&self, out: &mut Vec<u8>) {
                 $($crate::codec::Field::write(&self.$field, out);)*
+            }
+        }
+
+        impl $crate::print::ToJson for $name {
+            fn to_json(&self) -> serde_json::Value {
+                let mut object = serde_json::Map::new();
+                $(object.insert(stringify!($field).to_owned(), $crate::print::ToJson::to_json(&self.$field));)*
+                serde_json::Value::Object(object)
             }
         }
     };

@@ -13,6 +13,7 @@ pub mod ids;
 pub mod item;
 pub mod key;
 pub mod node;
+pub mod print;
 pub mod superblock;
 pub mod superblock_check;
 

@@ -129,6 +129,12 @@ impl Image {
         raw
     }
 
+    /// Where the copies of a logical address are on the device.
+    pub(crate) fn copies(&self, logical: u64) -> Vec<u64> {
+        let (start, chunk) = self.chunks.range(..=logical).next_back().expect("a chunk");
+        chunk.stripes.iter().map(|stripe| stripe.offset.0 + (logical - start)).collect()
+    }
+
     /// Visits each block below this address, parents first.
     pub(crate) fn walk(&self, bytenr: u64, visit: &mut dyn FnMut(&[u8])) {
         let raw = self.read(bytenr, usize::try_from(self.superblock.nodesize).expect("small"));

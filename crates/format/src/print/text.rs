@@ -1,0 +1,66 @@
+//! Small pieces of text: escaped names, flags, times, checksums.
+
+use std::fmt::Write;
+
+use crate::csum::CsumType;
+use crate::item::Timespec;
+
+/// Bytes as text: valid UTF-8 without control characters as it is, the rest as `\n`, `\x1b`, `\\`.
+pub fn escaped(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() {
+                // Writing to a string does not fail.
+                let _ = write!(out, "{}", c.escape_default());
+            } else {
+                out.push(c);
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(out, "\\x{byte:02x}");
+        }
+    }
+    out
+}
+
+/// The names of the bits that are set, joined by `|`; `none` if no named bit is.
+pub(super) fn flags(bits: u64, names: &[(u64, &'static str)], none: &'static str) -> String {
+    let set: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
+    if set.is_empty() { none.to_owned() } else { set.join("|") }
+}
+
+/// `seconds.nanoseconds (YYYY-MM-DD hh:mm:ss)`, in UTC.
+pub(super) fn time(at: &Timespec) -> String {
+    let seconds = at.sec.cast_unsigned();
+    let days = at.sec.div_euclid(86_400);
+    let in_day = at.sec.rem_euclid(86_400);
+    let (hour, minute, second) = (in_day / 3600, in_day / 60 % 60, in_day % 60);
+    let (year, month, day) = civil_date(days);
+    format!("{seconds}.{} ({year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02})", at.nsec)
+}
+
+/// Year, month and day of a count of days since 1970 in the proleptic Gregorian calendar. Years are counted from
+/// March, so that the leap day is a year's last; 400 years have 146,097 days.
+fn civil_date(days: i64) -> (i64, i64, i64) {
+    // Far inside of i64: at most 2^63 / 86,400 days.
+    let days = days.saturating_add(719_468);
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    (year, month, day)
+}
+
+/// A checksum in hex: short ones as the number that they are, long ones byte by byte.
+pub(super) fn csum(raw: &[u8], csum_type: CsumType) -> String {
+    let raw = raw.get(..csum_type.size()).unwrap_or(raw);
+    let hex = match csum_type {
+        CsumType::Crc32c | CsumType::Xxhash => raw.iter().rev().map(|byte| format!("{byte:02x}")).collect(),
+        CsumType::Sha256 | CsumType::Blake2 => crate::node::hex(raw),
+    };
+    format!("0x{hex}")
+}
