@@ -86,8 +86,7 @@ fn print_header(view: &NodeView<'_>, options: &PrintOptions, out: &mut dyn Write
     write!(out, "{kind} {bytenr} flags 0x{:x}({})", view.flags(), text::flags(view.flags(), &flags, "none"))?;
     write!(out, " backref revision {}", view.backref_rev())?;
     if options.csum_headers {
-        let csum = view.csum();
-        write!(out, " csum 0x{}", crate::node::hex(csum.get(..options.csum_type.size()).unwrap_or_default()))?;
+        write!(out, " csum {}", text::csum(&view.csum(), options.csum_type))?;
     }
     writeln!(out, "\nfs uuid {}\nchunk uuid {}", view.fsid(), view.chunk_tree_uuid())
 }

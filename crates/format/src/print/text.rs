@@ -55,12 +55,7 @@ fn civil_date(days: i64) -> (i64, i64, i64) {
     (year, month, day)
 }
 
-/// A checksum in hex: short ones as the number that they are, long ones byte by byte.
+/// A checksum in hex, byte by byte.
 pub(super) fn csum(raw: &[u8], csum_type: CsumType) -> String {
-    let raw = raw.get(..csum_type.size()).unwrap_or(raw);
-    let hex = match csum_type {
-        CsumType::Crc32c | CsumType::Xxhash => raw.iter().rev().map(|byte| format!("{byte:02x}")).collect(),
-        CsumType::Sha256 | CsumType::Blake2 => crate::node::hex(raw),
-    };
-    format!("0x{hex}")
+    format!("0x{}", crate::node::hex(raw.get(..csum_type.size()).unwrap_or(raw)))
 }
