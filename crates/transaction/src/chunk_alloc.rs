@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
 use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
 use ubtrfs_format::{Error, FormatError, Key, KeyType, Logical, Result, RootId, objectid};
-use ubtrfs_space::{BlockGroup, Extent, SpaceKind};
+use ubtrfs_space::{BlockGroup, Extent, Shortage, SpaceKind};
 use ubtrfs_tree::Batch;
 
 use crate::engine::Engine;
@@ -54,9 +54,21 @@ impl Engine {
         Ok(self.space.allocate(kind, want, min, hint))
     }
 
+    /// Makes a chunk for a promise that could not be given, unless another thread just did. `false`: there is no room.
+    pub(crate) fn add_chunk_for_promise(&self, shortage: Shortage) -> Result<bool> {
+        let _making = self.pending_chunks.making.lock();
+        if self.space.reserve(shortage.kind, shortage.want_bytes).is_ok() {
+            return Ok(true);
+        }
+        self.make_chunk(shortage.kind)
+    }
+
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let flags = self.chunk_flags(kind);
         let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
+        if kind == SpaceKind::Data && !self.leaves_room_for_metadata(&chunk) {
+            return Ok(false);
+        }
         tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");
         self.volumes.add_chunk(logical, chunk.clone())?;
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };

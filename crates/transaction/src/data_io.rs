@@ -45,22 +45,41 @@ pub struct DataExtent {
 }
 
 impl Engine {
-    /// Reserves data space. May flush and commit; no inode lock may be held.
+    /// Reserves data space. May make chunks, flush and commit; no inode lock may be held.
+    ///
+    /// Data is only ever promised space that is there: a promise that could not be kept would lose what was written.
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;
         for attempt in 0..3 {
-            match self.space.reserve(SpaceKind::Data, bytes) {
-                Ok(inner) => return Ok(DataReservation { inner }),
-                Err(_) if attempt < 2 => {
-                    if let Some(flusher) = self.flusher() {
-                        flusher.flush_delalloc(None)?;
-                    }
-                    self.commit()?;
+            if let Some(inner) = self.try_reserve_data(bytes)? {
+                return Ok(DataReservation { inner });
+            }
+            if attempt < 2 {
+                // Flushing turns pessimistic promises into extents; committing frees what is pinned.
+                if let Some(flusher) = self.flusher() {
+                    flusher.flush_delalloc(None)?;
                 }
-                Err(_) => {}
+                self.commit()?;
             }
         }
         Err(Error::NoSpace)
+    }
+
+    /// Reserves what is there or can be added with new chunks.
+    fn try_reserve_data(&self, bytes: u64) -> Result<Option<Reservation>> {
+        loop {
+            match self.space.reserve(SpaceKind::Data, bytes) {
+                // Where they share block groups, data leaves to metadata what the running epoch needs.
+                Ok(inner) if !self.geometry.mixed || self.has_metadata_for(0, false) => return Ok(Some(inner)),
+                Ok(_) => return Ok(None),
+                Err(shortage) if shortage.unallocated_bytes == 0 => return Ok(None),
+                Err(shortage) => {
+                    if !self.add_chunk_for_promise(shortage)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
     }
 
     /// Allocates `want` bytes in one piece, or the largest piece there is of at least `min`; all multiples of the

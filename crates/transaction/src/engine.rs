@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use ubtrfs_format::item::{BlockGroupFlags, RootItem};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, Error, Generation, Key, KeyType, Result, RootId};
 use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
@@ -322,7 +322,7 @@ impl Engine {
     }
 
     /// Metadata kept back so that removing and committing work on a full filesystem.
-    fn global_reserve(&self, metadata: &SpaceInfo) -> u64 {
+    pub(crate) fn global_reserve(&self, metadata: &SpaceInfo) -> u64 {
         let floor = u64::from(self.geometry.nodesize) * 32;
         (metadata.used / 8).clamp(floor, 512 << 20).min(metadata.total / 4)
     }
@@ -331,17 +331,25 @@ impl Engine {
     /// half of the global reserve.
     pub(crate) fn has_metadata_for(&self, nr_items: u64, removes: bool) -> bool {
         let info = self.space.info(SpaceKind::Metadata);
-        let taken = info.used + info.reserved + info.pinned + info.readonly;
-        let free = info.total.saturating_sub(taken) + self.unallocated_metadata.load(Ordering::Relaxed);
+        // In mixed block groups the promises of data come off.
+        let free = info.free.saturating_sub(info.may_use) + self.unallocated_metadata.load(Ordering::Relaxed);
         let reserve = self.global_reserve(&info);
         free >= self.epoch_need(&info, nr_items) + if removes { reserve / 2 } else { reserve }
+    }
+
+    /// Whether the running epoch can still be committed when a data chunk takes its share of the devices.
+    pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
+        let info = self.space.info(SpaceKind::Metadata);
+        let raw = self.volumes.unallocated_bytes().saturating_sub(chunk.length * copies(chunk.flags));
+        let free = info.free.saturating_sub(info.may_use) + raw / copies(self.chunk_flags(SpaceKind::Metadata));
+        free >= self.epoch_need(&info, 0) + self.global_reserve(&info)
     }
 
     /// Bytes that the active epoch may still make the trees allocate, with `nr_items` more changes.
     ///
     /// Every change copies at most one leaf, and all changes together at most every node there is; new items take
     /// their own bytes on top, half as much again where leaves are split.
-    fn epoch_need(&self, metadata: &SpaceInfo, nr_items: u64) -> u64 {
+    pub(crate) fn epoch_need(&self, metadata: &SpaceInfo, nr_items: u64) -> u64 {
         let nodesize = u64::from(self.geometry.nodesize);
         let load = &self.epoch;
         let puts = load.nr_puts.load(Ordering::Relaxed) + load.nr_reserved.load(Ordering::Relaxed) + nr_items;
