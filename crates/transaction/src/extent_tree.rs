@@ -198,7 +198,7 @@ impl<'a, 's> Record<'a, 's> {
     /// Whether this can be the key of the extent's item.
     fn expects(&self, key: &Key) -> bool {
         match self.head.kind {
-            ExtentKind::Tree { level, .. } if key.item_type == KeyType::METADATA_ITEM => key.offset == level.into(),
+            ExtentKind::Tree { level, .. } if key.item_type == KeyType::METADATA_ITEM => key.offset == u64::from(level),
             _ => key.item_type == KeyType::EXTENT_ITEM && key.offset == self.head.extent.len_bytes,
         }
     }

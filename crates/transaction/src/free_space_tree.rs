@@ -58,7 +58,7 @@ pub(crate) fn load_free_space(
         }
         covered = item_end;
     }
-    if free.0.len() as u64 != info.extent_count.into() {
+    if free.0.len() as u64 != u64::from(info.extent_count) {
         let expected = "expected the number of free ranges";
         return Err(corrupt("extent_count", info.extent_count.into(), expected, start.0));
     }
