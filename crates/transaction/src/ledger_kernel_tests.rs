@@ -158,7 +158,7 @@ fn check_csum_changes(engine: &Engine) {
         let batch = csum_changes(&nodes, &nodes.root, insert, &remove, csum_size, sector, nodesize).expect("valid");
         copy.apply(&batch);
         let nr_csums: usize = copy.items.values().map(|raw| raw.len() / csum_size).sum();
-        assert_eq!(nr_csums, insert.values().map(|raw| raw.len() / csum_size).sum());
+        assert_eq!(nr_csums, insert.values().map(|raw| raw.len() / csum_size).sum::<usize>());
         assert!(copy.items.len() <= before.len(), "items are as full as Linux's");
         assert_eq!(copy.items.is_empty(), insert.is_empty());
     }
