@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use rustix::io::Errno as Sys;
 
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
-use crate::tree_entry::{CHUNK_BYTES, ContentHash, TreeEntry, join, set_link_groups, walk_path, xxh64};
+use crate::tree_entry::{CHUNK_BYTES, ContentHash, TreeEntry, is_stub, join, set_link_groups, walk_path, xxh64};
 
 const BLOCK: u64 = 4096;
 pub(crate) const ROOT: u64 = 0;
@@ -552,6 +552,7 @@ fn load_node(full: &Path, entry: &TreeEntry) -> Result<Node> {
     let mut node = Node::new(entry.kind, entry.mode, meta.dev());
     (node.uid, node.gid, node.rdev) = (entry.uid, entry.gid, entry.rdev);
     node.xattrs = entry.xattrs.clone();
+    node.fixed = is_stub(entry.kind, meta.ino());
     match entry.kind {
         NodeKind::File => {
             let file = std::fs::File::open(full)?;

@@ -1,7 +1,9 @@
 //! A directory tree as a sorted list of everything that a user can see, and the comparison of two such lists.
 //!
 //! I1. Holes and written zeros are the same content; a file is a set of non-zero chunks and a size.
-//! I2. Hard links are compared as groups: which paths are one file, not which number it has.
+//! I2. Where a snapshot has no copy of a nested subvolume, Linux shows an empty directory that it makes up, number 2, with
+//!     the time of the look: its modification time is not compared.
+//! I3. Hard links are compared as groups: which paths are one file, not which number it has.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -193,10 +195,15 @@ fn entry_of(full: &Path, path: Vec<u8>, meta: &std::fs::Metadata) -> Result<Tree
         nlink: meta.nlink(),
         link_group: None,
         rdev: (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev())),
-        mtime: (meta.mtime(), u32::try_from(meta.mtime_nsec())?),
+        mtime: if is_stub(kind, meta.ino()) { (0, 0) } else { (meta.mtime(), u32::try_from(meta.mtime_nsec())?) },
         content,
         xattrs: read_xattrs(full)?,
     })
+}
+
+/// Whether it is the made-up directory in place of a nested subvolume (I2).
+pub(crate) fn is_stub(kind: NodeKind, ino: u64) -> bool {
+    kind == NodeKind::Directory && ino == 2
 }
 
 fn read_xattrs(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
