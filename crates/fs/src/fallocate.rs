@@ -58,7 +58,7 @@ impl Fs {
 
     fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
-        let mut space = self.engine.reserve_data(2 * sectorsize)?;
+        let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
         drop(self.reserve(8)?);
         let (_writeback, mut state) = lock(inode)?;
         let state = &mut *state;
@@ -88,11 +88,10 @@ impl Fs {
             let state = inode.read()?;
             self.missing(inode, &state, wide.clone(), zero)?.iter().map(|gap| gap.end - gap.start).sum()
         };
-        let mut space = self.engine.reserve_data(missing + 4 * sectorsize)?;
+        let mut space = Some(self.engine.reserve_data(missing + 4 * sectorsize)?);
         let (_writeback, mut state) = lock(inode)?;
         let state = &mut *state;
-        let dirtied = self.take_out_inline(inode, state, wide.end.max(state.item.size))?;
-        state.data.add_reservation(space.split(dirtied));
+        self.take_out_inline(inode, state, wide.end.max(state.item.size), &mut space)?;
         if zero {
             let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
             self.zero_edges(inode, state, &range, &inner, &mut space)?;
@@ -101,7 +100,9 @@ impl Fs {
             }
         }
         let gaps = self.missing(inode, state, wide, false)?;
-        self.put_prealloc(inode, state, gaps, space)?;
+        if let Some(space) = space {
+            self.put_prealloc(inode, state, gaps, space)?;
+        }
         if !keep_size && range.end > state.item.size {
             state.item.size = range.end;
         }
@@ -190,7 +191,7 @@ impl Fs {
         state: &mut InodeState,
         range: &Range<u64>,
         inner: &Range<u64>,
-        space: &mut DataReservation,
+        space: &mut Option<DataReservation>,
     ) -> Result<()> {
         let size = state.item.size;
         let edges = match inner.start < inner.end {
@@ -207,9 +208,7 @@ impl Fs {
                 continue;
             }
             let zeros = vec![0; (edge.end - edge.start) as usize];
-            let dirtied = self.write_dirty(inode, state, edge.start, &zeros)?;
-            state.data.add_reservation(space.split(dirtied));
-            self.data.enqueue(inode, &mut state.data);
+            self.write_dirty(inode, state, edge.start, &zeros, space)?;
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ impl Fs {
         drop(self.reserve(16)?);
         for _ in 0..MAX_TRIES {
             self.flush_inode(source, src_range.clone())?;
-            let mut space = self.engine.reserve_data(2 * sectorsize)?;
+            let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
             let mut locked = LockedPair::lock(source, target)?;
             let source_state = locked.source_state();
             if !source_state.data.pending_in(src_range.clone()).is_empty() {
@@ -135,11 +135,7 @@ impl Fs {
                 drop(locked);
                 return self.copy_all(source, src_off, target.id, dst_off, len);
             }
-            let dirtied = self.take_out_inline(target, state, dst_off)?;
-            state.data.add_reservation(space.split(dirtied));
-            if dirtied > 0 {
-                self.data.enqueue(target, &mut state.data);
-            }
+            self.take_out_inline(target, state, dst_off, &mut space)?;
             self.share_items(source, src_range, target, state, dst_range)?;
             state.item.size = state.item.size.max(dst_off + len);
             self.put_changed(target, state)?;

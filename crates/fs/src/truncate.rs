@@ -50,13 +50,7 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
     let mut plan = ExtentPlan::default();
     if size > state.item.size {
         let state = &mut *state;
-        let dirtied = fs.take_out_inline(inode, state, size.max(sectorsize))?;
-        if let Some(space) = &mut space
-            && dirtied > 0
-        {
-            state.data.add_reservation(space.split(dirtied));
-            fs.data.enqueue(inode, &mut state.data);
-        }
+        fs.take_out_inline(inode, state, size.max(sectorsize), &mut space)?;
         state.item.size = size;
         let disk_size = state.disk_size;
         state.advance_disk_size();
@@ -125,8 +119,14 @@ fn shrink(
         if is_last && let Some(tail) = &zeroed {
             tail.plan(inode, &mut plan, fs)?;
         }
-        state.item.nbytes = plan.nbytes(state.item.nbytes);
         state.disk_size = state.disk_size.min(if is_last { size } else { reached.max(size) });
+        if is_last {
+            // Data that the size on disk waited for may have been dropped.
+            let disk_size = state.disk_size;
+            state.advance_disk_size();
+            fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+        }
+        state.item.nbytes = plan.nbytes(state.item.nbytes);
         let op = fs.engine.begin(reservation);
         plan.apply(&op, tree, ino);
         if let (true, Some(Tail::Sector { extent, csums, .. })) = (is_last, &mut zeroed) {

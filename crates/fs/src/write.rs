@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ubtrfs_format::item::InodeFlags;
+use ubtrfs_transaction::DataReservation;
 
 use crate::file_extent_ops::extents_in;
 use crate::fs::now;
@@ -61,22 +62,26 @@ impl Fs {
         if state.has_flags(InodeFlags::APPEND) && offset < state.item.size {
             return Err(Error::NotPermitted("the file can only be appended to"));
         }
-        let mut dirtied = self.take_out_inline(inode, state, offset)?;
-        dirtied += self.write_dirty(inode, state, offset, data)?;
-        if let Some(reservation) = &mut reservation {
-            state.data.add_reservation(reservation.split(dirtied));
-        }
+        self.take_out_inline(inode, state, offset, &mut reservation)?;
+        self.write_dirty(inode, state, offset, data, &mut reservation)?;
         state.item.size = state.item.size.max(end);
         let time = now();
         state.item.mtime = time;
         state.item.ctime = time;
         state.item.sequence += 1;
-        self.data.enqueue(inode, &mut state.data);
         Ok(())
     }
 
-    /// Makes `data` at `offset` dirty; fills up the sectors at its borders. Returns how many bytes became dirty.
-    pub(crate) fn write_dirty(&self, inode: &Inode, state: &mut InodeState, offset: u64, data: &[u8]) -> Result<u64> {
+    /// Makes `data` at `offset` dirty; fills up the sectors at its borders. Takes the space for what becomes dirty out of
+    /// `space`.
+    pub(crate) fn write_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        data: &[u8],
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
         let sectorsize = self.geometry.sectorsize as usize;
         let end = offset + data.len() as u64;
         let size = state.item.size;
@@ -102,28 +107,39 @@ impl Fs {
             after.drain(..(end - sector) as usize);
         }
         before.truncate((offset % sectorsize as u64) as usize);
-        Ok(state.data.write(&self.data.pool, offset, data, &before, &after))
+        let dirtied = state.data.write(&self.data.pool, offset, data, &before, &after);
+        if let Some(space) = space {
+            state.data.add_reservation(space.split(dirtied));
+        }
+        self.data.enqueue(inode, &mut state.data);
+        Ok(())
     }
 
     /// Where the file has an inline extent that a write at (or an extension to) `offset` would leave in front of other
-    /// data, makes its bytes dirty: inline extents hold whole files only. Returns how many bytes became dirty.
-    pub(crate) fn take_out_inline(&self, inode: &Inode, state: &mut InodeState, offset: u64) -> Result<u64> {
+    /// data, makes its bytes dirty: inline extents hold whole files only.
+    pub(crate) fn take_out_inline(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let size = state.item.size;
         if offset < sectorsize || size == 0 || size > sectorsize || state.item.nbytes == 0 {
-            return Ok(0);
+            return Ok(());
         }
         state.data.set_sectorsize(self.geometry.sectorsize);
         if state.data.is_dirty(0) {
-            return Ok(0);
+            return Ok(());
         }
         let first = extents_in(&inode.tree, inode.id.ino, 0..sectorsize, 1, self.geometry.sectorsize)?;
         if !first.first().is_some_and(|extent| extent.is_inline()) {
-            return Ok(0);
+            return Ok(());
         }
         let mut bytes = vec![0; size as usize];
         self.read_merged(inode, state, 0, &mut bytes)?;
-        self.write_dirty(inode, state, 0, &bytes)
+        self.write_dirty(inode, state, 0, &bytes, space)
     }
 
     /// After a failure to reserve space: whether all of `range` is preallocated or can be overwritten in place, so that

@@ -206,14 +206,25 @@ impl World {
         assert!(bytes[(at as usize).min(bytes.len())..].iter().all(|byte| *byte == 0));
     }
 
+    /// The last operations on a file.
+    fn history(&self, name: &str) -> String {
+        let on_it: Vec<&str> = self
+            .log
+            .iter()
+            .map(String::as_str)
+            .filter(|line| line.split(' ').any(|word| word == name || word == "sync"))
+            .collect();
+        on_it[on_it.len().saturating_sub(40)..].join("\n")
+    }
+
     fn check(&self, fs: &Fs) {
         for (name, expected) in &self.files {
             let attr = fs.lookup(fs.root(), name.as_bytes()).unwrap();
-            assert_eq!(attr.size, expected.bytes.len() as u64, "size of {name}");
+            assert_eq!(attr.size, expected.bytes.len() as u64, "size of {name} after\n{}", self.history(name));
             let read = fs.read(attr.id, 0, usize::MAX).unwrap();
             if read != expected.bytes {
                 let at = read.iter().zip(&expected.bytes).position(|(a, b)| a != b);
-                panic!("{name}: differs at {at:?} of {}", expected.bytes.len());
+                panic!("{name}: differs at {at:?} of {} after\n{}", expected.bytes.len(), self.history(name));
             }
         }
     }

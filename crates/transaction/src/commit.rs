@@ -242,7 +242,16 @@ impl Engine {
                 self.space.release(extent);
             }
         }
-        let csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
+        let mut csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
+        // Data written into a preallocated extent that was freed in the same epoch. What is freed is not allocated again
+        // before the commit is over, so all checksums there are of the freed extent.
+        for range in freed {
+            let stale: Vec<u64> = csums.range(range.clone()).map(|(at, _)| *at).collect();
+            if !stale.is_empty() {
+                let csums = Arc::make_mut(&mut csums);
+                stale.iter().for_each(|at| drop(csums.remove(at)));
+            }
+        }
         if csums.is_empty() && freed.is_empty() {
             return Ok(false);
         }
