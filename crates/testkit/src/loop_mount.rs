@@ -98,7 +98,14 @@ impl LoopMount {
         if self.mounted {
             self.mounted = false;
             let point = self.path().to_string_lossy().into_owned();
-            result = run("umount", [&point]).map(drop);
+            // A process that another test is just starting still has this test's open files, until it runs its program.
+            for _ in 0..50 {
+                result = run("umount", [&point]).map(drop);
+                if result.is_ok() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(40));
+            }
             if result.is_err() {
                 let _ = run("umount", ["-l", &point]);
             }
