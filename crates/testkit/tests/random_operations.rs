@@ -6,7 +6,9 @@ use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_mkfs::MkfsOptions;
-use ubtrfs_testkit::{Compare, Driver, FsTarget, Image, Model, Rng, capability, compare_entries, judge};
+use ubtrfs_testkit::{
+    Compare, Driver, FallocateOp, FsTarget, Image, Model, NodeKind, Rng, Target, capability, compare_entries, judge,
+};
 
 /// A `max_file_bytes` of 0 leaves the content of files alone.
 fn rounds(options: &MkfsOptions, mount: &str, seed: u64, rounds: usize, operations: usize, max_file_bytes: u64) {
@@ -91,4 +93,62 @@ fn mixed_block_groups_without_cow() {
         ..MkfsOptions::default()
     };
     rounds(&options, "nodatacow", 18, 2, 1000, 1 << 20);
+}
+
+/// A few operations on each of many files, around the borders of inline data and sectors: what decides about the size on
+/// disk may be cut off, moved out of the tree, or preallocated.
+#[test]
+fn sizes_of_files_with_short_histories() {
+    let image = Image::empty(1 << 30).unwrap();
+    let device = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
+    ubtrfs_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+    drop(device);
+    let mut rng = Rng::new(Rng::seed_or(19));
+    let mut model = Model::new();
+    let mut target = FsTarget::open(image.path(), "").unwrap();
+    let mut histories = Vec::new();
+    for index in 0..800 {
+        let path = format!("file-{index}").into_bytes();
+        let other = format!("file-{}", rng.below(index.max(1))).into_bytes();
+        let mut history = Vec::new();
+        let mut both = |what: String, op: &dyn Fn(&mut dyn Target) -> Result<(), i32>| {
+            assert_eq!(op(&mut model), op(&mut target), "{history:?} {what}");
+            history.push(what);
+        };
+        both("create".to_owned(), &|to| to.create(&path, NodeKind::File, 0o644, (0, 0)));
+        for _ in 0..=rng.below(4) {
+            let (at, len) = (rng.below(20_000), 1 + rng.below(3000));
+            match rng.below(9) {
+                choice @ 0..3 => {
+                    let at = if choice == 0 { at } else { 0 };
+                    let data = rng.bytes(len as usize);
+                    both(format!("write {at}+{len}"), &|to| to.write(&path, at, &data));
+                }
+                3 => both(format!("truncate {at}"), &|to| to.truncate(&path, at)),
+                choice @ 4..8 => {
+                    let all =
+                        [FallocateOp::Allocate, FallocateOp::KeepSize, FallocateOp::PunchHole, FallocateOp::ZeroRange];
+                    let op = all[choice as usize - 4];
+                    both(format!("{op:?} {at}+{len}"), &|to| to.fallocate(&path, at, len, op));
+                }
+                _ if rng.one_in(2) => both("fsync".to_owned(), &|to| to.fsync(&path)),
+                _ => both("copy".to_owned(), &|to| to.copy_range(&other, 0, &path, at / 4096 * 4096, 4096)),
+            }
+        }
+        histories.push(history);
+    }
+    let before = target.walk().unwrap();
+    target.close().unwrap();
+    let again = FsTarget::open(image.path(), "").unwrap();
+    for (index, history) in histories.iter().enumerate() {
+        let path = format!("file-{index}").into_bytes();
+        let expected = before.iter().find(|entry| entry.path == path).map(|entry| entry.size);
+        assert_eq!(again.lookup(&path).ok().map(|attr| attr.size), expected, "file-{index}: {history:?}");
+    }
+    let ours = again.walk().unwrap();
+    compare_entries(&model.entries(), &ours, Compare::MODEL).unwrap();
+    again.close().unwrap();
+    if capability::kernel_oracle() {
+        judge(image.path(), "", &[(&ours, Compare::ALL)]).unwrap();
+    }
 }
