@@ -1,18 +1,19 @@
-//! The chunk map: logical addresses to chunks.
+//! The chunk map: logical addresses to chunks, and device addresses to the stripes that take them.
 //!
 //! Invariants:
-//! - I1. Chunks in the map do not overlap, and each passed [`Geometry::of`].
+//! - I1. Chunks in the map overlap neither in logical addresses nor on a device, and each passed [`Geometry::of`].
 //! - I2. `next_logical` never goes down: an address of a removed chunk is not used again while the filesystem is open,
 //!   so nothing cached by address can be mistaken for newer content.
 //!
 //! Lock order: the map's lock is a leaf; nothing is called under it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{Corrupt, FormatError, Logical, Result};
+use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, Result};
 
 use crate::profile::Geometry;
 
@@ -28,11 +29,19 @@ impl Chunk {
     pub(crate) fn end(&self) -> u64 {
         self.start + self.item.length
     }
+
+    /// The device extents of its stripes.
+    fn device_extents(&self) -> impl Iterator<Item = (DevId, Range<u64>)> {
+        let len = self.geometry.stripe_len_bytes();
+        self.item.stripes.iter().map(move |stripe| (stripe.devid, stripe.offset.0..stripe.offset.0 + len))
+    }
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     chunks: BTreeMap<u64, Arc<Chunk>>,
+    /// Ends of device extents, by device and start.
+    device_extents: BTreeMap<(DevId, u64), u64>,
     next_logical: u64,
 }
 
@@ -62,13 +71,35 @@ impl ChunkMap {
                 return Err(conflict(chunk.start, "expected no overlap with another chunk").into());
             }
         }
+        for (nr_added, (devid, extent)) in chunk.device_extents().enumerate() {
+            let before = inner.device_extents.range(..(devid, extent.end)).next_back();
+            if before.is_some_and(|(&(device, _), &end)| device == devid && end > extent.start) {
+                for (devid, extent) in chunk.device_extents().take(nr_added) {
+                    inner.device_extents.remove(&(devid, extent.start));
+                }
+                return Err(conflict(chunk.start, "expected no overlap with another chunk on the device").into());
+            }
+            inner.device_extents.insert((devid, extent.start), extent.end);
+        }
         inner.next_logical = inner.next_logical.max(end);
         inner.chunks.insert(chunk.start, Arc::new(chunk));
         Ok(())
     }
 
     pub(crate) fn remove(&self, logical: Logical) -> Option<Arc<Chunk>> {
-        self.inner.write().chunks.remove(&logical.0)
+        let mut inner = self.inner.write();
+        let chunk = inner.chunks.remove(&logical.0)?;
+        for (devid, extent) in chunk.device_extents() {
+            inner.device_extents.remove(&(devid, extent.start));
+        }
+        Some(chunk)
+    }
+
+    /// Device extents of a device, sorted.
+    pub(crate) fn device_extents(&self, devid: DevId) -> Vec<Range<u64>> {
+        let inner = self.inner.read();
+        let range = (devid, 0)..=(devid, u64::MAX);
+        inner.device_extents.range(range).map(|(&(_, start), &end)| start..end).collect()
     }
 
     /// The chunk that covers this address.
@@ -95,7 +126,8 @@ mod tests {
     use ubtrfs_format::{DevId, Physical};
     use uuid::Uuid;
 
-    fn item(length: u64) -> ChunkItem {
+    /// A chunk whose stripe lies at `physical`.
+    fn item_at(length: u64, physical: u64) -> ChunkItem {
         ChunkItem {
             length,
             owner: 2,
@@ -105,20 +137,24 @@ mod tests {
             io_width: 65536,
             sector_size: 4096,
             sub_stripes: 1,
-            stripes: vec![Stripe { devid: DevId(1), offset: Physical(1 << 20), dev_uuid: Uuid::nil() }],
+            stripes: vec![Stripe { devid: DevId(1), offset: Physical(physical), dev_uuid: Uuid::nil() }],
         }
+    }
+
+    fn add(map: &ChunkMap, logical: u64, length: u64) -> Result<()> {
+        map.add(Logical(logical), item_at(length, (1 << 40) + logical), 4096)
     }
 
     #[test]
     fn finds_the_covering_chunk_and_refuses_overlap() {
         let map = ChunkMap::default();
-        map.add(Logical(1 << 20), item(1 << 20), 4096).unwrap();
-        map.add(Logical(1 << 20), item(1 << 20), 4096).unwrap();
-        map.add(Logical(4 << 20), item(1 << 20), 4096).unwrap();
+        add(&map, 1 << 20, 1 << 20).unwrap();
+        add(&map, 1 << 20, 1 << 20).unwrap();
+        add(&map, 4 << 20, 1 << 20).unwrap();
         for overlap in [(1 << 20, 2 << 20), (0, 2 << 20), (1 << 20, 4096), (3 << 20, 2 << 20), (0, 1 << 30)] {
-            assert!(map.add(Logical(overlap.0), item(overlap.1), 4096).is_err(), "{overlap:?}");
+            assert!(add(&map, overlap.0, overlap.1).is_err(), "{overlap:?}");
         }
-        map.add(Logical(2 << 20), item(2 << 20), 4096).unwrap();
+        add(&map, 2 << 20, 2 << 20).unwrap();
         let start = |logical| map.get(Logical(logical)).map(|chunk| chunk.start);
         assert_eq!(start(0), None);
         assert_eq!(start(1 << 20), Some(1 << 20));
@@ -127,9 +163,31 @@ mod tests {
     }
 
     #[test]
+    fn chunks_that_share_device_space_are_refused() {
+        let map = ChunkMap::default();
+        map.add(Logical(1 << 30), item_at(1 << 20, 8 << 20), 4096).unwrap();
+        for physical in [7 << 20, (7 << 20) + 4096, 8 << 20, (9 << 20) - 4096] {
+            let mut overlap = item_at(2 << 20, physical);
+            overlap.flags |= BlockGroupFlags::DUP;
+            overlap.stripes.insert(0, Stripe { offset: Physical(20 << 20), ..overlap.stripes[0] });
+            assert!(map.add(Logical(2 << 30), overlap, 4096).is_err(), "{physical}");
+        }
+        let mut on_itself = item_at(2 << 20, 20 << 20);
+        on_itself.flags |= BlockGroupFlags::DUP;
+        on_itself.stripes.push(on_itself.stripes[0]);
+        assert!(map.add(Logical(2 << 30), on_itself, 4096).is_err());
+        assert_eq!(map.device_extents(DevId(1)).len(), 1);
+        let mut elsewhere = item_at(1 << 20, 8 << 20);
+        elsewhere.stripes[0].devid = DevId(2);
+        map.add(Logical(3 << 30), elsewhere, 4096).unwrap();
+        map.remove(Logical(1 << 30)).unwrap();
+        assert_eq!(map.device_extents(DevId(1)), []);
+    }
+
+    #[test]
     fn addresses_of_removed_chunks_are_not_used_again() {
         let map = ChunkMap::default();
-        map.add(Logical(1 << 20), item(1 << 20), 4096).unwrap();
+        add(&map, 1 << 20, 1 << 20).unwrap();
         map.remove(Logical(1 << 20)).unwrap();
         assert_eq!(map.next_logical(), 2 << 20);
         assert!(map.all().is_empty());

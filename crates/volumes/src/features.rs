@@ -22,17 +22,13 @@ const READABLE: Incompat = WRITABLE.union(Incompat::RAID56).union(Incompat::RAID
 const WRITABLE_COMPAT_RO: CompatRo =
     CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID).union(CompatRo::BLOCK_GROUP_TREE);
 
-/// Superblock flags that forbid writing, and what they mean.
-const REFUSED_FLAGS: [(u64, &str); 9] = [
+/// Superblock flags that forbid writing, and what they mean. Others are refused as unknown when the superblock is
+/// checked.
+const REFUSED_FLAGS: [(u64, &str); 4] = [
     (1 << 2, "an error was recorded in the superblock"),
     (1 << 32, "it is a seed filesystem"),
     (1 << 33, "it is a metadata dump without data"),
     (1 << 34, "it is a metadata dump without data"),
-    (1 << 35, "a change of its fsid was interrupted"),
-    (1 << 36, "a change of its fsid was interrupted"),
-    (1 << 38, "a conversion of its block group tree was interrupted"),
-    (1 << 39, "a change of its data checksums was interrupted"),
-    (1 << 40, "a change of its metadata checksums was interrupted"),
 ];
 
 /// Names of the bits: "RAID56, bit 15".

@@ -285,7 +285,7 @@ impl Volumes {
     pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
         let member = self.member(devid)?;
         let mut item = member.item.read().clone();
-        item.bytes_used = self.used_of(devid).iter().map(|range| range.end - range.start).sum();
+        item.bytes_used = self.chunks.device_extents(devid).iter().map(|range| range.end - range.start).sum();
         Some(item)
     }
 
@@ -388,25 +388,13 @@ impl Volumes {
         self.devices.read().values().cloned().collect()
     }
 
-    /// Device extents of a device, sorted.
-    fn used_of(&self, devid: DevId) -> Vec<Range<u64>> {
-        let of_chunk = |chunk: &Arc<Chunk>| {
-            let len = chunk.geometry.stripe_len_bytes();
-            let stripes = chunk.item.stripes.iter().filter(|stripe| stripe.devid == devid);
-            stripes.map(|stripe| stripe.offset.0..stripe.offset.0 + len).collect::<Vec<_>>()
-        };
-        let mut used: Vec<Range<u64>> = self.chunks.all().iter().flat_map(of_chunk).collect();
-        used.sort_by_key(|range| range.start);
-        used
-    }
-
     fn device_spaces(&self, present_only: bool) -> Vec<DeviceSpace> {
         let members = self.members();
         let present = members.iter().filter(|member| !present_only || member.backend.is_some());
         let space = |member: &Arc<Member>| {
             let item = member.item.read();
             let (devid, uuid, total_bytes) = (item.devid, item.uuid, item.total_bytes);
-            DeviceSpace { devid, uuid, total_bytes, used: self.used_of(devid) }
+            DeviceSpace { devid, uuid, total_bytes, used: self.chunks.device_extents(devid) }
         };
         present.map(space).collect()
     }

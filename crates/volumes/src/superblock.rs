@@ -9,7 +9,7 @@
 
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{CsumType, Error, FormatError, Result, check_superblock};
+use ubtrfs_format::{Error, FormatError, Result, check_superblock};
 
 /// A device's superblock.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
             source,
         },
         Err(Unusable::Invalid { cause, .. }) => Error::Refused {
-            what: format!("{}: no valid superblock: {cause}", device.describe()),
+            what: format!("{} has no valid superblock: {cause}", device.describe()),
             hint: "the mirrors are no better; restore the image from a backup",
         },
         Err(Unusable::NotBtrfs) | Ok(_) => Error::Refused {
@@ -95,53 +95,16 @@ fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblock, Unusabl
     }
     let superblock = Superblock::decode(&raw).map_err(|cause| Unusable::Invalid { fsid: None, cause })?;
     let fsid = Some(superblock.fsid);
-    let checked = check(&superblock, &raw, offset).and_then(|()| check_superblock(&superblock, &raw));
-    checked.map_err(|cause| Unusable::Invalid { fsid, cause })?;
+    check_superblock(&superblock, &raw).map_err(|cause| Unusable::Invalid { fsid, cause })?;
+    if superblock.bytenr != offset {
+        let (field, value) = ("bytenr", superblock.bytenr);
+        let cause = FormatError::Value { what: "superblock", field, value, expected: "expected its own offset" };
+        return Err(Unusable::Invalid { fsid, cause });
+    }
     Ok(superblock)
 }
 
 /// Whether a superblock at `offset` fits, as the kernel decides it.
 pub(crate) fn fits(offset: u64, device_len: u64) -> bool {
     offset + (SUPERBLOCK_SIZE as u64) < device_len
-}
-
-fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError {
-    FormatError::Value { what: "superblock", field, value, expected }
-}
-
-fn check(sb: &Superblock, raw: &[u8], offset: u64) -> Result<(), FormatError> {
-    if sb.bytenr != offset {
-        return Err(value("bytenr", sb.bytenr, "expected its own offset"));
-    }
-    let csum_type = CsumType::from_disk(sb.csum_type).ok_or(value(
-        "csum_type",
-        sb.csum_type.into(),
-        "expected crc32c, xxhash64, sha256 or blake2",
-    ))?;
-    let computed = csum_type.compute(&raw[32..]);
-    let size = csum_type.size();
-    if raw[..size] != computed[..size] {
-        return Err(FormatError::Checksum {
-            what: "superblock",
-            found: ubtrfs_format::node::hex(&raw[..size]),
-            computed: ubtrfs_format::node::hex(&computed[..size]),
-        });
-    }
-    let is_size = |bytes: u32| bytes.is_power_of_two() && (4096..=65536).contains(&bytes);
-    if !is_size(sb.sectorsize) {
-        return Err(value("sectorsize", sb.sectorsize.into(), "expected a power of two from 4096 to 65536"));
-    }
-    if !is_size(sb.nodesize) || sb.nodesize < sb.sectorsize {
-        return Err(value("nodesize", sb.nodesize.into(), "expected a power of two from sectorsize to 65536"));
-    }
-    if sb.num_devices == 0 {
-        return Err(value("num_devices", 0, "expected at least 1"));
-    }
-    if sb.sys_chunk_array_size as usize > sb.sys_chunk_array.len() {
-        return Err(value("sys_chunk_array_size", sb.sys_chunk_array_size.into(), "expected at most 2048"));
-    }
-    if sb.dev_item.fsid != sb.node_fsid() {
-        return Err(value("dev_item.fsid", sb.dev_item.devid.0, "expected the filesystem's"));
-    }
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! A filesystem with one DUP chunk, made by hand on devices in memory, and a device that records what it is asked for.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "only tests call this")]
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -71,7 +72,7 @@ pub(crate) fn superblock(total_bytes: u64) -> Superblock {
         log_root: Logical(0),
         log_root_transid: 0,
         total_bytes,
-        bytes_used: 32768,
+        bytes_used: 6 * 16384,
         root_dir_objectid: 6,
         num_devices: 1,
         sectorsize: 4096,
