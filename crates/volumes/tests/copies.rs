@@ -181,7 +181,8 @@ fn planned_chunks_and_removed_ones_change_what_is_used() {
     volumes.add_chunk(at, item).unwrap();
     assert_eq!(volumes.dev_item(DevId(1)).unwrap().bytes_used, (8 + 64) * MIB);
     // The superblock mirror at 64 MiB lies in the second stripe.
-    assert_eq!(volumes.reserved_ranges(at), [at.0 + 23 * MIB..at.0 + 23 * MIB + 65536]);
+    let mirror = at.0 + 23 * MIB;
+    assert_eq!(volumes.reserved_ranges(at), vec![mirror..mirror + 65536; 1]);
     volumes.remove_chunk(at);
     let (next, _) = volumes.plan_chunk(flags, u64::MAX).unwrap();
     assert_eq!(next.0, at.0 + 32 * MIB, "logical addresses are not used again");
