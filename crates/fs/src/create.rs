@@ -115,12 +115,11 @@ impl Fs {
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
         }
-        if let (true, Some(value)) = (state.is_dir() || state.is_regular(), &inherited.compression)
-            && let Ok(property) = property::Value::parse(value)
+        if let (true, Some(method)) = (state.is_dir() || state.is_regular(), inherited.compression)
             && !state.has_flags(InodeFlags::NODATACOW)
         {
-            property.apply(&mut state);
-            attributes.push((property::COMPRESSION, value.clone()));
+            property::Value::Method(method).apply(&mut state);
+            attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
         }
         let mut changes = Vec::new();
         for (name, value) in attributes {
@@ -282,7 +281,12 @@ fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
         Some(value) => Acl::parse(&value)?,
         None => None,
     };
-    let compression = xattr::read(&dir.tree, dir.id.ino, property::COMPRESSION)?;
+    // "none" is not inherited as an attribute: the directory's flag does that.
+    let compression =
+        match xattr::read(&dir.tree, dir.id.ino, property::COMPRESSION)?.map(|value| property::Value::parse(&value)) {
+            Some(Ok(property::Value::Method(method))) => Some(method),
+            _ => None,
+        };
     let inherited = Arc::new(Inherited { default_acl, compression });
     state.inherit = Some(Arc::clone(&inherited));
     Ok(inherited)

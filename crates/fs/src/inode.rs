@@ -68,8 +68,8 @@ pub(crate) enum CompressionProperty {
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     pub(crate) default_acl: Option<Acl>,
-    /// Value of the directory's `btrfs.compression` attribute.
-    pub(crate) compression: Option<Vec<u8>>,
+    /// Method of the directory's `btrfs.compression` attribute.
+    pub(crate) compression: Option<Compression>,
 }
 
 impl InodeState {
