@@ -95,6 +95,8 @@ fn items(image: &Image) -> Result<Vec<String>> {
             "otime ",
             "checksum ",
             "total bytes",
+            "bytes used",
+            "uuid ",
             "key ",
         ];
         if differs.iter().any(|start| line.starts_with(start)) {
