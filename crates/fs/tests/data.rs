@@ -376,3 +376,27 @@ fn files_made_by_linux_read_equal_compressed() {
         fs.close().unwrap();
     }
 }
+
+#[test]
+fn cutting_off_data_that_waits_leaves_the_size_on_disk() {
+    for (features, name) in [(true, "no-holes"), (false, "hole extents")] {
+        let mut mkfs = MkfsOptions::default();
+        if !features {
+            mkfs.incompat.remove(Incompat::NO_HOLES);
+        }
+        let image = make(&mkfs);
+        let fs = open(&image, &MountOptions::default());
+        let file = fs.create(fs.root(), b"f", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(file, 40_960, &[7; 30_000]).unwrap();
+        fs.setattr(file, &SetAttr { size: Some(6646), ..SetAttr::default() }, &Caller::ROOT).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        let fs = open(&image, &MountOptions::default());
+        assert_eq!(fs.getattr(file).unwrap().size, 6646, "{name}");
+        assert_eq!(fs.read(file, 0, 10_000).unwrap(), vec![0; 6646], "{name}");
+        fs.close().unwrap();
+        if program("btrfs") {
+            btrfs_check(image.path()).unwrap();
+        }
+    }
+}
