@@ -116,7 +116,10 @@ impl Driver {
         let found = op(target);
         *self.report.counts.entry(name).or_default() += 1;
         self.report.failures += usize::from(expected.is_err());
-        if expected != found {
+        // Linux looks for other reasons first; over FUSE and in-process the border of a subvolume may be seen before them.
+        let crosses =
+            matches!((&expected, &found), (Err(_), Err(errno)) if *errno == rustix::io::Errno::XDEV.raw_os_error());
+        if expected != found && !crosses {
             let (expected, found) = (brief(&expected), brief(&found));
             bail!(
                 "seed {}, step {}: {name} {detail}: expected {expected}, found {found}; the last steps:\n  {}",
@@ -215,6 +218,7 @@ impl Driver {
     }
 
     fn write_to(&mut self, path: Vec<u8>, at: u64, len: u64, model: &mut Model, target: &mut dyn Target) -> Result<()> {
+        let len = len.max(1);
         let data = self.rng.content(len as usize);
         self.both("write", format!("{} {at}+{len}", show(&path)), model, target, |to| to.write(&path, at, &data))
     }

@@ -82,8 +82,8 @@ impl LoopMount {
         self.kernel_log()
             .lines()
             .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
-            // A free space cache of an older generation is what a writer without one leaves behind.
-            .filter(|line| !line.contains("space cache generation"))
+            // A free space cache of an older generation is what a writer without one leaves behind; mounting with one is warned of.
+            .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             .map(str::to_owned)
             .collect()
     }
