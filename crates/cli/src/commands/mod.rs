@@ -1,6 +1,7 @@
 //! The commands: each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
 
 pub(crate) mod filesystem;
+pub(crate) mod inspect;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod offline;

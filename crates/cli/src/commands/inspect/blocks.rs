@@ -1,0 +1,230 @@
+//! Tree blocks of a filesystem that may be damaged: read where any copy can be, and told about.
+//!
+//! Invariants:
+//! - I1. A block whose checksum is right in any copy is shown from that copy; else the first copy that can be read.
+//! - I2. A walk ends on any input: each address is visited once, and levels descend.
+
+use std::collections::{HashSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::item::{ChunkItem, DevItem};
+use ubtrfs_format::node::{NodeView, verify_csum};
+use ubtrfs_format::print::PrintOptions;
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_volumes::{OpenOptions, Volumes};
+
+/// The tree blocks of one filesystem.
+pub(super) struct Blocks {
+    volumes: Volumes,
+    nodesize: usize,
+}
+
+/// A block as it was found, and what is wrong with it.
+pub(super) struct Block {
+    pub(super) raw: Vec<u8>,
+    pub(super) damage: Option<String>,
+}
+
+/// Where a block is referred to from.
+#[derive(Clone, Copy)]
+pub(super) struct Pointer {
+    pub(super) bytenr: Logical,
+    pub(super) tree: Option<RootId>,
+    pub(super) generation: Option<Generation>,
+    pub(super) level: Option<u8>,
+    pub(super) first_key: Option<Key>,
+}
+
+impl Pointer {
+    /// A block of which nothing but its address is known.
+    pub(super) fn bare(bytenr: Logical) -> Self {
+        Self { bytenr, tree: None, generation: None, level: None, first_key: None }
+    }
+}
+
+/// The order of a walk: level by level, or each block followed by all below it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    BreadthFirst,
+    DepthFirst,
+}
+
+impl Blocks {
+    /// Opens the devices and reads the chunk tree, as far as it can be.
+    pub(super) fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
+        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        for path in paths {
+            devices.push(Arc::new(FileDevice::open(path, Access::ReadOnly)?));
+        }
+        let volumes = Volumes::open(devices, OpenOptions { read_only: true })?;
+        let nodesize = usize::try_from(volumes.superblock().nodesize).context("the node size is checked")?;
+        let blocks = Self { volumes, nodesize };
+        blocks.load_chunks();
+        Ok(blocks)
+    }
+
+    /// Damage met here is told when the chunk tree itself is shown; blocks that cannot be found tell it anyway.
+    fn load_chunks(&self) {
+        let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
+        // Read to the end first: that uses the system chunks alone.
+        let walked: Result<(), std::convert::Infallible> =
+            self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
+                let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
+                for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
+                    let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
+                    found.push((key, data.to_vec()));
+                }
+                Ok(())
+            });
+        let Ok(()) = walked;
+        for (key, data) in &found {
+            let added = match key.item_type {
+                KeyType::DEV_ITEM => {
+                    DevItem::decode(data).map_err(Into::into).and_then(|item| self.volumes.set_dev_item(&item))
+                }
+                KeyType::CHUNK_ITEM => ChunkItem::decode(data)
+                    .map_err(Into::into)
+                    .and_then(|chunk| self.volumes.add_chunk(Logical(key.offset), chunk)),
+                _ => Ok(()),
+            };
+            if let Err(error) = added {
+                eprintln!("ubtrfs: chunk tree: {key}: {error}");
+            }
+        }
+    }
+
+    pub(super) fn superblock(&self) -> &Superblock {
+        self.volumes.superblock()
+    }
+
+    pub(super) fn root_tree(&self) -> Pointer {
+        let superblock = self.superblock();
+        Pointer {
+            bytenr: superblock.root,
+            tree: Some(RootId::ROOT_TREE),
+            generation: Some(superblock.generation),
+            level: Some(superblock.root_level),
+            first_key: None,
+        }
+    }
+
+    pub(super) fn chunk_root(&self) -> Pointer {
+        let superblock = self.superblock();
+        Pointer {
+            bytenr: superblock.chunk_root,
+            tree: Some(RootId::CHUNK_TREE),
+            generation: Some(superblock.chunk_root_generation),
+            level: Some(superblock.chunk_root_level),
+            first_key: None,
+        }
+    }
+
+    /// The tree of log trees, if there is a log to replay.
+    pub(super) fn log_root(&self) -> Option<Pointer> {
+        let superblock = self.superblock();
+        (superblock.log_root != Logical(0)).then_some(Pointer {
+            bytenr: superblock.log_root,
+            tree: Some(RootId::TREE_LOG),
+            generation: None,
+            level: Some(superblock.log_root_level),
+            first_key: None,
+        })
+    }
+
+    pub(super) fn print_options(&self) -> PrintOptions {
+        PrintOptions::new(self.superblock())
+    }
+
+    /// Reads a block (I1); an error only where no copy can be read at all.
+    pub(super) fn read(&self, pointer: &Pointer) -> ubtrfs_format::Result<Block> {
+        let mut raw = vec![0; self.nodesize];
+        let csum_type = self.superblock().csum_type().unwrap_or_default();
+        let verify = |_: usize, piece: &[u8]| {
+            let bytenr = NodeView::new(piece)?.bytenr();
+            if bytenr != pointer.bytenr {
+                return Err(FormatError::Value {
+                    what: "tree block header",
+                    field: "bytenr",
+                    value: bytenr.0,
+                    expected: "expected its own address",
+                });
+            }
+            verify_csum(piece, csum_type)
+        };
+        let damage = match self.volumes.read(pointer.bytenr, &mut raw, self.nodesize, &verify) {
+            Ok(()) => self.check(&raw, pointer),
+            Err(error) => {
+                let readable = |copy| self.volumes.read_copy(pointer.bytenr, &mut raw, copy).is_ok();
+                if !(0..self.volumes.num_copies(pointer.bytenr)).any(readable) {
+                    return Err(error);
+                }
+                Some(error.to_string())
+            }
+        };
+        Ok(Block { raw, damage })
+    }
+
+    fn check(&self, raw: &[u8], pointer: &Pointer) -> Option<String> {
+        let expected = Expected {
+            bytenr: Some(pointer.bytenr),
+            level: pointer.level,
+            tree: pointer.tree,
+            generation: pointer.generation,
+            first_key: pointer.first_key,
+        };
+        let ctx = CheckContext::new(self.superblock()).expecting(expected).for_reading_only(true);
+        check_node(raw, &ctx).err().map(|corrupt| corrupt.to_string())
+    }
+
+    /// Visits the block and all below it. A block that cannot be read is visited as an empty one with its damage.
+    pub(super) fn walk<E>(
+        &self,
+        root: Pointer,
+        order: Order,
+        visit: &mut dyn FnMut(&Pointer, &Block) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut visited = HashSet::from([root.bytenr]);
+        let mut queue = VecDeque::from([root]);
+        while let Some(pointer) = queue.pop_front() {
+            let block = match self.read(&pointer) {
+                Ok(block) => block,
+                Err(error) => Block { raw: Vec::new(), damage: Some(format!("block {}: {error}", pointer.bytenr)) },
+            };
+            visit(&pointer, &block)?;
+            let mut children = children_of(&block.raw, &pointer);
+            children.retain(|child| visited.insert(child.bytenr));
+            match order {
+                Order::BreadthFirst => queue.extend(children),
+                Order::DepthFirst => children.into_iter().rev().for_each(|child| queue.push_front(child)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The children of an internal node, one level down; none where the node is not on the level that it should be on.
+fn children_of(raw: &[u8], pointer: &Pointer) -> Vec<Pointer> {
+    let Ok(view) = NodeView::new(raw) else { return Vec::new() };
+    let level = view.level();
+    if pointer.level.is_some_and(|expected| expected != level) || level > ubtrfs_format::node::LEVEL_MAX {
+        return Vec::new();
+    }
+    let Some(below) = level.checked_sub(1) else { return Vec::new() };
+    let mut children = Vec::new();
+    for slot in 0..view.nritems() {
+        let (Some((bytenr, generation)), Some(key)) = (view.child(slot), view.key(slot)) else { break };
+        children.push(Pointer {
+            bytenr,
+            tree: pointer.tree,
+            generation: Some(generation),
+            level: Some(below),
+            first_key: Some(key),
+        });
+    }
+    children
+}

@@ -1,0 +1,95 @@
+//! `ubtrfs inspect dump-super`: superblocks as they are on the device.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use serde_json::{Value, json};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::print::{print_superblock, superblock_json};
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+
+use crate::common::print_out;
+
+/// Print the superblock of a device
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The image files or block devices
+    #[arg(value_name = "DEVICE", required = true)]
+    devices: Vec<PathBuf>,
+    /// Print system chunks and root backups, too
+    #[arg(short, long)]
+    full: bool,
+    /// Print all mirrors
+    #[arg(short, long, conflicts_with_all = ["mirror", "bytenr"])]
+    all: bool,
+    /// Print this mirror: 0 (default), 1 or 2
+    #[arg(short = 's', long = "super", value_name = "MIRROR", value_parser = clap::value_parser!(u8).range(0..3))]
+    mirror: Option<u8>,
+    /// Print the superblock at this offset of the device
+    #[arg(long, value_name = "OFFSET", conflicts_with = "mirror")]
+    bytenr: Option<u64>,
+    /// Print what does not start as a superblock, too
+    #[arg(short = 'F', long)]
+    force: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    fn offsets(&self) -> Vec<u64> {
+        let [primary, ..] = SUPERBLOCK_OFFSETS;
+        if self.all {
+            return SUPERBLOCK_OFFSETS.to_vec();
+        }
+        let mirror = self.mirror.and_then(|mirror| SUPERBLOCK_OFFSETS.get(usize::from(mirror)));
+        vec![self.bytenr.or(mirror.copied()).unwrap_or(primary)]
+    }
+}
+
+/// Prints the superblocks.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut status = ExitCode::SUCCESS;
+    let mut values = Vec::new();
+    for path in &args.devices {
+        let device = FileDevice::open(path, Access::ReadOnly)?;
+        for offset in args.offsets() {
+            match read(&device, offset)? {
+                // Mirrors past the end do not exist.
+                None if args.all => {}
+                None => bail!("{} ends before {offset}; choose another mirror", path.display()),
+                Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force => {
+                    eprintln!("ubtrfs: {}: no superblock at {offset}; --force prints it anyway", path.display());
+                    status = ExitCode::FAILURE;
+                }
+                Some(raw) if args.json => values.push(to_json(path, offset, &raw)),
+                Some(raw) => print_out(&to_text(path, offset, &raw, args.full)?)?,
+            }
+        }
+    }
+    if args.json {
+        print_out(&format!("{:#}\n", Value::Array(values)))?;
+    }
+    Ok(status)
+}
+
+fn read(device: &FileDevice, offset: u64) -> anyhow::Result<Option<Vec<u8>>> {
+    let mut raw = vec![0; SUPERBLOCK_SIZE];
+    let end = u64::try_from(raw.len()).ok().and_then(|len| offset.checked_add(len));
+    if end.is_none_or(|end| end > device.len_bytes()) {
+        return Ok(None);
+    }
+    device.read_at(offset, &mut raw)?;
+    Ok(Some(raw))
+}
+
+fn to_text(path: &Path, offset: u64, raw: &[u8], full: bool) -> anyhow::Result<String> {
+    let mut text = format!("superblock: bytenr={offset}, device={}\n{}\n", path.display(), "-".repeat(57));
+    print_superblock(raw, full, &mut text)?;
+    Ok(text)
+}
+
+fn to_json(path: &Path, offset: u64, raw: &[u8]) -> Value {
+    json!({ "device": path.to_string_lossy(), "offset": offset, "superblock": superblock_json(raw) })
+}

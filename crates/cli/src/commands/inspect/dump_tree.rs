@@ -1,0 +1,302 @@
+//! `ubtrfs inspect dump-tree`: every block of every tree, or of one tree, or one block.
+//!
+//! Trees come in this order: root tree, chunk tree, tree of logs, then those of the root tree, then the logs.
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::json;
+use ubtrfs_format::item::RootItem;
+use ubtrfs_format::node::NodeView;
+use ubtrfs_format::print::{KeyText, PrintOptions, ToJson, node_json, print_node, superblock_json};
+use ubtrfs_format::{Key, KeyType, Logical, RootId};
+
+use super::blocks::{Block, Blocks, Order, Pointer};
+use super::json_stream::JsonStream;
+use super::trees;
+
+/// Print the trees of a filesystem
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The image file or block device; all of them, if the filesystem has several
+    #[arg(value_name = "DEVICE", required = true)]
+    devices: Vec<PathBuf>,
+    /// Print this tree alone: its number or name
+    #[arg(short, long, value_name = "TREE", value_parser = trees::parse)]
+    tree: Option<RootId>,
+    /// Print this block alone; may be given several times
+    #[arg(short, long, value_name = "BYTENR", conflicts_with = "tree")]
+    block: Vec<u64>,
+    /// With --block, print the blocks below it, too
+    #[arg(long, requires = "block")]
+    follow: bool,
+    /// Print each block followed by those below it, instead of level by level
+    #[arg(long, conflicts_with = "bfs")]
+    dfs: bool,
+    /// Print level by level (default)
+    #[arg(long)]
+    bfs: bool,
+    /// Print HIDDEN in the place of names and values
+    #[arg(long)]
+    hide_names: bool,
+    /// Print the checksum of each block
+    #[arg(long)]
+    csum_headers: bool,
+    /// Print the checksums of data
+    #[arg(long)]
+    csum_items: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the trees.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let blocks = Blocks::open(&args.devices)?;
+    let options = PrintOptions {
+        hide_names: args.hide_names,
+        csum_headers: args.csum_headers,
+        csum_items: args.csum_items,
+        ..blocks.print_options()
+    };
+    let stdout = BufWriter::new(io::stdout().lock());
+    let order = if args.dfs { Order::DepthFirst } else { Order::BreadthFirst };
+    let output: Box<dyn Output + '_> = if args.json {
+        Box::new(JsonOutput::new(stdout, options))
+    } else {
+        Box::new(TextOutput { out: stdout, options })
+    };
+    let mut dump = Dump { blocks: &blocks, output, order, is_damaged: false };
+    match dump.all(&args) {
+        // The reader of a pipe has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(error.into()),
+        Ok(()) if dump.is_damaged => Ok(ExitCode::FAILURE),
+        Ok(()) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// A tree that is to be printed: its root, and the key of its root item.
+struct Tree {
+    title: &'static str,
+    key: Option<Key>,
+    root: Pointer,
+}
+
+struct Dump<'a> {
+    blocks: &'a Blocks,
+    output: Box<dyn Output + 'a>,
+    order: Order,
+    is_damaged: bool,
+}
+
+impl Dump<'_> {
+    fn all(&mut self, args: &Args) -> io::Result<()> {
+        self.output.start(self.blocks)?;
+        for &bytenr in &args.block {
+            let pointer = Pointer::bare(Logical(bytenr));
+            self.walk_blocks(pointer, args.follow)?;
+        }
+        if args.block.is_empty() {
+            let trees = self.trees();
+            let wanted: Vec<&Tree> = trees.iter().filter(|tree| is_wanted(tree, args.tree)).collect();
+            if wanted.is_empty() {
+                let name = args.tree.unwrap_or_default();
+                eprintln!("ubtrfs: there is no tree {name} here; without -t all trees are printed");
+                self.is_damaged = true;
+            }
+            for tree in wanted {
+                self.output.open_tree(tree)?;
+                self.walk_blocks(tree.root, true)?;
+                self.output.close_tree()?;
+            }
+        }
+        self.output.end(self.blocks, args.block.is_empty())
+    }
+
+    fn walk_blocks(&mut self, root: Pointer, follow: bool) -> io::Result<()> {
+        if follow {
+            let Self { blocks, output, order, is_damaged } = self;
+            return blocks.walk(root, *order, &mut |pointer, block| {
+                *is_damaged |= tell_damage(block);
+                output.block(pointer, block)
+            });
+        }
+        let block = match self.blocks.read(&root) {
+            Ok(block) => block,
+            Err(error) => Block { raw: Vec::new(), damage: Some(format!("block {}: {error}", root.bytenr)) },
+        };
+        self.is_damaged |= tell_damage(&block);
+        self.output.block(&root, &block)
+    }
+
+    /// All trees in the order of printing.
+    fn trees(&self) -> Vec<Tree> {
+        let (blocks, mut trees) = (self.blocks, Vec::new());
+        trees.push(Tree { title: "root tree", key: None, root: blocks.root_tree() });
+        trees.push(Tree { title: "chunk tree", key: None, root: blocks.chunk_root() });
+        let log_root = blocks.log_root();
+        trees.extend(log_root.map(|root| Tree { title: "log root tree", key: None, root }));
+        trees.extend(trees_of(blocks, blocks.root_tree()));
+        trees.extend(log_root.into_iter().flat_map(|root| trees_of(blocks, root)));
+        trees
+    }
+}
+
+/// Without a choice all; a choice of the log means the log trees and the tree of them.
+fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
+    choice.is_none_or(|choice| match tree.key {
+        Some(key) => RootId(key.objectid) == choice,
+        None => tree.root.tree == Some(choice),
+    })
+}
+
+/// The trees that a root tree names. Damage is told where the root tree is printed.
+fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
+    let mut trees = Vec::new();
+    let walked: Result<(), std::convert::Infallible> = blocks.walk(root, Order::BreadthFirst, &mut |_, block| {
+        let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
+        for slot in 0..if view.is_leaf() { view.nritems() } else { 0 } {
+            let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
+            if key.item_type != KeyType::ROOT_ITEM {
+                continue;
+            }
+            let Ok(item) = RootItem::decode_any(data) else { continue };
+            let tree = RootId(key.objectid);
+            trees.push(Tree {
+                title: trees::title(tree),
+                key: Some(key),
+                root: Pointer {
+                    bytenr: item.bytenr,
+                    tree: Some(tree),
+                    // A log's root item is written before its root is for the last time.
+                    generation: (tree != RootId::TREE_LOG).then_some(item.generation),
+                    level: Some(item.level),
+                    first_key: None,
+                },
+            });
+        }
+        Ok(())
+    });
+    let Ok(()) = walked;
+    trees
+}
+
+/// One line on stderr for a damaged block.
+fn tell_damage(block: &Block) -> bool {
+    if let Some(damage) = &block.damage {
+        eprintln!("ubtrfs: {damage}");
+    }
+    block.damage.is_some()
+}
+
+/// Where the dump goes.
+trait Output {
+    fn start(&mut self, blocks: &Blocks) -> io::Result<()>;
+    fn open_tree(&mut self, tree: &Tree) -> io::Result<()>;
+    fn block(&mut self, pointer: &Pointer, block: &Block) -> io::Result<()>;
+    fn close_tree(&mut self) -> io::Result<()>;
+    fn end(&mut self, blocks: &Blocks, with_totals: bool) -> io::Result<()>;
+}
+
+struct TextOutput<W> {
+    out: W,
+    options: PrintOptions,
+}
+
+impl<W: Write> Output for TextOutput<W> {
+    fn start(&mut self, _blocks: &Blocks) -> io::Result<()> {
+        writeln!(self.out, "ubtrfs v{}", env!("CARGO_PKG_VERSION"))
+    }
+
+    fn open_tree(&mut self, tree: &Tree) -> io::Result<()> {
+        match &tree.key {
+            Some(key) => writeln!(self.out, "{} key {} ", tree.title, KeyText(key)),
+            None => writeln!(self.out, "{}", tree.title),
+        }
+    }
+
+    fn block(&mut self, _pointer: &Pointer, block: &Block) -> io::Result<()> {
+        if block.raw.is_empty() {
+            return Ok(());
+        }
+        let mut text = String::new();
+        print_node(&block.raw, &self.options, &mut text).map_err(io::Error::other)?;
+        self.out.write_all(text.as_bytes())
+    }
+
+    fn close_tree(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, blocks: &Blocks, with_totals: bool) -> io::Result<()> {
+        if with_totals {
+            let superblock = blocks.superblock();
+            writeln!(self.out, "total bytes {}", superblock.total_bytes)?;
+            writeln!(self.out, "bytes used {}", superblock.bytes_used)?;
+            writeln!(self.out, "uuid {}", superblock.fsid)?;
+        }
+        self.out.flush()
+    }
+}
+
+/// `{"superblock": ..., "trees": [{"title", "key", "blocks": [...]}]}`, or `"blocks"` at the top with --block.
+struct JsonOutput<W> {
+    stream: JsonStream<W>,
+    options: PrintOptions,
+    has_trees: bool,
+    has_blocks: bool,
+}
+
+impl<W: Write> JsonOutput<W> {
+    fn new(out: W, options: PrintOptions) -> Self {
+        Self { stream: JsonStream::new(out), options, has_trees: false, has_blocks: false }
+    }
+}
+
+impl<W: Write> Output for JsonOutput<W> {
+    fn start(&mut self, blocks: &Blocks) -> io::Result<()> {
+        self.stream.object()?;
+        self.stream.field("superblock", &superblock_json(&blocks.superblock().encode_with_csum()))
+    }
+
+    fn open_tree(&mut self, tree: &Tree) -> io::Result<()> {
+        if !std::mem::replace(&mut self.has_trees, true) {
+            self.stream.array("trees")?;
+        }
+        self.stream.object()?;
+        self.stream.field("title", &json!(tree.title))?;
+        if let Some(key) = &tree.key {
+            self.stream.field("key", &key.to_json())?;
+        }
+        self.stream.array("blocks")
+    }
+
+    fn block(&mut self, pointer: &Pointer, block: &Block) -> io::Result<()> {
+        if !self.has_trees && !std::mem::replace(&mut self.has_blocks, true) {
+            self.stream.array("blocks")?;
+        }
+        let mut value = if block.raw.is_empty() {
+            json!({ "bytenr": pointer.bytenr.0 })
+        } else {
+            node_json(&block.raw, &self.options)
+        };
+        if let (Some(object), Some(damage)) = (value.as_object_mut(), &block.damage) {
+            object.insert("damage".to_owned(), json!(damage));
+        }
+        self.stream.element(&value)
+    }
+
+    fn close_tree(&mut self) -> io::Result<()> {
+        self.stream.close()?;
+        self.stream.close()
+    }
+
+    fn end(&mut self, _blocks: &Blocks, _with_totals: bool) -> io::Result<()> {
+        if self.has_trees || self.has_blocks {
+            self.stream.close()?;
+        }
+        self.stream.close()
+    }
+}

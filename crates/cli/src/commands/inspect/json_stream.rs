@@ -1,0 +1,99 @@
+//! One JSON document of any size, written piece by piece: `{"name": ..., "trees": [{..., "blocks": [...]}, ...]}`.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+/// Writes arrays inside of objects. Every opened one is closed by [`JsonStream::close`].
+pub(super) struct JsonStream<W> {
+    out: W,
+    /// For each open array or object: its closing bracket, and whether it has content yet.
+    open: Vec<(&'static str, bool)>,
+}
+
+impl<W: Write> JsonStream<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out, open: Vec::new() }
+    }
+
+    fn separate(&mut self) -> io::Result<()> {
+        let indent = self.open.len();
+        if let Some((_, has_content)) = self.open.last_mut() {
+            let comma = if std::mem::replace(has_content, true) { "," } else { "" };
+            write!(self.out, "{comma}\n{:indent$}", "")?;
+        }
+        Ok(())
+    }
+
+    /// Opens an object as an element of an array, or at the top.
+    pub(super) fn object(&mut self) -> io::Result<()> {
+        self.separate()?;
+        self.open.push(("}", false));
+        self.out.write_all(b"{")
+    }
+
+    /// Adds a field to the open object.
+    pub(super) fn field(&mut self, name: &str, value: &Value) -> io::Result<()> {
+        self.separate()?;
+        write!(self.out, "{}: {value}", Value::from(name))
+    }
+
+    /// Opens an array as a field of the open object.
+    pub(super) fn array(&mut self, name: &str) -> io::Result<()> {
+        self.separate()?;
+        self.open.push(("]", false));
+        write!(self.out, "{}: [", Value::from(name))
+    }
+
+    /// Adds an element to the open array.
+    pub(super) fn element(&mut self, value: &Value) -> io::Result<()> {
+        self.separate()?;
+        write!(self.out, "{value}")
+    }
+
+    /// Closes what was opened last.
+    pub(super) fn close(&mut self) -> io::Result<()> {
+        let Some((bracket, has_content)) = self.open.pop() else { return Ok(()) };
+        let indent = self.open.len();
+        if has_content {
+            write!(self.out, "\n{:indent$}", "")?;
+        }
+        self.out.write_all(bracket.as_bytes())?;
+        if self.open.is_empty() {
+            self.out.write_all(b"\n")?;
+            self.out.flush()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_streamed_is_one_document() {
+        let mut bytes = Vec::new();
+        let mut stream = JsonStream::new(&mut bytes);
+        stream.object().unwrap();
+        stream.field("a \"name\"", &json!(1)).unwrap();
+        stream.array("trees").unwrap();
+        for _ in 0..2 {
+            stream.object().unwrap();
+            stream.array("blocks").unwrap();
+            stream.element(&json!({ "bytenr": 4096 })).unwrap();
+            stream.element(&json!("text")).unwrap();
+            stream.close().unwrap();
+            stream.array("empty").unwrap();
+            stream.close().unwrap();
+            stream.close().unwrap();
+        }
+        stream.close().unwrap();
+        stream.close().unwrap();
+        let tree = json!({ "blocks": [{ "bytenr": 4096 }, "text"], "empty": [] });
+        let read: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(read, json!({ "a \"name\"": 1, "trees": [tree.clone(), tree] }));
+    }
+}

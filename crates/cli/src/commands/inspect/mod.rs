@@ -1,0 +1,34 @@
+//! `ubtrfs inspect ...`: what is on the disk, damaged or not. Options are named as in `btrfs inspect-internal`.
+//!
+//! Invariants:
+//! - I1. Nothing is written to the device, not even a repair.
+//! - I2. Damage is told on stderr, one line for each block, and the rest is shown; the exit status is 1 then.
+
+mod blocks;
+mod dump_super;
+mod dump_tree;
+mod json_stream;
+mod trees;
+
+use std::process::ExitCode;
+
+/// Show what is on the disk of an unmounted filesystem
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    DumpSuper(dump_super::Args),
+    DumpTree(dump_tree::Args),
+}
+
+/// Runs the command of the group.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::DumpSuper(args) => dump_super::run(args),
+        Command::DumpTree(args) => dump_tree::run(args),
+    }
+}
