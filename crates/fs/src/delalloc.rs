@@ -399,7 +399,7 @@ impl Fs {
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let mut plan = self.plan_items(job)?;
-        let reservation = self.engine.reserve_for_removal(plan.len() + EXTRA_ITEMS)?;
+        let reservation = self.engine.reserve_for_writeback(plan.len() + EXTRA_ITEMS)?;
         let mut state = inode.state.write();
         let state = &mut *state;
         if let Some(inline) = &job.inline

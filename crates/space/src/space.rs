@@ -233,6 +233,11 @@ impl Space {
         (self.inner.tokens.load(Ordering::Relaxed), bytes)
     }
 
+    /// Reservations alive.
+    pub fn nr_reservations(&self) -> u64 {
+        self.inner.tokens.load(Ordering::Relaxed)
+    }
+
     fn token(&self, kind: SpaceKind, bytes: u64) -> Reservation {
         Reservation::new(Arc::clone(&self.inner), kind, bytes)
     }

@@ -26,6 +26,10 @@ impl PendingChunks {
     pub(crate) fn is_empty(&self) -> bool {
         self.list.lock().is_empty()
     }
+
+    fn contains(&self, logical: Logical) -> bool {
+        self.list.lock().iter().any(|(pending, _)| *pending == logical)
+    }
 }
 
 impl Engine {
@@ -158,7 +162,8 @@ impl Engine {
         removed: &mut RemovedGroups,
         free_space: Option<&Tree>,
     ) -> Result<()> {
-        if group.flags.contains(BlockGroupFlags::SYSTEM) {
+        // What is not recorded yet cannot be removed from the trees.
+        if group.flags.contains(BlockGroupFlags::SYSTEM) || self.pending_chunks.contains(group.start) {
             return Ok(());
         }
         // Read-only first, then look again: an allocation may have come in between.

@@ -103,6 +103,7 @@ impl Engine {
         self.store.written(nodes);
         self.ledger.thaw();
         self.unpin(transid);
+        self.thaw_load();
         self.forget_chunks(&removed_chunks);
         Ok(())
     }
@@ -119,8 +120,7 @@ impl Engine {
             frozen.push(tree);
         }
         self.ledger.freeze();
-        self.epoch.reset();
-        self.epoch.csum_bytes.store(0, Ordering::Relaxed);
+        self.freeze_load();
         let transid = Generation(self.running.fetch_add(1, Ordering::AcqRel));
         self.store.set_generation_limit(Generation(transid.0 + 1));
         Ok((transid, frozen))

@@ -7,6 +7,7 @@ use ubtrfs_format::node::hex;
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
+use crate::block_rsv::Purpose;
 use crate::csum_tree::{self, SectorCsums};
 use crate::data_ledger::Referrer;
 use crate::engine::Engine;
@@ -56,9 +57,7 @@ impl Engine {
             }
             if attempt < 2 {
                 // Flushing turns pessimistic promises into extents; committing frees what is pinned.
-                if let Some(flusher) = self.flusher() {
-                    flusher.flush_delalloc(None)?;
-                }
+                self.flush_data()?;
                 self.commit()?;
             }
         }
@@ -70,7 +69,9 @@ impl Engine {
         loop {
             match self.space.reserve(SpaceKind::Data, bytes) {
                 // Where they share block groups, data leaves to metadata what the running epoch needs.
-                Ok(inner) if !self.geometry.mixed || self.has_metadata_for(0, false) => return Ok(Some(inner)),
+                Ok(inner) if !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change) => {
+                    return Ok(Some(inner));
+                }
                 Ok(_) => return Ok(None),
                 Err(shortage) if shortage.unallocated_bytes == 0 => return Ok(None),
                 Err(shortage) => {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, RootItem};
+use ubtrfs_format::item::{BlockGroupFlags, RootItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, Error, Generation, Key, KeyType, Result, RootId};
 use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
@@ -20,6 +20,7 @@ use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
+use crate::block_rsv::EpochLoad;
 use crate::chunk_alloc::PendingChunks;
 use crate::commit::Committer;
 use crate::data_ledger::DataLedger;
@@ -111,31 +112,9 @@ pub struct Engine {
     pub(crate) committer: Mutex<Committer>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
-    /// Bytes of metadata that new chunks could add.
-    unallocated_metadata: AtomicU64,
     read_only: AtomicBool,
     read_only_reason: Mutex<Option<String>>,
     flusher: Mutex<Option<Weak<dyn Flusher>>>,
-}
-
-/// What the active epoch has taken on so far.
-#[derive(Debug, Default)]
-pub(crate) struct EpochLoad {
-    /// Changes put.
-    pub(crate) nr_puts: AtomicU64,
-    /// Bytes that the delayed items take in memory.
-    pub(crate) memory_bytes: AtomicU64,
-    /// Changes that reservations still may put.
-    pub(crate) nr_reserved: AtomicU64,
-    /// Bytes of checksums to come.
-    pub(crate) csum_bytes: AtomicU64,
-}
-
-impl EpochLoad {
-    pub(crate) fn reset(&self) {
-        self.nr_puts.store(0, Ordering::Relaxed);
-        self.memory_bytes.store(0, Ordering::Relaxed);
-    }
 }
 
 impl std::fmt::Debug for Engine {
@@ -182,7 +161,6 @@ impl Engine {
             committer: Mutex::new(Committer::new(&parts.superblock)),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
-            unallocated_metadata: AtomicU64::new(0),
             read_only: AtomicBool::new(reason.is_some()),
             read_only_reason: Mutex::new(reason),
             flusher: Mutex::new(None),
@@ -295,11 +273,8 @@ impl Engine {
     }
 
     pub(crate) fn update_unallocated(&self) {
-        let raw = self.volumes.unallocated_bytes();
-        let of = |kind| raw / copies(self.chunk_flags(kind));
-        let (data, metadata) = (of(SpaceKind::Data), of(SpaceKind::Metadata));
-        self.space.set_unallocated(data, metadata);
-        self.unallocated_metadata.store(metadata, Ordering::Relaxed);
+        let of = |kind| self.volumes.allocatable_bytes(self.chunk_flags(kind));
+        self.space.set_unallocated(of(SpaceKind::Data), of(SpaceKind::Metadata));
     }
 
     /// Space by kind.
@@ -319,43 +294,6 @@ impl Engine {
     /// Hits and misses of the node cache.
     pub fn cache_stats(&self) -> CacheStats {
         self.store.cache_stats()
-    }
-
-    /// Metadata kept back so that removing and committing work on a full filesystem.
-    pub(crate) fn global_reserve(&self, metadata: &SpaceInfo) -> u64 {
-        let floor = u64::from(self.geometry.nodesize) * 32;
-        (metadata.used / 8).clamp(floor, 512 << 20).min(metadata.total / 4)
-    }
-
-    /// Whether the running epoch can take `nr_items` more changes and still be committed; what removes things may use
-    /// half of the global reserve.
-    pub(crate) fn has_metadata_for(&self, nr_items: u64, removes: bool) -> bool {
-        let info = self.space.info(SpaceKind::Metadata);
-        // In mixed block groups the promises of data come off.
-        let free = info.free.saturating_sub(info.may_use) + self.unallocated_metadata.load(Ordering::Relaxed);
-        let reserve = self.global_reserve(&info);
-        free >= self.epoch_need(&info, nr_items) + if removes { reserve / 2 } else { reserve }
-    }
-
-    /// Whether the running epoch can still be committed when a data chunk takes its share of the devices.
-    pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
-        let info = self.space.info(SpaceKind::Metadata);
-        let raw = self.volumes.unallocated_bytes().saturating_sub(chunk.length * copies(chunk.flags));
-        let free = info.free.saturating_sub(info.may_use) + raw / copies(self.chunk_flags(SpaceKind::Metadata));
-        free >= self.epoch_need(&info, 0) + self.global_reserve(&info)
-    }
-
-    /// Bytes that the active epoch may still make the trees allocate, with `nr_items` more changes.
-    ///
-    /// Every change copies at most one leaf, and all changes together at most every node there is; new items take
-    /// their own bytes on top, half as much again where leaves are split.
-    pub(crate) fn epoch_need(&self, metadata: &SpaceInfo, nr_items: u64) -> u64 {
-        let nodesize = u64::from(self.geometry.nodesize);
-        let load = &self.epoch;
-        let puts = load.nr_puts.load(Ordering::Relaxed) + load.nr_reserved.load(Ordering::Relaxed) + nr_items;
-        let copied = (puts * nodesize).min(metadata.used + 16 * nodesize);
-        let bytes = load.memory_bytes.load(Ordering::Relaxed) + load.csum_bytes.load(Ordering::Relaxed);
-        copied + bytes + bytes / 2
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`engine`]: [`Engine`], opening, failure, reservations of metadata.
 //! - [`operation`]: [`Operation`], a group of item changes inside one epoch.
 //! - [`tree_view`], [`delayed_item`]: trees as readers see them.
+//! - [`block_rsv`]: whether what an epoch takes on finds room at its commit.
 //! - [`commit`]: the one sequence that makes an epoch durable.
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
 //! - [`chunk_alloc`]: chunks and block groups.
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod block_rsv;
 mod chunk_alloc;
 mod commit;
 mod cow;

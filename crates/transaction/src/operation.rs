@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLockReadGuard;
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{FileExtent, RegularExtent};
-use ubtrfs_format::{Error, Generation, Ino, Key, KeyType, Logical, Result};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, Result};
 use ubtrfs_space::Extent;
 
+use crate::block_rsv::Purpose;
 use crate::engine::Engine;
 use crate::tree_view::Tree;
 
@@ -20,9 +21,21 @@ pub struct MetadataReservation<'e> {
     nr_items: u64,
 }
 
+impl<'e> MetadataReservation<'e> {
+    pub(crate) fn empty(engine: &'e Engine) -> Self {
+        Self { engine, nr_items: 0 }
+    }
+
+    /// Takes over items that the engine's load counts already.
+    pub(crate) fn holding(mut self, nr_items: u64) -> Self {
+        self.nr_items += nr_items;
+        self
+    }
+}
+
 impl Drop for MetadataReservation<'_> {
     fn drop(&mut self) {
-        self.engine.epoch.nr_reserved.fetch_sub(self.nr_items, Ordering::Relaxed);
+        self.engine.epoch.unreserve(self.nr_items);
     }
 }
 
@@ -39,35 +52,17 @@ impl Engine {
     ///
     /// May flush and commit; no inode lock may be held. Fails with [`Error::NoSpace`] where nothing helps.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, false)
+        self.reserve_metadata(nr_items, Purpose::Change)
     }
 
     /// Like [`Engine::reserve`] for what frees space: may use the global reserve.
     pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, true)
+        self.reserve_metadata(nr_items, Purpose::Removal)
     }
 
-    fn reserve_metadata(&self, nr_items: usize, removes: bool) -> Result<MetadataReservation<'_>> {
-        self.check_writable()?;
-        self.limit_delayed_items()?;
-        let nr_items = nr_items as u64;
-        for attempt in 0..3 {
-            if self.has_metadata_for(nr_items, removes) {
-                self.epoch.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
-                return Ok(MetadataReservation { engine: self, nr_items });
-            }
-            match attempt {
-                // Turns delayed items into nodes, whose need is known exactly, and frees what is pinned.
-                0 => self.commit()?,
-                _ => {
-                    if let Some(flusher) = self.flusher() {
-                        flusher.flush_delalloc(None)?;
-                    }
-                    self.commit()?;
-                }
-            }
-        }
-        Err(Error::NoSpace)
+    /// Like [`Engine::reserve`] for the items of dirty data, whose room was kept since space was reserved for the data.
+    pub fn reserve_for_writeback(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        self.reserve_metadata(nr_items, Purpose::Writeback)
     }
 
     /// Enters the epoch gate. The inode locks that the operation needs are held already.
@@ -76,8 +71,8 @@ impl Engine {
     }
 
     /// Lets delayed items be merged into the trees when they take more than their share of memory.
-    fn limit_delayed_items(&self) -> Result<()> {
-        if self.epoch.memory_bytes.load(Ordering::Relaxed) < self.options.memory_bytes / 2 {
+    pub(crate) fn limit_delayed_items(&self) -> Result<()> {
+        if self.epoch.memory_bytes() < self.options.memory_bytes / 2 {
             return Ok(());
         }
         self.commit()
@@ -105,16 +100,13 @@ impl Operation<'_> {
 
     /// Adds the checksums of an extent that was written before: one for each sector from `at` on.
     pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
-        self.engine.epoch.csum_bytes.fetch_add(csums.len() as u64, Ordering::Relaxed);
+        self.engine.epoch.add_csums(csums.len() as u64);
         self.engine.ledger.add_csums(at, csums);
     }
 
     fn set(&self, tree: &Tree, key: Key, value: Option<Arc<[u8]>>) {
         let grown = tree.active.set(key, value);
-        self.engine.epoch.memory_bytes.fetch_add(grown, Ordering::Relaxed);
-        if grown > 0 {
-            self.engine.epoch.nr_puts.fetch_add(1, Ordering::Relaxed);
-        }
+        self.engine.epoch.put(grown, key.item_type == KeyType::EXTENT_DATA);
         if !tree.listed.swap(true, Ordering::AcqRel) {
             self.engine.listed.lock().push(tree.id());
         }

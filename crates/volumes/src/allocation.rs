@@ -62,6 +62,26 @@ impl DeviceSpace {
     pub(crate) fn unallocated_bytes(&self) -> u64 {
         self.holes().iter().map(|hole| hole.end - hole.start).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
+
+    /// Logical bytes that chunks with this many stripes, all in one hole, could hold.
+    fn allocatable_bytes(&self, nr_stripes: u64) -> u64 {
+        let of_hole = |hole: Range<u64>| (hole.end - hole.start) / nr_stripes / STRIPE_LEN * STRIPE_LEN;
+        self.holes().into_iter().map(of_hole).filter(|&len| len >= STRIPE_LEN_MIN).sum()
+    }
+}
+
+/// Logical bytes that new chunks of this profile could hold on these devices.
+pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags) -> u64 {
+    nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
+}
+
+/// Stripes of a chunk, of the profiles that are written.
+fn nr_stripes(flags: BlockGroupFlags) -> Option<u64> {
+    match flags.intersection(BlockGroupFlags::PROFILES) {
+        BlockGroupFlags::DUP => Some(2),
+        profile if profile.is_empty() => Some(1),
+        _ => None,
+    }
 }
 
 /// The largest logical length that a chunk of this type gets on a filesystem of `total_bytes`.
@@ -85,12 +105,7 @@ pub(crate) fn plan(
     sectorsize: u32,
     next_logical: u64,
 ) -> Option<(Logical, ChunkItem)> {
-    let profile = flags.intersection(BlockGroupFlags::PROFILES);
-    let nr_stripes = match profile {
-        BlockGroupFlags::DUP => 2,
-        _ if profile.is_empty() => 1,
-        _ => return None,
-    };
+    let nr_stripes = nr_stripes(flags)?;
     let total_bytes = devices.iter().map(|device| device.total_bytes).fold(0, u64::saturating_add);
     let wanted = chunk_len_max(flags, total_bytes).min(max_len) / STRIPE_LEN * STRIPE_LEN;
     let (device, hole) = devices

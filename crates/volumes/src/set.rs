@@ -3,7 +3,8 @@
 //! Invariants:
 //! - I1. Device ids in the set are unique; a device that was not given but is named by a device item is there without
 //!   a backend.
-//! - I2. A device's `bytes_used` is the sum of the stripes of the chunks in the map: it has no other owner.
+//! - I2. A device item is what the chunk tree says or is about to say: `bytes_used` is counted by who records device
+//!   extents there. The map may know more: chunks not recorded yet, and chunks whose removal is not durable yet.
 //! - I3. The mirrors of a superblock are written after the primary is durable, so at any moment a durable valid
 //!   superblock exists.
 //!
@@ -61,7 +62,7 @@ pub(crate) enum Stat {
 /// One device of the set.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// From the superblock, then from the chunk tree; `bytes_used` is not kept here.
+    /// From the superblock, then from the chunk tree, then from who changes it there (I2).
     item: RwLock<DevItem>,
     /// `None`: missing.
     pub(crate) backend: Option<Arc<dyn Device>>,
@@ -257,6 +258,11 @@ impl Volumes {
         self.device_spaces(true).iter().map(DeviceSpace::unallocated_bytes).sum()
     }
 
+    /// Logical bytes that new chunks of this type and profile could hold.
+    pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
+        allocation::allocatable_bytes(&self.device_spaces(true), flags)
+    }
+
     /// Logical ranges of that chunk that cover superblock mirrors: see [`reserved_ranges`](crate::reserved_ranges).
     pub fn reserved_ranges(&self, logical: Logical) -> Vec<Range<u64>> {
         let chunk = self.chunks.get(logical);
@@ -281,12 +287,9 @@ impl Volumes {
         spaces.iter().map(summary).collect()
     }
 
-    /// The device item as it should be in the chunk tree now: `bytes_used` is the sum of the chunks' stripes.
+    /// The device item as it was last set; superblocks carry it too.
     pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
-        let member = self.member(devid)?;
-        let mut item = member.item.read().clone();
-        item.bytes_used = self.chunks.device_extents(devid).iter().map(|range| range.end - range.start).sum();
-        Some(item)
+        Some(self.member(devid)?.item.read().clone())
     }
 
     /// Takes over a device item of the chunk tree, which also tells of missing devices. An item that contradicts the

@@ -179,7 +179,7 @@ fn planned_chunks_and_removed_ones_change_what_is_used() {
     assert_eq!(item.stripes[0].offset, Physical(9 * MIB));
     volumes.add_chunk(at, item.clone()).unwrap();
     volumes.add_chunk(at, item).unwrap();
-    assert_eq!(volumes.dev_item(DevId(1)).unwrap().bytes_used, (8 + 64) * MIB);
+    assert_eq!(volumes.devices()[0].bytes_used, (8 + 64) * MIB);
     // The superblock mirror at 64 MiB lies in the second stripe.
     let mirror = at.0 + 23 * MIB;
     assert_eq!(volumes.reserved_ranges(at), vec![mirror..mirror + 65536; 1]);

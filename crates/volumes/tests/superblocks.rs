@@ -129,6 +129,9 @@ fn i3_mirrors_follow_a_durable_primary() {
     let device = Recorder::formatted(300 << 30);
     let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
     let sb = generation(11, volumes.superblock().clone());
+    let mut item = volumes.dev_item(DevId(1)).unwrap();
+    item.bytes_used = 8 * MIB;
+    volumes.set_dev_item(&item).unwrap();
     volumes.write_superblock(&sb).unwrap();
     let asked = device.asked.lock().unwrap().clone();
     assert_eq!(asked, [Asked::Write(65536), Asked::Flush, Asked::Write(64 * MIB), Asked::Write(256 << 30)]);

@@ -1,0 +1,221 @@
+//! Room for metadata: whether what the running epoch takes on can be committed.
+//!
+//! Trees change at commits, by copying: an epoch needs room for a copy of all nodes that it touches (the old ones
+//! become free when it is committed) and for what it adds. Each change is admitted only while the free space and what
+//! new chunks can add hold the need of all changes admitted before it, estimated from above ([`Load::need`]):
+//!
+//! ```text
+//!   free + unallocated  >=  frozen epoch + active epoch + writeback to come + what the purpose must leave
+//! ```
+//!
+//! I1. A change that was admitted finds room at the commit: the estimate is an upper bound, and data chunks leave the
+//!     room alone ([`Engine::leaves_room_for_metadata`]).
+//! I2. Dirty data that was accepted finds room for its items: ordinary changes leave it, by the reservations of data.
+//! I3. Removing and committing work on a full filesystem: they may use what ordinary changes must leave.
+//!
+//! A commit turns estimates into facts, so a full filesystem commits often before it says that it is full.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ubtrfs_format::item::ChunkItem;
+use ubtrfs_format::{Error, Result};
+use ubtrfs_space::{SpaceInfo, SpaceKind};
+
+use crate::engine::{Engine, copies};
+use crate::operation::MetadataReservation;
+
+/// Who asks for metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// An ordinary change; can fail for lack of space.
+    Change,
+    /// Items of dirty data that was accepted before.
+    Writeback,
+    /// Frees space in the end.
+    Removal,
+}
+
+/// What the active epoch has taken on so far, and what the frozen one needs.
+#[derive(Debug, Default)]
+pub(crate) struct EpochLoad {
+    /// Changes put; those of file extents count for the other trees that they touch.
+    nr_puts: AtomicU64,
+    /// Bytes that the delayed items take in memory.
+    memory_bytes: AtomicU64,
+    /// Changes that reservations still may put.
+    nr_reserved: AtomicU64,
+    /// Bytes of checksums to come.
+    csum_bytes: AtomicU64,
+    /// What the commit that runs now needs.
+    frozen_need: AtomicU64,
+}
+
+/// A share of work for the trees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Load {
+    nr_puts: u64,
+    new_bytes: u64,
+}
+
+/// Nodes that a change copies at most, in order: a leaf with its part of the path, a leaf of the extent tree that loses
+/// the old leaf, and a share of those that learn of the new one.
+const NODES_A_PUT: u64 = 3;
+/// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
+const NODES_A_COMMIT: u64 = 24;
+/// A file extent item changes the extent tree and the csum tree as well.
+const EXTRA_PUTS_AN_EXTENT: u64 = 2;
+/// Items that writeback puts for a dirty file, and for each further extent of it.
+const PUTS_A_DIRTY_FILE: u64 = 4;
+/// Compressed extents, the smallest that writeback makes of much data, hold this much.
+const EXTENT_BYTES: u64 = 128 << 10;
+/// Nodes that the global reserve has at least.
+const RESERVE_NODES_MIN: u64 = 64;
+const RESERVE_MAX: u64 = 512 << 20;
+/// Mixed block groups are for small filesystems.
+const RESERVE_MIXED_MAX: u64 = 16 << 20;
+/// Attempts of a reservation, with reclaim between them.
+const ATTEMPTS: usize = 3;
+
+impl EpochLoad {
+    /// An item was put, or its absence.
+    pub(crate) fn put(&self, grown_bytes: u64, is_extent: bool) {
+        self.memory_bytes.fetch_add(grown_bytes, Ordering::Relaxed);
+        let puts = u64::from(grown_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
+        self.nr_puts.fetch_add(puts, Ordering::Relaxed);
+    }
+
+    /// Checksums were added.
+    pub(crate) fn add_csums(&self, bytes: u64) {
+        self.csum_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that the delayed items of the active epoch take in memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A reservation ends.
+    pub(crate) fn unreserve(&self, nr_items: u64) {
+        self.nr_reserved.fetch_sub(nr_items, Ordering::Relaxed);
+    }
+
+    fn active(&self) -> Load {
+        Load {
+            nr_puts: self.nr_puts.load(Ordering::Relaxed) + self.nr_reserved.load(Ordering::Relaxed),
+            new_bytes: self.memory_bytes() + self.csum_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Load {
+    /// Bytes that the trees may allocate for it.
+    ///
+    /// All changes together copy at most every node there is. New items leave no two neighbouring leaves that fit into
+    /// one, so leaves are half full at least; an eighth is for the nodes above and for the extent items of all these.
+    fn need(self, metadata_used: u64, nodesize: u64) -> u64 {
+        let touched = self.nr_puts.saturating_mul(NODES_A_PUT).saturating_add(NODES_A_COMMIT).saturating_mul(nodesize);
+        let all = metadata_used + metadata_used / 16 + 16 * nodesize;
+        touched.min(all) + 2 * self.new_bytes + self.new_bytes / 8
+    }
+}
+
+impl std::ops::Add for Load {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { nr_puts: self.nr_puts + other.nr_puts, new_bytes: self.new_bytes + other.new_bytes }
+    }
+}
+
+impl Engine {
+    /// Admits `nr_items` changes, or reclaims, or fails with [`Error::NoSpace`] where that does not help.
+    pub(crate) fn reserve_metadata(&self, nr_items: usize, purpose: Purpose) -> Result<MetadataReservation<'_>> {
+        self.check_writable()?;
+        self.limit_delayed_items()?;
+        let reservation = MetadataReservation::empty(self);
+        for attempt in 0..ATTEMPTS {
+            // Counted before it is looked at: of two who ask at once both see both.
+            self.epoch.nr_reserved.fetch_add(nr_items as u64, Ordering::Relaxed);
+            if self.has_room_for_metadata(purpose) {
+                return Ok(reservation.holding(nr_items as u64));
+            }
+            self.epoch.unreserve(nr_items as u64);
+            if attempt > 0 && purpose == Purpose::Change {
+                self.flush_data()?;
+            }
+            if attempt + 1 < ATTEMPTS {
+                self.commit()?;
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Has the floor above write dirty data, which turns promises into facts.
+    pub(crate) fn flush_data(&self) -> Result<()> {
+        self.flusher().map_or(Ok(()), |flusher| flusher.flush_delalloc(None))
+    }
+
+    /// Whether the trees have room for all that was admitted, and leave what this purpose must leave.
+    pub(crate) fn has_room_for_metadata(&self, purpose: Purpose) -> bool {
+        let info = self.space.info(SpaceKind::Metadata);
+        self.metadata_room(&info) >= self.metadata_need(&info, purpose)
+    }
+
+    /// Whether the trees still have their room when a data chunk takes its share of the devices.
+    pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
+        let info = self.space.info(SpaceKind::Metadata);
+        let lost = chunk.length * copies(chunk.flags) / copies(self.chunk_flags(SpaceKind::Metadata));
+        self.metadata_room(&info).saturating_sub(lost) >= self.metadata_need(&info, Purpose::Change)
+    }
+
+    /// Metadata kept back so that removing and committing work on a full filesystem.
+    pub(crate) fn global_reserve(&self, metadata: &SpaceInfo) -> u64 {
+        let floor = u64::from(self.geometry.nodesize) * RESERVE_NODES_MIN;
+        // Of mixed block groups most is data.
+        let (share, most) = match self.geometry.mixed {
+            true => ((metadata.used + metadata.reserved) / 64, RESERVE_MIXED_MAX),
+            false => (metadata.used / 8, RESERVE_MAX),
+        };
+        share.clamp(floor, most.max(floor)).min(metadata.total / 4)
+    }
+
+    /// The active epoch becomes the frozen one.
+    pub(crate) fn freeze_load(&self) {
+        let info = self.space.info(SpaceKind::Metadata);
+        let load = &self.epoch;
+        load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
+        load.nr_puts.store(0, Ordering::Relaxed);
+        load.memory_bytes.store(0, Ordering::Relaxed);
+        load.csum_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// The frozen epoch is on disk.
+    pub(crate) fn thaw_load(&self) {
+        self.epoch.frozen_need.store(0, Ordering::Relaxed);
+    }
+
+    fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {
+        // In mixed block groups the promises of data come off.
+        metadata.free.saturating_sub(metadata.may_use) + metadata.unallocated
+    }
+
+    fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
+        let reserve = self.global_reserve(metadata);
+        let (load, left) = match purpose {
+            Purpose::Change => (self.epoch.active() + self.writeback_load(), reserve),
+            Purpose::Writeback => (self.epoch.active(), reserve / 2),
+            Purpose::Removal => (self.epoch.active(), reserve / 4),
+        };
+        let frozen = self.epoch.frozen_need.load(Ordering::Relaxed);
+        frozen + load.need(metadata.used, self.geometry.nodesize.into()) + left
+    }
+
+    /// What dirty data will put, going by the space that was promised to it.
+    fn writeback_load(&self) -> Load {
+        let bytes = self.space.info(SpaceKind::Data).may_use;
+        let csums = bytes / u64::from(self.geometry.sectorsize) * self.geometry.csum_type.size() as u64;
+        let nr_puts =
+            self.space.nr_reservations() * PUTS_A_DIRTY_FILE + bytes / EXTENT_BYTES * (1 + EXTRA_PUTS_AN_EXTENT);
+        Load { nr_puts, new_bytes: csums + nr_puts * 128 }
+    }
+}
