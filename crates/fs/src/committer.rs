@@ -22,10 +22,10 @@ pub(crate) struct Committer {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Changes since the filesystem was opened.
+    /// Changes that were announced since the filesystem was opened.
     nr_changes: AtomicU64,
-    /// Value of `nr_changes` that the last commit covers.
-    nr_committed: AtomicU64,
+    /// The thread sleeps long because there was nothing to commit.
+    idle: AtomicBool,
     stopped: AtomicBool,
     /// Guards the sleep; true asks for a look.
     wake: Mutex<bool>,
@@ -41,19 +41,13 @@ impl Committer {
         }
     }
 
-    /// Something is there to commit.
+    /// A change is about to be made.
     pub(crate) fn note_change(&self) {
         let shared = &self.shared;
-        let before = shared.nr_changes.fetch_add(1, Ordering::AcqRel);
-        // The thread sleeps without a limit only while everything is committed.
-        if before == shared.nr_committed.load(Ordering::Acquire) {
+        shared.nr_changes.fetch_add(1, Ordering::AcqRel);
+        if shared.idle.load(Ordering::Acquire) {
             shared.wake();
         }
-    }
-
-    /// A commit by someone else begins.
-    pub(crate) fn note_commit(&self) {
-        self.shared.nr_committed.store(self.shared.nr_changes.load(Ordering::Acquire), Ordering::Release);
     }
 
     /// Starts the thread.
@@ -87,55 +81,52 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn is_clean(&self) -> bool {
-        self.nr_changes.load(Ordering::Acquire) == self.nr_committed.load(Ordering::Acquire)
-    }
-
-    /// Sleeps until a change or stop; at most `limit`.
-    fn sleep(&self, limit: Option<Duration>) {
+    /// Sleeps until it is woken, at most for `limit`.
+    fn sleep(&self, limit: Duration) {
         let mut wake = self.wake.lock();
         if !*wake {
-            match limit {
-                Some(limit) => drop(self.changed.wait_for(&mut wake, limit)),
-                None => self.changed.wait(&mut wake),
-            }
+            self.changed.wait_for(&mut wake, limit);
         }
         *wake = false;
     }
 }
 
 fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
-    let mut dirty_since = Instant::now();
+    // When the first change since the last commit was seen; the last count of changes and when it was new.
+    let mut dirty_since = None;
     let mut seen = (0, Instant::now());
     loop {
+        shared.sleep(if dirty_since.is_some() { TICK.min(interval) } else { IDLE });
         if shared.stopped.load(Ordering::Acquire) {
             return;
         }
-        if shared.is_clean() {
-            shared.sleep(None);
-            dirty_since = Instant::now();
-            seen = (shared.nr_changes.load(Ordering::Acquire), dirty_since);
+        let Some(fs) = fs.upgrade() else { return };
+        // Asked after the flag is set: a change that is announced later wakes the thread, one that was announced before
+        // and is made after is found at the next look.
+        shared.idle.store(true, Ordering::Release);
+        if !fs.has_changes() {
+            dirty_since = None;
             continue;
         }
-        shared.sleep(Some(TICK.min(interval)));
+        shared.idle.store(false, Ordering::Release);
         let nr_changes = shared.nr_changes.load(Ordering::Acquire);
         if nr_changes != seen.0 {
             seen = (nr_changes, Instant::now());
         }
-        let is_quiet = seen.1.elapsed() >= QUIET;
-        if !(is_quiet || dirty_since.elapsed() >= interval) || shared.stopped.load(Ordering::Acquire) {
+        let since = *dirty_since.get_or_insert_with(Instant::now);
+        if seen.1.elapsed() < QUIET && since.elapsed() < interval {
             continue;
         }
-        let Some(fs) = fs.upgrade() else { return };
         if fs.read_only().is_some() {
             return;
         }
         if let Err(error) = fs.sync() {
             tracing::error!("commit: {error}");
-            // Not at every tick again: what failed may need time, or space.
-            shared.sleep(Some(QUIET));
         }
-        dirty_since = Instant::now();
+        // Also after a failure: what failed may need time, or space.
+        dirty_since = None;
+        seen = (shared.nr_changes.load(Ordering::Acquire), Instant::now());
+        shared.idle.store(true, Ordering::Release);
     }
 }
 
@@ -143,3 +134,5 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
 const TICK: Duration = Duration::from_millis(500);
 /// Without changes for so long, a burst is over.
 const QUIET: Duration = Duration::from_millis(1500);
+/// How often the thread looks while it knows of no change.
+const IDLE: Duration = Duration::from_secs(2);

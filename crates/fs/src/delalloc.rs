@@ -69,6 +69,11 @@ impl DataPath {
         }
     }
 
+    /// Whether any inode has dirty data.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.queue.lock().inodes.is_empty()
+    }
+
     /// Takes an inode without dirty data out of the queue.
     pub(crate) fn dequeue(&self, data: &mut FileData) {
         if !data.has_dirty()

@@ -1,7 +1,7 @@
 //! [`Fs`]: one open filesystem, and how it is opened, written out and closed.
 //!
-//! - I1. Every change goes through [`Fs::reserve`], which refuses on a read-only filesystem and tells the commit thread
-//!   that there is something to commit.
+//! - I1. Every change goes through [`Fs::reserve`], which refuses on a read-only filesystem and tells the commit
+//!   thread.
 //! - I2. What was acknowledged by [`Fs::sync`] or [`Fs::close`] is on disk.
 
 use std::collections::HashMap;
@@ -105,7 +105,6 @@ impl Fs {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());
         }
-        self.committer.note_commit();
         self.flush_all_data()?;
         self.engine.commit()?;
         Ok(())
@@ -141,9 +140,9 @@ impl Fs {
         Ok(self.engine.reserve_for_removal(nr_items)?)
     }
 
-    /// Tells the commit thread that there is something to write out.
-    pub(crate) fn note_change(&self) {
-        self.committer.note_change();
+    /// Whether anything is not on disk yet.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.data.has_dirty() || self.engine.has_changes()
     }
 
     fn check_open(&self) -> Result<()> {

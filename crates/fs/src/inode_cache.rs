@@ -130,11 +130,6 @@ impl InodeCache {
     pub(crate) fn is_used(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().users.contains_key(&id)
     }
-
-    /// All inodes in memory, for those who write everything out.
-    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
-        self.shards.iter().flat_map(|shard| shard.map.lock().inodes.values().cloned().collect::<Vec<_>>()).collect()
-    }
 }
 
 impl ShardMap {

@@ -16,13 +16,13 @@ const NR_OPS: usize = 3000;
 /// (a loop), stale, busy.
 const EXPECTED: [i32; 9] = [1, 2, 17, 20, 21, 39, 22, 116, 16];
 
-fn walk(fs: &Fs, dirs: &[InodeId], rng: &mut Rng) -> (InodeId, Vec<u8>) {
+fn pick(dirs: &[InodeId], rng: &mut Rng) -> (InodeId, Vec<u8>) {
     (*rng.pick(dirs), format!("n{}", rng.below(12)).into_bytes())
 }
 
 fn one(fs: &Fs, dirs: &[InodeId], rng: &mut Rng) -> Result<(), ubtrfs_fs::Error> {
-    let (dir, name) = walk(fs, dirs, rng);
-    let (dir2, name2) = walk(fs, dirs, rng);
+    let (dir, name) = pick(dirs, rng);
+    let (dir2, name2) = pick(dirs, rng);
     match rng.below(14) {
         0 | 1 => fs.create(dir, &name, NewInode::file(0o644), &ROOT).map(drop),
         2 => fs.create(dir, &name, NewInode::dir(0o755), &ROOT).map(drop),

@@ -210,6 +210,11 @@ impl Engine {
         Generation(self.running.load(Ordering::Acquire))
     }
 
+    /// Whether a commit would have something to write.
+    pub fn has_changes(&self) -> bool {
+        !self.listed.lock().is_empty() || !self.pending_chunks.is_empty()
+    }
+
     /// The last transaction on disk.
     pub fn committed_generation(&self) -> Generation {
         Generation(self.committed.load(Ordering::Acquire))

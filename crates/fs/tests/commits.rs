@@ -1,0 +1,71 @@
+//! When changes become durable without being asked: after a burst went quiet, at `commit=`, and on drop.
+//!
+//! Method: the image file is copied while the filesystem is open; the copy shows what a power cut would leave.
+
+use std::time::{Duration, Instant};
+
+use ubtrfs_fs::{Caller, NewInode};
+use ubtrfs_testkit::{FsTarget, Image, btrfs_check};
+
+const ROOT: Caller = Caller::ROOT;
+
+/// Waits until a copy of the image shows this file with this content.
+fn wait_for(image: &Image, path: &[u8], content: &[u8], limit: Duration) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        let copy = Image::copy_of(image.path()).unwrap();
+        let target = FsTarget::open(copy.path(), "ro").unwrap();
+        let fs = target.fs();
+        let found = fs.lookup_path(path, true).and_then(|attr| fs.read(attr.id, 0, 1 << 20));
+        if found.is_ok_and(|found| found == content) {
+            drop(target);
+            btrfs_check(copy.path()).unwrap();
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    false
+}
+
+#[test]
+fn a_burst_that_went_quiet_is_committed() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "commit=300").unwrap();
+    let fs = target.fs();
+    for round in 0..2 {
+        let name = format!("f{round}");
+        let id = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+        assert_eq!(fs.write(id, 0, &[7; 100_000]).unwrap(), 100_000);
+        assert!(wait_for(&image, name.as_bytes(), &[7; 100_000], Duration::from_secs(20)), "round {round}");
+    }
+}
+
+#[test]
+fn a_steady_stream_is_committed_at_the_interval() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "commit=1").unwrap();
+    let fs = target.fs();
+    fs.create(fs.root(), b"first", NewInode::file(0o644), &ROOT).unwrap();
+    let found = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| wait_for(&image, b"first", b"", Duration::from_secs(20)));
+        let mut i = 0;
+        while !waiter.is_finished() {
+            fs.create(fs.root(), format!("{i}").as_bytes(), NewInode::dir(0o755), &ROOT).unwrap();
+            i += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        waiter.join().unwrap()
+    });
+    assert!(found);
+}
+
+#[test]
+fn dropping_the_last_handle_closes() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "").unwrap();
+    let fs = target.fs();
+    let id = fs.create(fs.root(), b"f", NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.write(id, 0, b"content").unwrap();
+    drop(target);
+    assert!(wait_for(&image, b"f", b"content", Duration::from_secs(5)));
+}
