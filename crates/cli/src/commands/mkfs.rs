@@ -1,21 +1,26 @@
 //! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options are named as mkfs.btrfs names them.
 //!
 //! Invariants:
-//! - I1. An error leaves the target as it was; an image file that this run created is removed again.
+//! - I1. An error leaves the target as it was; an image file that this run created is removed again. Only when copying
+//!   fails on a target that had content (and was overwritten by request), an unfinished filesystem is left, and told.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
+use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 use uuid::Uuid;
 
+use super::offline::{Use, copy, with_device};
 use crate::common::{format_size, parse_size};
 
 /// Make a btrfs filesystem on an image file or block device.
@@ -58,6 +63,10 @@ pub(crate) struct Args {
     /// As --features.
     #[arg(short = 'R', long, value_name = "LIST", value_delimiter = ',')]
     runtime_features: Vec<String>,
+    /// Copy what is in this directory into the new filesystem. A missing image is made large enough if --byte-count is
+    /// not given.
+    #[arg(short = 'r', long, value_name = "DIR")]
+    rootdir: Option<PathBuf>,
     /// Overwrite what is on the device.
     #[arg(short, long)]
     force: bool,
@@ -80,12 +89,27 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let path = args.device.clone().context("no device was given; name an image file or block device")?;
     let options = args.options()?;
-    let target = Target::open(&path, args.byte_count)?;
-    let report = match ubtrfs_mkfs::make(&target.device, &options) {
+    let size = match (&args.rootdir, args.byte_count) {
+        (Some(dir), None) if !path.exists() => Some(room_for(dir)?),
+        (Some(dir), _) if !dir.is_dir() => bail!("{} is not a directory; give one, nothing was made", dir.display()),
+        (_, size) => size,
+    };
+    let target = Target::open(&path, size)?;
+    let made = ubtrfs_mkfs::make(target.device.as_ref(), &options).map_err(anyhow::Error::from);
+    let filled = made.and_then(|report| match &args.rootdir {
+        Some(dir) => match fill(&target, dir) {
+            Err(error) if matches!(target.before, Before::Content) => {
+                Err(error.context(format!("{} holds an unfinished copy", path.display())))
+            }
+            filled => filled.map(|()| report),
+        },
+        None => Ok(report),
+    });
+    let report = match filled {
         Ok(report) => report,
         Err(error) => {
             target.restore();
-            return Err(error.into());
+            return Err(error);
         }
     };
     if args.json {
@@ -106,7 +130,8 @@ enum Before {
 
 /// The opened target.
 struct Target {
-    device: FileDevice,
+    device: Arc<FileDevice>,
+    path: PathBuf,
     before: Before,
 }
 
@@ -116,20 +141,24 @@ impl Target {
         if let Some(size) = byte_count
             && !path.exists()
         {
-            return Ok(Self { device: FileDevice::create(path, size, true)?, before: Before::Missing });
+            return Ok(Self::new(path, FileDevice::create(path, size, true)?, Before::Missing));
         }
         let device = FileDevice::open(path, Access::ReadWrite)?;
         if device.len_bytes() > 0 {
-            return Ok(Self { device, before: Before::Content });
+            return Ok(Self::new(path, device, Before::Content));
         }
         drop(device);
         let Some(size) = byte_count else { bail!("{} is empty; give its size with -b", path.display()) };
-        Ok(Self { device: FileDevice::create(path, size, false)?, before: Before::Empty })
+        Ok(Self::new(path, FileDevice::create(path, size, false)?, Before::Empty))
+    }
+
+    fn new(path: &Path, device: FileDevice, before: Before) -> Self {
+        Self { device: Arc::new(device), path: path.to_owned(), before }
     }
 
     /// I1. Errors are not told: the one that led here counts.
     fn restore(self) {
-        let path = self.device.path().to_owned();
+        let path = self.path;
         drop(self.device);
         let _restored = match self.before {
             Before::Missing => std::fs::remove_file(path),
@@ -137,6 +166,37 @@ impl Target {
             Before::Content => Ok(()),
         };
     }
+}
+
+/// Copies a directory into the new filesystem.
+fn fill(target: &Target, dir: &Path) -> anyhow::Result<()> {
+    let device: Arc<dyn Device> = target.device.clone();
+    let work = |fs: &Fs| copy::fill(fs, dir).with_context(|| format!("cannot copy {}", dir.display()));
+    with_device(&target.path, device, MountOptions::default(), Use::Write, work)
+}
+
+/// A size in which the directory's content fits with room to spare; the image is sparse.
+fn room_for(dir: &Path) -> anyhow::Result<u64> {
+    const MIB: u64 = 1 << 20;
+    let (mut data, mut nr_entries) = (0u64, 0u64);
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        let at = || format!("cannot read {}", dir.display());
+        for entry in std::fs::read_dir(&dir).with_context(at)? {
+            let entry = entry.with_context(at)?;
+            let metadata = entry.metadata().with_context(at)?;
+            nr_entries += 1;
+            if metadata.is_dir() {
+                todo.push(entry.path());
+            } else if metadata.is_file() {
+                // Blocks on the disk count: holes stay holes.
+                data += metadata.len().min(metadata.blocks() * 512).next_multiple_of(4096);
+            }
+        }
+    }
+    // Items of a file, twice with DUP; checksums take a 1024th, twice.
+    let metadata = nr_entries * 4096 * 2 + data / 512;
+    Ok(((data + metadata) / 4 * 5 + 256 * MIB).next_multiple_of(MIB))
 }
 
 impl Args {
@@ -373,6 +433,28 @@ mod tests {
 
     fn mkfs(args: &[&str]) -> anyhow::Result<ExitCode> {
         run(parse(args))
+    }
+
+    #[test]
+    fn a_directory_is_copied_into_the_new_filesystem() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("source");
+        std::fs::create_dir_all(source.join("a/b")).unwrap();
+        std::fs::write(source.join("a/file"), vec![7; 300_000]).unwrap();
+        std::fs::hard_link(source.join("a/file"), source.join("a/b/link")).unwrap();
+        std::os::unix::fs::symlink("nowhere", source.join("symlink")).unwrap();
+        let image = dir.path().join("image");
+        let (image, source) = (image.to_str().unwrap(), source.to_str().unwrap());
+        assert!(mkfs(&["-q", "--rootdir", image, image]).is_err());
+        mkfs(&["-q", "--rootdir", source, image]).unwrap();
+        let device = FileDevice::open(Path::new(image), Access::ReadWrite).unwrap();
+        let fs = Fs::open(vec![Arc::new(device)], MountOptions::default()).unwrap();
+        let file = fs.lookup_path(b"/a/b/link", false).unwrap();
+        assert_eq!((file.nlink, file.size), (2, 300_000));
+        assert!(fs.read(file.id, 0, 300_000).unwrap() == vec![7; 300_000]);
+        let link = fs.lookup_path(b"/symlink", false).unwrap();
+        assert_eq!(fs.readlink(link.id).unwrap(), b"nowhere");
+        fs.close().unwrap();
     }
 
     #[test]

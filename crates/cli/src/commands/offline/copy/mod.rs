@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use ubtrfs_format::item::Timespec;
-use ubtrfs_fs::{InodeId, mode};
+use ubtrfs_fs::{Fs, InodeId, mode};
 
 use self::host::Host;
 use self::image::Image;
@@ -161,6 +161,24 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
     }
 }
 
+/// Copies what is in a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does.
+pub(crate) fn fill(fs: &Fs, dir: &Path) -> anyhow::Result<()> {
+    let args = Args {
+        paths: Vec::new(),
+        recursive: true,
+        preserve: true,
+        archive: true,
+        owner: None,
+        image: ImageOptions::default(),
+    };
+    let path = dir.as_os_str().as_bytes().to_vec();
+    let image = Image::new(fs);
+    let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.display()))?;
+    let mut copy = Copy::new(&args, &Host, &image, false);
+    copy.tree(path, b"/".to_vec(), info)?;
+    copy.finish_dirs()
+}
+
 fn is_same_file(one: &Path, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     match (std::fs::metadata(one), std::fs::metadata(other)) {
@@ -207,6 +225,11 @@ impl<'a> Copy<'a> {
             }
             self.tree(path.clone(), new_path, info).with_context(at)?;
         }
+        self.finish_dirs()
+    }
+
+    /// What is said about directories, when nothing changes in them any more.
+    fn finish_dirs(&mut self) -> anyhow::Result<()> {
         for (path, new_path, info) in std::mem::take(&mut self.dirs).into_iter().rev() {
             self.finish(&path, &new_path, &info)?;
         }
