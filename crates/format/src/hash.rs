@@ -17,7 +17,7 @@ pub fn name_hash(name: &[u8]) -> u64 {
 /// Offset of the `INODE_EXTREF` of a name in a directory.
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     // The kernel seeds with the parent's number truncated to 32 bits.
-    #[allow(clippy::cast_possible_truncation, reason = "the format truncates")]
+    #[allow(clippy::cast_possible_truncation, clippy::as_conversions, reason = "the format truncates")]
     let seed = parent as u32;
     crc32c_raw(seed, name).into()
 }

@@ -77,16 +77,16 @@ impl RootId {
     /// RAID stripe extents.
     pub const RAID_STRIPE_TREE: Self = Self(12);
     /// Tree log.
-    pub const TREE_LOG: Self = Self(-6i64 as u64);
+    pub const TREE_LOG: Self = Self((-6i64).cast_unsigned());
     /// Relocated tree blocks.
-    pub const TREE_RELOC: Self = Self(-8i64 as u64);
+    pub const TREE_RELOC: Self = Self((-8i64).cast_unsigned());
     /// Relocated data extents.
-    pub const DATA_RELOC_TREE: Self = Self(-9i64 as u64);
+    pub const DATA_RELOC_TREE: Self = Self((-9i64).cast_unsigned());
 
     /// First objectid free for subvolumes and inodes.
     pub const FIRST_FREE: Self = Self(256);
     /// Last objectid free for subvolumes.
-    pub const LAST_FREE: Self = Self(-256i64 as u64);
+    pub const LAST_FREE: Self = Self((-256i64).cast_unsigned());
 
     /// Whether this tree holds inodes: the top level, a subvolume, or the data relocation tree.
     pub fn is_fs_tree(self) -> bool {
@@ -108,19 +108,19 @@ pub mod objectid {
     /// Chunk items in the chunk tree.
     pub const FIRST_CHUNK_TREE: u64 = 256;
     /// Balance state in the root tree.
-    pub const BALANCE: u64 = -4i64 as u64;
+    pub const BALANCE: u64 = (-4i64).cast_unsigned();
     /// Orphan items of unlinked open inodes and dying subvolumes.
-    pub const ORPHAN: u64 = -5i64 as u64;
+    pub const ORPHAN: u64 = (-5i64).cast_unsigned();
     /// Data checksums.
-    pub const EXTENT_CSUM: u64 = -10i64 as u64;
+    pub const EXTENT_CSUM: u64 = (-10i64).cast_unsigned();
     /// Free space cache headers (v1) in the root tree.
-    pub const FREE_SPACE: u64 = -11i64 as u64;
+    pub const FREE_SPACE: u64 = (-11i64).cast_unsigned();
     /// Reserved free inode cache.
-    pub const FREE_INO: u64 = -12i64 as u64;
+    pub const FREE_INO: u64 = (-12i64).cast_unsigned();
     /// First inode number of a subvolume: its root directory.
     pub const FIRST_FREE: u64 = 256;
     /// Last inode number of a subvolume.
-    pub const LAST_FREE: u64 = -256i64 as u64;
+    pub const LAST_FREE: u64 = (-256i64).cast_unsigned();
 }
 
 impl Ino {

@@ -3,6 +3,15 @@
 //! Lowest floor of the house: no I/O, no policy. Disk bytes are untrusted; nothing here panics on them.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::as_conversions,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 pub mod check;
 pub mod codec;

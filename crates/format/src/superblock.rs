@@ -245,14 +245,15 @@ impl Superblock {
     /// The label without its padding.
     pub fn label(&self) -> &[u8] {
         let end = self.label.iter().position(|&byte| byte == 0).unwrap_or(self.label.len());
-        &self.label[..end]
+        self.label.get(..end).unwrap_or_default()
     }
 
     /// The 4096 bytes with a fresh checksum.
     pub fn encode_with_csum(&self) -> Vec<u8> {
         let mut raw = self.encode();
-        let csum = self.csum_type().unwrap_or_default().compute(&raw[32..]);
-        raw[..32].copy_from_slice(&csum);
+        if let Some((csum, body)) = raw.split_first_chunk_mut::<32>() {
+            *csum = self.csum_type().unwrap_or_default().compute(body);
+        }
         raw
     }
 }

@@ -127,7 +127,7 @@ impl ChunkItem {
 
     /// Its bytes on disk.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(Self::HEADER_SIZE + self.stripes.len() * Stripe::SIZE);
+        let mut out = Vec::new();
         self.length.write(&mut out);
         self.owner.write(&mut out);
         self.stripe_len.write(&mut out);

@@ -21,6 +21,16 @@ pub enum Compression {
 }
 
 impl Compression {
+    /// The byte on disk.
+    pub fn to_disk(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::Zlib => 1,
+            Self::Lzo => 2,
+            Self::Zstd => 3,
+        }
+    }
+
     /// From the byte on disk.
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {
@@ -127,7 +137,7 @@ impl FileExtent {
         let mut out = Vec::with_capacity(Self::REGULAR_SIZE);
         self.generation.write(&mut out);
         self.ram_bytes.write(&mut out);
-        (self.compression as u8).write(&mut out);
+        self.compression.to_disk().write(&mut out);
         self.encryption.write(&mut out);
         self.other_encoding.write(&mut out);
         match &self.body {

@@ -138,7 +138,7 @@ impl RootRef {
 
     /// Its bytes on disk.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(18 + self.name.len());
+        let mut out = Vec::with_capacity(self.name.len().saturating_add(18));
         self.dirid.write(&mut out);
         self.sequence.write(&mut out);
         name_len(&self.name).write(&mut out);

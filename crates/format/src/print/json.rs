@@ -239,7 +239,7 @@ fn file_extent_json(extent: &FileExtent) -> Value {
     let mut object = json!({
         "generation": extent.generation.0,
         "ram_bytes": extent.ram_bytes,
-        "compression": extent.compression as u8,
+        "compression": extent.compression.to_disk(),
         "encryption": extent.encryption,
         "other_encoding": extent.other_encoding,
     });

@@ -22,8 +22,8 @@ impl fmt::Display for ObjectidText {
 }
 
 fn objectid_name(id: u64) -> Option<&'static str> {
-    const TREE_LOG_FIXUP: u64 = -7i64 as u64;
-    const MULTIPLE: u64 = -255i64 as u64;
+    const TREE_LOG_FIXUP: u64 = (-7i64).cast_unsigned();
+    const MULTIPLE: u64 = (-255i64).cast_unsigned();
     Some(match RootId(id) {
         RootId::ROOT_TREE => "ROOT_TREE",
         RootId::EXTENT_TREE => "EXTENT_TREE",

@@ -42,9 +42,9 @@ pub(super) fn time(at: &Timespec) -> String {
 
 /// Year, month and day of a count of days since 1970 in the proleptic Gregorian calendar. Years are counted from
 /// March, so that the leap day is a year's last; 400 years have 146,097 days.
+#[allow(clippy::arithmetic_side_effects, reason = "days are far inside of i64: at most 2^63 / 86,400")]
 fn civil_date(days: i64) -> (i64, i64, i64) {
-    // Far inside of i64: at most 2^63 / 86,400 days.
-    let days = days.saturating_add(719_468);
+    let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
