@@ -9,10 +9,10 @@
 //!
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue, which keeps it in memory.
-//! - I2: lock order: reservation of a writer -> writeback lock of an inode -> its state lock -> operation. A thread that
-//!   holds writeback locks waits for no other writeback lock, except where it takes several in ascending order of
-//!   [`InodeId`](crate::InodeId); the engine's calls for a flush only try. So metadata may be reserved while writeback
-//!   locks (and the state locks taken under them) are held.
+//! - I2: lock order: writeback lock of an inode -> its state lock -> operation. A batch waits for at most one writeback
+//!   lock, its first; who else takes several takes them in ascending order of [`InodeId`](crate::InodeId). Space and
+//!   metadata are reserved before locks are taken, or under [`NoFlush`]: then the reservation may commit, for which no
+//!   inode lock is needed, but does not write data back, for which locks of any inode are.
 //! - I3: data is on disk before an item refers to it; an inode's size on disk passes only data that is there.
 //! - I4: what could not be written is dirty again.
 
@@ -20,6 +20,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -29,7 +30,7 @@ use ubtrfs_transaction::{DataReservation, Flusher, Geometry};
 
 use crate::compression::{self, Method};
 use crate::file_data::{BufPool, FileData, Run};
-use crate::file_extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
+use crate::file_extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::ordered_data::{self, Batch, Policy, Target, Unit};
 use crate::{Error, Fs, MountOptions, Result};
@@ -99,6 +100,25 @@ thread_local! {
     static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// While it lives, reservations of this thread do not write data back: it holds inode locks that others may wait for
+/// with locks of their own held, which writeback would take.
+#[derive(Debug)]
+pub(crate) struct NoFlush {
+    before: bool,
+}
+
+impl NoFlush {
+    pub(crate) fn new() -> Self {
+        Self { before: FLUSHING.replace(true) }
+    }
+}
+
+impl Drop for NoFlush {
+    fn drop(&mut self) {
+        FLUSHING.set(self.before);
+    }
+}
+
 impl Flusher for Fs {
     /// Writes back what it can get at without waiting for locks.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_format::Result<()> {
@@ -113,6 +133,11 @@ impl Flusher for Fs {
 }
 
 impl Fs {
+    /// Writes back all data that is dirty now, without a commit.
+    pub fn flush_data(&self) -> Result<()> {
+        self.flush_all_data()
+    }
+
     /// Writes back all data that is dirty now, waiting for whoever works on it. No inode lock may be held.
     pub(crate) fn flush_all_data(&self) -> Result<()> {
         let mut waiting = self.data.queued(usize::MAX);
@@ -199,19 +224,7 @@ impl Fs {
     /// Writes back up to about `max_bytes` of the inodes' data in `range`. With `wait`, waits for the first one's
     /// writeback lock; the others are passed over where theirs is taken.
     fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, wait: bool) -> Result<Written> {
-        let nested = FLUSHING.replace(true);
-        let result = self.write_batch_inner(inodes, range, max_bytes, wait);
-        FLUSHING.set(nested);
-        result
-    }
-
-    fn write_batch_inner(
-        &self,
-        inodes: &[Arc<Inode>],
-        range: Range<u64>,
-        max_bytes: u64,
-        wait: bool,
-    ) -> Result<Written> {
+        let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
         let mut jobs: Vec<Job<'_>> = Vec::new();
         let mut taken = 0;
@@ -277,7 +290,7 @@ impl Fs {
             reservation: state.data.take_reservation(bytes),
             in_place: state.has_flags(InodeFlags::NODATACOW | InodeFlags::PREALLOC),
             overwrite: state.has_flags(InodeFlags::NODATACOW),
-            is_new: state.item.nbytes == 0 && self.geometry.no_holes,
+            may_be_new: state.item.nbytes == 0,
             start_failed: false,
             runs,
             units: Vec::new(),
@@ -362,21 +375,28 @@ impl Fs {
         let mut batches: Vec<Batch<'_>> = jobs
             .iter_mut()
             .filter(|job| job.inline.is_none())
-            .map(|job| Batch { runs: &job.runs, units: std::mem::take(&mut job.units), csums: job.policy.csums })
+            .map(|job| Batch {
+                runs: &job.runs,
+                units: std::mem::take(&mut job.units),
+                policy: job.policy,
+                start_failed: AtomicBool::new(false),
+            })
             .collect();
         if batches.is_empty() {
             return Ok(());
         }
+        ordered_data::compress(&mut batches, self.geometry.sectorsize);
         let mut reservation = match reservation {
             Some(reservation) => reservation,
             None => self.engine.reserve_data(0)?,
         };
         let hint = *self.data.hint.lock();
         let end = ordered_data::write_out(&self.engine, &mut batches, &mut reservation, hint);
-        let units: Vec<Vec<Unit>> = batches.into_iter().map(|batch| batch.units).collect();
+        let written: Vec<(Vec<Unit>, bool)> =
+            batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
         *self.data.hint.lock() = end?;
-        for (job, units) in jobs.iter_mut().filter(|job| job.inline.is_none()).zip(units) {
-            job.units = units;
+        for (job, (units, start_failed)) in jobs.iter_mut().filter(|job| job.inline.is_none()).zip(written) {
+            (job.units, job.start_failed) = (units, start_failed);
         }
         Ok(())
     }
@@ -445,8 +465,9 @@ impl Fs {
         let (tree, ino) = (&job.inode.tree, job.inode.id.ino);
         let sectorsize = self.geometry.sectorsize;
         let mut plan = ExtentPlan::default();
+        let is_new = job.may_be_new && tree.first_ge(&extent_key(ino, 0), &extent_key(ino, u64::MAX))?.is_none();
         if let Some(inline) = &job.inline {
-            if !job.is_new {
+            if !is_new {
                 plan.drop_range(tree, ino, 0..u64::from(sectorsize), sectorsize)?;
             }
             plan.insert(0, inline.file_extent());
@@ -455,7 +476,7 @@ impl Fs {
         for unit in &job.units {
             match &unit.target {
                 Target::Plain { .. } | Target::Compressed { .. } => {
-                    if !job.is_new {
+                    if !is_new {
                         plan.drop_range(tree, ino, unit.range.clone(), sectorsize)?;
                     }
                     plan.insert(unit.range.start, unit.file_extent());
@@ -523,8 +544,8 @@ struct Job<'i> {
     in_place: bool,
     /// Data is overwritten in place, not only put into preallocated extents.
     overwrite: bool,
-    /// The file has no extent items.
-    is_new: bool,
+    /// The file counts no bytes: it probably has no extent items.
+    may_be_new: bool,
     /// Compressing the file's start did not pay.
     start_failed: bool,
     _guard: MutexGuard<'i, ()>,
@@ -532,7 +553,6 @@ struct Job<'i> {
 
 impl Job<'_> {
     fn cut(&mut self, fs: &Fs) -> Result<()> {
-        let sectorsize = fs.geometry.sectorsize;
         let mut ranges = Vec::new();
         let mut in_place = Vec::new();
         for (index, run) in self.runs.iter().enumerate() {
@@ -543,13 +563,12 @@ impl Job<'_> {
                 ranges.push((index, range));
             }
         }
-        let (mut units, start_failed) = ordered_data::cut(&self.runs, &ranges, &self.policy, sectorsize);
+        let mut units = ordered_data::cut(&ranges, &self.policy);
         if !in_place.is_empty() {
             units.append(&mut in_place);
             units.sort_by_key(|unit| unit.range.start);
         }
         self.units = units;
-        self.start_failed = start_failed;
         Ok(())
     }
 

@@ -60,7 +60,7 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
         drop(self.reserve(8)?);
-        let (_writeback, mut state) = lock(inode)?;
+        let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
         let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
         // A hole up to the end of the file takes its last sector as a whole.
@@ -89,7 +89,7 @@ impl Fs {
             self.missing(inode, &state, wide.clone(), zero)?.iter().map(|gap| gap.end - gap.start).sum()
         };
         let mut space = Some(self.engine.reserve_data(missing + 4 * sectorsize)?);
-        let (_writeback, mut state) = lock(inode)?;
+        let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
         self.take_out_inline(inode, state, wide.end.max(state.item.size), &mut space)?;
         if zero {

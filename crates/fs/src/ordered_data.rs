@@ -118,74 +118,80 @@ impl Unit {
     }
 }
 
-/// Cuts ranges of runs into units and compresses those where that is wanted and pays. Returns the units in order, and
-/// whether compressing the start of the file was tried and did not pay.
-pub(crate) fn cut(runs: &[Run], ranges: &[(usize, Range<u64>)], policy: &Policy, sectorsize: u32) -> (Vec<Unit>, bool) {
-    let plain = |run: usize, range: Range<u64>| Unit {
-        run,
-        range,
-        target: Target::Plain { bytenr: Logical(0) },
-        csums: Vec::new(),
-    };
-    let Some(method) = policy.compress else {
-        let mut units = Vec::new();
-        for (run, range) in ranges {
-            let mut at = range.start;
-            while at < range.end {
-                let end = range.end.min(at + MAX_EXTENT);
-                units.push(plain(*run, at..end));
-                at = end;
-            }
-        }
-        return (units, false);
-    };
-    let mut units = Vec::new();
+/// Cuts ranges of runs into units: each becomes one extent, or is compressed on its own.
+pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> {
+    let most = if policy.compress.is_some() { MAX_UNCOMPRESSED as u64 } else { MAX_EXTENT };
+    let mut units = Vec::with_capacity(ranges.len());
     for (run, range) in ranges {
         let mut at = range.start;
         while at < range.end {
-            let end = range.end.min(at + MAX_UNCOMPRESSED as u64);
-            units.push(plain(*run, at..end));
+            let end = range.end.min(at + most);
+            let target = Target::Plain { bytenr: Logical(0) };
+            units.push(Unit { run: *run, range: at..end, target, csums: Vec::new() });
             at = end;
         }
     }
-    let start_failed = compress_units(runs, &mut units, method, policy.force, sectorsize);
-    (join_plain(units), start_failed)
+    units
 }
 
-/// Compresses units, on two threads where there are many.
-fn compress_units(runs: &[Run], units: &mut [Unit], method: Method, force: bool, sectorsize: u32) -> bool {
-    let start_failed = AtomicBool::new(false);
-    let work = |unit: &mut Unit| match compress_unit(&runs[unit.run], &unit.range, method, force, sectorsize) {
-        Outcome::Packed(bytes) => {
-            unit.target = Target::Compressed { bytenr: Logical(0), kind: method.kind, bytes };
+/// Compresses the new units of all files where that is wanted and pays, on several threads where there are many. Sets
+/// [`Batch::start_failed`].
+pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
+    let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
+    for batch in &mut *batches {
+        let Some(method) = batch.policy.compress else { continue };
+        let (runs, policy, start_failed) = (batch.runs, batch.policy, &batch.start_failed);
+        for unit in batch.units.iter_mut().filter(|unit| unit.is_new()) {
+            work.push(Mutex::new(Work { runs, unit, method, force: policy.force, start_failed }));
         }
-        Outcome::NotTried => {}
-        Outcome::DoesNotPay => {
-            if unit.range.start == 0 {
-                start_failed.store(true, Ordering::Relaxed);
-            }
-        }
-    };
-    if units.len() < PARALLEL_UNITS {
-        units.iter_mut().for_each(work);
-        return start_failed.into_inner();
     }
     let next = AtomicUsize::new(0);
-    let slots: Vec<Mutex<&mut Unit>> = units.iter_mut().map(Mutex::new).collect();
     let drain = || {
-        while let Some(slot) = slots.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(&mut slot.lock());
+        while let Some(slot) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            slot.lock().run(sectorsize);
         }
     };
-    let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
-    std::thread::scope(|scope| {
-        for _ in 1..nr_threads {
-            scope.spawn(drain);
-        }
+    if work.len() < PARALLEL_UNITS {
         drain();
-    });
-    drop(slots);
-    start_failed.into_inner()
+    } else {
+        let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
+        std::thread::scope(|scope| {
+            for _ in 1..nr_threads {
+                scope.spawn(drain);
+            }
+            drain();
+        });
+    }
+    drop(work);
+    for batch in batches.iter_mut().filter(|batch| batch.policy.compress.is_some()) {
+        batch.units = join_plain(std::mem::take(&mut batch.units));
+    }
+}
+
+/// One unit to compress.
+struct Work<'b, 'r> {
+    runs: &'r [Run],
+    unit: &'b mut Unit,
+    method: Method,
+    force: bool,
+    start_failed: &'b AtomicBool,
+}
+
+impl Work<'_, '_> {
+    fn run(&mut self, sectorsize: u32) {
+        let unit = &mut *self.unit;
+        match compress_unit(&self.runs[unit.run], &unit.range, self.method, self.force, sectorsize) {
+            Outcome::Packed(bytes) => {
+                unit.target = Target::Compressed { bytenr: Logical(0), kind: self.method.kind, bytes };
+            }
+            Outcome::NotTried => {}
+            Outcome::DoesNotPay => {
+                if unit.range.start == 0 {
+                    self.start_failed.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
 }
 
 /// What came of compressing a unit.
@@ -248,8 +254,10 @@ pub(crate) struct Batch<'r> {
     pub runs: &'r [Run],
     /// The units.
     pub units: Vec<Unit>,
-    /// Whether they get checksums.
-    pub csums: bool,
+    /// How they are written.
+    pub policy: Policy,
+    /// Compressing the start of the file was tried and did not pay.
+    pub start_failed: AtomicBool,
 }
 
 /// Allocates, checksums and writes all units of several files: neighbours go into one allocation and one write.
@@ -341,7 +349,7 @@ fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>) {
 fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
     let geometry = engine.geometry();
     for batch in &mut *batches {
-        if !batch.csums {
+        if !batch.policy.csums {
             continue;
         }
         for unit in &mut batch.units {

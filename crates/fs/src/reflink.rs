@@ -11,6 +11,7 @@ use std::sync::Arc;
 use parking_lot::{MutexGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{FileExtent, InodeFlags};
 
+use crate::delalloc::NoFlush;
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
 use crate::inode::{Inode, InodeState};
 use crate::read::check_regular;
@@ -209,6 +210,7 @@ struct LockedPair<'i> {
     second_state: Option<RwLockWriteGuard<'i, InodeState>>,
     source_is_first: bool,
     _writeback: (MutexGuard<'i, ()>, Option<MutexGuard<'i, ()>>),
+    _no_flush: NoFlush,
 }
 
 impl<'i> LockedPair<'i> {
@@ -218,7 +220,14 @@ impl<'i> LockedPair<'i> {
             let writeback = source.writeback.lock();
             let first_state = source.write()?;
             let writeback = (writeback, None);
-            return Ok(Self { first_state, second_state: None, source_is_first: true, _writeback: writeback });
+            let _no_flush = NoFlush::new();
+            return Ok(Self {
+                first_state,
+                second_state: None,
+                source_is_first: true,
+                _writeback: writeback,
+                _no_flush,
+            });
         }
         let source_is_first = source.id < target.id;
         let (first, second) = if source_is_first { (source, target) } else { (target, source) };
@@ -227,7 +236,7 @@ impl<'i> LockedPair<'i> {
         let first_state = first.write()?;
         let second_state = Some(second.write()?);
         let writeback = (first_writeback, Some(second_writeback));
-        Ok(Self { first_state, second_state, source_is_first, _writeback: writeback })
+        Ok(Self { first_state, second_state, source_is_first, _writeback: writeback, _no_flush: NoFlush::new() })
     }
 
     fn source_state(&self) -> &InodeState {

@@ -13,6 +13,7 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_transaction::{DataExtent, DataReservation};
 
+use crate::delalloc::NoFlush;
 use crate::file_extent_ops::{ExtentPlan, extents_in, last_extent_before, whole_extent};
 use crate::fs::now;
 use crate::inode::{Inode, InodeState};
@@ -36,7 +37,7 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
         true => fs.reserve_for_removal(STEP + 8)?,
         false => fs.reserve(16)?,
     };
-    let (_writeback, mut state) = lock(inode)?;
+    let (_locks, mut state) = lock(inode)?;
     check_regular(&state)?;
     let time = now();
     state.item.mtime = time;
@@ -67,18 +68,22 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
 pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     let _writeback = inode.writeback.lock();
     let mut state = inode.state.write();
+    let _no_flush = NoFlush::new();
     shrink(fs, inode, &mut state, 0, None)
 }
 
+/// What is held beside the state while a file's extents are changed.
+pub(crate) type ChangeLocks<'i> = (NoFlush, MutexGuard<'i, ()>);
+
 /// Takes the locks under which a file's extents are changed.
-pub(crate) fn lock(inode: &Inode) -> Result<(MutexGuard<'_, ()>, RwLockWriteGuard<'_, InodeState>)> {
+pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'_, InodeState>)> {
     let writeback = inode.writeback.lock();
     let state = inode.write()?;
-    Ok((writeback, state))
+    Ok(((NoFlush::new(), writeback), state))
 }
 
-/// Cuts the file to `size`. Both locks of the inode are held; metadata is reserved under them, which the flusher's
-/// try-locks allow (I2 of [`crate::delalloc`]).
+/// Cuts the file to `size`. Both locks of the inode are held; metadata is reserved under them (I2 of
+/// [`crate::delalloc`]).
 fn shrink(
     fs: &Fs,
     inode: &Arc<Inode>,
