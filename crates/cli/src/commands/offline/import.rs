@@ -3,7 +3,8 @@
 //! Invariants:
 //! - I1. Nothing is made or changed outside of the target directory: paths are taken apart by name, and a symbolic link
 //!   on the way is followed inside of the target as if that were the root.
-//! - I2. Times of a directory are set after the last change in it, at the end.
+//! - I2. Times of a directory are set after the last change in it, at the end; so are its extended attributes, or new
+//!   files would inherit its default ACL.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -109,6 +110,9 @@ impl Counts {
     }
 }
 
+/// Names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 struct Import<'a> {
     fs: &'a Fs,
     args: &'a Args,
@@ -116,8 +120,8 @@ struct Import<'a> {
     base: InodeId,
     /// Directories by their path below the target.
     dirs: HashMap<Vec<u8>, InodeId>,
-    /// Times to set at the end (I2).
-    dir_times: Vec<(InodeId, SetAttr)>,
+    /// Times and attributes of directories, to set at the end (I2).
+    dirs_to_finish: Vec<(InodeId, SetAttr, Xattrs)>,
     counts: Counts,
 }
 
@@ -138,7 +142,7 @@ impl<'a> Import<'a> {
                 Err(error) => return Err(error).with_context(path),
             };
         }
-        Ok(Self { fs, args, base, dirs: HashMap::new(), dir_times: Vec::new(), counts: Counts::default() })
+        Ok(Self { fs, args, base, dirs: HashMap::new(), dirs_to_finish: Vec::new(), counts: Counts::default() })
     }
 
     fn run(&mut self, reader: &mut Reader, first: Option<Member>, progress: &ProgressBar) -> anyhow::Result<()> {
@@ -150,16 +154,19 @@ impl<'a> Import<'a> {
                 let names = names.get(self.args.strip_components..).unwrap_or_default();
                 // What the stripping leaves nothing of is the target itself, if it is a directory.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
-                    self.member(reader, &member, names)
-                        .with_context(|| format!("{}: cannot import '{}'", self.args.target, printable(&path)))?;
+                    self.member(reader, &member, names).with_context(|| {
+                        let (tar, target) = (self.args.tar.display(), &self.args.target);
+                        format!("cannot import '{}' of {tar} into {target}", printable(&path))
+                    })?;
                     self.counts.entries += 1;
                 }
             }
             progress.set_position(reader.input().taken());
             next = reader.next_member().with_context(|| format!("{}", self.args.tar.display()))?;
         }
-        for (dir, times) in self.dir_times.drain(..).rev() {
-            self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot set a directory's times")?;
+        for (dir, times, xattrs) in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
+            self.set_xattrs(&xattrs, dir).context("cannot finish a directory")?;
+            self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot finish a directory")?;
         }
         Ok(())
     }
@@ -240,14 +247,14 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Attributes of a directory: its times come later.
+    /// Attributes of a directory: its times and extended attributes come later.
     fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
         let all = self.set_attr(member);
         let times = SetAttr { atime: all.atime, mtime: all.mtime, ..SetAttr::default() };
-        self.dir_times.push((id, times));
+        self.dirs_to_finish.push((id, times, member.xattrs.clone()));
         self.fs.setattr(id, &SetAttr { atime: None, mtime: None, ..all }, &Caller::ROOT)?;
-        self.set_xattrs(member, id)
+        Ok(())
     }
 
     fn hard_link(&mut self, member: &Member, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
@@ -290,11 +297,11 @@ impl<'a> Import<'a> {
     /// the data and the owner.
     fn attributes(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.fs.setattr(id, &self.set_attr(member), &Caller::ROOT)?;
-        self.set_xattrs(member, id)
+        self.set_xattrs(&member.xattrs, id)
     }
 
-    fn set_xattrs(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
-        for (name, value) in &member.xattrs {
+    fn set_xattrs(&mut self, xattrs: &Xattrs, id: InodeId) -> anyhow::Result<()> {
+        for (name, value) in xattrs {
             self.fs
                 .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
                 .with_context(|| format!("attribute {}", printable(name)))?;
