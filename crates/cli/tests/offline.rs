@@ -226,7 +226,7 @@ fn an_export_gives_back_what_was_imported() {
     let dir = Dir::new();
     let root = dir.join("root");
     fill(&root);
-    archive(&root, &dir.join("a.tar"), &["--format=pax"]);
+    archive(&root, &dir.join("a.tar"), &["--format=pax", "--sparse"]);
     let input = File::open(dir.join("a.tar")).unwrap();
     // From a pipe.
     let import = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))

@@ -19,7 +19,7 @@ use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, XattrFla
 
 use super::archive::input::Input;
 use super::archive::read::Reader;
-use super::archive::{Kind, Member};
+use super::archive::{Kind, Member, acl};
 use super::text::printable;
 use super::{
     ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_device, with_image,
@@ -252,7 +252,15 @@ impl<'a> Import<'a> {
         self.counts.directories += 1;
         let all = self.set_attr(member);
         let times = SetAttr { atime: all.atime, mtime: all.mtime, ..SetAttr::default() };
-        self.dirs_to_finish.push((id, times, member.xattrs.clone()));
+        let mut xattrs = member.xattrs.clone();
+        if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
+            // One that was there before: the archive's files do not inherit it either.
+            self.fs.removexattr(id, acl::DEFAULT, &Caller::ROOT)?;
+            if !xattrs.iter().any(|(name, _)| name == acl::DEFAULT) {
+                xattrs.push((acl::DEFAULT.to_vec(), acl));
+            }
+        }
+        self.dirs_to_finish.push((id, times, xattrs));
         self.fs.setattr(id, &SetAttr { atime: None, mtime: None, ..all }, &Caller::ROOT)?;
         Ok(())
     }

@@ -5,9 +5,9 @@
 use anyhow::{Context, bail};
 
 /// Attribute of the access ACL.
-pub(super) const ACCESS: &[u8] = b"system.posix_acl_access";
+pub(in super::super) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Attribute of the default ACL.
-pub(super) const DEFAULT: &[u8] = b"system.posix_acl_default";
+pub(in super::super) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without an id
 /// is a number or looked up in this system's `/etc/passwd` and `/etc/group`.
