@@ -1,4 +1,4 @@
-//! POSIX ACLs: from the text of `SCHILY.acl.*` records to the attribute's bytes.
+//! POSIX ACLs: between the text of `SCHILY.acl.*` records, which is where tars look for them, and the attribute's bytes.
 //!
 //! The attribute: version 2 (u32), then entries of tag u16, permissions u16, id u32, sorted by tag and id.
 
@@ -57,6 +57,36 @@ pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(value)
 }
 
+/// The text of an attribute, with ids as numbers; `None` where its bytes are not an ACL.
+pub(super) fn to_text(value: &[u8]) -> Option<String> {
+    let entries = value.strip_prefix(&2u32.to_le_bytes())?;
+    let mut texts = Vec::new();
+    for entry in entries.chunks(8) {
+        let &[t0, t1, b0, b1, i0, i1, i2, i3] = entry else { return None };
+        let (tag, bits, id) =
+            (u16::from_le_bytes([t0, t1]), u16::from_le_bytes([b0, b1]), u32::from_le_bytes([i0, i1, i2, i3]));
+        let (kind, named) = match tag {
+            USER_OBJ => ("user", false),
+            GROUP_OBJ => ("group", false),
+            MASK => ("mask", false),
+            OTHER => ("other", false),
+            tag if tag == USER_OBJ * 2 => ("user", true),
+            tag if tag == GROUP_OBJ * 2 => ("group", true),
+            _ => return None,
+        };
+        if bits > 7 {
+            return None;
+        }
+        let letters: String = [(4, 'r'), (2, 'w'), (1, 'x')]
+            .map(|(bit, letter)| if bits & bit != 0 { letter } else { '-' })
+            .iter()
+            .collect();
+        let name = if named { id.to_string() } else { String::new() };
+        texts.push(format!("{kind}:{name}:{letters}"));
+    }
+    (!texts.is_empty()).then(|| texts.join(","))
+}
+
 fn permissions(text: &str) -> Option<u16> {
     text.chars().try_fold(0, |bits, letter| match letter {
         'r' => Some(bits | 4),
@@ -102,6 +132,10 @@ mod tests {
             bytes(&[(1, 7, NO_ID), (2, 5, 0), (2, 4, 1000), (4, 4, NO_ID), (8, 6, 7), (16, 7, NO_ID), (32, 0, NO_ID)]);
         let text = b"user::rwx,user:1000:r--,user:root:r-x,group::r--,group:x:rw-:7,mask::rwx,other::---";
         assert_eq!(from_text(text).unwrap(), all);
+        assert_eq!(from_text(to_text(&all).unwrap().as_bytes()).unwrap(), all);
+        for wrong in [&all[..5], &all[1..], &[2, 0, 0, 0], &bytes(&[(3, 7, 0)]), &bytes(&[(1, 8, 0)])] {
+            assert_eq!(to_text(wrong), None);
+        }
         assert_eq!(
             from_text(b"u::r\ng::r\no:r # all").unwrap(),
             bytes(&[(1, 4, NO_ID), (4, 4, NO_ID), (32, 4, NO_ID)])

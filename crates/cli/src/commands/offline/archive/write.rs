@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use ubtrfs_format::item::Timespec;
 
-use super::{BLOCK, Kind, Member, padding};
+use super::{BLOCK, Kind, Member, acl, padding};
 
 /// Writes members one by one.
 pub(in super::super) struct Writer<W: Write> {
@@ -166,6 +166,15 @@ fn records(member: &Member, stored: u64) -> Vec<u8> {
         record(&mut out, b"atime", time_text(atime).as_bytes());
     }
     for (name, value) in &member.xattrs {
+        let key = match &name[..] {
+            acl::ACCESS => Some("SCHILY.acl.access"),
+            acl::DEFAULT => Some("SCHILY.acl.default"),
+            _ => None,
+        };
+        if let (Some(key), Some(text)) = (key, acl::to_text(value)) {
+            record(&mut out, key.as_bytes(), text.as_bytes());
+            continue;
+        }
         record(&mut out, &[b"SCHILY.xattr.", &keyword(name)[..]].concat(), value);
     }
     if sparse {
