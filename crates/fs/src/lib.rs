@@ -31,6 +31,7 @@ mod xattr;
 // The data path.
 mod compression;
 mod delalloc;
+mod extent_map;
 mod fallocate;
 mod file_data;
 mod file_extent_ops;
@@ -41,6 +42,7 @@ mod truncate;
 mod write;
 
 pub use error::{Error, Result};
+pub use extent_map::{ExtentInfo, ExtentKind};
 pub use fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};
 pub use types::{

@@ -41,6 +41,9 @@ impl Fs {
             return Err(Error::CrossDevice);
         }
         let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+        if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
+            self.write_replacement(&dir, name, &new_dir, new_name);
+        }
         loop {
             let reservation = self.reserve(RENAME_ITEMS)?;
             let _rename = self.rename_lock.lock();
@@ -77,6 +80,18 @@ impl Fs {
                 self.delete_if_unlinked(id);
             }
             return Ok(());
+        }
+    }
+
+    /// Programs replace a file by writing a new one and renaming it over the old: the new one's data is written before,
+    /// so that no commit shows the name with neither content. A failure shows again when the file is synced.
+    fn write_replacement(&self, dir: &Arc<Inode>, name: &[u8], new_dir: &Arc<Inode>, new_name: &[u8]) {
+        if self.end(new_dir, new_name).is_ok_and(|to| to.inode.is_some())
+            && let Ok(End { inode: Some(source), .. }) = self.end(dir, name)
+            && source.state.read().is_regular()
+            && let Err(error) = self.flush_inode(&source, 0..u64::MAX)
+        {
+            tracing::warn!("inode {} of subvolume {}: writing its data: {error}", source.id.ino, source.id.root);
         }
     }
 
