@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! freeze -> apply subvolumes -> [ delayed refs -> csums -> block groups, free space -> chunks -> root items ]* ->
-//! write nodes -> flush -> superblocks -> flush -> unpin
+//! write nodes -> flush -> superblock -> flush -> its mirrors -> unpin
 //! ```
 //!
 //! Crash argument: until the first superblock copy is written, nothing that the last committed superblock reaches was
@@ -95,8 +95,8 @@ impl Engine {
         self.write_nodes(&nodes)?;
         self.volumes.flush()?;
         self.fill_superblock(&mut superblock, transid, committer)?;
+        // Durable on return; only its mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
-        self.volumes.flush()?;
 
         *self.superblock.write() = superblock;
         self.committed.store(transid.0, Ordering::Release);

@@ -146,6 +146,25 @@ fn i3_mirrors_follow_a_durable_primary() {
 }
 
 #[test]
+fn i3_a_torn_primary_leaves_the_commit_before() {
+    let device = Recorder::formatted(100 * MIB);
+    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let of = |n| generation(n, volumes.superblock().clone());
+    volumes.write_superblock(&of(11)).unwrap();
+    let mut newer = of(12);
+    newer.super_roots[0].tree_root = Logical(77);
+    let torn = Superblock { bytenr: 65536, ..newer }.encode_with_csum();
+    device.write_at(65536, &torn[..512]).unwrap();
+    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (11, 1));
+    assert_eq!(volumes.write_refusal(), None);
+    // The next commit puts the primary right.
+    volumes.write_superblock(&generation(12, volumes.superblock().clone())).unwrap();
+    let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
+    assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (12, 0));
+}
+
+#[test]
 fn a_read_only_open_writes_nothing() {
     let device = Recorder::formatted(32 * MIB);
     let volumes = Volumes::open(vec![device.clone()], OpenOptions { read_only: true }).unwrap();
