@@ -109,8 +109,11 @@ impl From<ubtrfs_format::Corrupt> for Error {
 impl Error {
     /// The error number that Linux's btrfs returns for this.
     pub fn errno(&self) -> i32 {
-        use ubtrfs_format::Error as Engine;
+        use ubtrfs_format::{Corrupt, Error as Engine, FormatError};
+
         match self {
+            // What a checksum caught is a bad read; the rest contradicts the format.
+            Self::Engine(Engine::Corrupt(Corrupt { cause: FormatError::Checksum { .. }, .. })) => EIO,
             Self::Engine(Engine::Corrupt(_)) => EUCLEAN,
             Self::Engine(Engine::Io { .. }) => EIO,
             Self::Engine(Engine::NoSpace) => ENOSPC,

@@ -4,12 +4,15 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno as Sys;
+use ubtrfs_device::Device;
 use ubtrfs_format::CsumType;
+use ubtrfs_fs::MountOptions;
 use ubtrfs_testkit::{
-    Compare, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock, Rng, Target, btrfs_check,
-    capability, compare_entries, judge, walk_path,
+    Compare, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock, RecordingDevice, Rng,
+    Target, capability, compare_entries, judge, walk_path,
 };
 
 /// Flips a bit somewhere in `len` bytes at `offset`.
@@ -56,13 +59,26 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
     assert!(read.len() > 100, "only {} blocks", read.len());
     for block in &read {
         assert_eq!(block.copies.len(), 2, "{block:?}");
-        let copy = *rng.pick(&block.copies);
-        damage(image, &mut rng, copy, 16_384);
+        // The first copy is the one that is read.
+        damage(image, &mut rng, block.copies[0], 16_384);
     }
     let target = FsTarget::open(image.path(), "").unwrap();
     compare_entries(&linux, &target.walk().unwrap(), Compare::ALL).unwrap();
     target.close().unwrap();
-    judge(image.path(), "", &[(&linux, Compare::ALL)]).unwrap();
+    let same = |block: &&&RawBlock| {
+        let copy = |at| image.read_at(at, 16_384).unwrap();
+        copy(block.copies[0]) == copy(block.copies[1])
+    };
+    let mended = read.iter().filter(same).count();
+    // Leaves that hold nothing but references of many links are not read by a walk.
+    assert!(mended * 20 >= read.len() * 19, "{mended} of {} were mended", read.len());
+    println!("{mended} of {} were mended", read.len());
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let _ = mount.scrub();
+    mount.scrub().unwrap();
+    compare_entries(&linux, &walk_path(mount.path()).unwrap(), Compare::ALL).unwrap();
+    mount.close().unwrap();
+    btrfs_check(image.path()).unwrap();
 }
 
 #[test]
@@ -188,17 +204,15 @@ fn crafted_blocks_never_panic() {
         return;
     }
     let seed = Rng::seed_or(38);
-    let pristine = small(&["-m", "single", "-n", "4096"], some_files);
-    let blocks = RawBlock::live(&pristine).unwrap();
-    let image = Image::copy_of(pristine.path()).unwrap();
+    let image = small(&["-m", "single", "-n", "4096"], some_files);
+    let blocks = RawBlock::live(&image).unwrap();
+    let pristine = RecordingDevice::from_image(image.path()).unwrap();
     let mut errors = 0;
-    const ROUNDS: u64 = 400;
+    const ROUNDS: u64 = 600;
     for round in 0..ROUNDS {
         let mut rng = Rng::new(seed + round);
-        let block = rng.pick(&blocks);
-        let at = block.copies[0];
-        let original = image.read_at(at, 4096).unwrap();
-        let mut crafted = original.clone();
+        let block = rng.pick(&blocks).clone();
+        let mut crafted = image.read_at(block.copies[0], 4096).unwrap();
         for _ in 0..=rng.below(3) {
             // Headers of items more often than their content.
             let used = 101 + 25 * u64::from(block.nritems).min(150);
@@ -212,20 +226,17 @@ fn crafted_blocks_never_panic() {
         }
         let csum = CsumType::Crc32c.compute(&crafted[32..]);
         crafted[..32].copy_from_slice(&csum);
-        image.write_at(at, &crafted).unwrap();
-        let what = format!("seed {} (round {round}), block {} of tree {}", seed + round, block.bytenr, block.owner);
-        println!("{what}");
-        errors += usize::from(use_it_all(&image).is_err());
-        // What a writer did to the copy is undone.
-        std::fs::copy(pristine.path(), image.path()).unwrap();
+        let device = pristine.fork();
+        device.write_at(block.copies[0], &crafted).unwrap();
+        println!("seed {} (round {round}), block {} of tree {}", seed + round, block.bytenr, block.owner);
+        errors += u64::from(use_it_all(Arc::new(device)).is_err());
     }
     println!("{errors} of {ROUNDS} were noticed");
-    assert!(errors as u64 > ROUNDS / 2, "only {errors} of {ROUNDS} were noticed");
-    btrfs_check(image.path()).unwrap();
+    assert!(errors > ROUNDS / 2, "only {errors} of {ROUNDS} were noticed");
 }
 
-fn use_it_all(image: &Image) -> anyhow::Result<()> {
-    let mut target = FsTarget::open(image.path(), "")?;
+fn use_it_all(device: Arc<dyn Device>) -> anyhow::Result<()> {
+    let mut target = FsTarget::on_device(device, MountOptions::default())?;
     let walked = target.walk();
     let mut rng = Rng::new(1);
     let errno = |errno| anyhow::anyhow!("errno {errno}");
