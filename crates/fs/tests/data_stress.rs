@@ -1,0 +1,247 @@
+//! The data path under stress: many threads on few files, full filesystems, failing devices. Judged by what was promised
+//! (what sync returned for is there), by `btrfs check --check-data-csum`, and by ending at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::item::Compression;
+use ubtrfs_fs::{Caller, CompressSpec, FallocateMode, Fs, InodeId, MountOptions, NewInode, SetAttr};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::capability::program;
+use ubtrfs_testkit::{Image, Rng, btrfs_check};
+
+fn make(len_bytes: u64) -> Image {
+    let image = Image::empty(len_bytes).unwrap();
+    ubtrfs_mkfs::make(&*device(&image), &MkfsOptions::default()).unwrap();
+    image
+}
+
+fn device(image: &Image) -> Arc<dyn Device> {
+    Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap())
+}
+
+fn open(image: &Image, options: &MountOptions) -> Arc<Fs> {
+    Fs::open(vec![device(image)], options.clone()).unwrap()
+}
+
+fn check(image: &Image) {
+    if program("btrfs") {
+        btrfs_check(image.path()).unwrap();
+    }
+}
+
+fn create(fs: &Fs, name: &str) -> InodeId {
+    fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id
+}
+
+/// Every 8 bytes of the file are either zero or their own offset mixed with a tag of the file: whoever wrote last, the
+/// content is right wherever it is.
+fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
+    (0..len as u64 / 8).flat_map(|index| (offset + index * 8 + 1).wrapping_mul(tag | 1).to_le_bytes()).collect()
+}
+
+fn check_pattern(tag: u64, offset: u64, bytes: &[u8]) {
+    for (index, word) in bytes.chunks_exact(8).enumerate() {
+        let at = offset + index as u64 * 8;
+        let word = u64::from_le_bytes(word.try_into().unwrap());
+        assert!(word == 0 || word == (at + 1).wrapping_mul(tag | 1), "at {at}: {word:#x}");
+    }
+}
+
+#[test]
+fn threads_on_the_same_files_neither_hang_nor_mix_up_data() {
+    let image = make(1 << 30);
+    let seed = Rng::seed_or(0xca5e);
+    eprintln!("UBTRFS_SEED={seed}");
+    let options = MountOptions {
+        memory_bytes: 16 << 20,
+        compress: Some(CompressSpec::new(Compression::Lzo)),
+        ..MountOptions::default()
+    };
+    let fs = open(&image, &options);
+    let files: Vec<InodeId> = (0..4).map(|index| create(&fs, &format!("file{index}"))).collect();
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let (fs, files, done) = (&fs, &files, &done);
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed ^ thread << 32);
+                for _ in 0..400 {
+                    let index = rng.index(files.len());
+                    let (id, tag) = (files[index], index as u64 + 77);
+                    let offset = rng.below(1 << 18) * 8;
+                    let len = (rng.len(300_000) / 8 * 8).max(8) as usize;
+                    match rng.below(20) {
+                        0..8 => {
+                            fs.write(id, offset, &pattern(tag, offset, len)).unwrap();
+                        }
+                        8..12 => check_pattern(tag, offset, &fs.read(id, offset, len).unwrap()),
+                        12 => {
+                            let size = Some(rng.below(1 << 18) * 8);
+                            fs.setattr(id, &SetAttr { size, ..SetAttr::default() }, &Caller::ROOT).unwrap();
+                        }
+                        13 => {
+                            let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+                            fs.fallocate(id, offset, len as u64, mode).unwrap();
+                        }
+                        14 => fs.fallocate(id, offset, len as u64, FallocateMode::ZERO_RANGE).unwrap(),
+                        15 => fs.fallocate(id, offset, len as u64, FallocateMode::KEEP_SIZE).unwrap(),
+                        16 => {
+                            // Sharing within a file would move words; sharing between files, mix tags: so a file shares
+                            // with a scratch file and back.
+                            let name = format!("scratch{thread}");
+                            let scratch = match fs.lookup(fs.root(), name.as_bytes()) {
+                                Ok(attr) => attr.id,
+                                Err(_) => create(fs, &name),
+                            };
+                            let from = offset / 4096 * 4096;
+                            let copied = fs.copy_range(id, from, scratch, from, len as u64).unwrap();
+                            check_pattern(tag, from, &fs.read(scratch, from, copied as usize).unwrap());
+                            fs.unlink(fs.root(), name.as_bytes()).unwrap();
+                        }
+                        17 => fs.fsync(id, false).unwrap(),
+                        18 => fs.sync().unwrap(),
+                        _ => {
+                            fs.getattr(id).unwrap();
+                        }
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    for (index, id) in files.iter().enumerate() {
+        check_pattern(index as u64 + 77, 0, &fs.read(*id, 0, usize::MAX).unwrap());
+    }
+    fs.close().unwrap();
+    drop(fs);
+    check(&image);
+    let fs = open(&image, &MountOptions::default());
+    for index in 0..files.len() {
+        let id = fs.lookup(fs.root(), format!("file{index}").as_bytes()).unwrap().id;
+        check_pattern(index as u64 + 77, 0, &fs.read(id, 0, usize::MAX).unwrap());
+    }
+    fs.close().unwrap();
+}
+
+#[test]
+fn writers_over_the_memory_limit_end_while_others_commit() {
+    let image = make(2 << 30);
+    let options = MountOptions { memory_bytes: 16 << 20, ..MountOptions::default() };
+    let fs = open(&image, &options);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (fs, stop) = (&fs, &stop);
+        let writers: Vec<_> = (0..4u64)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let id = create(fs, &format!("large{thread}"));
+                    for index in 0..64u64 {
+                        fs.write(id, index << 20, &pattern(thread, index << 20, 1 << 20)).unwrap();
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                fs.sync().unwrap();
+            }
+        });
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    fs.close().unwrap();
+    drop(fs);
+    check(&image);
+    let fs = open(&image, &MountOptions::default());
+    for thread in 0..4u64 {
+        let id = fs.lookup(fs.root(), format!("large{thread}").as_bytes()).unwrap().id;
+        let bytes = fs.read(id, 0, usize::MAX).unwrap();
+        assert!(bytes == pattern(thread, 0, 64 << 20));
+    }
+    fs.close().unwrap();
+}
+
+/// Fills the filesystem with files of `len` bytes until there is no space; returns how many were written.
+fn fill(fs: &Fs, len: usize) -> u64 {
+    let mut nr_files = 0;
+    loop {
+        let name = format!("fill{nr_files}");
+        let Ok(attr) = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT) else { break };
+        match fs.write(attr.id, 0, &pattern(nr_files, 0, len)) {
+            Ok(written) if written == len => nr_files += 1,
+            Ok(_) => break,
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error}");
+                break;
+            }
+        }
+    }
+    nr_files
+}
+
+fn full_filesystem(len: usize) {
+    let image = make(160 << 20);
+    let fs = open(&image, &MountOptions::default());
+    let nr_files = fill(&fs, len);
+    eprintln!("{nr_files} files of {len} bytes");
+    assert!(nr_files as usize * len > 30 << 20, "{nr_files} files of {len} bytes on 160 MiB");
+    fs.sync().unwrap();
+    assert_eq!(fs.read_only(), None);
+    fs.close().unwrap();
+    drop(fs);
+    check(&image);
+
+    let fs = open(&image, &MountOptions::default());
+    for index in 0..nr_files {
+        let id = fs.lookup(fs.root(), format!("fill{index}").as_bytes()).unwrap().id;
+        assert!(fs.read(id, 0, usize::MAX).unwrap() == pattern(index, 0, len), "file {index}");
+    }
+    // A full filesystem can be emptied, and used again.
+    for index in 0..nr_files {
+        fs.unlink(fs.root(), format!("fill{index}").as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    let again = create(&fs, "again");
+    for index in 0..20u64 {
+        fs.write(again, index << 20, &pattern(3, index << 20, 1 << 20)).unwrap();
+    }
+    fs.close().unwrap();
+    drop(fs);
+    check(&image);
+}
+
+#[test]
+fn a_filesystem_full_of_large_files_keeps_its_promises() {
+    full_filesystem(3 << 20);
+}
+
+#[test]
+fn a_filesystem_full_of_small_files_keeps_its_promises() {
+    full_filesystem(40_000);
+}
+
+#[test]
+fn a_preallocated_file_can_be_written_on_a_full_filesystem() {
+    let image = make(160 << 20);
+    let fs = open(&image, &MountOptions::default());
+    let id = create(&fs, "prealloc");
+    fs.fallocate(id, 0, 8 << 20, FallocateMode::empty()).unwrap();
+    fs.sync().unwrap();
+    fill(&fs, 1 << 20);
+    fill(&fs, 4096);
+    for index in 0..8u64 {
+        fs.write(id, index << 20, &pattern(9, index << 20, 1 << 20)).unwrap();
+    }
+    fs.fsync(id, false).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    check(&image);
+    let fs = open(&image, &MountOptions::default());
+    let id = fs.lookup(fs.root(), b"prealloc").unwrap().id;
+    assert!(fs.read(id, 0, usize::MAX).unwrap() == pattern(9, 0, 8 << 20));
+    fs.close().unwrap();
+}
