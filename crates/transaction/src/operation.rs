@@ -72,7 +72,7 @@ impl Engine {
 
     /// Lets delayed items be merged into the trees when they take more than their share of memory.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
-        if self.epoch.memory_bytes() < self.options.memory_bytes / 2 {
+        if self.epoch.memory_bytes() < self.options.memory_bytes / 4 {
             return Ok(());
         }
         self.commit()
