@@ -12,7 +12,7 @@ use ubtrfs_format::CsumType;
 use ubtrfs_fs::MountOptions;
 use ubtrfs_testkit::{
     Compare, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock, RecordingDevice, Rng,
-    Target, capability, compare_entries, judge, walk_path,
+    Target, btrfs_check, capability, compare_entries, walk_path,
 };
 
 /// Flips a bit somewhere in `len` bytes at `offset`.
