@@ -80,7 +80,8 @@ impl Engine {
         // Pending before it can be used: a commit that sees the group sees the chunk.
         self.pending_chunks.list.lock().push((logical, chunk));
         let reserved = self.volumes.reserved_ranges(logical);
-        self.space.insert_block_group(group, vec![logical.0..end], reserved)?;
+        let whole = std::iter::once(logical.0..end).collect();
+        self.space.insert_block_group(group, whole, reserved)?;
         self.update_unallocated();
         Ok(true)
     }

@@ -15,12 +15,14 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Logical, Result};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
 
+type NodeMap = HashMap<Logical, Arc<Node>>;
+
 /// Source of nodes for all trees of a filesystem.
 #[derive(Debug)]
 pub(crate) struct NodeStore {
     volumes: Arc<Volumes>,
     cache: NodeCache,
-    dirty: Box<[RwLock<HashMap<Logical, Arc<Node>>>]>,
+    dirty: Box<[RwLock<NodeMap>]>,
     check: CheckContext,
     /// The running transaction: no block is newer.
     generation_limit: AtomicU64,
@@ -35,7 +37,7 @@ impl NodeStore {
         Self { volumes, cache, dirty, check, generation_limit: AtomicU64::new(limit), nodesize }
     }
 
-    fn shard(&self, bytenr: Logical) -> &RwLock<HashMap<Logical, Arc<Node>>> {
+    fn shard(&self, bytenr: Logical) -> &RwLock<NodeMap> {
         let index = bytenr.0 / self.nodesize as u64 % NR_SHARDS as u64;
         &self.dirty[usize::try_from(index).expect("a remainder of NR_SHARDS fits")]
     }

@@ -86,7 +86,7 @@ impl Tree {
 
     /// Where the tree starts now.
     pub(crate) fn root_ptr(&self) -> RootPtr {
-        self.view.read().root.clone()
+        self.view.read().root
     }
 
     /// The value of `key`, or `None`.
@@ -142,7 +142,7 @@ impl Tree {
         let mut changes: BTreeMap<Key, Change> = frozen.into_iter().collect();
         changes.extend(active);
         let mut changes = changes.into_iter().peekable();
-        let mut cursor = Cursor::new(&*self.store, view.root.clone());
+        let mut cursor = Cursor::new(&*self.store, view.root);
         let mut node_key = cursor.seek_ge(start)?;
         let mut taken = 0;
         loop {
@@ -183,7 +183,7 @@ impl Tree {
             let active = self.active.last_le(&end, start);
             let view = self.view.read();
             let frozen = view.frozen.as_ref().and_then(|frozen| frozen.last_le(&end, start));
-            let mut cursor = Cursor::new(&*self.store, view.root.clone());
+            let mut cursor = Cursor::new(&*self.store, view.root);
             let in_tree = cursor.seek_le(&end)?.filter(|key| key >= start);
             let keys = [active.as_ref().map(|(key, _)| *key), frozen.as_ref().map(|(key, _)| *key), in_tree];
             let Some(last) = keys.into_iter().flatten().max() else { return Ok(None) };
