@@ -50,7 +50,7 @@ pub struct Operation<'e> {
 impl Engine {
     /// Reserves metadata for about `nr_items` item changes.
     ///
-    /// May flush and commit; no inode lock may be held. Fails with [`Error::NoSpace`] where nothing helps.
+    /// May flush and commit; no inode lock may be held. Fails with [`ubtrfs_format::Error::NoSpace`] where nothing helps.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, Purpose::Change)
     }
