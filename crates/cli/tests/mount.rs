@@ -308,7 +308,8 @@ struct UserWorld {
 }
 
 impl UserWorld {
-    const UID: u32 = 54321;
+    /// nobody: fusermount3 wants a user with a name.
+    const UID: u32 = 65534;
 
     fn new(image: &Path) -> Self {
         let dir = TempDir::with_prefix("ubtrfs-user-").unwrap();

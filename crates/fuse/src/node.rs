@@ -8,6 +8,7 @@
 //! | root directory of the mount              | 1                      | 256                |
 //! | of the mounted subvolume, below 2^40     | its number             | its number         |
 //! | of another subvolume (id below 2^23)     | `id << 40 \| number`   | the node id; 256 for the subvolume's root directory |
+//! | the empty directory in place of a nested subvolume that a snapshot did not take along | `2^63 \| index` | 2 |
 //! | anything that does not fit the above     | `2^63 \| index`        | the node id        |
 //!
 //! Invariants:
@@ -24,6 +25,8 @@ use ubtrfs_fs::InodeId;
 /// The mount's root directory, by protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
+/// `BTRFS_EMPTY_SUBVOL_DIR_OBJECTID`.
+const EMPTY_SUBVOLUME: Ino = Ino(2);
 const INO_BITS: u32 = 40;
 const INO_END: u64 = 1 << INO_BITS;
 const ROOT_END: u64 = 1 << 23;
@@ -85,12 +88,12 @@ impl Nodes {
 
     /// What `stat` shows as the inode number.
     pub(crate) fn st_ino(&self, id: InodeId) -> u64 {
-        if id.ino == Ino::ROOT_DIR { Ino::ROOT_DIR.0 } else { self.node(id) }
+        if id.ino == Ino::ROOT_DIR || id.ino == EMPTY_SUBVOLUME { id.ino.0 } else { self.node(id) }
     }
 
-    /// Whether the node id differs from `st_ino`, which only an answer to getattr can tell the kernel.
-    pub(crate) fn is_subvolume_root(&self, id: InodeId) -> bool {
-        id.ino == Ino::ROOT_DIR && id != self.root
+    /// Whether `st_ino` is not the node id, which only an answer to getattr can tell the kernel.
+    pub(crate) fn has_other_number(&self, id: InodeId) -> bool {
+        self.st_ino(id) != self.node(id)
     }
 
     fn outlier(&self, id: InodeId) -> u64 {

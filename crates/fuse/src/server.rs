@@ -122,7 +122,7 @@ impl Server {
     /// Attributes for an entry. fuser takes the node id from them, so where `st_ino` is another number the attributes
     /// expire at once and the kernel asks again.
     fn entry_attr(&self, attr: &Attr) -> (FileAttr, Duration) {
-        let ttl = if self.nodes.is_subvolume_root(attr.id) { Duration::ZERO } else { self.attr_ttl(attr) };
+        let ttl = if self.nodes.has_other_number(attr.id) { Duration::ZERO } else { self.attr_ttl(attr) };
         (file_attr(attr, self.nodes.node(attr.id)), ttl)
     }
 
