@@ -9,7 +9,7 @@ use ubtrfs_transaction::Operation;
 
 use crate::Fs;
 use crate::acl::{self, Acl};
-use crate::dir_item::{self, Change};
+use crate::dir_item::{self, Change, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::now;
 use crate::inode::{Inherited, Inode, InodeState};
@@ -33,9 +33,8 @@ impl Fs {
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
-        if dir_item::find_entry(&dir_inode.tree, dir.ino, name)?.is_some() {
-            return Err(Error::Exists);
-        }
+        let slot = NameSlot::read(&dir_inode.tree, dir.ino, name)?;
+        slot.check_free()?;
         let index = next_index(&dir_inode, &mut dir_state)?;
         let time = now();
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
@@ -43,16 +42,8 @@ impl Fs {
         let file_type = draft.file_type();
         let mut changes = Vec::with_capacity(4);
         let tree = &dir_inode.tree;
-        dir_item::plan_add(
-            &mut changes,
-            tree,
-            &self.geometry,
-            dir.ino,
-            name,
-            (dir_item::inode_location(ino), file_type as u8),
-            index,
-        )?;
-        dir_item::plan_add_ref(&mut changes, tree, &self.geometry, ino, dir.ino, name, index)?;
+        slot.plan_add(&mut changes, &self.geometry, (dir_item::inode_location(ino), file_type as u8), index)?;
+        dir_item::plan_new_ref(&mut changes, ino, dir.ino, name, index);
 
         // Users are counted before the items can be seen: whoever meets an inode without links looks for them.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);

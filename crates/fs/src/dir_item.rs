@@ -142,29 +142,66 @@ pub(crate) fn load_next_index(tree: &Tree, dir: Ino) -> Result<u64> {
     Ok(last.map_or(FIRST_INDEX, |(key, _)| key.offset.saturating_add(1).max(FIRST_INDEX)))
 }
 
-/// Plans a new entry under `index`. The name must not exist.
+/// The entries that share a name's hash, read once to look for the name and to add it.
+pub(crate) struct NameSlot<'n> {
+    name: &'n [u8],
+    key: Key,
+    entries: Vec<DirEntry>,
+}
+
+impl<'n> NameSlot<'n> {
+    pub(crate) fn read(tree: &Tree, dir: Ino, name: &'n [u8]) -> Result<Self> {
+        let key = dir_item_key(dir, name);
+        Ok(Self { name, key, entries: read_entries(tree, &key)? })
+    }
+
+    /// Fails where the name exists.
+    pub(crate) fn check_free(&self) -> Result<()> {
+        if self.entries.iter().any(|entry| entry.name == self.name) { Err(Error::Exists) } else { Ok(()) }
+    }
+
+    /// Plans the name, under `index`. It must not exist.
+    pub(crate) fn plan_add(
+        mut self,
+        changes: &mut Vec<Change>,
+        geometry: &Geometry,
+        (target, file_type): (Key, u8),
+        index: u64,
+    ) -> Result<()> {
+        let name = self.name.to_vec();
+        let entry = DirEntry { location: target, transid: PENDING, file_type, name, data: Vec::new() };
+        if !self.entries.is_empty() {
+            let bytes: usize = self.entries.iter().chain([&entry]).map(entry_bytes).sum();
+            if bytes > max_extended_bytes(geometry) {
+                return Err(Error::Overflow);
+            }
+        }
+        let index_key = Key::new(self.key.objectid, KeyType::DIR_INDEX, index);
+        changes.push(Change::PutEntries(index_key, vec![entry.clone()]));
+        self.entries.push(entry);
+        changes.push(Change::PutEntries(self.key, self.entries));
+        Ok(())
+    }
+}
+
+/// Plans a new entry under `index`, after other changes of the same list. The name must not exist.
 pub(crate) fn plan_add(
     changes: &mut Vec<Change>,
     tree: &Tree,
     geometry: &Geometry,
     dir: Ino,
     name: &[u8],
-    (target, file_type): (Key, u8),
+    target: (Key, u8),
     index: u64,
 ) -> Result<()> {
     let key = dir_item_key(dir, name);
-    let entry = DirEntry { location: target, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
-    let mut entries = planned_entries(changes, tree, &key)?;
-    if !entries.is_empty() {
-        let bytes: usize = entries.iter().chain([&entry]).map(entry_bytes).sum();
-        if bytes > max_extended_bytes(geometry) {
-            return Err(Error::Overflow);
-        }
-    }
-    entries.push(entry.clone());
-    changes.push(Change::PutEntries(key, entries));
-    changes.push(Change::PutEntries(dir_index_key(dir, index), vec![entry]));
-    Ok(())
+    let entries = planned_entries(changes, tree, &key)?;
+    NameSlot { name, key, entries }.plan_add(changes, geometry, target, index)
+}
+
+/// Plans the only reference of a new inode.
+pub(crate) fn plan_new_ref(changes: &mut Vec<Change>, ino: Ino, dir: Ino, name: &[u8], index: u64) {
+    changes.push(Change::Put(ref_key(ino, dir), encode_refs(&[InodeRef { index, name: name.to_vec() }])));
 }
 
 pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {

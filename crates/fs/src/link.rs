@@ -9,7 +9,7 @@ use ubtrfs_transaction::Operation;
 
 use crate::Fs;
 use crate::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
-use crate::dir_item::{self, Change};
+use crate::dir_item::{self, Change, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::{EMPTY_DIR, now};
 use crate::inode::{Inode, InodeState};
@@ -55,14 +55,13 @@ impl Fs {
         check_dir_takes_names(locked.of(&dir_inode))?;
         check_linkable(locked.of(&inode))?;
         let tree = &inode.tree;
-        if dir_item::find_entry(tree, dir.ino, name)?.is_some() {
-            return Err(Error::Exists);
-        }
+        let slot = NameSlot::read(tree, dir.ino, name)?;
+        slot.check_free()?;
         let index = next_index(&dir_inode, locked.of(&dir_inode))?;
         let file_type = FileType::from_mode(locked.of(&inode).item.mode).unwrap_or(FileType::Regular) as u8;
         let mut changes = Vec::with_capacity(4);
         let target = (dir_item::inode_location(id.ino), file_type);
-        dir_item::plan_add(&mut changes, tree, &self.geometry, dir.ino, name, target, index)?;
+        slot.plan_add(&mut changes, &self.geometry, target, index)?;
         dir_item::plan_add_ref(&mut changes, tree, &self.geometry, id.ino, dir.ino, name, index)?;
 
         let time = now();

@@ -34,7 +34,8 @@ impl Fs {
             && set.ctime.is_some()
             && (set.mode.or(set.uid).or(set.gid).is_none() && set.atime.is_none() && set.otime.is_none());
         // Append-only files take the present time, as writing to them does.
-        if !written_back && !(only_now && !state.has_flags(InodeFlags::IMMUTABLE)) {
+        let like_a_write = only_now && !state.has_flags(InodeFlags::IMMUTABLE);
+        if !written_back && !like_a_write {
             check_may_change(&state)?;
         }
         let mut changes = Vec::new();

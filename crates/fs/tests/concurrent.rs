@@ -1,6 +1,8 @@
 //! Many threads changing names in the same few directories, with commits in between: no deadlock, no error that single
 //! operations could not have had, and `btrfs check` finds every link count and directory size right.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! Method: a list of operations on names and attributes runs on a loop mount and in-process; `btrfs inspect-internal
 //! dump-tree` of both is compared without what must differ (addresses, transactions, times, change counters).
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use anyhow::Result;
 use ubtrfs_testkit::{FsTarget, Image, LoopMount, NodeKind, PathTarget, RenameOp, Target, capability, run};
 

@@ -2,6 +2,8 @@
 //!
 //! Method: operate in-process, close, `btrfs check`, open again and compare with Linux's mount where there is one.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use anyhow::Result;
 use ubtrfs_fs::{
     Attr, Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode,

@@ -2,6 +2,8 @@
 //!
 //! Method: Linux makes the image on a loop mount; both sides' trees are compared before and after changes here.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 
 use anyhow::Result;
