@@ -305,7 +305,19 @@ fn allocate(
             if free.is_empty() || (!is_plain && free.end - free.start < len) {
                 release(engine, extents, &free);
                 let min = if is_plain { sectorsize } else { len };
-                let extent = engine.allocate_data(reservation, wanted.min(MAX_ALLOCATION).max(len), min, hint)?;
+                let want = wanted.min(MAX_ALLOCATION).max(len);
+                let extent = match engine.allocate_data(reservation, want, min, hint) {
+                    // No piece holds the compressed extent, which cannot be cut. The space is reserved for all bytes:
+                    // they go uncompressed into the pieces there are.
+                    Err(ubtrfs_format::Error::NoSpace) if !is_plain => {
+                        unit.target = Target::Plain { bytenr: Logical(0) };
+                        wanted = wanted - len + unit.disk_len();
+                        free = 0..0;
+                        waiting.push(unit);
+                        continue;
+                    }
+                    extent => extent?,
+                };
                 free = extent.bytenr.0..extent.bytenr.0 + extent.len_bytes;
                 hint = Some(Logical(free.end));
                 extents.push(extent);

@@ -43,9 +43,10 @@ impl Fs {
         let start = inode.item_key().successor().unwrap_or(Key::MAX);
         let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
         loop {
-            let reservation = self.reserve_for_removal(DELETE_STEP + 2)?;
-            let items = inode.tree.range(&start, &end, DELETE_STEP)?;
-            let is_last = items.len() < DELETE_STEP;
+            let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
+            let step = reservation.nr_items() - 2;
+            let items = inode.tree.range(&start, &end, step)?;
+            let is_last = items.len() < step;
             let op = self.engine.begin(reservation);
             for (key, _) in &items {
                 op.delete(&inode.tree, *key);
@@ -108,3 +109,5 @@ fn orphans(subvolume: &Subvolume) -> Result<Vec<Ino>> {
 
 /// Items deleted in one operation.
 const DELETE_STEP: usize = 64;
+/// The same where space is short.
+const DELETE_STEP_MIN: usize = 4;

@@ -34,7 +34,7 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
         false => None,
     };
     let reservation = match size < old_size {
-        true => fs.reserve_for_removal(STEP + 8)?,
+        true => fs.reserve_for_removal(STEP_MIN + 8)?,
         false => fs.reserve(16)?,
     };
     let (_locks, mut state) = lock(inode)?;
@@ -104,10 +104,11 @@ fn shrink(
     fs.data.dequeue(&mut state.data);
     state.data.forget_decompressed();
     loop {
-        let reservation = fs.engine.reserve_for_removal(STEP + 8)?;
+        let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
+        let step = reservation.nr_items() - 8;
         let mut plan = ExtentPlan::default();
         let mut reached = u64::MAX;
-        while plan.len() < STEP {
+        while plan.len() < step {
             let before = reached;
             let Some(last) = last_extent_before(tree, ino, before, fs.geometry.sectorsize)? else {
                 reached = 0;
@@ -226,3 +227,5 @@ fn zeroed_tail(
 
 /// Items dropped in one operation.
 const STEP: usize = 256;
+/// The same where space is short.
+const STEP_MIN: usize = 4;

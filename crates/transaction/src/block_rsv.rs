@@ -68,8 +68,8 @@ const EXTRA_PUTS_AN_EXTENT: u64 = 2;
 const PUTS_A_DIRTY_FILE: u64 = 4;
 /// Compressed extents, the smallest that writeback makes of much data, hold this much.
 const EXTENT_BYTES: u64 = 128 << 10;
-/// Nodes that the global reserve has at least.
-const RESERVE_NODES_MIN: u64 = 64;
+/// Nodes that the global reserve has at least: a few times what a commit with one removal needs.
+const RESERVE_NODES_MIN: u64 = 128;
 const RESERVE_MAX: u64 = 512 << 20;
 /// Mixed block groups are for small filesystems.
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
@@ -128,18 +128,27 @@ impl std::ops::Add for Load {
 }
 
 impl Engine {
-    /// Admits `nr_items` changes, or reclaims, or fails with [`Error::NoSpace`] where that does not help.
-    pub(crate) fn reserve_metadata(&self, nr_items: usize, purpose: Purpose) -> Result<MetadataReservation<'_>> {
+    /// Admits `most` changes, or fewer but `least`; or reclaims, or fails with [`Error::NoSpace`] where that does not
+    /// help.
+    pub(crate) fn reserve_metadata(
+        &self,
+        most: usize,
+        least: usize,
+        purpose: Purpose,
+    ) -> Result<MetadataReservation<'_>> {
         self.check_writable()?;
         self.limit_delayed_items()?;
-        let reservation = MetadataReservation::empty(self);
         for attempt in 0..ATTEMPTS {
-            // Counted before it is looked at: of two who ask at once both see both.
-            self.epoch.nr_reserved.fetch_add(nr_items as u64, Ordering::Relaxed);
-            if self.has_room_for_metadata(purpose) {
-                return Ok(reservation.holding(nr_items as u64));
+            let mut nr_items = most;
+            loop {
+                if self.admit(nr_items as u64, purpose) {
+                    return Ok(MetadataReservation::counted(self, nr_items as u64));
+                }
+                if nr_items <= least {
+                    break;
+                }
+                nr_items = (nr_items / 2).max(least);
             }
-            self.epoch.unreserve(nr_items as u64);
             if attempt > 0 && purpose == Purpose::Change {
                 self.flush_data()?;
             }
@@ -148,6 +157,16 @@ impl Engine {
             }
         }
         Err(Error::NoSpace)
+    }
+
+    fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {
+        // Counted before it is looked at: of two who ask at once both see both.
+        self.epoch.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
+        let has_room = self.has_room_for_metadata(purpose);
+        if !has_room {
+            self.epoch.unreserve(nr_items);
+        }
+        has_room
     }
 
     /// Has the floor above write dirty data, which turns promises into facts.
@@ -176,7 +195,7 @@ impl Engine {
             true => ((metadata.used + metadata.reserved) / 64, RESERVE_MIXED_MAX),
             false => (metadata.used / 8, RESERVE_MAX),
         };
-        share.clamp(floor, most.max(floor)).min(metadata.total / 4)
+        share.clamp(floor, most.max(floor)).min(metadata.total / 2)
     }
 
     /// The active epoch becomes the frozen one.

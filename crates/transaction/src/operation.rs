@@ -22,14 +22,14 @@ pub struct MetadataReservation<'e> {
 }
 
 impl<'e> MetadataReservation<'e> {
-    pub(crate) fn empty(engine: &'e Engine) -> Self {
-        Self { engine, nr_items: 0 }
+    /// Stands for items that the engine's load counts already.
+    pub(crate) fn counted(engine: &'e Engine, nr_items: u64) -> Self {
+        Self { engine, nr_items }
     }
 
-    /// Takes over items that the engine's load counts already.
-    pub(crate) fn holding(mut self, nr_items: u64) -> Self {
-        self.nr_items += nr_items;
-        self
+    /// Changes that it is for.
+    pub fn nr_items(&self) -> usize {
+        usize::try_from(self.nr_items).unwrap_or(usize::MAX)
     }
 }
 
@@ -52,17 +52,23 @@ impl Engine {
     ///
     /// May flush and commit; no inode lock may be held. Fails with [`ubtrfs_format::Error::NoSpace`] where nothing helps.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, Purpose::Change)
+        self.reserve_metadata(nr_items, nr_items, Purpose::Change)
     }
 
     /// Like [`Engine::reserve`] for what frees space: may use the global reserve.
     pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, Purpose::Removal)
+        self.reserve_metadata(nr_items, nr_items, Purpose::Removal)
+    }
+
+    /// The same for a removal that can be done in steps: for `most` changes or, where space is short, for fewer, but
+    /// `least`; see [`MetadataReservation::nr_items`].
+    pub fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
+        self.reserve_metadata(most, least, Purpose::Removal)
     }
 
     /// Like [`Engine::reserve`] for the items of dirty data, whose room was kept since space was reserved for the data.
     pub fn reserve_for_writeback(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, Purpose::Writeback)
+        self.reserve_metadata(nr_items, nr_items, Purpose::Writeback)
     }
 
     /// Enters the epoch gate. The inode locks that the operation needs are held already.

@@ -1,0 +1,152 @@
+//! Full filesystems: what was accepted is kept, what is refused is refused with ENOSPC, and removing makes room again.
+//!
+//! A failure prints its seed; `UBTRFS_SEED=n` replays it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_fs::{Caller, Error, Fs, MountOptions, NewInode};
+use ubtrfs_testkit::capability::kernel_oracle;
+use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check};
+
+const ENOSPC: i32 = 28;
+const MIB: u64 = 1 << 20;
+
+/// Names, and the content that was accepted for them.
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn open(image: &Image, options: &MountOptions) -> Arc<Fs> {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
+    let fs = Fs::open(vec![device], options.clone()).unwrap();
+    assert_eq!(fs.read_only(), None);
+    fs
+}
+
+fn is_full(error: &Error) -> bool {
+    assert_eq!(error.errno(), ENOSPC, "{error}");
+    true
+}
+
+/// Creates and writes files named after `tag` until a few attempts in a row find no space.
+fn fill(fs: &Fs, rng: &mut Rng, tag: &str, max_bytes: u64, files: &Mutex<Files>) {
+    let mut refused = 0;
+    for number in 0.. {
+        if refused == 3 {
+            return;
+        }
+        let name = format!("{tag}{number}");
+        let id = match fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT) {
+            Ok(attr) => attr.id,
+            Err(error) => {
+                refused += usize::from(is_full(&error));
+                continue;
+            }
+        };
+        let len = 1 + rng.below(max_bytes) as usize;
+        let content = rng.content(len);
+        let mut accepted = 0;
+        for piece in content.chunks(128 << 10) {
+            match fs.write(id, accepted as u64, piece) {
+                Ok(written) => accepted += written,
+                Err(error) => {
+                    refused += usize::from(is_full(&error));
+                    break;
+                }
+            }
+        }
+        files.lock().unwrap().insert(name, content[..accepted].to_vec());
+    }
+}
+
+fn verify(fs: &Fs, files: &Files) {
+    for (name, content) in files {
+        let attr = fs.lookup(fs.root(), name.as_bytes()).unwrap();
+        assert_eq!(attr.size, content.len() as u64, "size of {name}");
+        let read = fs.read(attr.id, 0, content.len() + 1).unwrap();
+        assert!(read == *content, "content of {name}");
+    }
+}
+
+fn fill_and_recover(name: &str, len_bytes: u64, mkfs: &[&str], options: &str, max_bytes: u64, threads: usize) {
+    let image = Image::kernel_made(len_bytes, mkfs).unwrap();
+    let options = MountOptions::parse(options).unwrap();
+    let seed = Rng::seed_or(5);
+    println!("{name}: seed {seed}");
+    let files = Mutex::new(Files::new());
+    let fs = open(&image, &options);
+    for round in 0..3 {
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (fs, files) = (&fs, &files);
+                let mut rng = Rng::new(seed + 100 * round + thread as u64);
+                scope.spawn(move || fill(fs, &mut rng, &format!("r{round}t{thread}n"), max_bytes, files));
+            }
+        });
+        fs.sync().unwrap();
+        assert_eq!(fs.read_only(), None);
+        let mut files = files.lock().unwrap();
+        let bytes: usize = files.values().map(Vec::len).sum();
+        println!("{name}: round {round}: {} files, {} MiB", files.len(), bytes >> 20);
+        verify(&fs, &files);
+        // Two of three go.
+        let gone: Vec<String> =
+            files.keys().enumerate().filter(|(at, _)| at % 3 != 0).map(|(_, n)| n.clone()).collect();
+        for file in gone {
+            fs.unlink(fs.root(), file.as_bytes()).unwrap();
+            files.remove(&file);
+        }
+    }
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    let fs = open(&image, &options);
+    let files = files.into_inner().unwrap();
+    verify(&fs, &files);
+    fs.close().unwrap();
+    drop(fs);
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    for (name, content) in &files {
+        assert!(std::fs::read(mount.join(name)).unwrap() == *content, "{name}, read by Linux");
+    }
+    mount.scrub().unwrap();
+    // Linux finds room too.
+    std::fs::write(mount.join("by Linux"), vec![1; MIB as usize]).unwrap();
+    mount.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn large_files_fill_it() {
+    if kernel_oracle() {
+        fill_and_recover("large", 256 * MIB, &[], "", 8 * MIB, 1);
+    }
+}
+
+#[test]
+fn small_files_fill_it() {
+    if kernel_oracle() {
+        fill_and_recover("small", 160 * MIB, &["-m", "single"], "", 20_000, 1);
+    }
+}
+
+#[test]
+fn inline_files_fill_it() {
+    if kernel_oracle() {
+        fill_and_recover("inline", 128 * MIB, &["-n", "4096"], "", 2000, 1);
+    }
+}
+
+#[test]
+fn compressed_files_of_many_threads_fill_it() {
+    if kernel_oracle() {
+        fill_and_recover("compressed", 200 * MIB, &[], "compress=zstd:1", MIB, 4);
+    }
+}
+
+#[test]
+fn mixed_block_groups_fill() {
+    if kernel_oracle() {
+        fill_and_recover("mixed", 128 * MIB, &["-M"], "", MIB / 2, 2);
+    }
+}
