@@ -98,6 +98,8 @@ pub struct Volumes {
     superblock: Superblock,
     superblock_mirror: usize,
     write_refusal: Option<String>,
+    /// Devices given to open.
+    nr_given: u64,
     /// Asked for by the opener.
     read_only: bool,
     devices: RwLock<BTreeMap<u64, Arc<Member>>>,
@@ -137,6 +139,7 @@ impl Volumes {
             superblock_mirror: newest.mirror,
             superblock: newest.superblock,
             write_refusal,
+            nr_given: found.len() as u64,
             read_only: options.read_only || found.iter().any(|(_, device)| device.is_read_only()),
             devices: RwLock::new(members),
             chunks: ChunkMap::default(),
@@ -193,6 +196,11 @@ impl Volumes {
         self.superblock_mirror
     }
 
+    /// Whether fewer devices were given than the superblock counts; such a filesystem is never written.
+    fn may_lack_devices(&self) -> bool {
+        self.superblock.num_devices > self.nr_given
+    }
+
     /// Fails unless writing is allowed.
     pub(crate) fn check_writable(&self) -> Result<()> {
         let reason = match &self.write_refusal {
@@ -210,7 +218,18 @@ impl Volumes {
             .map_err(|cause| Corrupt::new(cause).at(logical))?
             .stripe_len_bytes();
         for stripe in &chunk.stripes {
-            let Some(member) = self.member(stripe.devid) else { continue };
+            let Some(member) = self.member(stripe.devid) else {
+                if self.may_lack_devices() {
+                    continue;
+                }
+                let cause = FormatError::Value {
+                    what: "chunk",
+                    field: "stripe devid",
+                    value: stripe.devid.0,
+                    expected: "expected a device of the filesystem",
+                };
+                return Err(Corrupt::new(cause).at(logical).into());
+            };
             let total_bytes = member.item.read().total_bytes;
             if stripe.offset.0.checked_add(stripe_len).is_none_or(|end| end > total_bytes) {
                 let cause = FormatError::Value {
@@ -297,6 +316,11 @@ impl Volumes {
     pub fn set_dev_item(&self, item: &DevItem) -> Result<()> {
         let mut devices = self.devices.write();
         let Some(member) = devices.get(&item.devid.0) else {
+            if !self.may_lack_devices() {
+                let expected = "expected as many devices as the superblock counts";
+                let cause = FormatError::Value { what: "DevItem", field: "devid", value: item.devid.0, expected };
+                return Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into());
+            }
             devices.insert(item.devid.0, Arc::new(Member::new(item.clone(), None)));
             return Ok(());
         };

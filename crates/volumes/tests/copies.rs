@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{CHUNK, CHUNK_LEN, MIB, Recorder, chunk, dev_item};
 use ubtrfs_device::Device;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem};
+use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Error, FormatError, Logical, Physical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 
@@ -199,6 +200,17 @@ fn chunks_past_the_device_are_corrupt() {
     far.stripes[1].offset = Physical(28 * MIB);
     volumes.add_chunk(Logical(1 << 40), far).unwrap();
     assert!(volumes.set_dev_item(&dev_item(1, 33 * MIB)).is_err());
+    assert!(volumes.set_dev_item(&dev_item(2, 1 << 40)).is_err(), "the superblock counts one device");
+    let mut elsewhere = chunk();
+    elsewhere.stripes[0].devid = DevId(2);
+    assert!(volumes.add_chunk(Logical(2 << 40), elsewhere.clone()).is_err());
+
+    // Of two devices one was given.
+    let device = Recorder::new(32 * MIB);
+    common::put(&device.memory, &Superblock { num_devices: 2, ..common::superblock(32 * MIB) }, 65536);
+    let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
+    elsewhere.stripes[1].offset = Physical(20 * MIB);
+    volumes.add_chunk(Logical(2 << 40), elsewhere).unwrap();
     volumes.set_dev_item(&dev_item(2, 1 << 40)).unwrap();
     let missing = &volumes.devices()[1];
     assert_eq!((missing.devid, missing.path.as_deref()), (DevId(2), None));

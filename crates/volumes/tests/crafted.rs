@@ -1,0 +1,143 @@
+//! Crafted superblocks and chunks get an error or a working filesystem, never a panic. Method: fields of a good
+//! superblock and of good chunks are overwritten at random, the checksum is made right, and everything that looks at
+//! them is called. The seed is printed; `SEED=n` replays it.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{CHUNK, MIB, chunk, dev_item, superblock};
+use ubtrfs_device::{Device, MemoryDevice};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem};
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{DevId, Logical};
+use ubtrfs_volumes::{OpenOptions, Volumes};
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// A number that breaks things: near a power of two, or anything.
+    fn number(&mut self) -> u64 {
+        match self.below(4) {
+            0 => self.next(),
+            1 => u64::MAX - self.next() % 70_000,
+            2 => (1u64 << self.below(64)).wrapping_sub(self.next() % 3),
+            _ => self.next() % 300,
+        }
+    }
+
+    /// Overwrites 1, 2, 4 or 8 bytes somewhere.
+    fn damage(&mut self, raw: &mut [u8]) {
+        let len = (1 << self.below(4)).min(raw.len());
+        let at = self.below(raw.len() - len + 1);
+        let bytes = self.number().to_le_bytes();
+        raw[at..at + len].copy_from_slice(&bytes[..len]);
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
+    });
+    println!("SEED={seed}");
+    seed
+}
+
+/// Calls everything that computes with what was read.
+fn use_all(volumes: &Volumes, logical: Logical) {
+    let _ = volumes.write_refusal();
+    let _ = volumes.devices();
+    let _ = volumes.unallocated_bytes();
+    for flags in [BlockGroupFlags::DATA, BlockGroupFlags::METADATA | BlockGroupFlags::DUP] {
+        if let Some((at, item)) = volumes.plan_chunk(flags, u64::MAX) {
+            volumes.add_chunk(at, item).expect("what was planned can be added");
+        }
+        let _ = volumes.allocatable_bytes(flags);
+    }
+    for (start, item) in volumes.chunks() {
+        let _ = volumes.reserved_ranges(start);
+        let _ = volumes.stripe_len_bytes(start);
+        for copy in 0..volumes.num_copies(start) {
+            let _ = volumes.read_copy(start, &mut [0; 200_000], copy);
+            let last = Logical(start.0 + item.length - 1);
+            let _ = volumes.read_copy(last, &mut [0; 1], copy);
+        }
+        let _ = volumes.write(start, &[0; 4096]);
+        let _ = volumes.discard(start, item.length);
+    }
+    let _ = volumes.read(logical, &mut [0; 8192], 4096, &|_, _| Ok(()));
+    let _ = volumes.dev_item(DevId(1));
+    let _ = volumes.write_superblock(volumes.superblock());
+}
+
+#[test]
+fn crafted_superblocks() {
+    let mut random = Random(seed());
+    let good = superblock(32 * MIB).encode();
+    let mut nr_opened = 0;
+    for _ in 0..3_000 {
+        let mut raw = good.clone();
+        for _ in 0..1 + random.below(3) {
+            // The fields, the system chunk, the label: not the padding.
+            let end = if random.below(2) == 0 { 600 } else { 1000 };
+            random.damage(&mut raw[32..end]);
+        }
+        let sb = Superblock::decode(&raw).unwrap();
+        let device = MemoryDevice::new(32 * MIB);
+        device.write_at(65536, &sb.encode_with_csum()).unwrap();
+        if let Ok(volumes) = Volumes::open(vec![Arc::new(device)], OpenOptions::default()) {
+            use_all(&volumes, sb.chunk_root);
+            nr_opened += 1;
+        }
+    }
+    assert!(nr_opened > 20, "some damage must get past the first check to test the rest: {nr_opened}");
+}
+
+#[test]
+fn crafted_chunks_and_devices() {
+    let mut random = Random(seed());
+    for _ in 0..500 {
+        let device = MemoryDevice::new(32 * MIB);
+        let num_devices = 1 + random.next() % 2;
+        common::put(&device, &Superblock { num_devices, ..superblock(32 * MIB) }, 65536);
+        let volumes = Volumes::open(vec![Arc::new(device)], OpenOptions::default()).unwrap();
+        for _ in 0..4 {
+            let mut item = chunk();
+            for stripe in &mut item.stripes {
+                stripe.offset.0 = 10 * MIB + random.next() % (20 * MIB);
+                stripe.devid.0 = 1 + random.next() % 2;
+            }
+            if random.below(2) == 0 {
+                item.flags = BlockGroupFlags::from_bits_retain(1 << random.below(3) | 1 << (3 + random.below(8)));
+            }
+            let nr_stripes = random.below(6);
+            let one = item.stripes[0];
+            item.stripes.resize(nr_stripes, one);
+            let mut raw = item.encode();
+            if random.below(2) == 0 {
+                random.damage(&mut raw);
+            }
+            let Ok(item) = ChunkItem::decode(&raw) else { continue };
+            let at = if random.below(2) == 0 { CHUNK.0 + MIB * (random.next() % 1000) } else { random.number() };
+            let _ = volumes.add_chunk(Logical(at), item);
+            let mut raw = dev_item(1 + random.next() % 2, 32 * MIB).encode();
+            random.damage(&mut raw);
+            let _ = volumes.set_dev_item(&DevItem::decode(&raw).unwrap());
+        }
+        use_all(&volumes, CHUNK);
+    }
+}
