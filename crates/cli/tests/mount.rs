@@ -363,7 +363,7 @@ fn an_ordinary_user_makes_mounts_and_fills_an_image() {
     let world = UserWorld::new(empty.path());
     ok(&world.run(&world.command(&["mount", "--create", "200M", "mine", "point"])));
     let filled =
-        world.shell("cp -r /etc/default point/; echo hello > point/file; ln point/file point/other; ls -la point");
+        world.shell("mkdir point/dir; seq 10000 > point/dir/numbers; echo hello > point/file; ln point/file point/other; ls -la point");
     let synced = world.run(&world.command(&["sync", "point"]));
     let closed = world.run(&world.command(&["umount", "point"]));
     ok(&filled);
@@ -431,4 +431,39 @@ fn sigterm_unmounts_and_commits() {
     let theirs = LoopMount::new(image.path(), "ro").unwrap();
     assert_eq!(fs::read(theirs.join("file")).unwrap(), b"content");
     theirs.close().unwrap();
+}
+
+#[test]
+fn a_write_that_does_not_fit_fails_when_it_is_made() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let file = fs::File::create(mount.join("full")).unwrap();
+    let chunk = vec![5; 1 << 20];
+    let mut taken = 0;
+    let error = loop {
+        match file.write_at(&chunk, taken) {
+            Ok(len) => taken += len as u64,
+            Err(error) => break error,
+        }
+        assert!(taken < 256 << 20, "more was taken than there is");
+    };
+    assert_eq!(error.raw_os_error(), Some(28), "ENOSPC: {error}");
+    // Everything that was taken is kept.
+    file.sync_all().unwrap();
+    drop(file);
+    mount.umount();
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "ro").unwrap();
+    let kept = fs::read(theirs.join("full")).unwrap();
+    assert_eq!(kept.len() as u64, taken);
+    assert!(kept.iter().all(|&byte| byte == 5));
+    theirs.close().unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    fs::remove_file(mount.join("full")).unwrap();
+    fs::write(mount.join("after"), &chunk).unwrap();
+    mount.umount();
+    btrfs_check(image.path()).unwrap();
 }

@@ -44,7 +44,9 @@ pub struct MountConfig {
     pub dirsync: bool,
     /// Threads that take requests; 0 for the default.
     pub nr_threads: usize,
-    /// Let the kernel collect small writes.
+    /// Let the kernel collect small writes before they come here. Off by default: then a write that does not fit fails
+    /// when it is made. With it, the kernel promises space that it has not asked for, and the failure shows only at fsync
+    /// and close.
     pub writeback_cache: bool,
 }
 
@@ -61,7 +63,7 @@ impl Default for MountConfig {
             noatime: false,
             dirsync: false,
             nr_threads: 0,
-            writeback_cache: true,
+            writeback_cache: false,
         }
     }
 }

@@ -5,9 +5,10 @@
 //!     filesystem read-only, so that nothing half-done is ever committed.
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2); an entry that did not
 //!     fit into an answer gives its reference back.
-//! S3. The kernel's page cache is authoritative for the size and times of regular files (writeback cache), this server
-//!     for everything else. Nothing but requests changes the filesystem, so names and attributes may be cached long;
-//!     only `st_blocks` moves by itself while new data waits for its place, see [`Server::attr_ttl`].
+//! S3. Nothing but requests changes the filesystem, so names and attributes may be cached long; only `st_blocks` moves by
+//!     itself while new data waits for its place, see [`Server::attr_ttl`].
+//! S4. A write is acknowledged when `fs` has taken it and reserved its space. Where the mount asks for the kernel's
+//!     writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
