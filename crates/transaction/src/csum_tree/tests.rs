@@ -1,5 +1,7 @@
 //! Against a map of sectors, with random edits on a tree of small nodes.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+
 use proptest::prelude::*;
 
 use super::*;

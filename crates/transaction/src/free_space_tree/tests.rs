@@ -1,5 +1,7 @@
 //! Both forms, the change between them, and broken items.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+
 use proptest::prelude::*;
 
 use super::*;
