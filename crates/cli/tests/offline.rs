@@ -1,6 +1,8 @@
 //! The commands without a mount, as processes: what they put into an image is judged by Linux (`btrfs check`, mount,
 //! scrub, comparison file by file), what they take out by GNU tar and a walk of the host's files.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;

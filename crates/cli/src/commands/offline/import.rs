@@ -280,7 +280,9 @@ impl<'a> Import<'a> {
                 self.unlink_old(parent, name)?;
                 self.fs.link(old.id, parent, name)?;
             }
-            Err(Error::NotFound) => drop(self.fs.link(old.id, parent, name)?),
+            Err(Error::NotFound) => {
+                self.fs.link(old.id, parent, name)?;
+            }
             Err(error) => return Err(error.into()),
         }
         self.counts.hard_links += 1;

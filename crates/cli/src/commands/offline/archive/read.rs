@@ -188,11 +188,11 @@ impl Reader {
             minor: part(337)?,
             size: if kind == Kind::File { stored } else { 0 },
             sparse: None,
-            xattrs: xattrs(records).with_context(|| at())?,
+            xattrs: xattrs(records).with_context(&at)?,
             path: path.clone(),
         };
         if kind == Kind::File {
-            self.read_sparse(&header, &extras, &mut member).with_context(|| at())?;
+            self.read_sparse(&header, &extras, &mut member).with_context(at)?;
         }
         Ok(member)
     }
