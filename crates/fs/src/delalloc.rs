@@ -33,6 +33,7 @@ use crate::file_data::{BufPool, FileData, Run};
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::ordered_data::{self, Batch, Policy, Target, Unit};
+use crate::writeback_thread::WritebackThread;
 use crate::{Error, Fs, MountOptions, Result};
 
 /// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
@@ -44,6 +45,7 @@ pub(crate) struct DataPath {
     queue: Mutex<DirtyQueue>,
     /// Where the last batch ended on disk.
     hint: Mutex<Option<Logical>>,
+    pub(crate) thread: WritebackThread,
 }
 
 /// Inodes with dirty data, in the order in which they became dirty.
@@ -56,7 +58,13 @@ struct DirtyQueue {
 impl DataPath {
     pub(crate) fn new(options: &MountOptions, _geometry: &Geometry) -> Self {
         let limit_bytes = (options.memory_bytes / 4).clamp(MIN_LIMIT, MAX_LIMIT);
-        Self { pool: BufPool::new(limit_bytes), limit_bytes, queue: Mutex::default(), hint: Mutex::default() }
+        Self {
+            pool: BufPool::new(limit_bytes),
+            limit_bytes,
+            queue: Mutex::default(),
+            hint: Mutex::default(),
+            thread: WritebackThread::default(),
+        }
     }
 
     /// Puts an inode whose data became dirty into the queue. `data` is the inode's, locked.
@@ -88,6 +96,11 @@ impl DataPath {
 
     fn queued(&self, limit: usize) -> Vec<Arc<Inode>> {
         self.queue.lock().inodes.values().take(limit).cloned().collect()
+    }
+
+    /// Whether the writeback thread should work.
+    fn is_half_full(&self) -> bool {
+        self.pool.used_bytes() > self.limit_bytes / 2
     }
 
     fn is_over_limit(&self) -> bool {
@@ -201,9 +214,22 @@ impl Fs {
         Ok(total)
     }
 
+    /// What the writeback thread does: writes back until a quarter of the memory is used.
+    pub(crate) fn flush_background(&self) -> Result<()> {
+        while self.data.pool.used_bytes() > self.data.limit_bytes / 4 {
+            if self.flush_some(BATCH_BYTES)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Called by a writer before it adds data: where the filesystem's share of memory is used up, writes some back. No
     /// inode lock may be held.
     pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
+        if self.data.is_half_full() {
+            self.data.thread.wake();
+        }
         if !self.data.is_over_limit() {
             return Ok(());
         }

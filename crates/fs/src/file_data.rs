@@ -224,11 +224,6 @@ impl FileData {
         !self.dirty.is_empty()
     }
 
-    /// Whether writeback is under way.
-    pub(crate) fn has_writeback(&self) -> bool {
-        !self.writeback.is_empty()
-    }
-
     /// Bytes of dirty ranges, those under writeback not counted.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes
@@ -271,15 +266,6 @@ impl FileData {
     /// Whether the sector at `sector` (its offset) is dirty.
     pub(crate) fn is_dirty(&self, sector: u64) -> bool {
         covering(&self.dirty, sector).is_some()
-    }
-
-    /// Dirty bytes that a write of `range` (widened to sectors) would overwrite.
-    pub(crate) fn dirty_bytes_in(&self, range: Range<u64>) -> u64 {
-        let range = self.widen(range);
-        ranges_from(&self.dirty, range.start)
-            .take_while(|(start, _)| *start < range.end)
-            .map(|(start, end)| end.min(range.end) - start.max(range.start))
-            .sum()
     }
 
     /// The sectors that hold the first and last byte of `range`, where the range covers them in part and they are
@@ -331,17 +317,17 @@ impl FileData {
     fn buffer_at(&mut self, pool: &Arc<BufPool>, start: u64, want: usize) -> (u64, usize) {
         let want = want.next_multiple_of(self.sectorsize as usize);
         let mut new_size = want.min(BUF_MAX);
-        if let Some((before, buf)) = self.dirty.range_mut(..start).next_back() {
-            if *before + buf.len() as u64 == start {
-                let room = BUF_MAX - buf.len();
-                if room > 0 {
-                    let len = want.min(room);
-                    buf.make_room(len);
-                    return (*before, len);
-                }
-                // A sequential writer: it will need all of the next one.
-                new_size = BUF_MAX;
+        if let Some((before, buf)) = self.dirty.range_mut(..start).next_back()
+            && *before + buf.len() as u64 == start
+        {
+            let room = BUF_MAX - buf.len();
+            if room > 0 {
+                let len = want.min(room);
+                buf.make_room(len);
+                return (*before, len);
             }
+            // A sequential writer: it will need all of the next one.
+            new_size = BUF_MAX;
         }
         let buf = pool.take(new_size);
         self.dirty.insert(start, buf);
@@ -709,7 +695,7 @@ mod tests {
         assert_eq!(data.dirty.len(), 16);
         let runs = data.start_writeback(0..u64::MAX, u64::MAX);
         assert_eq!((runs.len(), runs[0].len_bytes), (1, 16 << 20));
-        assert!(!data.has_dirty() && data.has_writeback());
+        assert!(!data.has_dirty() && !data.is_clean());
         data.end_writeback(&runs[0]);
         assert!(data.is_clean());
         drop(runs);

@@ -76,6 +76,7 @@ impl Fs {
         }
         if fs.read_only().is_none() {
             fs.committer.start(&fs);
+            fs.data.thread.start(&fs);
         }
         Ok(fs)
     }
@@ -116,6 +117,7 @@ impl Fs {
             return Ok(());
         }
         self.committer.stop();
+        self.data.thread.stop();
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
             None => self.delete_unused_orphans().and_then(|()| self.flush_all_data()),

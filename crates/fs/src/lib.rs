@@ -40,6 +40,7 @@ mod read;
 mod reflink;
 mod truncate;
 mod write;
+mod writeback_thread;
 
 pub use error::{Error, Result};
 pub use extent_map::{ExtentInfo, ExtentKind};

@@ -36,7 +36,7 @@ impl Fs {
             return Err(Error::InvalidArgument("the ranges overlap"));
         }
         let sectorsize = u64::from(self.geometry.sectorsize);
-        let aligned = src_off % sectorsize == 0 && dst_off % sectorsize == 0;
+        let aligned = src_off.is_multiple_of(sectorsize) && dst_off.is_multiple_of(sectorsize);
         let mut done = 0;
         if aligned {
             let dst_size = target.read()?.item.size;
@@ -77,13 +77,13 @@ impl Fs {
         if len == 0 {
             return Ok(());
         }
-        if src_off % sectorsize != 0 || dst_off % sectorsize != 0 {
+        if !src_off.is_multiple_of(sectorsize) || !dst_off.is_multiple_of(sectorsize) {
             return Err(Error::InvalidArgument("the offsets are not multiples of the sector size"));
         }
         if src_end > size {
             return Err(Error::InvalidArgument("the source ends before the range does"));
         }
-        if src_end % sectorsize != 0 && (src_end != size || dst_end < target.read()?.item.size) {
+        if !src_end.is_multiple_of(sectorsize) && (src_end != size || dst_end < target.read()?.item.size) {
             return Err(Error::InvalidArgument("the range's end is not a multiple of the sector size"));
         }
         if src == dst && src_off < dst_end && dst_off < src_end {

@@ -28,7 +28,7 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
     }
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let old_size = inode.read()?.item.size;
-    let needs_sector = size != old_size && (old_size.min(size) % sectorsize != 0 || size > old_size);
+    let needs_sector = size != old_size && (!old_size.min(size).is_multiple_of(sectorsize) || size > old_size);
     let mut space = match needs_sector {
         true => Some(fs.engine.reserve_data(sectorsize)?),
         false => None,
@@ -135,10 +135,10 @@ fn shrink(
         state.item.nbytes = plan.nbytes(state.item.nbytes);
         let op = fs.engine.begin(reservation);
         plan.apply(&op, tree, ino);
-        if let (true, Some(Tail::Sector { extent, csums, .. })) = (is_last, &mut zeroed) {
-            if !csums.is_empty() {
-                op.add_csums(extent.bytenr, std::mem::take(csums));
-            }
+        if let (true, Some(Tail::Sector { extent, csums, .. })) = (is_last, &mut zeroed)
+            && !csums.is_empty()
+        {
+            op.add_csums(extent.bytenr, std::mem::take(csums));
         }
         inode.put_item(&op, state);
         drop(op);

@@ -41,6 +41,7 @@ struct Workspace {
     zstd: zstd::Workspace,
 }
 
+#[expect(clippy::vec_box, reason = "a workspace is moved in and out of the pool")]
 static WORKSPACES: Mutex<Vec<Box<Workspace>>> = Mutex::new(Vec::new());
 
 /// Workspaces kept when idle; more are made when more threads compress at once, and dropped afterwards.
