@@ -69,12 +69,17 @@ impl Session {
     pub fn run(self) -> Result<(), MountError> {
         let Self { dir, fs, activity, control, requests } = self;
         let shown = dir.display().to_string();
-        unmount_on_signals(dir).map_err(|source| MountError::Session { dir: shown.clone(), source })?;
+        unmount_on_signals(dir.clone()).map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
             let (activity, fs) = (activity.clone(), fs.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
         };
         let served = requests.run();
+        if let Err(error) = &served {
+            // Requests would wait for ever, or fail, on a mount that nobody serves.
+            tracing::error!("the FUSE session ended: {error}");
+            let _ = mount::unmount(&dir, true);
+        }
         activity.stop();
         if let Ok(idle) = idle {
             let _ = idle.join();
