@@ -1,6 +1,8 @@
 //! The data path under stress: many threads on few files, full filesystems, failing devices. Judged by what was promised
 //! (what sync returned for is there), by `btrfs check --check-data-csum`, and by ending at all.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
