@@ -66,7 +66,7 @@ fn main() {
     let _ = std::fs::remove_file(&path);
 }
 
-/// A stop watch that also shows the processor time of this thread, which does not depend on what else runs.
+/// A stop watch that also shows the processor time of the process, which does not depend on what else runs.
 struct Watch {
     start: Instant,
     cpu: f64,
@@ -82,9 +82,13 @@ impl Watch {
     }
 }
 
+/// User and system time of all threads, which the kernel counts in hundredths of a second.
 fn cpu_seconds() -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or_default() / 1e9
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The second field, the program's name in brackets, may hold spaces.
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    let ticks = |index: usize| fields.split_whitespace().nth(index).and_then(|field| field.parse::<f64>().ok());
+    (ticks(11).unwrap_or_default() + ticks(12).unwrap_or_default()) / 100.0
 }
 
 fn rate(what: &str, amount: f64, unit: &str, (wall, cpu): (f64, f64)) {
