@@ -188,7 +188,7 @@ impl Reader {
             minor: part(337)?,
             size: if kind == Kind::File { stored } else { 0 },
             sparse: None,
-            xattrs: xattrs(records).with_context(&at)?,
+            xattrs: xattrs(records).with_context(at)?,
             path: path.clone(),
         };
         if kind == Kind::File {
