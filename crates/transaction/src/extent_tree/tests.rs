@@ -228,7 +228,7 @@ fn identify(change: &Change) -> (Extent, ExtentKind, RefKey) {
     let number = change.reference;
     if change.extent < 8 {
         let level = (change.extent % 3) as u8;
-        let reference = if number % 2 == 0 {
+        let reference = if number.is_multiple_of(2) {
             RefKey::TreeBlock(RootId(256 + number))
         } else {
             RefKey::SharedBlock(Logical(number << 14))

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::test_tree::TestTree;
 
+type Items = BTreeMap<Key, Vec<u8>>;
+
 const SECTOR: u32 = 4096;
 const START: Logical = Logical(13631488);
 
@@ -103,7 +105,7 @@ fn broken_items_are_errors() {
     set(&mut good, len_bytes, &comb(4));
     let mut bitmaps = tree();
     set(&mut bitmaps, len_bytes, &comb(100));
-    let break_it = |tree: &TestTree, change: &dyn Fn(&mut BTreeMap<Key, Vec<u8>>)| {
+    let break_it = |tree: &TestTree, change: &dyn Fn(&mut Items)| {
         let mut tree = tree.clone();
         change(&mut tree.items);
         load(&tree, len_bytes).expect_err("broken").to_string()
