@@ -47,13 +47,16 @@ impl Engine {
         let (new_root, stats) =
             ubtrfs_tree::apply(tree.source(), &mut sink, &old_root, batch).map_err(|error| error.in_tree(tree.id()))?;
         sink.release_unused();
-        let CowSink { emitted, freed, .. } = sink;
+        let CowSink { emitted, freed, nr_made, nr_left, .. } = sink;
         tree.publish(new_root, || {
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
         });
-        if new_root != old_root {
-            tree.root.lock().changed = true;
+        let nodesize = u64::from(self.geometry.nodesize);
+        let mut state = tree.root.lock();
+        state.changed |= new_root != old_root || nr_made != nr_left;
+        if let Some(item) = &mut state.item {
+            item.bytes_used = (item.bytes_used + nr_made * nodesize).saturating_sub(nr_left * nodesize);
         }
         Ok(stats)
     }
@@ -71,6 +74,9 @@ struct CowSink<'a> {
     allocated: HashSet<Logical>,
     emitted: HashMap<Logical, Arc<Node>>,
     freed: Vec<Logical>,
+    /// Blocks that the tree gained and lost.
+    nr_made: u64,
+    nr_left: u64,
 }
 
 impl<'a> CowSink<'a> {
@@ -98,6 +104,8 @@ impl<'a> CowSink<'a> {
             allocated: HashSet::new(),
             emitted: HashMap::new(),
             freed: Vec::new(),
+            nr_made: 0,
+            nr_left: 0,
         })
     }
 
@@ -192,6 +200,7 @@ impl NodeSink for CowSink<'_> {
 
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
         let bytenr = node.bytenr();
+        self.nr_left += 1;
         self.emitted.remove(&bytenr);
         self.freed.push(bytenr);
         let added_now = self.refs.get(bytenr).is_some_and(|head| head.net() > 0);
@@ -207,6 +216,7 @@ impl NodeSink for CowSink<'_> {
 
     fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
         let (refs, flags) = self.sharing(node)?;
+        self.nr_left += 1;
         let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);
         if refs > 1 {
             if node.owner() == self.owner && !full_backref {
@@ -240,6 +250,7 @@ impl NodeSink for CowSink<'_> {
 
     fn emit(&mut self, node: Arc<Node>) {
         if self.allocated.remove(&node.bytenr()) {
+            self.nr_made += 1;
             self.add_ref(&node, RefKey::TreeBlock(self.owner), 1);
         }
         self.emitted.insert(node.bytenr(), node);

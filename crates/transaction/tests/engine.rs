@@ -2,6 +2,8 @@
 //!
 //! Needs mkfs.btrfs and btrfs; says so loudly and passes where they are missing, unless `CI` is set.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 //!
 //! Needs root, loop devices and btrfs-progs; says so loudly and passes where they are missing, unless `CI` is set.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
