@@ -1,0 +1,28 @@
+//! Compares two directory trees in everything that a copy keeps; exit status 1 and the differences if they are not equal.
+//!
+//! Usage: `compare-trees EXPECTED FOUND`
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use ubtrfs_testkit::{Compare, compare_trees};
+
+fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    let [expected, found] = args.as_slice() else {
+        eprintln!("usage: compare-trees EXPECTED FOUND");
+        return ExitCode::FAILURE;
+    };
+    match compare_trees(Path::new(expected), Path::new(found), Compare::COPY) {
+        Ok(entries) => {
+            println!("{entries} entries are equal");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
