@@ -74,7 +74,7 @@ impl World {
             let name = format!("f{}", self.files.len());
             let id = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
             if self.rng.one_in(5) {
-                let property: &[u8] = self.rng.pick(&[b"zstd".as_slice(), b"lzo", b"zlib"]);
+                let property: &[u8] = self.rng.pick::<&[u8]>(&[b"zstd", b"lzo", b"zlib"]);
                 // Refused where files are made without copy-on-write or checksums.
                 let _ = fs.setxattr(id, b"btrfs.compression", property, XattrFlags::empty(), &Caller::ROOT);
             } else if self.rng.one_in(6) {
