@@ -67,6 +67,7 @@ impl Fs {
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, now())?;
         draft.inode.state.write().linkable = true;
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
+        self.inodes.mark_unlinked(draft.inode.id);
         let op = self.engine.begin(reservation);
         let attr = draft.put(&op, 0, self);
         op.put(&dir_inode.tree, orphan_key(draft.inode.id.ino), Vec::new());

@@ -42,6 +42,8 @@ struct ShardMap {
 struct Users {
     lookups: u64,
     opens: u32,
+    /// The inode lost its last link: who gives the last reference back deletes it.
+    unlinked: bool,
 }
 
 impl InodeCache {
@@ -88,7 +90,7 @@ impl InodeCache {
         let mut map = self.shard(inode.id).map.lock();
         map.insert(inode, self.shard_limit.load(Ordering::Relaxed));
         if lookups > 0 || opens > 0 {
-            map.users.insert(inode.id, Users { lookups, opens });
+            map.users.insert(inode.id, Users { lookups, opens, unlinked: false });
         }
     }
 
@@ -106,14 +108,25 @@ impl InodeCache {
         self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
     }
 
-    /// Gives lookups back; true if nobody uses the inode any more.
+    /// Gives lookups back; true if that was the last use of an inode without links.
     pub(crate) fn forget(&self, id: InodeId, lookups: u64) -> bool {
         self.shard(id).map.lock().give_back(id, |users| users.lookups = users.lookups.saturating_sub(lookups))
     }
 
-    /// Gives an open back; true if nobody uses the inode any more.
+    /// Gives an open back; true if that was the last use of an inode without links.
     pub(crate) fn release(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
+    }
+
+    /// Notes that an inode lost its last link; true if it is used, and its last user will delete it.
+    pub(crate) fn mark_unlinked(&self, id: InodeId) -> bool {
+        match self.shard(id).map.lock().users.get_mut(&id) {
+            Some(users) => {
+                users.unlinked = true;
+                true
+            }
+            None => false,
+        }
     }
 
     /// Forgets all references to an inode.
@@ -146,11 +159,10 @@ impl ShardMap {
     fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
         let Some(users) = self.users.get_mut(&id) else { return false };
         change(users);
-        let unused = users.lookups == 0 && users.opens == 0;
-        if unused {
-            self.users.remove(&id);
+        if users.lookups > 0 || users.opens > 0 {
+            return false;
         }
-        unused
+        self.users.remove(&id).is_some_and(|users| users.unlinked)
     }
 }
 

@@ -140,7 +140,7 @@ impl Fs {
             let unlinked = drop_link(&op, &inode, locked.of(&inode), time);
             drop(op);
             drop(locked);
-            if unlinked && !self.inodes.is_used(child) {
+            if unlinked && !self.inodes.mark_unlinked(child) {
                 self.delete_if_unlinked(child);
             }
             return Ok(());

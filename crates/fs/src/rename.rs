@@ -75,7 +75,7 @@ impl Fs {
             drop(locked);
             drop(_rename);
             if let Some(id) = unlinked
-                && !self.inodes.is_used(id)
+                && !self.inodes.mark_unlinked(id)
             {
                 self.delete_if_unlinked(id);
             }
