@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::csum::CsumType;
 use crate::item::Timespec;
 
-/// Bytes as text: valid UTF-8 without control characters as it is, the rest as `\n`, `\x1b`, `\\`.
+/// Bytes as text: control characters are escaped as `\n` or `\u{1b}`, what is not UTF-8 as `\xff`; the rest stands.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

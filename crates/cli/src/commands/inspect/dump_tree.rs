@@ -112,7 +112,10 @@ impl Dump<'_> {
                 self.output.close_tree()?;
             }
         }
-        self.output.end(self.blocks, args.block.is_empty())
+        // The trees that the superblock names are printed without totals, as blocks are.
+        let of_superblock = [RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::TREE_LOG];
+        let is_one = args.tree.is_some_and(|tree| of_superblock.contains(&tree));
+        self.output.end(self.blocks, args.block.is_empty() && !is_one)
     }
 
     fn walk_blocks(&mut self, root: Pointer, follow: bool) -> io::Result<()> {

@@ -1,0 +1,153 @@
+//! `ubtrfs inspect` against `btrfs inspect-internal` on images that Linux made, and on damaged ones.
+//!
+//! Method: the two programs print the same image; all but the first line (the program's version) must be equal. Then
+//! blocks are damaged: the walk goes on, says what is wrong, and ends. Needs the kernel's btrfs; skips loudly without.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use ubtrfs_format::node::{NodeBuilder, NodeHeader, NodeView, finish_block};
+use ubtrfs_format::{CsumType, Generation, Key, KeyType, Logical};
+use ubtrfs_testkit::{Image, KernelImage, KernelImageSpec, RawBlock, capability, run};
+
+fn inspect(image: &Path, args: &[&str]) -> Output {
+    let program = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).arg("inspect").args(args).arg(image).output();
+    program.unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What both print after their version. Names are hidden in trees: they hold line breaks, which this program escapes.
+/// btrfs-progs hides all names but those of subvolumes.
+fn assert_same(image: &Path, args: &[&str]) {
+    let ours = inspect(image, args);
+    assert!(ours.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ours.stderr));
+    let path = image.to_str().unwrap();
+    let theirs = run("btrfs", [&["inspect-internal"], args, &[path]].concat()).unwrap();
+    let ours = stdout(&ours);
+    let skip = usize::from(args[0] == "dump-tree");
+    for (index, (ours, theirs)) in ours.lines().zip(theirs.lines()).enumerate().skip(skip) {
+        let is_root_ref = theirs.starts_with("\t\troot ref key") || theirs.starts_with("\t\troot backref key");
+        let theirs = match theirs.split_once(" name ") {
+            Some((head, _)) if is_root_ref => format!("{head} name HIDDEN"),
+            _ => theirs.to_owned(),
+        };
+        assert_eq!(ours, theirs, "{args:?}, line {index}");
+    }
+    assert_eq!(ours.trim_end().lines().count(), theirs.trim_end().lines().count(), "{args:?}");
+}
+
+#[test]
+fn the_text_is_that_of_btrfs_progs() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for name in ["default", "sha256, nodes of 4 KiB", "mixed"] {
+        let made = KernelImage::rich(KernelImageSpec::named(name), 1).unwrap();
+        let image = made.image.path();
+        assert_same(image, &["dump-super"]);
+        assert_same(image, &["dump-super", "-f", "-a"]);
+        assert_same(image, &["dump-tree", "--hide-names"]);
+        assert_same(image, &["dump-tree", "--dfs", "-t", "fs", "--hide-names"]);
+        assert_same(image, &["dump-tree", "-t", "extent", "--csum-headers", "--hide-names"]);
+        assert_same(image, &["dump-tree", "-t", "chunk", "--hide-names"]);
+
+        let json = inspect(image, &["dump-tree", "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert!(json["trees"].as_array().unwrap().len() > 8);
+        let json = inspect(image, &["dump-super", "--all", "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert_eq!(json[1]["superblock"]["csum_matches"], true);
+    }
+}
+
+#[test]
+fn a_damaged_block_is_told_and_the_walk_goes_on() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let made = KernelImage::rich(KernelImageSpec::named("nodes of 4 KiB"), 2).unwrap();
+    let image = &made.image;
+    let untouched = inspect(image.path(), &["dump-tree", "-t", "fs"]);
+    let block = fs_leaf(image);
+    // One bad copy: nothing is lost, and nothing is repaired.
+    image.write_at(block.copies[0] + 2000, b"damage").unwrap();
+    let digest = image.digest().unwrap();
+    let one_bad = inspect(image.path(), &["dump-tree", "-t", "fs"]);
+    assert!(one_bad.status.success());
+    assert_eq!(stdout(&one_bad), stdout(&untouched));
+    // All bad.
+    for copy in &block.copies {
+        image.write_at(copy + 2000, b"damage").unwrap();
+    }
+    let all_bad = inspect(image.path(), &["dump-tree", "-t", "fs"]);
+    assert_eq!(all_bad.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&all_bad.stderr).into_owned();
+    assert!(told.lines().count() == 1 && told.contains(&format!("bytenr {}", block.bytenr)), "{told}");
+    let heads = |output: &Output| stdout(output).lines().filter(|line| line.starts_with("leaf ")).count();
+    assert_eq!(heads(&all_bad), heads(&untouched));
+    for copy in &block.copies {
+        image.write_at(*copy, &[0xff; 4096]).unwrap();
+    }
+    assert_eq!(inspect(image.path(), &["dump-tree", "--json"]).status.code(), Some(1));
+    assert_ne!(image.digest().unwrap(), digest);
+}
+
+#[test]
+fn a_tree_that_points_to_itself_ends() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let made = KernelImage::rich(KernelImageSpec::named("nodes of 4 KiB"), 3).unwrap();
+    let image = &made.image;
+    let blocks = RawBlock::live(image).unwrap();
+    let top = blocks.iter().filter(|block| block.owner == 5).max_by_key(|block| block.level).unwrap();
+    assert!(top.level > 0);
+    let raw = image.read_at(top.copies[0], 4096).unwrap();
+    let view = NodeView::new(&raw).unwrap();
+    // Every pointer leads to the node itself, or to one and the same child.
+    for target in [top.bytenr, view.child(0).unwrap().0.0] {
+        let mut node = NodeBuilder::new(4096);
+        for objectid in 256..256 + 100 {
+            let key = Key::new(objectid, KeyType::INODE_ITEM, 0);
+            assert!(node.push(&key, Logical(target), Generation(1)));
+        }
+        let mut raw = node.finish(&NodeHeader {
+            fsid: view.fsid(),
+            chunk_tree_uuid: view.chunk_tree_uuid(),
+            bytenr: view.bytenr(),
+            generation: view.generation(),
+            owner: view.owner(),
+            level: view.level(),
+            flags: 0,
+        });
+        finish_block(&mut raw, CsumType::Crc32c);
+        for copy in &top.copies {
+            image.write_at(*copy, &raw).unwrap();
+        }
+        let output = inspect(image.path(), &["dump-tree", "-t", "5"]);
+        let nodes = stdout(&output).lines().filter(|line| line.starts_with(&format!("node {target} level"))).count();
+        assert!(nodes <= 1, "{nodes}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_one_line() {
+    let image = Image::empty(1 << 20).unwrap();
+    for args in [&["dump-super"][..], &["dump-tree"], &["dump-tree", "-t", "nonsense"], &["dump-super", "-s", "2"]] {
+        let output = inspect(image.path(), args);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && told.lines().count() == 1, "{args:?}: {told}");
+        assert!(told.starts_with("ubtrfs: "), "{told}");
+    }
+}
+
+/// A leaf of the top-level subvolume.
+fn fs_leaf(image: &Image) -> RawBlock {
+    let blocks = RawBlock::live(image).unwrap();
+    blocks.into_iter().find(|block| block.owner == 5 && block.level == 0 && block.copies.len() == 2).unwrap()
+}
