@@ -322,22 +322,35 @@ pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
 pub(crate) struct MountInfo {
     pub(crate) dir: PathBuf,
     pub(crate) kind: String,
+    /// `major:minor`: the same for all places where one filesystem is mounted.
+    pub(crate) device: Vec<u8>,
 }
 
 /// What is mounted on exactly this directory, the topmost mount if there are several.
 pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
-    let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    table.split(|&byte| byte == b'\n').filter_map(parse_mountinfo).rfind(|mount| mount.dir == dir)
+    mounts().into_iter().rfind(|mount| mount.dir == dir)
+}
+
+/// Whether the filesystem of this mount is mounted anywhere: at another place too, by `mount --bind`.
+pub(crate) fn is_mounted_somewhere(mount: &MountInfo) -> bool {
+    mounts().iter().any(|other| other.device == mount.device)
+}
+
+fn mounts() -> Vec<MountInfo> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|&byte| byte == b'\n').filter_map(parse_mountinfo).collect()
 }
 
 /// Fields: id, parent, device, root, mount point, options, optional fields up to `-`, type, source, options.
 fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let dir = unescape(fields.nth(4)?);
+    let device = fields.nth(2)?.to_vec();
+    let dir = unescape(fields.nth(1)?);
     let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
     Some(MountInfo {
         dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
         kind: String::from_utf8_lossy(kind).into_owned(),
+        device,
     })
 }
 
@@ -365,7 +378,8 @@ mod tests {
     fn mountinfo_lines_are_read() {
         let line = br"36 35 98:0 / /mnt/with\040space rw,noatime master:1 - fuse.ubtrfs /dev/loop0 rw,user_id=0";
         let mount = parse_mountinfo(line).unwrap();
-        assert_eq!(mount, MountInfo { dir: "/mnt/with space".into(), kind: "fuse.ubtrfs".into() });
+        let device = b"98:0".to_vec();
+        assert_eq!(mount, MountInfo { dir: "/mnt/with space".into(), kind: "fuse.ubtrfs".into(), device });
         assert_eq!(parse_mountinfo(b""), None);
     }
 

@@ -133,16 +133,21 @@ fn unmount_on_signals(dir: PathBuf) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Unmounts `dir` and returns when the server's last commit is durable.
+/// Unmounts `dir` and returns when the server's last commit is durable; at once where the filesystem stays mounted at
+/// another place.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let shown = dir.display().to_string();
     let full = full_path(dir);
-    if mount::find_mount(&full).is_none_or(|mount| mount.kind != format!("fuse.{SUBTYPE}")) {
+    let Some(found) = mount::find_mount(&full).filter(|mount| mount.kind == format!("fuse.{SUBTYPE}")) else {
         return Err(MountError::NotMounted(shown));
-    }
+    };
     // Fails when the server is dead; then there is nothing to wait for.
     let server = read_xattr(&full, CONTROL_XATTR).and_then(|name| control::connect(&name));
     mount::unmount(&full, lazy)?;
+    if mount::is_mounted_somewhere(&found) {
+        // One of several places: the server goes on.
+        return Ok(());
+    }
     match server {
         Ok(server) => match control::wait(server) {
             Ok(None) => Ok(()),
