@@ -467,3 +467,31 @@ fn a_write_that_does_not_fit_fails_when_it_is_made() {
     mount.umount();
     btrfs_check(image.path()).unwrap();
 }
+
+#[test]
+fn times_at_the_ends_of_their_range_do_not_end_the_server() {
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let file = mount.join("file");
+    fs::write(&file, b"x").unwrap();
+    for (tv_sec, tv_nsec) in [(i64::MIN, 5), (i64::MIN, 0), (i64::MAX, 999_999_999), (-2, 800_000_000), (1 << 33, 1)] {
+        let time = Timespec { tv_sec, tv_nsec };
+        utimensat(CWD, &file, &Timestamps { last_access: time, last_modification: time }, AtFlags::empty()).unwrap();
+        let metadata = fs::metadata(&file).unwrap();
+        assert_eq!(metadata.mtime(), tv_sec);
+        // Linux keeps no fraction at the ends.
+        if tv_sec != i64::MIN && tv_sec != i64::MAX {
+            assert_eq!(metadata.mtime_nsec(), tv_nsec);
+        }
+    }
+    fs::write(mount.join("alive"), b"y").unwrap();
+    mount.umount();
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "ro").unwrap();
+    assert_eq!(fs::metadata(theirs.join("file")).unwrap().mtime(), 1 << 33);
+    theirs.close().unwrap();
+}

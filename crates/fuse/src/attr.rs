@@ -94,6 +94,11 @@ mod tests {
         // What fuser makes of seconds -2, nanoseconds 800,000,000.
         let received = UNIX_EPOCH - Duration::new(2, 800_000_000);
         assert_eq!(timespec(received), Timespec { sec: -2, nsec: 800_000_000 });
+        // The first second there is: 2^63 seconds before the epoch; Linux sends no fraction with it.
+        let first = UNIX_EPOCH - Duration::new(1 << 63, 0);
+        assert_eq!(timespec(first), Timespec { sec: i64::MIN, nsec: 0 });
+        let second = UNIX_EPOCH - Duration::new((1 << 63) - 1, 7);
+        assert_eq!(timespec(second), Timespec { sec: i64::MIN + 1, nsec: 7 });
         // What fuser makes seconds and nanoseconds of: a true time.
         let sent = system_time(Timespec { sec: -2, nsec: 800_000_000 });
         assert_eq!(sent, UNIX_EPOCH - Duration::new(1, 200_000_000));
