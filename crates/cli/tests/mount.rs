@@ -495,3 +495,46 @@ fn times_at_the_ends_of_their_range_do_not_end_the_server() {
     assert_eq!(fs::metadata(theirs.join("file")).unwrap().mtime(), 1 << 33);
     theirs.close().unwrap();
 }
+
+#[test]
+fn what_the_server_changes_by_itself_shows_at_once() {
+    if !ready() || !capability::program("setpriv") || !capability::program("chattr") {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let file = mount.join("file");
+    fs::write(&file, b"content").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o6777);
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "sh", "-c"];
+    let script = format!("echo more >> {}", file.display());
+    ok(&Command::new("setpriv").args(user).arg(&script).output().unwrap());
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o777, "a user's write takes privileges away");
+
+    let before = fs::metadata(&file).unwrap();
+    ok(&Command::new("chattr").arg("+A").arg(&file).output().unwrap());
+    let after = fs::metadata(&file).unwrap();
+    assert_ne!((before.ctime(), before.ctime_nsec()), (after.ctime(), after.ctime_nsec()), "flags change ctime");
+    mount.umount();
+}
+
+#[test]
+fn remounting_read_only_and_back() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let remount = |how: &str| {
+        let option = format!("remount,{how}");
+        let words = ["mount".as_ref(), "-o".as_ref(), OsStr::new(&option), image.path().as_os_str()];
+        ok(&ubtrfs(words.into_iter().chain([mount.path().as_os_str()])));
+    };
+    remount("ro");
+    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(30));
+    remount("rw");
+    fs::write(mount.join("a"), b"a").unwrap();
+    mount.umount();
+    btrfs_check(image.path()).unwrap();
+}

@@ -52,6 +52,11 @@ pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], caller: &Caller
     })
 }
 
+/// Whether the ioctl sets flags, and with them the time of change.
+pub(crate) fn changes_attributes(cmd: u32) -> bool {
+    matches!(cmd, FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR)
+}
+
 fn word(data: &[u8]) -> Result<u32> {
     let bytes = data.first_chunk::<4>().ok_or(Error::InvalidArgument("short ioctl argument"))?;
     Ok(u32::from_le_bytes(*bytes))

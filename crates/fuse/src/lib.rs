@@ -26,5 +26,5 @@ mod seek;
 mod server;
 mod session;
 
-pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root};
+pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, remount};
 pub use session::{Session, sync, unmount};

@@ -189,6 +189,28 @@ pub(crate) fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountEr
     mount_by_helper(dir, config)
 }
 
+/// The flags that the kernel itself looks after.
+fn mount_flags(config: &MountConfig) -> MountFlags {
+    let mut flags = MountFlags::empty();
+    for (wanted, flag) in [
+        (config.read_only, MountFlags::RDONLY),
+        (config.nodev, MountFlags::NODEV),
+        (config.nosuid, MountFlags::NOSUID),
+        (config.noexec, MountFlags::NOEXEC),
+        (config.noatime, MountFlags::NOATIME),
+        (config.dirsync, MountFlags::DIRSYNC),
+    ] {
+        flags.set(flag, wanted);
+    }
+    flags
+}
+
+/// Changes the flags of a mount, as `mount -o remount` asks; the server goes on with the options that it has.
+pub fn remount(dir: &Path, config: &MountConfig) -> Result<(), MountError> {
+    let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
+    rustix::mount::mount_remount(dir, mount_flags(config), c"").map_err(|errno| failed(errno.into()))
+}
+
 fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let device = File::options().read(true).write(true).open("/dev/fuse").map_err(MountError::FuseDenied)?;
@@ -201,17 +223,7 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
     if config.allow_other {
         data.push_str(",allow_other");
     }
-    let mut flags = MountFlags::empty();
-    for (wanted, flag) in [
-        (config.read_only, MountFlags::RDONLY),
-        (config.nodev, MountFlags::NODEV),
-        (config.nosuid, MountFlags::NOSUID),
-        (config.noexec, MountFlags::NOEXEC),
-        (config.noatime, MountFlags::NOATIME),
-        (config.dirsync, MountFlags::DIRSYNC),
-    ] {
-        flags.set(flag, wanted);
-    }
+    let flags = mount_flags(config);
     let data = CString::new(data).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
     let kind = format!("fuse.{SUBTYPE}");
     rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), flags, data.as_c_str())

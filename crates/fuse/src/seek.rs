@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 pub(crate) struct Seeker {
     writers: Mutex<HashMap<u64, u32>>,
     jobs: Mutex<Sender<Job>>,
+    notifier: Arc<OnceLock<Notifier>>,
 }
 
 struct Job {
@@ -32,6 +33,7 @@ impl Seeker {
     /// `notifier` is set once the session exists. The thread ends with this value.
     pub(crate) fn start(notifier: Arc<OnceLock<Notifier>>) -> std::io::Result<Self> {
         let (sender, receiver) = channel::<Job>();
+        let kept = notifier.clone();
         thread::Builder::new().name("seek".into()).spawn(move || {
             for job in receiver {
                 if let Some(notifier) = notifier.get()
@@ -42,7 +44,17 @@ impl Seeker {
                 (job.answer)();
             }
         })?;
-        Ok(Self { writers: Mutex::default(), jobs: Mutex::new(sender) })
+        Ok(Self { writers: Mutex::default(), jobs: Mutex::new(sender), notifier: kept })
+    }
+
+    /// Has the kernel forget attributes that changed by more than the request said. Waits for nothing, unlike K1: a
+    /// negative offset leaves the pages alone.
+    pub(crate) fn attributes_changed(&self, node: u64) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0)
+        {
+            tracing::debug!("node {node}: the kernel keeps its attributes: {error}");
+        }
     }
 
     /// A file was opened for writing.

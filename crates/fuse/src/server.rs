@@ -138,6 +138,7 @@ impl Server {
         if kept != attr.mode {
             let set = SetAttr { mode: Some(kept & mode::PERMISSIONS), ..SetAttr::default() };
             self.fs.setattr(id, &set, &Caller::ROOT)?;
+            self.seeker.attributes_changed(self.nodes.node(id));
         }
         Ok(())
     }
@@ -616,9 +617,12 @@ impl Filesystem for Server {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let work = || match ioctl::ioctl(&self.fs, self.id(node)?, cmd, in_data, &caller(req, 0)) {
-            Some(answer) => answer.map(Some),
-            None => Ok(None),
+        let work = || {
+            let answer = ioctl::ioctl(&self.fs, self.id(node)?, cmd, in_data, &caller(req, 0)).transpose()?;
+            if answer.is_some() && ioctl::changes_attributes(cmd) {
+                self.seeker.attributes_changed(node.0);
+            }
+            Ok(answer)
         };
         self.change(reply, work, |reply, answer| match answer {
             Some(mut data) => {

@@ -66,6 +66,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (mut config, mut options) = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
+    if options::is_remount(&args.options) {
+        ubtrfs_fuse::remount(&args.dir, &config)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let dir = ubtrfs_fuse::check(&args.dir, &config)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);

@@ -18,12 +18,18 @@ const IGNORED: &[&str] = &[
     "nofail",
     "_netdev",
     "default_permissions",
+    "remount",
     "rw",
     "defaults",
     "silent",
     "loud",
 ];
 const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "uhelper=", "helper=", "subtype=", "loop=", "max_read="];
+
+/// Whether mount(8) asks to change an existing mount.
+pub(super) fn is_remount(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
+}
 
 /// Reads all `-o` arguments.
 pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptions)> {
