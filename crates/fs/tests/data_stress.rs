@@ -11,7 +11,7 @@ use ubtrfs_format::item::Compression;
 use ubtrfs_fs::{Caller, CompressSpec, FallocateMode, Fs, InodeId, MountOptions, NewInode, SetAttr};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::capability::program;
-use ubtrfs_testkit::{Image, Rng, btrfs_check};
+use ubtrfs_testkit::{FaultDevice, FaultPlan, Image, Rng, btrfs_check};
 
 fn make(len_bytes: u64) -> Image {
     let image = Image::empty(len_bytes).unwrap();
@@ -246,4 +246,76 @@ fn a_preallocated_file_can_be_written_on_a_full_filesystem() {
     let id = fs.lookup(fs.root(), b"prealloc").unwrap().id;
     assert!(fs.read(id, 0, usize::MAX).unwrap() == pattern(9, 0, 8 << 20));
     fs.close().unwrap();
+}
+
+const FAULT_FILES: u64 = 3;
+const FAULT_BYTES: usize = 300_000 / 8 * 8;
+
+/// Writes every file with the pattern of this version.
+fn write_version(fs: &Fs, version: u64) -> ubtrfs_fs::Result<()> {
+    for file in 0..FAULT_FILES {
+        let name = format!("file{file}");
+        let id = match fs.lookup(fs.root(), name.as_bytes()) {
+            Ok(attr) => attr.id,
+            Err(_) => fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT)?.id,
+        };
+        fs.write(id, 0, &pattern(version * 8 + file, 0, FAULT_BYTES))?;
+    }
+    Ok(())
+}
+
+/// Two versions of some files, each synced; returns the last version that a sync succeeded for. A sync that fails is
+/// tried again, as a program may.
+fn write_and_sync(fs: &Fs) -> u64 {
+    let mut synced = 0;
+    for version in 1..=2 {
+        let _ = write_version(fs, version);
+        if fs.sync().is_ok() {
+            synced = version;
+        } else if fs.read_only().is_none() && write_version(fs, version).is_ok() {
+            fs.sync().expect("one write failed, and it was data: the next try must succeed");
+            synced = version;
+        }
+    }
+    synced
+}
+
+#[test]
+fn a_failed_write_loses_nothing_that_was_synced() {
+    let counted = {
+        let image = make(160 << 20);
+        let fault = Arc::new(FaultDevice::new(device(&image), FaultPlan::default()));
+        let fs = Fs::open(vec![fault.clone() as Arc<dyn Device>], MountOptions::default()).unwrap();
+        assert_eq!(write_and_sync(&fs), 2);
+        fs.close().unwrap();
+        fault.counts().1
+    };
+    eprintln!("{counted} writes");
+    for failing in (0..counted).step_by((counted as usize / 24).max(1)) {
+        let image = make(160 << 20);
+        let plan = FaultPlan { write: Some(failing), ..FaultPlan::default() };
+        let fault: Arc<dyn Device> = Arc::new(FaultDevice::new(device(&image), plan));
+        let synced = {
+            let fs = Fs::open(vec![fault], MountOptions::default()).unwrap();
+            let synced = write_and_sync(&fs);
+            let _ = fs.close();
+            synced
+        };
+        let fs = open(&image, &MountOptions::default());
+        for file in (0..FAULT_FILES).filter(|_| synced > 0) {
+            let id = fs.lookup(fs.root(), format!("file{file}").as_bytes()).unwrap().id;
+            let bytes = fs.read(id, 0, usize::MAX).unwrap();
+            assert_eq!(bytes.len(), FAULT_BYTES, "write {failing} failed, file {file}");
+            for (index, word) in bytes.chunks_exact(8).enumerate() {
+                let word = u64::from_le_bytes(word.try_into().unwrap());
+                let is_version = |version: u64| word == (index as u64 * 8 + 1).wrapping_mul((version * 8 + file) | 1);
+                assert!((synced..=2).any(is_version), "write {failing} failed, file {file}, word {index}");
+            }
+        }
+        // The failed write may have been half of the first superblock; the next commit writes all copies anew.
+        create(&fs, "after");
+        fs.close().unwrap();
+        drop(fs);
+        check(&image);
+    }
 }

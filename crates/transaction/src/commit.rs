@@ -58,6 +58,7 @@ impl Engine {
         if self.committed.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }
+        self.check_not_aborted()?;
         if self.listed.lock().is_empty() && self.pending_chunks.is_empty() {
             return Ok(());
         }
@@ -71,8 +72,9 @@ impl Engine {
         result
     }
 
-    /// The last commit. Operations after it fail.
+    /// The last commit. Operations after it fail. An error where the filesystem turned read-only while it was open.
     pub fn close(&self) -> Result<()> {
+        self.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
         }

@@ -113,6 +113,8 @@ pub struct Engine {
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
     read_only: AtomicBool,
+    /// It turned read-only while it was open: what was put since the last commit is lost.
+    aborted: AtomicBool,
     read_only_reason: Mutex<Option<String>>,
     flusher: Mutex<Option<Weak<dyn Flusher>>>,
 }
@@ -162,6 +164,7 @@ impl Engine {
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
             read_only: AtomicBool::new(reason.is_some()),
+            aborted: AtomicBool::new(false),
             read_only_reason: Mutex::new(reason),
             flusher: Mutex::new(None),
         });
@@ -202,7 +205,14 @@ impl Engine {
             tracing::error!("the filesystem is read-only from here on: {reason}");
             *kept = Some(reason);
             self.read_only.store(true, Ordering::Release);
+            self.aborted.store(true, Ordering::Release);
         }
+    }
+
+    /// Fails after [`Engine::abort`]: nobody may be told that changes are durable then, even where none are left to
+    /// commit because the commit that failed took them.
+    pub(crate) fn check_not_aborted(&self) -> Result<()> {
+        if self.aborted.load(Ordering::Acquire) { self.check_writable() } else { Ok(()) }
     }
 
     /// The running transaction.
