@@ -255,9 +255,12 @@ fn without_suid_sgid(mode: u32) -> u32 {
 
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Not FUSE_ASYNC_DIO: the kernel does not drop cached pages after asynchronous direct writes, so buffered readers
+        // would go on seeing the old content.
         let mut wanted = vec![
             InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
+            // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it has forgotten.
+            InitFlags::FUSE_EXPORT_SUPPORT,
             InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_HAS_IOCTL_DIR,
