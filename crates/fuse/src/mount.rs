@@ -300,7 +300,22 @@ fn find_fusermount() -> Option<PathBuf> {
 }
 
 /// Takes the mount away. With `lazy` it disappears from sight now and ends when its last user is gone.
+///
+/// A mount in use is tried for half a second: a process between fork and exec still holds its parent's open files.
 pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    for _ in 0..BUSY_TRIES {
+        match unmount_once(dir, lazy) {
+            Err(MountError::Busy(_)) => std::thread::sleep(BUSY_PAUSE),
+            done => return done,
+        }
+    }
+    unmount_once(dir, lazy)
+}
+
+const BUSY_TRIES: u32 = 10;
+const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+
+fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let shown = || dir.display().to_string();
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
