@@ -385,11 +385,12 @@ fn mount_and_umount_of_the_system_work() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let dir = TempDir::new().unwrap();
-    // mount.fuse3 starts the program by the name after the dot, so it must be on the PATH.
+    // What `mount -t fuse.ubtrfs` runs. It starts the program by the name after the dot, from the PATH; mount(8) itself
+    // would make that the system's, where the program need not be installed for this test.
     let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
-    let output = Command::new("mount")
-        .args(["-t", "fuse.ubtrfs", "-o", "noatime,nodev,compress=zstd:3"])
+    let output = Command::new("/usr/sbin/mount.fuse3")
         .args([image.path(), dir.path()])
+        .args(["-o", "noatime,nodev,compress=zstd:3", "-t", "fuse.ubtrfs"])
         .env("PATH", path)
         .output()
         .unwrap();
