@@ -14,6 +14,9 @@ mod logging;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use clap::{Parser, Subcommand};
 
 /// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.

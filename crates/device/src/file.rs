@@ -21,6 +21,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
+use crate::direct::Direct;
 use crate::mounted::{self, KernelUse};
 use crate::{Device, check_range, discard};
 
@@ -159,6 +160,8 @@ impl std::error::Error for OpenError {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    /// For large writes.
+    direct: Direct,
     path: PathBuf,
     len_bytes: u64,
     access: Access,
@@ -214,8 +217,10 @@ impl FileDevice {
         let held = if is_block { Vec::new() } else { claim_image(path, access, &metadata)? };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
+        let direct = if access == Access::ReadWrite { Direct::open(path, &file) } else { Direct::none() };
         Ok(Self {
             file,
+            direct,
             path: path.to_owned(),
             len_bytes,
             access,
@@ -348,9 +353,7 @@ impl Device for FileDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.check_writable()?;
-        check_range(offset, buf.len(), self.len_bytes, io::ErrorKind::WriteZero)?;
-        self.file.write_all_at(buf, offset)
+        self.write_vectored_at(offset, &[IoSlice::new(buf)])
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
@@ -363,7 +366,11 @@ impl Device for FileDevice {
             let mut rest = group.as_mut_slice();
             IoSlice::advance_slices(&mut rest, 0);
             while !rest.is_empty() {
-                match rustix::io::pwritev(&self.file, rest, at) {
+                let written = match self.direct.write(at, rest)? {
+                    0 => rustix::io::pwritev(&self.file, rest, at),
+                    written => Ok(written),
+                };
+                match written {
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                     Ok(written) => {
                         at += written as u64;

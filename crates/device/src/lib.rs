@@ -8,7 +8,6 @@
 //! - I2. Data written before [`Device::flush`] was called is durable when it returns `Ok`.
 //! - I3. A [`FileDevice`] that was opened read-write is the only user of its file: no other process of ours has it
 //!   open, and the kernel has not mounted it (see [`open`](FileDevice::open)).
-
 //! - I4. After a failed flush every later flush fails too: what the failed one lost will never become durable.
 //!
 //! `unsafe` is allowed in one place, the ioctl in `discard.rs`.
@@ -18,11 +17,14 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 
+mod aligned_buf;
+mod direct;
 mod discard;
 mod file;
 mod memory;
 mod mounted;
 
+pub use aligned_buf::AlignedBuf;
 pub use file::{Access, FileDevice, OpenError};
 pub use memory::MemoryDevice;
 

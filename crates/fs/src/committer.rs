@@ -1,5 +1,5 @@
 //! The thread that commits: every `commit=` seconds, and soon after a burst of changes went quiet, because sync(2) does
-//! not reach a FUSE server.
+//! not reach a FUSE server. And when the engine asks for it, because its delayed items take much memory.
 //!
 //! - I1. The thread holds the filesystem only while it commits, so that dropping the last handle ends it.
 
@@ -27,6 +27,8 @@ struct Shared {
     /// The thread sleeps long because there was nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
+    /// The engine wants its delayed items committed.
+    asked: AtomicBool,
     /// Guards the sleep; true asks for a look.
     wake: Mutex<bool>,
     changed: Condvar,
@@ -48,6 +50,13 @@ impl Committer {
         if shared.idle.load(Ordering::Acquire) {
             shared.wake();
         }
+    }
+
+    /// Has the thread commit what the trees wait for, file data left alone. False where there is no thread.
+    pub(crate) fn commit_soon(&self) -> bool {
+        self.shared.asked.store(true, Ordering::Release);
+        self.shared.wake();
+        self.thread.lock().is_some()
     }
 
     /// Starts the thread.
@@ -109,6 +118,12 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             continue;
         }
         shared.idle.store(false, Ordering::Release);
+        if shared.asked.swap(false, Ordering::AcqRel) {
+            if let Err(error) = fs.engine.commit() {
+                tracing::error!("commit: {error}");
+            }
+            continue;
+        }
         let nr_changes = shared.nr_changes.load(Ordering::Acquire);
         if nr_changes != seen.0 {
             seen = (nr_changes, Instant::now());

@@ -33,7 +33,7 @@ use crate::file_data::{BufPool, FileData, Run};
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::ordered_data::{self, Batch, Policy, Target, Unit};
-use crate::writeback_thread::WritebackThread;
+use crate::writeback_thread::WritebackThreads;
 use crate::{Error, Fs, MountOptions, Result};
 
 /// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
@@ -45,7 +45,7 @@ pub(crate) struct DataPath {
     queue: Mutex<DirtyQueue>,
     /// Where the last batch ended on disk.
     hint: Mutex<Option<Logical>>,
-    pub(crate) thread: WritebackThread,
+    pub(crate) threads: WritebackThreads,
 }
 
 /// Inodes with dirty data, in the order in which they became dirty.
@@ -63,7 +63,7 @@ impl DataPath {
             limit_bytes,
             queue: Mutex::default(),
             hint: Mutex::default(),
-            thread: WritebackThread::default(),
+            threads: WritebackThreads::default(),
         }
     }
 
@@ -98,7 +98,7 @@ impl DataPath {
         self.queue.lock().inodes.values().take(limit).cloned().collect()
     }
 
-    /// Whether the writeback thread should work.
+    /// Whether the writeback threads should work.
     fn is_half_full(&self) -> bool {
         self.pool.used_bytes() > self.limit_bytes / 2
     }
@@ -142,6 +142,10 @@ impl Flusher for Fs {
             Error::Engine(error) => error,
             other => ubtrfs_format::Error::Refused { what: format!("writing data back: {other}"), hint: "try again" },
         })
+    }
+
+    fn commit_soon(&self) -> bool {
+        self.committer.commit_soon()
     }
 }
 
@@ -214,7 +218,7 @@ impl Fs {
         Ok(total)
     }
 
-    /// What the writeback thread does: writes back until a quarter of the memory is used.
+    /// What the writeback threads do: writes back until a quarter of the memory is used.
     pub(crate) fn flush_background(&self) -> Result<()> {
         while self.data.pool.used_bytes() > self.data.limit_bytes / 4 {
             if self.flush_some(BATCH_BYTES)? == 0 {
@@ -228,7 +232,7 @@ impl Fs {
     /// inode lock may be held.
     pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
         if self.data.is_half_full() {
-            self.data.thread.wake();
+            self.data.threads.wake();
         }
         if !self.data.is_over_limit() {
             return Ok(());

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_transaction::DataReservation;
 
@@ -32,19 +33,19 @@ const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
 /// Memory for dirty data, in size classes of powers of two, and its accounting for the whole filesystem.
 #[derive(Debug)]
 pub(crate) struct BufPool {
-    idle: [Mutex<Vec<Vec<u8>>>; NR_CLASSES],
+    idle: [Mutex<Vec<AlignedBuf>>; NR_CLASSES],
     idle_bytes: AtomicU64,
-    max_idle_bytes: u64,
+    max_bytes: u64,
     used_bytes: AtomicU64,
 }
 
 impl BufPool {
-    /// A pool that keeps at most `max_idle_bytes` for reuse.
-    pub(crate) fn new(max_idle_bytes: u64) -> Arc<Self> {
+    /// A pool that keeps memory for reuse while it takes at most `max_bytes` in all.
+    pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             idle: Default::default(),
             idle_bytes: AtomicU64::new(0),
-            max_idle_bytes,
+            max_bytes,
             used_bytes: AtomicU64::new(0),
         })
     }
@@ -67,7 +68,7 @@ impl BufPool {
                 self.idle_bytes.fetch_sub(size as u64, Ordering::Relaxed);
                 bytes
             }
-            None => Vec::with_capacity(size),
+            None => AlignedBuf::with_capacity(size),
         };
         self.used_bytes.fetch_add(size as u64, Ordering::Relaxed);
         Buf { bytes, size, pool: Arc::clone(self) }
@@ -77,7 +78,7 @@ impl BufPool {
 /// A buffer of the pool; it goes back there when dropped.
 #[derive(Debug)]
 pub(crate) struct Buf {
-    bytes: Vec<u8>,
+    bytes: AlignedBuf,
     /// Of its class: never grown beyond.
     size: usize,
     pool: Arc<BufPool>,
@@ -110,8 +111,8 @@ impl Deref for Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         let size = self.size as u64;
-        self.pool.used_bytes.fetch_sub(size, Ordering::Relaxed);
-        if self.pool.idle_bytes.load(Ordering::Relaxed) + size <= self.pool.max_idle_bytes {
+        let used = self.pool.used_bytes.fetch_sub(size, Ordering::Relaxed);
+        if self.pool.idle_bytes.load(Ordering::Relaxed) + used <= self.pool.max_bytes {
             let mut bytes = std::mem::take(&mut self.bytes);
             bytes.clear();
             self.pool.idle_bytes.fetch_add(size, Ordering::Relaxed);

@@ -37,7 +37,7 @@ pub struct Fs {
     /// Held by renames, so that the directories' order does not change while one decides on a loop.
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) data: DataPath,
-    committer: Committer,
+    pub(crate) committer: Committer,
     root: InodeId,
     closed: AtomicBool,
 }
@@ -76,7 +76,7 @@ impl Fs {
         }
         if fs.read_only().is_none() {
             fs.committer.start(&fs);
-            fs.data.thread.start(&fs);
+            fs.data.threads.start(&fs);
         }
         Ok(fs)
     }
@@ -117,7 +117,7 @@ impl Fs {
             return Ok(());
         }
         self.committer.stop();
-        self.data.thread.stop();
+        self.data.threads.stop();
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
             None => self.delete_unused_orphans().and_then(|()| self.flush_all_data()),

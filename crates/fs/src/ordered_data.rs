@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 use ubtrfs_transaction::{DataExtent, DataReservation, Engine};
@@ -56,7 +57,7 @@ pub(crate) enum Target {
     /// A new extent, not compressed.
     Plain { bytenr: Logical },
     /// A new extent of these compressed bytes, which fill whole sectors.
-    Compressed { bytenr: Logical, kind: Compression, bytes: Vec<u8> },
+    Compressed { bytenr: Logical, kind: Compression, bytes: AlignedBuf },
     /// Into an extent that the file has already.
     InPlace { at: ExtentAt },
 }
@@ -197,7 +198,7 @@ impl Work<'_, '_> {
 /// What came of compressing a unit.
 enum Outcome {
     /// The compressed bytes, padded to whole sectors.
-    Packed(Vec<u8>),
+    Packed(AlignedBuf),
     /// It saves less than one sector.
     DoesNotPay,
     /// It is too small, or does not look worth it.
@@ -222,10 +223,13 @@ fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sec
     if !force && !compression::looks_compressible(input) {
         return Outcome::NotTried;
     }
-    let Some(mut packed) = compression::compress(method, input, len - sectorsize, sectorsize) else {
+    let Some(compressed) = compression::compress(method, input, len - sectorsize, sectorsize) else {
         return Outcome::DoesNotPay;
     };
-    packed.resize(packed.len().next_multiple_of(sectorsize), 0);
+    let padded_len = compressed.len().next_multiple_of(sectorsize);
+    let mut packed = AlignedBuf::with_capacity(padded_len);
+    packed.extend_from_slice(&compressed);
+    packed.resize(padded_len);
     Outcome::Packed(packed)
 }
 

@@ -1,7 +1,8 @@
-//! The thread that writes data back while writers go on, so that copying and compressing run beside each other.
+//! The threads that write data back while writers go on: copying and compressing run beside each other, and while one
+//! thread waits for the device another prepares the next batch.
 //!
-//! - I1. The thread holds the filesystem only while it writes, so that dropping the last handle ends it.
-//! - I2. Nothing depends on it: writers over the limit write back themselves, and sync waits for nobody's goodwill.
+//! - I1. A thread holds the filesystem only while it writes, so that dropping the last handle ends it.
+//! - I2. Nothing depends on them: writers over the limit write back themselves, and sync waits for nobody's goodwill.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,54 +13,55 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::Fs;
 
-/// Starts, wakes and stops the thread.
+/// Starts, wakes and stops the threads.
 #[derive(Debug, Default)]
-pub(crate) struct WritebackThread {
+pub(crate) struct WritebackThreads {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     stopped: AtomicBool,
-    /// Guards the sleep; true: there is something to do.
-    work: Mutex<bool>,
+    /// Guards the sleep: how many threads are to look for work.
+    calls: Mutex<usize>,
     wake: Condvar,
-    /// Whether a wake-up was sent that the thread has not answered yet: spares writers the lock.
+    /// Whether a wake-up was sent that no thread has answered yet: spares writers the lock.
     woken: AtomicBool,
 }
 
-impl WritebackThread {
-    /// Starts the thread.
+impl WritebackThreads {
+    /// Starts the threads.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
-        let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
-        let spawned =
-            std::thread::Builder::new().name("ubtrfs-writeback".to_owned()).spawn(move || run(&shared, &weak));
-        match spawned {
-            Ok(thread) => *self.thread.lock() = Some(thread),
-            Err(error) => tracing::warn!("no writeback thread, writers write back themselves: {error}"),
+        for _ in 0..NR_THREADS {
+            let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
+            let spawned =
+                std::thread::Builder::new().name("ubtrfs-writeback".to_owned()).spawn(move || run(&shared, &weak));
+            match spawned {
+                Ok(thread) => self.threads.lock().push(thread),
+                Err(error) => tracing::warn!("a writeback thread less, writers write back themselves: {error}"),
+            }
         }
     }
 
-    /// There is enough dirty data for the thread.
+    /// There is enough dirty data for the threads.
     pub(crate) fn wake(&self) {
         if !self.shared.woken.swap(true, Ordering::AcqRel) {
-            *self.shared.work.lock() = true;
-            self.shared.wake.notify_one();
+            *self.shared.calls.lock() = NR_THREADS;
+            self.shared.wake.notify_all();
         }
     }
 
-    /// Ends the thread and waits for it.
+    /// Ends the threads and waits for them.
     pub(crate) fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
-        *self.shared.work.lock() = true;
+        *self.shared.calls.lock() = NR_THREADS;
         self.shared.wake.notify_all();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
-            tracing::error!("the writeback thread panicked");
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("a writeback thread panicked");
+            }
         }
     }
 }
@@ -67,11 +69,11 @@ impl WritebackThread {
 fn run(shared: &Shared, fs: &Weak<Fs>) {
     loop {
         {
-            let mut work = shared.work.lock();
-            while !*work {
-                shared.wake.wait(&mut work);
+            let mut calls = shared.calls.lock();
+            while *calls == 0 {
+                shared.wake.wait(&mut calls);
             }
-            *work = false;
+            *calls -= 1;
             shared.woken.store(false, Ordering::Release);
         }
         if shared.stopped.load(Ordering::Acquire) {
@@ -90,5 +92,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
     }
 }
 
-/// How long the thread rests after a failure.
+/// One waits for the device while the other works.
+const NR_THREADS: usize = 2;
+/// How long a thread rests after a failure.
 const PAUSE: Duration = Duration::from_millis(500);

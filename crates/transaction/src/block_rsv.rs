@@ -48,6 +48,8 @@ pub(crate) struct EpochLoad {
     csum_bytes: AtomicU64,
     /// What the commit that runs now needs.
     frozen_need: AtomicU64,
+    /// The transaction whose commit was asked for because of its memory.
+    pub(crate) asked_for_commit: AtomicU64,
 }
 
 /// A share of work for the trees.

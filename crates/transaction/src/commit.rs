@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::item::{BlockGroupItem, QgroupStatus, Timespec};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
@@ -355,13 +356,15 @@ impl Engine {
 
     fn write_runs(&self, nodes: &[Arc<Node>]) -> Result<()> {
         let nodesize = u64::from(self.geometry.nodesize);
-        let mut run: Vec<u8> = Vec::with_capacity(RUN_BYTES);
+        let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(nodes.len() * self.geometry.nodesize as usize));
         let mut start = Logical(0);
         for node in nodes {
             let end = start.0 + run.len() as u64;
             let same_chunk =
                 self.volumes.chunk_at(start).is_some_and(|(at, chunk)| node.bytenr().0 < at.0 + chunk.length);
-            if !run.is_empty() && (node.bytenr().0 != end || run.len() >= RUN_BYTES || !same_chunk) {
+            if !run.is_empty()
+                && (node.bytenr().0 != end || run.len() + node.raw().len() > run.capacity() || !same_chunk)
+            {
                 self.volumes.write(start, &run)?;
                 run.clear();
             }

@@ -88,6 +88,11 @@ pub struct Usage {
 pub trait Flusher: Send + Sync {
     /// Writes dirty file data, at least `target_bytes` of it, or all of it.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> Result<()>;
+
+    /// Has a thread commit soon, without waiting for it. Returns whether there is such a thread.
+    fn commit_soon(&self) -> bool {
+        false
+    }
 }
 
 /// One open filesystem below the level of inodes.

@@ -76,12 +76,23 @@ impl Engine {
         Operation { engine: self, _reservation: reservation, _gate: self.gate.read() }
     }
 
-    /// Lets delayed items be merged into the trees when they take more than their share of memory.
+    /// Lets delayed items be merged into the trees: in the background when they take half of their share of memory,
+    /// by the caller where that was not fast enough.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
-        if self.epoch.memory_bytes() < self.options.memory_bytes / 4 {
-            return Ok(());
+        let (bytes, limit) = (self.epoch.memory_bytes(), self.options.memory_bytes / 4);
+        if bytes >= limit {
+            return self.commit();
         }
-        self.commit()
+        if bytes >= limit / 2 {
+            // One that is under way, or was asked for, is enough.
+            let running = self.running.load(Ordering::Acquire);
+            if self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
+                && let Some(flusher) = self.flusher()
+            {
+                flusher.commit_soon();
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,117 @@
+//! [`AlignedBuf`]: bytes that start on a page boundary, which a device can take from memory without a copy.
+//!
+//! Invariants:
+//! - I1. The memory starts at a multiple of [`AlignedBuf::ALIGN`], and so does every multiple of it inside.
+//! - I2. Capacity is a whole number of pages and never grows: who needs more takes a larger buffer.
+
+use std::ops::{Deref, DerefMut};
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// A buffer of fixed capacity, filled from its start.
+pub struct AlignedBuf {
+    pages: Vec<Page>,
+    len: usize,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; AlignedBuf::ALIGN]);
+
+impl AlignedBuf {
+    /// Alignment in memory, and what direct I/O wants of addresses and lengths.
+    pub const ALIGN: usize = 4096;
+
+    /// An empty buffer with room for at least `capacity` bytes. Memory that is not touched yet costs nothing.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let nr_pages = capacity.div_ceil(Self::ALIGN);
+        let pages = Page::new_vec_zeroed(nr_pages).unwrap_or_else(|_| {
+            std::alloc::handle_alloc_error(std::alloc::Layout::new::<Page>());
+        });
+        Self { pages, len: 0 }
+    }
+
+    /// Bytes that fit in.
+    pub fn capacity(&self) -> usize {
+        self.pages.len() * Self::ALIGN
+    }
+
+    /// Appends bytes; they must fit (I2).
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        let end = self.len + bytes.len();
+        self.pages.as_mut_bytes()[self.len..end].copy_from_slice(bytes);
+        self.len = end;
+    }
+
+    /// Keeps the first `len` bytes, if there are more.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Makes it `len` bytes long, which must fit (I2); new bytes are zero.
+    pub fn resize(&mut self, len: usize) {
+        if len > self.len {
+            self.pages.as_mut_bytes()[self.len..len].fill(0);
+        }
+        self.len = len;
+    }
+
+    /// Keeps nothing; the memory stays.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.pages.as_bytes()[..self.len]
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.pages.as_mut_bytes()[..self.len]
+    }
+}
+
+impl Default for AlignedBuf {
+    fn default() -> Self {
+        Self::with_capacity(0)
+    }
+}
+
+impl std::fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AlignedBuf({} of {} bytes)", self.len, self.capacity())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_aligned_and_holds_what_was_put() {
+        for capacity in [0, 1, 4096, 5000, 1 << 20] {
+            let mut buf = AlignedBuf::with_capacity(capacity);
+            assert!(buf.capacity() >= capacity && buf.is_empty());
+            if capacity > 0 {
+                assert_eq!(buf.as_ptr().addr() % AlignedBuf::ALIGN, 0, "I1");
+                buf.extend_from_slice(b"x");
+                buf.resize(buf.capacity());
+                assert_eq!((buf[0], buf[1..].iter().map(|b| u32::from(*b)).sum::<u32>()), (b'x', 0));
+                buf[1] = 7;
+                buf.truncate(1);
+                buf.resize(2);
+                assert_eq!(&*buf, b"x\0");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "range end")]
+    fn it_never_grows() {
+        AlignedBuf::with_capacity(10).extend_from_slice(&[0; 4097]);
+    }
+}
