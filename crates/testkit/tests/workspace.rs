@@ -39,6 +39,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "ubtrfs-fuse",
         ],
     ),
+    ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-fuse"]),
     ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs"]),
 ];
 

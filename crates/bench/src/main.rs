@@ -1,0 +1,52 @@
+//! `bench`: workloads on the engine, on mounts and on Linux's btrfs, side by side.
+//!
+//! | module      | what                                                            |
+//! |-------------|-----------------------------------------------------------------|
+//! | `target`    | the operations of a workload: in this process, by system calls  |
+//! | `workload`  | the workloads, each written once                                |
+//! | `run`       | one workload on one target                                      |
+//! | `record`    | latencies, results                                              |
+//! | `cpu`       | processor time                                                  |
+//! | `tarball`   | a synthetic source tree as an archive                           |
+//! | `machine`   | programs, caches, rights                                        |
+#![forbid(unsafe_code)]
+
+mod cpu;
+mod machine;
+mod record;
+mod rng;
+mod run;
+mod sizes;
+mod tarball;
+mod target;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Measure btrfs engines: this one in its own process and mounted, Linux's, and a FUSE server that does nothing.
+#[derive(Parser)]
+#[command(name = "bench", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {}", format!("{error:#}").replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a measurement says: latencies of single operations, and the result of a run.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::cpu::CpuTimes;
+
+/// Latencies of operations, in nanoseconds, to three digits, up to an hour.
+#[derive(Clone, Debug)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+const LONGEST_NS: u64 = 3_600_000_000_000;
+const DIGITS: u8 = 3;
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, DIGITS).expect("constant bounds in order"))
+    }
+
+    /// Runs one operation and notes how long it took.
+    pub(crate) fn time<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let done = work()?;
+        self.note(started.elapsed());
+        Ok(done)
+    }
+
+    pub(crate) fn note(&mut self, took: Duration) {
+        self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(LONGEST_NS).max(1));
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        // Both have the same bounds.
+        let _always_fits = self.0.add(&other.0);
+    }
+
+    pub(crate) fn summary(&self) -> Option<LatencySummary> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let micros = |nanos: u64| nanos as f64 / 1000.0;
+        Some(LatencySummary {
+            mean_us: self.0.mean() / 1000.0,
+            p50_us: micros(self.0.value_at_quantile(0.5)),
+            p99_us: micros(self.0.value_at_quantile(0.99)),
+            p999_us: micros(self.0.value_at_quantile(0.999)),
+            max_us: micros(self.0.max()),
+        })
+    }
+}
+
+/// Percentiles in microseconds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct LatencySummary {
+    pub(crate) mean_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    pub(crate) max_us: f64,
+}
+
+/// What a workload counted while it was measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    /// Operations: files, entries, blocks.
+    pub(crate) ops: u64,
+    /// File data moved.
+    pub(crate) bytes: u64,
+    pub(crate) latencies: Latencies,
+}
+
+impl Work {
+    pub(crate) fn new() -> Self {
+        Self { ops: 0, bytes: 0, latencies: Latencies::new() }
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.latencies.merge(&other.latencies);
+    }
+}
+
+/// The result of one run, as printed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RunResult {
+    pub(crate) workload: String,
+    /// What was measured: `engine IMAGE` or `dir DIR`.
+    pub(crate) target: String,
+    /// How: `calls`, or `import` where the work was handed to `ubtrfs import`.
+    pub(crate) through: String,
+    /// Time of the work and of making it durable.
+    pub(crate) seconds: f64,
+    pub(crate) work_seconds: f64,
+    pub(crate) sync_seconds: f64,
+    pub(crate) ops: u64,
+    pub(crate) ops_per_second: f64,
+    pub(crate) bytes: u64,
+    pub(crate) mib_per_second: f64,
+    /// None where single operations were not timed.
+    pub(crate) latency: Option<LatencySummary>,
+    pub(crate) cpu: CpuTimes,
+    /// Most memory that this process (or the one that did the work) had at any time.
+    pub(crate) peak_rss_mib: f64,
+    pub(crate) params: serde_json::Value,
+}
+
+impl RunResult {
+    /// Operations and bytes by the second, from what was counted.
+    pub(crate) fn set_rates(&mut self) {
+        let seconds = self.seconds.max(1e-9);
+        self.ops_per_second = self.ops as f64 / seconds;
+        self.mib_per_second = self.bytes as f64 / f64::from(1 << 20) / seconds;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_all_threads() {
+        let (mut one, mut two) = (Latencies::new(), Latencies::new());
+        (0..99).for_each(|_| one.note(Duration::from_micros(10)));
+        two.note(Duration::from_millis(5));
+        one.merge(&two);
+        let summary = one.summary().unwrap();
+        assert!((9.9..10.1).contains(&summary.p50_us), "{summary:?}");
+        assert!((4990.0..5010.0).contains(&summary.max_us), "{summary:?}");
+        assert!(Latencies::new().summary().is_none());
+    }
+}

@@ -1,0 +1,233 @@
+//! `bench run`: one workload on one target, one JSON result.
+//!
+//! - R1. `seconds` is the time of the work and of making it durable: `sync` of crate `fs` in this process; syncfs(2) on a
+//!   directory, and on a mount of ubtrfs its own sync too.
+//! - R2. What the workload needs is made before, made durable and, as root, dropped from the caches unless asked to stay.
+//! - R3. All happens in the directory `bench` of the target, which is removed at the end unless it is to be kept.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cpu::{CpuMark, peak_rss_mib};
+use crate::record::{RunResult, Work};
+use crate::target::Target;
+use crate::target::dir::DirTarget;
+use crate::target::engine::{EngineTarget, make_image};
+use crate::workload::{Params, Sizes, Workload, remove_all};
+use crate::{machine, tarball};
+
+/// Run one workload on one filesystem and print the result as JSON
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// What to do
+    workload: Workload,
+    /// Image to open in this process
+    #[arg(long, value_name = "IMAGE", required_unless_present = "dir", conflicts_with = "dir")]
+    engine: Option<PathBuf>,
+    /// Directory of any mounted filesystem
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Make and format the image with this size if it does not exist
+    #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, requires = "engine")]
+    create: Option<u64>,
+    /// Memory budget of the engine
+    #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, requires = "engine")]
+    memory: Option<u64>,
+    /// Unpack through the library in this process, even where `ubtrfs import` could do it
+    #[arg(long, requires = "engine")]
+    no_import: bool,
+    /// Do only a part: make what the workload needs, or measure on what was made
+    #[arg(long, value_enum, default_value_t = Phase::All)]
+    phase: Phase,
+    /// Do not drop the machine's caches before the measurement
+    #[arg(long)]
+    warm: bool,
+    /// Leave the files there
+    #[arg(long)]
+    keep: bool,
+    /// A server whose processor time counts too
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
+    #[command(flatten)]
+    sizes: Sizes,
+}
+
+/// Parts of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Phase {
+    All,
+    Prepare,
+    Measure,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if let Some(result) = run_phases(args)? {
+        println!("{}", serde_json::to_string(&result)?);
+    }
+    Ok(())
+}
+
+fn run_phases(args: &Args) -> Result<Option<RunResult>> {
+    let mut params = Params::new(args.workload, &args.sizes);
+    // Removed when this function ends.
+    let mut made_archive = None;
+    if args.workload.needs_archive() && params.tar.is_none() && args.phase != Phase::Measure {
+        let made = tempfile::Builder::new().prefix("ubtrfs-bench-").suffix(".tar").tempfile()?;
+        tarball::write(made.path(), params.files, params.seed)?;
+        params.tar = Some(made.path().to_owned());
+        made_archive = Some(made);
+    }
+    let result = match (&args.engine, &args.dir) {
+        (Some(image), _) => on_engine(args, &params, image),
+        (None, Some(dir)) => on_dir(args, &params, dir),
+        (None, None) => bail!("give --engine IMAGE or --dir DIR"),
+    };
+    drop(made_archive);
+    result
+}
+
+fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunResult>> {
+    if let Some(size) = args.create.filter(|_| !image.exists()) {
+        make_image(image, size)?;
+    }
+    let open = || EngineTarget::open(image, args.memory);
+    if args.phase != Phase::Measure {
+        let target = open()?;
+        let done = prepare(args.workload, params, &target);
+        target.close()?;
+        done?;
+        if args.workload.has_preparation() && !args.warm {
+            machine::drop_caches_if_root();
+        }
+    }
+    if args.phase == Phase::Prepare {
+        return Ok(None);
+    }
+    let import = match args.workload {
+        Workload::Untar if !args.no_import => machine::beside("ubtrfs").ok(),
+        _ => None,
+    };
+    let result = match import {
+        Some(program) => import_archive(args, params, &program, image),
+        None => {
+            let target = open()?;
+            let done = measure(args, params, &target);
+            target.close()?;
+            done
+        }
+    };
+    let mut result = result?;
+    result.target = format!("engine {}", image.display());
+    if !args.keep {
+        let target = open()?;
+        let cleaned = clean(&target);
+        target.close()?;
+        cleaned?;
+    }
+    Ok(Some(result))
+}
+
+fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>> {
+    let target = DirTarget::open(dir)?;
+    if args.phase != Phase::Measure {
+        prepare(args.workload, params, &target)?;
+        if args.workload.has_preparation() && !args.warm {
+            machine::drop_caches_if_root();
+        }
+    }
+    if args.phase == Phase::Prepare {
+        return Ok(None);
+    }
+    let mut result = measure(args, params, &target)?;
+    result.target = format!("dir {}", dir.display());
+    if !args.keep {
+        clean(&target)?;
+    }
+    Ok(Some(result))
+}
+
+/// The directory that all happens in (R3).
+const BASE: &[u8] = b"bench";
+
+fn prepare<T: Target>(workload: Workload, params: &Params, target: &T) -> Result<()> {
+    let base = target.mkdir(&target.root()?, BASE, 0o755).context("the target has a directory 'bench'; remove it")?;
+    workload.prepare(target, params, &base)?;
+    target.sync()
+}
+
+fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunResult> {
+    if let Some(archive) = &params.tar {
+        machine::read_into_cache(archive)?;
+    }
+    let base = target.child(&target.root()?, BASE)?;
+    let mark = CpuMark::now(args.server_pid);
+    let started = Instant::now();
+    let work = args.workload.measure(target, params, &base)?;
+    let worked = started.elapsed().as_secs_f64();
+    target.sync()?;
+    let seconds = started.elapsed().as_secs_f64();
+    let cpu = mark.elapsed();
+    let mut result = result(args.workload, params, &work)?;
+    (result.seconds, result.work_seconds, result.sync_seconds) = (seconds, worked, seconds - worked);
+    (result.cpu, result.peak_rss_mib) = (cpu, peak_rss_mib());
+    result.set_rates();
+    Ok(result)
+}
+
+fn clean<T: Target>(target: &T) -> Result<()> {
+    let root = target.root()?;
+    remove_all(target, &target.child(&root, BASE)?)?;
+    target.rmdir(&root, BASE)?;
+    target.sync()
+}
+
+fn result(workload: Workload, params: &Params, work: &Work) -> Result<RunResult> {
+    Ok(RunResult {
+        workload: workload.name().to_owned(),
+        target: String::new(),
+        through: "calls".to_owned(),
+        seconds: 0.0,
+        work_seconds: 0.0,
+        sync_seconds: 0.0,
+        ops: work.ops,
+        ops_per_second: 0.0,
+        bytes: work.bytes,
+        mib_per_second: 0.0,
+        latency: work.latencies.summary(),
+        cpu: Default::default(),
+        peak_rss_mib: 0.0,
+        params: serde_json::to_value(params)?,
+    })
+}
+
+/// Unpacks with `ubtrfs import`, from the start of the program to its end: opening, work, commit and closing.
+fn import_archive(args: &Args, params: &Params, program: &Path, image: &Path) -> Result<RunResult> {
+    let archive = params.tar.as_ref().context("no archive was given; use --tar FILE")?;
+    machine::read_into_cache(archive)?;
+    let mut target = image.as_os_str().to_owned();
+    target.push(":/bench");
+    let mut command = Command::new(program);
+    command.arg("import").arg("--json").arg(archive).arg(&target);
+    if let Some(bytes) = args.memory {
+        command.arg(format!("--memory={bytes}"));
+    }
+    let mark = CpuMark::now(args.server_pid);
+    let started = Instant::now();
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {}", program.display()))?;
+    let seconds = started.elapsed().as_secs_f64();
+    let cpu = mark.elapsed();
+    if !output.status.success() {
+        bail!("ubtrfs import failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let counts: serde_json::Value = serde_json::from_slice(&output.stdout).context("ubtrfs import --json")?;
+    let count = |name: &str| counts[name].as_u64().unwrap_or_default();
+    let mut result = result(args.workload, params, &Work::new())?;
+    (result.ops, result.bytes, result.cpu) = (count("entries"), count("bytes"), cpu);
+    (result.seconds, result.work_seconds) = (seconds, seconds);
+    result.through = "import".to_owned();
+    result.set_rates();
+    Ok(result)
+}

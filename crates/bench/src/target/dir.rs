@@ -1,0 +1,183 @@
+//! A directory of any mounted filesystem, by ordinary system calls.
+//!
+//! Names are resolved from the directory that was given, as tar and fs_mark do it; no directory is kept open, so a tree
+//! may have more directories than a process may have open files.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+
+use super::{Kind, Meta, Target};
+
+/// The directory to work in.
+#[derive(Debug)]
+pub(crate) struct DirTarget {
+    path: PathBuf,
+    root: OwnedFd,
+}
+
+impl DirTarget {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty())
+            .with_context(|| format!("cannot open the directory {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), root })
+    }
+}
+
+fn join(dir: &Path, name: &[u8]) -> PathBuf {
+    dir.join(OsStr::from_bytes(name))
+}
+
+/// Says which path an error is about.
+fn at<T>(result: rustix::io::Result<T>, what: &'static str, path: &Path) -> Result<T> {
+    result.with_context(|| format!("{what} {}", path.display()))
+}
+
+fn times(meta: &Meta) -> Timestamps {
+    let time = Timespec { tv_sec: meta.mtime, tv_nsec: 0 };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+impl Target for DirTarget {
+    /// Relative to the root.
+    type Dir = PathBuf;
+    type File = OwnedFd;
+
+    fn root(&self) -> Result<PathBuf> {
+        Ok(PathBuf::new())
+    }
+
+    fn mkdir(&self, dir: &PathBuf, name: &[u8], mode: u32) -> Result<PathBuf> {
+        let path = join(dir, name);
+        at(rustix::fs::mkdirat(&self.root, &path, Mode::from_raw_mode(mode)), "mkdir", &path)?;
+        Ok(path)
+    }
+
+    fn child(&self, dir: &PathBuf, name: &[u8]) -> Result<PathBuf> {
+        Ok(join(dir, name))
+    }
+
+    fn create(&self, dir: &PathBuf, name: &[u8], mode: u32) -> Result<OwnedFd> {
+        let path = join(dir, name);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        at(rustix::fs::openat(&self.root, &path, flags, Mode::from_raw_mode(mode)), "create", &path)
+    }
+
+    fn create_empty(&self, dir: &PathBuf, name: &[u8], mode: u32) -> Result<()> {
+        self.create(dir, name, mode).map(drop)
+    }
+
+    fn open(&self, dir: &PathBuf, name: &[u8], write: bool) -> Result<OwnedFd> {
+        let path = join(dir, name);
+        let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        at(rustix::fs::openat(&self.root, &path, flags, Mode::empty()), "open", &path)
+    }
+
+    fn write(&self, file: &OwnedFd, mut offset: u64, mut data: &[u8]) -> Result<()> {
+        while !data.is_empty() {
+            let count = rustix::io::pwrite(file, data, offset).context("write")?;
+            if count == 0 {
+                bail!("write wrote nothing");
+            }
+            offset += count as u64;
+            data = &data[count..];
+        }
+        Ok(())
+    }
+
+    fn read(&self, file: &OwnedFd, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut filled = 0;
+        while filled < buf.len() {
+            match rustix::io::pread(file, &mut buf[filled..], offset + filled as u64).context("read")? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        Ok(filled)
+    }
+
+    fn fsync(&self, file: &OwnedFd) -> Result<()> {
+        rustix::fs::fsync(file).context("fsync")
+    }
+
+    fn set_meta(&self, file: &OwnedFd, meta: &Meta) -> Result<()> {
+        rustix::fs::futimens(file, &times(meta)).context("futimens")?;
+        rustix::fs::fchown(file, Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid))).context("fchown")?;
+        rustix::fs::fchmod(file, Mode::from_raw_mode(meta.mode)).context("fchmod")
+    }
+
+    fn set_meta_at(&self, dir: &PathBuf, name: &[u8], meta: &Meta, kind: Kind) -> Result<()> {
+        let path = join(dir, name);
+        let (uid, gid) = (Uid::from_raw(meta.uid), Gid::from_raw(meta.gid));
+        let nofollow = AtFlags::SYMLINK_NOFOLLOW;
+        at(rustix::fs::utimensat(&self.root, &path, &times(meta), nofollow), "utimensat", &path)?;
+        at(rustix::fs::chownat(&self.root, &path, Some(uid), Some(gid), nofollow), "fchownat", &path)?;
+        if kind == Kind::Dir {
+            let mode = Mode::from_raw_mode(meta.mode);
+            at(rustix::fs::chmodat(&self.root, &path, mode, AtFlags::empty()), "fchmodat", &path)?;
+        }
+        Ok(())
+    }
+
+    fn symlink(&self, dir: &PathBuf, name: &[u8], target: &[u8]) -> Result<()> {
+        let path = join(dir, name);
+        at(rustix::fs::symlinkat(OsStr::from_bytes(target), &self.root, &path), "symlink", &path)
+    }
+
+    fn link(&self, from: (&PathBuf, &[u8]), to: (&PathBuf, &[u8])) -> Result<()> {
+        let (from, to) = (join(from.0, from.1), join(to.0, to.1));
+        at(rustix::fs::linkat(&self.root, &from, &self.root, &to, AtFlags::empty()), "link", &to)
+    }
+
+    fn list(&self, dir: &PathBuf) -> Result<Vec<(Vec<u8>, Kind)>> {
+        let path = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = at(rustix::fs::openat(&self.root, path, flags, Mode::empty()), "open", path)?;
+        let mut names = Vec::new();
+        for entry in at(rustix::fs::Dir::new(fd), "list", path)? {
+            let entry = at(entry, "list", path)?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let kind = if entry.file_type() == rustix::fs::FileType::Directory { Kind::Dir } else { Kind::Other };
+            names.push((name.to_vec(), kind));
+        }
+        Ok(names)
+    }
+
+    fn stat(&self, dir: &PathBuf, name: &[u8]) -> Result<u64> {
+        let path = join(dir, name);
+        let stat = at(rustix::fs::statat(&self.root, &path, AtFlags::SYMLINK_NOFOLLOW), "stat", &path)?;
+        Ok(u64::try_from(stat.st_size).unwrap_or_default())
+    }
+
+    fn unlink(&self, dir: &PathBuf, name: &[u8]) -> Result<()> {
+        let path = join(dir, name);
+        at(rustix::fs::unlinkat(&self.root, &path, AtFlags::empty()), "unlink", &path)
+    }
+
+    fn rmdir(&self, dir: &PathBuf, name: &[u8]) -> Result<()> {
+        let path = join(dir, name);
+        at(rustix::fs::unlinkat(&self.root, &path, AtFlags::REMOVEDIR), "rmdir", &path)
+    }
+
+    fn rename(&self, dir: &PathBuf, name: &[u8], new_name: &[u8]) -> Result<()> {
+        let (from, to) = (join(dir, name), join(dir, new_name));
+        at(rustix::fs::renameat(&self.root, &from, &self.root, &to), "rename", &from)
+    }
+
+    /// syncfs(2); on a mount of ubtrfs its own sync too, because syncfs(2) does not reach a FUSE server.
+    fn sync(&self) -> Result<()> {
+        rustix::fs::syncfs(self.root.as_fd()).context("syncfs")?;
+        match ubtrfs_fuse::sync(&self.path) {
+            Ok(()) | Err(ubtrfs_fuse::MountError::NotMounted(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

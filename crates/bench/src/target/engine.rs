@@ -1,0 +1,177 @@
+//! An image opened in this process: crate `fs` without a mount.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::item::{FileType, Timespec};
+use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode, RenameFlags, SetAttr, SetTime};
+
+use super::{Kind, Meta, Target};
+
+/// An open image.
+#[derive(Debug)]
+pub(crate) struct EngineTarget {
+    fs: Arc<Fs>,
+}
+
+/// Keeps the inode until it is dropped, as an open file does.
+#[derive(Debug)]
+pub(crate) struct EngineFile {
+    fs: Arc<Fs>,
+    id: InodeId,
+}
+
+impl Drop for EngineFile {
+    fn drop(&mut self) {
+        self.fs.release_inode(self.id);
+    }
+}
+
+impl EngineTarget {
+    pub(crate) fn open(image: &Path, memory_bytes: Option<u64>) -> Result<Self> {
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadWrite)?);
+        let mut options = MountOptions::default();
+        if let Some(bytes) = memory_bytes {
+            options.memory_bytes = bytes;
+        }
+        let fs = Fs::open(vec![device], options).with_context(|| format!("cannot open {}", image.display()))?;
+        if let Some(reason) = fs.read_only() {
+            bail!("{} cannot be changed: {reason}", image.display());
+        }
+        Ok(Self { fs })
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        Ok(self.fs.close()?)
+    }
+
+    fn file(&self, id: InodeId) -> Result<EngineFile> {
+        self.fs.open_inode(id)?;
+        Ok(EngineFile { fs: Arc::clone(&self.fs), id })
+    }
+}
+
+/// Makes and formats an image file.
+pub(crate) fn make_image(path: &Path, size_bytes: u64) -> Result<()> {
+    let device = FileDevice::create(path, size_bytes, true)?;
+    ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default())
+        .with_context(|| format!("cannot format {}", path.display()))?;
+    Ok(())
+}
+
+fn set_attr(meta: &Meta) -> SetAttr {
+    let time = Some(SetTime::At(Timespec { sec: meta.mtime, nsec: 0 }));
+    let (uid, gid) = (Some(meta.uid), Some(meta.gid));
+    SetAttr { mode: Some(meta.mode), uid, gid, atime: time, mtime: time, ..SetAttr::default() }
+}
+
+impl Target for EngineTarget {
+    type Dir = InodeId;
+    type File = EngineFile;
+
+    fn root(&self) -> Result<InodeId> {
+        Ok(self.fs.root())
+    }
+
+    fn mkdir(&self, dir: &InodeId, name: &[u8], mode: u32) -> Result<InodeId> {
+        Ok(self.fs.create(*dir, name, NewInode::dir(mode), &Caller::ROOT)?.id)
+    }
+
+    fn child(&self, dir: &InodeId, name: &[u8]) -> Result<InodeId> {
+        Ok(self.fs.lookup(*dir, name)?.id)
+    }
+
+    fn create(&self, dir: &InodeId, name: &[u8], mode: u32) -> Result<EngineFile> {
+        self.file(self.fs.create(*dir, name, NewInode::file(mode), &Caller::ROOT)?.id)
+    }
+
+    fn create_empty(&self, dir: &InodeId, name: &[u8], mode: u32) -> Result<()> {
+        self.fs.create(*dir, name, NewInode::file(mode), &Caller::ROOT)?;
+        Ok(())
+    }
+
+    fn open(&self, dir: &InodeId, name: &[u8], _write: bool) -> Result<EngineFile> {
+        self.file(self.fs.lookup(*dir, name)?.id)
+    }
+
+    fn write(&self, file: &EngineFile, mut offset: u64, mut data: &[u8]) -> Result<()> {
+        while !data.is_empty() {
+            let count = self.fs.write(file.id, offset, data)?;
+            if count == 0 {
+                bail!("write wrote nothing");
+            }
+            offset += count as u64;
+            data = &data[count.min(data.len())..];
+        }
+        Ok(())
+    }
+
+    fn read(&self, file: &EngineFile, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        Ok(self.fs.read_into(file.id, offset, buf)?)
+    }
+
+    fn fsync(&self, file: &EngineFile) -> Result<()> {
+        Ok(self.fs.fsync(file.id, false)?)
+    }
+
+    fn set_meta(&self, file: &EngineFile, meta: &Meta) -> Result<()> {
+        self.fs.setattr(file.id, &set_attr(meta), &Caller::ROOT)?;
+        Ok(())
+    }
+
+    fn set_meta_at(&self, dir: &InodeId, name: &[u8], meta: &Meta, kind: Kind) -> Result<()> {
+        let id = self.fs.lookup(*dir, name)?.id;
+        let mut set = set_attr(meta);
+        if kind != Kind::Dir {
+            set.mode = None;
+        }
+        self.fs.setattr(id, &set, &Caller::ROOT)?;
+        Ok(())
+    }
+
+    fn symlink(&self, dir: &InodeId, name: &[u8], target: &[u8]) -> Result<()> {
+        self.fs.create(*dir, name, NewInode::symlink(target), &Caller::ROOT)?;
+        Ok(())
+    }
+
+    fn link(&self, from: (&InodeId, &[u8]), to: (&InodeId, &[u8])) -> Result<()> {
+        let id = self.fs.lookup(*from.0, from.1)?.id;
+        self.fs.link(id, *to.0, to.1)?;
+        Ok(())
+    }
+
+    fn list(&self, dir: &InodeId) -> Result<Vec<(Vec<u8>, Kind)>> {
+        let mut names = Vec::new();
+        self.fs.readdir(*dir, 0, &mut |entry| {
+            if entry.name != b"." && entry.name != b".." {
+                let kind = if entry.file_type == FileType::Directory { Kind::Dir } else { Kind::Other };
+                names.push((entry.name.to_vec(), kind));
+            }
+            true
+        })?;
+        Ok(names)
+    }
+
+    fn stat(&self, dir: &InodeId, name: &[u8]) -> Result<u64> {
+        Ok(self.fs.lookup(*dir, name)?.size)
+    }
+
+    fn unlink(&self, dir: &InodeId, name: &[u8]) -> Result<()> {
+        Ok(self.fs.unlink(*dir, name)?)
+    }
+
+    fn rmdir(&self, dir: &InodeId, name: &[u8]) -> Result<()> {
+        Ok(self.fs.rmdir(*dir, name)?)
+    }
+
+    fn rename(&self, dir: &InodeId, name: &[u8], new_name: &[u8]) -> Result<()> {
+        Ok(self.fs.rename(*dir, name, *dir, new_name, RenameFlags::empty())?)
+    }
+
+    /// Writes out all data and commits.
+    fn sync(&self) -> Result<()> {
+        Ok(self.fs.sync()?)
+    }
+}

@@ -1,0 +1,106 @@
+//! seqwrite, seqread, randwrite and randread: one file a thread, `bytes` in all.
+
+use anyhow::{Result, ensure};
+
+use super::{Params, in_threads};
+use crate::record::Work;
+use crate::rng::{Permutation, Rng};
+use crate::target::Target;
+
+/// Bytes of each thread's file.
+fn share(params: &Params) -> u64 {
+    params.bytes / params.threads
+}
+
+fn name(thread: u64) -> Vec<u8> {
+    format!("data-{thread}").into_bytes()
+}
+
+/// A block of bytes that do not compress.
+fn random_block(params: &Params, thread: u64) -> Vec<u8> {
+    let mut block = vec![0; params.block as usize];
+    Rng::new(params.seed ^ thread.rotate_left(32)).fill(&mut block);
+    block
+}
+
+/// Makes blocks differ from each other, as file data does.
+fn stamp(block: &mut [u8], offset: u64) {
+    for page in block.chunks_mut(4096) {
+        if let Some(head) = page.first_chunk_mut::<8>() {
+            *head = offset.to_le_bytes();
+        }
+    }
+}
+
+pub(super) fn seqwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    in_threads(params.threads, |thread| {
+        let mut work = Work::new();
+        let mut block = random_block(params, thread);
+        let file = target.create(base, &name(thread), 0o644)?;
+        let (mut offset, end) = (0, share(params));
+        while offset < end {
+            let len = (end - offset).min(params.block);
+            stamp(&mut block, offset);
+            work.latencies.time(|| target.write(&file, offset, &block[..len as usize]))?;
+            offset += len;
+            work.ops += 1;
+            work.bytes += len;
+        }
+        Ok(work)
+    })
+}
+
+pub(super) fn seqread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    in_threads(params.threads, |thread| {
+        let mut work = Work::new();
+        let mut buf = vec![0; params.block as usize];
+        let file = target.open(base, &name(thread), false)?;
+        loop {
+            let count = work.latencies.time(|| target.read(&file, work.bytes, &mut buf));
+            let count = count? as u64;
+            work.ops += u64::from(count > 0);
+            work.bytes += count;
+            if count < params.block {
+                break;
+            }
+        }
+        ensure!(work.bytes == share(params), "the file has {} bytes, {} were written", work.bytes, share(params));
+        Ok(work)
+    })
+}
+
+/// Each block of a new file once, in random order: what fio does with `rw=randwrite` and its random map.
+pub(super) fn randwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    in_threads(params.threads, |thread| {
+        let mut work = Work::new();
+        let mut block = random_block(params, thread);
+        let file = target.create(base, &name(thread), 0o644)?;
+        let nr_blocks = share(params) / params.block;
+        let order = Permutation::new(nr_blocks, params.seed ^ thread);
+        for index in 0..nr_blocks {
+            let offset = order.at(index) * params.block;
+            stamp(&mut block, offset);
+            work.latencies.time(|| target.write(&file, offset, &block))?;
+            work.ops += 1;
+            work.bytes += params.block;
+        }
+        Ok(work)
+    })
+}
+
+pub(super) fn randread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    in_threads(params.threads, |thread| {
+        let mut work = Work::new();
+        let mut buf = vec![0; params.block as usize];
+        let file = target.open(base, &name(thread), false)?;
+        let nr_blocks = (share(params) / params.block).max(1);
+        let mut rng = Rng::new(params.seed ^ thread);
+        for _ in 0..params.ops / params.threads {
+            let offset = rng.below(nr_blocks) * params.block;
+            let count = work.latencies.time(|| target.read(&file, offset, &mut buf))?;
+            work.ops += 1;
+            work.bytes += count as u64;
+        }
+        Ok(work)
+    })
+}

@@ -1,0 +1,184 @@
+//! The workloads, each written once over [`Target`]: `prepare` makes what it needs, `measure` is what is timed.
+
+mod data;
+mod fsync;
+mod mixed;
+mod names;
+mod untar;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+
+use crate::record::Work;
+use crate::target::Target;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Workload {
+    /// Unpack an archive
+    Untar,
+    /// Make empty files, several threads in several directories
+    Fsmark,
+    /// Remove a tree (unpacked before)
+    Rm,
+    /// Walk a tree and stat every name
+    Find,
+    /// Write a file from start to end
+    Seqwrite,
+    /// Read a file from start to end
+    Seqread,
+    /// Write every block of a file once in random order, buffered, beyond memory
+    Randwrite,
+    /// Read blocks of a file at random places
+    Randread,
+    /// Append a block and fsync
+    Fsync,
+    /// Create, write, read, stat, rename and remove at random
+    Mixed,
+}
+
+/// Sizes, as the user gives them; what is left out has a default by workload.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Sizes {
+    /// Files to make (fsmark, and archives that bench makes itself)
+    #[arg(long, value_name = "N")]
+    pub(crate) files: Option<u64>,
+    /// Directories to spread them over (fsmark)
+    #[arg(long, value_name = "N")]
+    pub(crate) dirs: Option<u64>,
+    /// Threads that make requests
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<u64>,
+    /// Bytes of file data (seqwrite, seqread, randwrite, randread)
+    #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
+    pub(crate) bytes: Option<u64>,
+    /// Bytes of a read or write
+    #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
+    pub(crate) block: Option<u64>,
+    /// Operations (randread, fsync, mixed)
+    #[arg(long, value_name = "N")]
+    pub(crate) ops: Option<u64>,
+    /// Archive to unpack (untar, rm, find); a synthetic source tree if left out
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tar: Option<PathBuf>,
+    /// Start of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// Sizes of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Params {
+    pub(crate) files: u64,
+    pub(crate) dirs: u64,
+    pub(crate) threads: u64,
+    pub(crate) bytes: u64,
+    pub(crate) block: u64,
+    pub(crate) ops: u64,
+    pub(crate) tar: Option<PathBuf>,
+    pub(crate) seed: u64,
+}
+
+impl Params {
+    /// The user's sizes, or the workload's own.
+    pub(crate) fn new(workload: Workload, sizes: &Sizes) -> Self {
+        let (threads, bytes, block, ops) = match workload {
+            Workload::Fsmark => (16, 0, 0, 0),
+            Workload::Seqwrite | Workload::Seqread => (1, 1 << 30, 1 << 20, 0),
+            Workload::Randwrite => (4, 512 << 20, 4096, 0),
+            Workload::Randread => (4, 512 << 20, 4096, 50_000),
+            Workload::Fsync => (1, 0, 4096, 500),
+            Workload::Mixed => (4, 0, 4096, 50_000),
+            Workload::Untar | Workload::Rm | Workload::Find => (1, 0, 0, 0),
+        };
+        let files = if workload == Workload::Fsmark { 100_000 } else { 20_000 };
+        Self {
+            files: sizes.files.unwrap_or(files),
+            dirs: sizes.dirs.unwrap_or(16).max(1),
+            threads: sizes.threads.unwrap_or(threads).max(1),
+            bytes: sizes.bytes.unwrap_or(bytes),
+            block: sizes.block.unwrap_or(block).clamp(1, 1 << 30),
+            ops: sizes.ops.unwrap_or(ops),
+            tar: sizes.tar.clone(),
+            seed: sizes.seed,
+        }
+    }
+}
+
+impl Workload {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Untar => "untar",
+            Self::Fsmark => "fsmark",
+            Self::Rm => "rm",
+            Self::Find => "find",
+            Self::Seqwrite => "seqwrite",
+            Self::Seqread => "seqread",
+            Self::Randwrite => "randwrite",
+            Self::Randread => "randread",
+            Self::Fsync => "fsync",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// Whether it unpacks an archive, in preparation at least.
+    pub(crate) fn needs_archive(self) -> bool {
+        matches!(self, Self::Untar | Self::Rm | Self::Find)
+    }
+
+    /// Whether something is made before the measurement, so that it begins with cold caches.
+    pub(crate) fn has_preparation(self) -> bool {
+        matches!(self, Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed)
+    }
+
+    /// Makes what `measure` needs in `base`, an empty directory.
+    pub(crate) fn prepare<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+        match self {
+            Self::Rm | Self::Find => untar::measure(target, params, base).map(drop),
+            Self::Seqread | Self::Randread => data::seqwrite(target, params, base).map(drop),
+            Self::Mixed => mixed::prepare(target, params, base),
+            Self::Untar | Self::Fsmark | Self::Seqwrite | Self::Randwrite | Self::Fsync => Ok(()),
+        }
+    }
+
+    /// The work that is timed.
+    pub(crate) fn measure<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+        match self {
+            Self::Untar => untar::measure(target, params, base),
+            Self::Fsmark => names::fsmark(target, params, base),
+            Self::Rm => names::rm(target, base),
+            Self::Find => names::find(target, base),
+            Self::Seqwrite => data::seqwrite(target, params, base),
+            Self::Seqread => data::seqread(target, params, base),
+            Self::Randwrite => data::randwrite(target, params, base),
+            Self::Randread => data::randread(target, params, base),
+            Self::Fsync => fsync::measure(target, params, base),
+            Self::Mixed => mixed::measure(target, params, base),
+        }
+    }
+}
+
+/// Removes everything in a directory.
+pub(crate) fn remove_all<T: Target>(target: &T, dir: &T::Dir) -> Result<()> {
+    names::rm(target, dir).map(drop)
+}
+
+/// Runs `work(0..threads)` side by side; what they counted, added up, or the first error.
+fn in_threads(threads: u64, work: impl Fn(u64) -> Result<Work> + Sync) -> Result<Work> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let mut running = Vec::new();
+        for index in 0..threads {
+            let thread = std::thread::Builder::new().name(format!("client-{index}"));
+            running.push(thread.spawn_scoped(scope, move || work(index)).context("cannot start a thread")?);
+        }
+        let mut all = Work::new();
+        for thread in running {
+            all.merge(&thread.join().map_err(|_| anyhow!("a client thread panicked"))??);
+        }
+        Ok(all)
+    })
+}
