@@ -4,7 +4,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
 
 /// A program built beside this one.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
@@ -13,6 +17,14 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let places = own.ancestors().skip(1).take(2).map(|dir| dir.join(name));
     let found = places.into_iter().find(|path| path.is_file());
     found.with_context(|| format!("there is no {name} beside {}; build it with: cargo build --release", own.display()))
+}
+
+/// A program of the system.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let fixed = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    let found = std::env::split_paths(&path).chain(fixed).map(|dir| dir.join(name)).find(|file| file.is_file());
+    found.with_context(|| format!("the program {name} is missing; install it (Debian: btrfs-progs, mount)"))
 }
 
 /// Writes out and drops all clean caches of the machine.
@@ -34,4 +46,29 @@ pub(crate) fn read_into_cache(path: &Path) -> Result<()> {
     let mut buf = vec![0; 1 << 20];
     while file.read(&mut buf)? > 0 {}
     Ok(())
+}
+
+/// Fails with what to do about it where this process is not root.
+pub(crate) fn need_root(what: &str) -> Result<()> {
+    if !is_root() {
+        bail!("{what} needs root, for mounts and cold caches; run it with sudo");
+    }
+    Ok(())
+}
+
+/// What a reader of figures wants to know of the machine.
+pub(crate) fn describe() -> serde_json::Value {
+    let first_word = |path: &str| {
+        std::fs::read_to_string(path).unwrap_or_default().split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    let uname = rustix::system::uname();
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = memory.split_whitespace().nth(1).and_then(|text| text.parse::<u64>().ok()).unwrap_or_default();
+    serde_json::json!({
+        "kernel": uname.release().to_string_lossy(),
+        "processors": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory_mib": kib / 1024,
+        // Above 0 before anything began: others were at work.
+        "load_1_minute": first_word("/proc/loadavg"),
+    })
 }

@@ -5,14 +5,21 @@
 //! | `target`    | the operations of a workload: in this process, by system calls  |
 //! | `workload`  | the workloads, each written once                                |
 //! | `run`       | one workload on one target                                      |
+//! | `compare`   | workloads on several filesystems in turn, medians and ratios    |
+//! | `null_server` | a FUSE server that does nothing                               |
+//! | `exec`, `cgroup` | where programs run, and with how much memory               |
 //! | `record`    | latencies, results                                              |
 //! | `cpu`       | processor time                                                  |
 //! | `tarball`   | a synthetic source tree as an archive                           |
 //! | `machine`   | programs, caches, rights                                        |
 #![forbid(unsafe_code)]
 
+mod cgroup;
+mod compare;
 mod cpu;
+mod exec;
 mod machine;
+mod null_server;
 mod record;
 mod rng;
 mod run;
@@ -36,11 +43,18 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Compare(compare::Args),
+    NullServer(null_server::Args),
+    #[command(hide = true)]
+    Exec(exec::Args),
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::NullServer(args) => null_server::run(&args),
+        Command::Exec(args) => exec::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -63,6 +63,13 @@ pub(crate) enum Phase {
     Measure,
 }
 
+impl Args {
+    /// Whether the files go at the end: unless they are to be kept, or wait for the measurement.
+    fn cleans_up<T>(&self, done: &Result<T>) -> bool {
+        !self.keep && (done.is_err() || self.phase != Phase::Prepare)
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(result) = run_phases(args)? {
         println!("{}", serde_json::to_string(&result)?);
@@ -72,6 +79,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn run_phases(args: &Args) -> Result<Option<RunResult>> {
     let mut params = Params::new(args.workload, &args.sizes);
+    if let Some(archive) = &params.tar {
+        std::fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
+    }
     // Removed when this function ends.
     let mut made_archive = None;
     if args.workload.needs_archive() && params.tar.is_none() && args.phase != Phase::Measure {
@@ -93,69 +103,80 @@ fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunRes
     if let Some(size) = args.create.filter(|_| !image.exists()) {
         make_image(image, size)?;
     }
-    let open = || EngineTarget::open(image, args.memory);
+    /// Opens, works, closes; the work's error is the one that counts.
+    fn opened<R>(args: &Args, image: &Path, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
+        let target = EngineTarget::open(image, args.memory)?;
+        let done = work(&target);
+        let closed = target.close();
+        let done = done?;
+        closed.map(|()| done)
+    }
     if args.phase != Phase::Measure {
-        let target = open()?;
-        let done = prepare(args.workload, params, &target);
-        target.close()?;
-        done?;
-        if args.workload.has_preparation() && !args.warm {
-            machine::drop_caches_if_root();
+        opened(args, image, make_base)?;
+    }
+    let phases = || {
+        if args.phase != Phase::Measure {
+            opened(args, image, |target| prepare(args, params, target))?;
         }
-    }
-    if args.phase == Phase::Prepare {
-        return Ok(None);
-    }
-    let import = match args.workload {
-        Workload::Untar if !args.no_import => machine::beside("ubtrfs").ok(),
-        _ => None,
-    };
-    let result = match import {
-        Some(program) => import_archive(args, params, &program, image),
-        None => {
-            let target = open()?;
-            let done = measure(args, params, &target);
-            target.close()?;
-            done
+        if args.phase == Phase::Prepare {
+            return Ok(None);
         }
+        let import = match args.workload {
+            Workload::Untar if !args.no_import => machine::beside("ubtrfs").ok(),
+            _ => None,
+        };
+        let mut result = match import {
+            Some(program) => import_archive(args, params, &program, image)?,
+            None => opened(args, image, |target| measure(args, params, target))?,
+        };
+        result.target = format!("engine {}", image.display());
+        Ok(Some(result))
     };
-    let mut result = result?;
-    result.target = format!("engine {}", image.display());
-    if !args.keep {
-        let target = open()?;
-        let cleaned = clean(&target);
-        target.close()?;
-        cleaned?;
+    let done = phases();
+    if args.cleans_up(&done) {
+        opened(args, image, clean).or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
     }
-    Ok(Some(result))
+    done
 }
 
 fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>> {
     let target = DirTarget::open(dir)?;
     if args.phase != Phase::Measure {
-        prepare(args.workload, params, &target)?;
-        if args.workload.has_preparation() && !args.warm {
-            machine::drop_caches_if_root();
+        make_base(&target)?;
+    }
+    let phases = || {
+        if args.phase != Phase::Measure {
+            prepare(args, params, &target)?;
         }
+        if args.phase == Phase::Prepare {
+            return Ok(None);
+        }
+        let mut result = measure(args, params, &target)?;
+        result.target = format!("dir {}", dir.display());
+        Ok(Some(result))
+    };
+    let done = phases();
+    if args.cleans_up(&done) {
+        clean(&target).or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
     }
-    if args.phase == Phase::Prepare {
-        return Ok(None);
-    }
-    let mut result = measure(args, params, &target)?;
-    result.target = format!("dir {}", dir.display());
-    if !args.keep {
-        clean(&target)?;
-    }
-    Ok(Some(result))
+    done
 }
 
 /// The directory that all happens in (R3).
 const BASE: &[u8] = b"bench";
 
-fn prepare<T: Target>(workload: Workload, params: &Params, target: &T) -> Result<()> {
-    let base = target.mkdir(&target.root()?, BASE, 0o755).context("the target has a directory 'bench'; remove it")?;
-    workload.prepare(target, params, &base)?;
-    target.sync()
+fn make_base<T: Target>(target: &T) -> Result<()> {
+    let made = target.mkdir(&target.root()?, BASE, 0o755);
+    made.map(drop).context("cannot make the directory 'bench' in the target; if it is there, remove it")
+}
+
+fn prepare<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {
+    args.workload.prepare(target, params, &target.child(&target.root()?, BASE)?)?;
+    target.sync()?;
+    if args.workload.has_preparation() && !args.warm {
+        machine::drop_caches_if_root();
+    }
+    Ok(())
 }
 
 fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunResult> {

@@ -109,6 +109,19 @@ impl Params {
 }
 
 impl Workload {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Untar,
+        Self::Fsmark,
+        Self::Rm,
+        Self::Find,
+        Self::Seqwrite,
+        Self::Seqread,
+        Self::Randwrite,
+        Self::Randread,
+        Self::Fsync,
+        Self::Mixed,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Untar => "untar",
@@ -132,6 +145,11 @@ impl Workload {
     /// Whether something is made before the measurement, so that it begins with cold caches.
     pub(crate) fn has_preparation(self) -> bool {
         matches!(self, Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed)
+    }
+
+    /// Whether it is meant to go beyond memory: then memory is limited, for all sides alike.
+    pub(crate) fn limits_memory(self) -> bool {
+        self == Self::Randwrite
     }
 
     /// Makes what `measure` needs in `base`, an empty directory.

@@ -1,0 +1,314 @@
+//! The four sides of a comparison, each a fresh filesystem that cleans up after itself.
+//!
+//! - S1. Whatever was begun is undone in the reverse order when a side is dropped: unmounted, the server ended, the loop
+//!   device detached, the files removed. Also after an error, a signal, or half way through making it.
+//! - S2. [`Side::cool`] leaves nothing cached: what can be mounted again is, and the machine's caches are dropped. The
+//!   server that does nothing keeps its names, which are nowhere else.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal};
+
+use crate::machine;
+use crate::target::engine::make_image;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SideKind {
+    /// The engine in the client's process
+    Engine,
+    /// The engine mounted by `ubtrfs mount`
+    Mount,
+    /// Linux's btrfs on a loop device
+    Linux,
+    /// A FUSE server that does nothing
+    Null,
+}
+
+impl SideKind {
+    pub(crate) const ALL: [Self; 4] = [Self::Engine, Self::Mount, Self::Linux, Self::Null];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Mount => "mount",
+            Self::Linux => "linux",
+            Self::Null => "null",
+        }
+    }
+
+    /// Whether requests go through a FUSE server.
+    pub(crate) fn is_fuse(self) -> bool {
+        matches!(self, Self::Mount | Self::Null)
+    }
+}
+
+/// How sides are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// Directory for images and mount points.
+    pub(crate) scratch: PathBuf,
+    /// Size of the images, which are sparse.
+    pub(crate) image_bytes: u64,
+    /// The loop device goes past the page cache of the image.
+    pub(crate) loop_direct_io: bool,
+    /// `-o` options of `ubtrfs mount`; `threads=` and `writeback_cache` hold for the server that does nothing too.
+    pub(crate) mount_options: String,
+    /// `--memory` of the engine.
+    pub(crate) memory_bytes: Option<u64>,
+    /// Arguments of `bench exec` for servers.
+    pub(crate) exec_args: Vec<OsString>,
+}
+
+/// One fresh filesystem.
+#[derive(Debug)]
+pub(crate) struct Side {
+    kind: SideKind,
+    setup: Setup,
+    image: PathBuf,
+    dir: PathBuf,
+    loop_device: Option<String>,
+    server: Option<Child>,
+    mounted: bool,
+}
+
+const START: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(5);
+
+impl Side {
+    /// Makes and mounts it.
+    pub(crate) fn new(kind: SideKind, setup: &Setup) -> Result<Self> {
+        let image = setup.scratch.join(format!("{}.img", kind.name()));
+        let dir = setup.scratch.join(format!("{}.mnt", kind.name()));
+        let mut side = Self { kind, setup: setup.clone(), image, dir, loop_device: None, server: None, mounted: false };
+        std::fs::create_dir_all(&side.dir).with_context(|| format!("cannot make {}", side.dir.display()))?;
+        match kind {
+            SideKind::Engine | SideKind::Mount => make_image(&side.image, setup.image_bytes)?,
+            SideKind::Linux => {
+                File::create_new(&side.image)
+                    .and_then(|file| file.set_len(setup.image_bytes))
+                    .with_context(|| format!("cannot make {}", side.image.display()))?;
+                output(Command::new(machine::program("mkfs.btrfs")?).arg("-q").arg(&side.image))?;
+            }
+            SideKind::Null => {}
+        }
+        side.mount()?;
+        Ok(side)
+    }
+
+    /// Arguments of `bench run` that name it.
+    pub(crate) fn target_args(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = Vec::new();
+        if self.kind == SideKind::Engine {
+            args.extend(["--engine".into(), self.image.clone().into()]);
+            if let Some(bytes) = self.setup.memory_bytes {
+                args.push(format!("--memory={bytes}").into());
+            }
+        } else {
+            args.extend(["--dir".into(), self.dir.clone().into()]);
+        }
+        if let Some(server) = &self.server {
+            args.push(format!("--server-pid={}", server.id()).into());
+        }
+        args
+    }
+
+    /// Cold caches (S2); with `warm` the machine's stay.
+    pub(crate) fn cool(&mut self, warm: bool) -> Result<()> {
+        let can_mount_again = self.kind != SideKind::Null;
+        if can_mount_again {
+            self.unmount()?;
+        }
+        if !warm {
+            machine::drop_caches()?;
+        }
+        if can_mount_again { self.mount() } else { Ok(()) }
+    }
+
+    /// Unmounts, and has btrfs check look at what is left.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        if self.kind == SideKind::Null {
+            return Ok(());
+        }
+        self.unmount()?;
+        let mut command = Command::new(machine::program("btrfs")?);
+        command.args(["check", "--readonly"]).arg(&self.image);
+        output(&mut command).map(drop).with_context(|| format!("btrfs check of the {} side", self.kind.name()))
+    }
+
+    fn mount(&mut self) -> Result<()> {
+        match self.kind {
+            SideKind::Engine => Ok(()),
+            SideKind::Mount => {
+                let mut command = self.server_command();
+                command.arg(machine::beside("ubtrfs")?).args(["mount", "-f"]);
+                if !self.setup.mount_options.is_empty() {
+                    command.arg("-o").arg(&self.setup.mount_options);
+                }
+                if let Some(bytes) = self.setup.memory_bytes {
+                    command.arg(format!("--memory={bytes}"));
+                }
+                command.arg(&self.image).arg(&self.dir);
+                self.start(command)
+            }
+            SideKind::Null => {
+                let mut command = self.server_command();
+                command.arg(std::env::current_exe()?).arg("null-server");
+                for option in self.setup.mount_options.split(',') {
+                    if let Some(threads) = option.strip_prefix("threads=") {
+                        command.arg(format!("--threads={threads}"));
+                    }
+                    if option == "writeback_cache" {
+                        command.arg("--writeback-cache");
+                    }
+                }
+                command.arg(&self.dir);
+                self.start(command)
+            }
+            SideKind::Linux => self.mount_linux(),
+        }
+    }
+
+    fn mount_linux(&mut self) -> Result<()> {
+        if self.loop_device.is_none() {
+            let mut losetup = Command::new(machine::program("losetup")?);
+            losetup.args(["--find", "--show"]);
+            if self.setup.loop_direct_io {
+                losetup.arg("--direct-io=on");
+            }
+            let device = output(losetup.arg(&self.image))
+                .context("no loop device could be had; load the module with: modprobe loop")?;
+            self.loop_device = Some(device.trim().to_owned());
+        }
+        let device = self.loop_device.clone().unwrap_or_default();
+        output(Command::new(machine::program("mount")?).args(["-t", "btrfs", &device]).arg(&self.dir))
+            .context("Linux did not mount its btrfs; load the module with: modprobe btrfs")?;
+        self.mounted = true;
+        Ok(())
+    }
+
+    /// `bench exec ... --`, to which the server's own command line is added.
+    fn server_command(&self) -> Command {
+        let own = std::env::current_exe().unwrap_or_else(|_| "bench".into());
+        let mut command = Command::new(own);
+        command.arg("exec").args(&self.setup.exec_args).arg("--");
+        command
+    }
+
+    /// Starts a server and waits until its mount is there.
+    fn start(&mut self, mut command: Command) -> Result<()> {
+        let log_path = self.setup.scratch.join(format!("{}.log", self.kind.name()));
+        let log = File::create(&log_path)?;
+        let before = device_of(&self.dir)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // Ctrl-C is for us, who unmount in order.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let server = command.spawn().context("cannot start a server")?;
+        let server = self.server.insert(server);
+        let started = Instant::now();
+        loop {
+            if let Some(status) = server.try_wait()? {
+                let said = std::fs::read_to_string(&log_path).unwrap_or_default();
+                bail!("the {} server ended before it was mounted ({status}): {}", self.kind.name(), said.trim());
+            }
+            if device_of(&self.dir)? != before {
+                break;
+            }
+            if started.elapsed() > START {
+                bail!("the {} server did not mount in {} s", self.kind.name(), START.as_secs());
+            }
+            std::thread::sleep(POLL);
+        }
+        self.mounted = true;
+        Ok(())
+    }
+
+    /// Unmounts and waits until the last commit is durable.
+    fn unmount(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.mounted) {
+            if self.kind == SideKind::Mount {
+                ubtrfs_fuse::unmount(&self.dir, false)?;
+            } else {
+                // A process that has just ended may still hold it.
+                let mut result = Ok(());
+                for _ in 0..100 {
+                    result = rustix::mount::unmount(&self.dir, UnmountFlags::NOFOLLOW);
+                    if result != Err(rustix::io::Errno::BUSY) {
+                        break;
+                    }
+                    std::thread::sleep(POLL);
+                }
+                result.with_context(|| format!("cannot unmount {}", self.dir.display()))?;
+            }
+        }
+        self.end_server()
+    }
+
+    fn end_server(&mut self) -> Result<()> {
+        let Some(mut server) = self.server.take() else { return Ok(()) };
+        let started = Instant::now();
+        while server.try_wait()?.is_none() {
+            if started.elapsed() > STOP {
+                let _ = server.kill();
+                let _ = server.wait();
+                bail!("the {} server did not end in {} s and was killed", self.kind.name(), STOP.as_secs());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let mut failures = Vec::new();
+        if let Err(error) = self.unmount() {
+            failures.push(format!("{error:#}"));
+            let _ = rustix::mount::unmount(&self.dir, UnmountFlags::DETACH);
+            if let Some(server) = &self.server
+                && let Some(pid) = i32::try_from(server.id()).ok().and_then(Pid::from_raw)
+            {
+                let _ = rustix::process::kill_process(pid, Signal::TERM);
+            }
+            let _ = self.end_server();
+        }
+        if let (Some(device), Ok(losetup)) = (self.loop_device.take(), machine::program("losetup"))
+            && let Err(error) = output(Command::new(losetup).args(["-d", &device]))
+        {
+            failures.push(format!("{error:#}"));
+        }
+        let _ = std::fs::remove_file(&self.image);
+        let _ = std::fs::remove_dir(&self.dir);
+        let _ = std::fs::remove_file(self.setup.scratch.join(format!("{}.log", self.kind.name())));
+        for failure in failures {
+            eprintln!("bench: cleaning up: {failure}");
+        }
+    }
+}
+
+fn device_of(dir: &Path) -> Result<u64> {
+    Ok(rustix::fs::stat(dir).with_context(|| format!("cannot stat {}", dir.display()))?.st_dev)
+}
+
+/// Runs a program to its end; its standard output.
+fn output(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .env("LC_ALL", "C")
+        .output()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{} failed ({}): {}", program.display(), output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
