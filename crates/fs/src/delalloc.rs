@@ -26,7 +26,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical};
-use ubtrfs_transaction::{DataReservation, Flusher, Geometry};
+use ubtrfs_transaction::{DataReservation, Flusher};
 
 use crate::compression::{self, Method};
 use crate::file_data::{BufPool, FileData, Run};
@@ -34,7 +34,7 @@ use crate::file_extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::ordered_data::{self, Batch, Policy, Target, Unit};
 use crate::writeback_thread::WritebackThreads;
-use crate::{Error, Fs, MountOptions, Result};
+use crate::{Error, Fs, Result};
 
 /// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
 #[derive(Debug)]
@@ -56,8 +56,7 @@ struct DirtyQueue {
 }
 
 impl DataPath {
-    pub(crate) fn new(options: &MountOptions, _geometry: &Geometry) -> Self {
-        let limit_bytes = (options.memory_bytes / 4).clamp(MIN_LIMIT, MAX_LIMIT);
+    pub(crate) fn new(limit_bytes: u64) -> Self {
         Self {
             pool: BufPool::new(limit_bytes),
             limit_bytes,
@@ -701,9 +700,6 @@ const BATCH_BYTES: u64 = 16 << 20;
 const BATCH_INODES: usize = 4096;
 /// A writer with at least so much dirty data writes that back first.
 const OWN_BYTES: u64 = 1 << 20;
-/// Bounds of the memory for dirty data.
-const MIN_LIMIT: u64 = 4 << 20;
-const MAX_LIMIT: u64 = 96 << 20;
 /// How long a writer waits for others' writeback before it goes on: `MAX_WAITS` times `WAIT`.
 const MAX_WAITS: u32 = 500;
 const WAIT: Duration = Duration::from_millis(2);

@@ -21,6 +21,7 @@ use crate::dir_item::in_tree;
 use crate::error::{Error, Result};
 use crate::inode::{Inode, InodeState};
 use crate::inode_cache::InodeCache;
+use crate::memory_budget::MemoryBudget;
 use crate::options::{AtimeMode, MountOptions};
 use crate::subvolume::Subvolume;
 use crate::types::{Attr, InodeId, mode};
@@ -46,19 +47,16 @@ impl Fs {
     /// Opens the filesystem on these devices: finds the root to show, deletes what earlier sessions left unlinked, and
     /// starts to commit in the background.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
+        let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
             devices,
-            OpenOptions {
-                read_only: options.read_only,
-                memory_bytes: options.memory_bytes / 2,
-                discard: options.discard,
-            },
+            OpenOptions { read_only: options.read_only, memory_bytes: budget.engine_bytes, discard: options.discard },
         )?;
         let root = crate::subvolume_list::find_root(&engine, &options)?;
         let geometry = engine.geometry();
-        let inodes = InodeCache::new(usize::try_from(options.memory_bytes / 16 / INODE_BYTES).unwrap_or(usize::MAX));
+        let inodes = InodeCache::new(usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX));
         let fs = Arc::new(Self {
-            data: DataPath::new(&options, &geometry),
+            data: DataPath::new(budget.dirty_bytes),
             inodes,
             subvolumes: RwLock::default(),
             rename_lock: Mutex::default(),

@@ -17,6 +17,7 @@ mod inode;
 mod inode_cache;
 mod link;
 mod lookup;
+mod memory_budget;
 mod options;
 mod orphan;
 mod property;

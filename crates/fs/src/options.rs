@@ -69,7 +69,7 @@ pub struct MountOptions {
     pub max_inline: u32,
     /// Seconds between commits.
     pub commit_secs: u32,
-    /// Budget of caches, delayed items and dirty data together.
+    /// Budget of caches, delayed items and dirty data together; by default a quarter of the machine's, at most 1 GiB.
     pub memory_bytes: u64,
     /// Access times of files.
     pub atime: AtimeMode,
@@ -103,7 +103,7 @@ impl Default for MountOptions {
             nodatasum: false,
             max_inline: 2048,
             commit_secs: 30,
-            memory_bytes: 512 << 20,
+            memory_bytes: crate::memory_budget::default_memory_bytes(),
             atime: AtimeMode::default(),
             nodiratime: false,
             discard: false,

@@ -1,0 +1,59 @@
+//! The memory that a filesystem may take, and how it is shared out.
+//!
+//! | share | of the total | what for |
+//! |---|---|---|
+//! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most two thirds |
+//! | dirty | a quarter of the rest | dirty file data and buffers kept for it; at most [`DIRTY_MAX`] |
+//! | engine | a half | node cache, delayed items of two epochs |
+//! | inodes | a sixteenth | inodes that nobody uses |
+//!
+//! What remains is for what a commit holds until it is written: copied nodes, delayed refs, batches.
+
+/// Shares of one filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryBudget {
+    /// Dirty file data, and buffers kept for more of it.
+    pub dirty_bytes: u64,
+    /// Node cache and delayed items.
+    pub engine_bytes: u64,
+    /// Cached inodes.
+    pub inode_bytes: u64,
+}
+
+impl MemoryBudget {
+    /// Shares out `total_bytes`. What is too little to work with counts as a few MiB.
+    pub(crate) fn of(total_bytes: u64) -> Self {
+        let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 3);
+        Self { dirty_bytes: (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX), engine_bytes: rest / 2, inode_bytes: rest / 16 }
+    }
+}
+
+/// A quarter of the machine's memory (or of what its control group may take), at most 1 GiB.
+pub(crate) fn default_memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    let machine = (info.totalram as u64).saturating_mul(info.mem_unit.into());
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let group = limits.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()).min();
+    (machine.min(group.unwrap_or(u64::MAX)) / 4).clamp(DEFAULT_MIN, DEFAULT_MAX)
+}
+
+const PROGRAM_BYTES: u64 = 72 << 20;
+/// A few batches of large writes: more would only wait longer.
+const DIRTY_MAX: u64 = 96 << 20;
+const DIRTY_MIN: u64 = 4 << 20;
+const DEFAULT_MAX: u64 = 1 << 30;
+const DEFAULT_MIN: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_stay_within_the_total() {
+        for mib in [16u64, 64, 128, 512, 1024, 65536] {
+            let budget = MemoryBudget::of(mib << 20);
+            assert!(budget.dirty_bytes + budget.engine_bytes + budget.inode_bytes < mib << 20, "{mib}: {budget:?}");
+        }
+        assert!((DEFAULT_MIN..=DEFAULT_MAX).contains(&default_memory_bytes()));
+    }
+}
