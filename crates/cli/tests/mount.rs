@@ -539,3 +539,50 @@ fn remounting_read_only_and_back() {
     mount.umount();
     btrfs_check(image.path()).unwrap();
 }
+
+#[test]
+fn a_directory_that_is_renamed_into_while_it_is_read_has_an_end() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let dir = mount.join("dir");
+    fs::create_dir(&dir).unwrap();
+    for n in 0..2000 {
+        fs::write(dir.join(n.to_string()), b"").unwrap();
+    }
+    let mut seen = 0;
+    for entry in fs::read_dir(&dir).unwrap() {
+        seen += 1;
+        assert!(seen <= 4000, "no end");
+        let path = entry.unwrap().path();
+        fs::rename(&path, dir.join("renamed")).unwrap();
+        fs::rename(dir.join("renamed"), &path).unwrap();
+    }
+    assert_eq!(seen, 2000);
+    mount.umount();
+}
+
+#[test]
+fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
+    if !ready() || !capability::program("setpriv") || !capability::program("setfacl") {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let file = mount.join("file");
+    fs::write(&file, b"content").unwrap();
+    std::os::unix::fs::chown(&file, Some(65534), Some(1234)).unwrap();
+    let mode_after = |groups: &str, script: &str| {
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o2767)).unwrap();
+        let user = ["--reuid=65534", "--regid=65534", groups, "--inh-caps=-all", "sh", "-c"];
+        ok(&Command::new("setpriv").args(user).arg(format!("{script} {}", file.display())).output().unwrap());
+        fs::metadata(&file).unwrap().mode() & 0o7777
+    };
+    assert_eq!(mode_after("--groups=1234", "setfacl -m u::rwx,g::r,o::rwx"), 0o2747);
+    assert_eq!(mode_after("--clear-groups", "setfacl -m u::rwx,g::r,o::rwx"), 0o747);
+    assert_eq!(mode_after("--groups=1234", "fallocate -l 8192"), 0o2767);
+    assert_eq!(mode_after("--clear-groups", "fallocate -l 8192"), 0o767);
+    mount.umount();
+}

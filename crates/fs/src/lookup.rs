@@ -109,6 +109,16 @@ impl Fs {
         Ok(inode)
     }
 
+    /// One past the highest place of an entry that the directory has now: entries made later have cookies above it.
+    pub fn readdir_end(&self, dir: InodeId) -> Result<u64> {
+        if dir.ino == EMPTY_DIR {
+            return Ok(FIRST_INDEX);
+        }
+        let inode = self.inode(dir)?;
+        let state = inode.read()?;
+        state.next_index.map_or_else(|| dir_item::load_next_index(&inode.tree, dir.ino), Ok)
+    }
+
     /// Hands out the entries from `cookie` on (0: from the start, `.` and `..` included) until `emit` returns false; that
     /// entry counts as not taken. Cookies stay valid whatever happens to the directory in between.
     pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {

@@ -9,6 +9,8 @@
 //! | `reply`    | answers and errnos                                          |
 //! | `node`     | node ids and inode numbers                                  |
 //! | `attr`     | attributes and times on the wire                            |
+//! | `caller`   | who asks, and what a change by them takes off a file's mode |
+//! | `dir_end`  | where a reader of a directory stops                         |
 //! | `ioctl`    | the ioctls that reach us                                    |
 //! | `control`  | how umount waits for the last commit                        |
 //! | `seek`     | data and holes of files that are being written               |
@@ -17,7 +19,9 @@
 
 mod activity;
 mod attr;
+mod caller;
 mod control;
+mod dir_end;
 mod ioctl;
 mod mount;
 mod node;

@@ -32,7 +32,9 @@ use ubtrfs_fs::{
 
 use crate::activity::Activity;
 use crate::attr::{entry_kind, file_attr, set_time, timespec};
+use crate::caller::{caller, may_keep_sgid, mode_after_change};
 use crate::control::{CONTROL_XATTR, SYNC_XATTR};
+use crate::dir_end::DirEnds;
 use crate::ioctl;
 use crate::node::Nodes;
 use crate::reply::{Caught, NO_ATTR, OPEN_FLAGS, Refuse, answer, sized_answer};
@@ -54,6 +56,9 @@ const MAX_BACKGROUND: u16 = 64;
 /// Largest write request.
 const MAX_WRITE: u32 = 1 << 20;
 
+/// The attribute whose value decides on a file's mode.
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 const O_TRUNC: i32 = 0o1000;
@@ -74,6 +79,7 @@ pub(crate) struct Server {
     control: Vec<u8>,
     writeback_cache: bool,
     seeker: Seeker,
+    dir_ends: DirEnds,
 }
 
 impl Server {
@@ -85,7 +91,7 @@ impl Server {
         writeback_cache: bool,
     ) -> Self {
         let nodes = Nodes::new(fs.root());
-        Self { fs, nodes, activity, control, writeback_cache, seeker }
+        Self { fs, nodes, activity, control, writeback_cache, seeker, dir_ends: DirEnds::default() }
     }
 
     /// The inode of a request. A number that no entry ever carried is stale.
@@ -132,9 +138,12 @@ impl Server {
     }
 
     /// Takes set-user-id and set-group-id off a file that was changed by someone without the right to keep them.
-    fn kill_suid_sgid(&self, id: InodeId) -> Result<()> {
+    fn kill_suid_sgid(&self, req: &Request, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
-        let kept = without_suid_sgid(attr.mode);
+        self.keep_of_mode(id, &attr, mode_after_change(req, attr.mode, attr.gid))
+    }
+
+    fn keep_of_mode(&self, id: InodeId, attr: &Attr, kept: u32) -> Result<()> {
         if kept != attr.mode {
             let set = SetAttr { mode: Some(kept & mode::PERMISSIONS), ..SetAttr::default() };
             self.fs.setattr(id, &set, &Caller::ROOT)?;
@@ -176,11 +185,16 @@ impl Server {
         }
     }
 
-    /// Fetches up to [`PLUS_BATCH`] entries after `cookie`.
-    fn some_entries(&self, dir: InodeId, cookie: u64) -> Result<Vec<Entry>> {
+    /// The end of the reader who goes on at `cookie`.
+    fn dir_end(&self, dir: InodeId, node: INodeNo, cookie: u64) -> Result<u64> {
+        self.dir_ends.take(node.0, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
+    }
+
+    /// Fetches up to [`PLUS_BATCH`] entries after `cookie`, those before `end`.
+    fn some_entries(&self, dir: InodeId, cookie: u64, end: u64) -> Result<Vec<Entry>> {
         let mut entries = Vec::with_capacity(PLUS_BATCH);
         self.fs.readdir(dir, cookie, &mut |entry| {
-            if entries.len() == PLUS_BATCH {
+            if entries.len() == PLUS_BATCH || entry.next_cookie > end {
                 return false;
             }
             entries.push(Entry { id: entry.id, name: entry.name.to_vec(), cookie: entry.next_cookie });
@@ -190,10 +204,12 @@ impl Server {
     }
 
     /// Fills a readdirplus answer; fails only if there is not a single entry to show for it.
-    fn fill_plus(&self, dir: InodeId, mut cookie: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
+    fn fill_plus(&self, node: INodeNo, mut cookie: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
+        let dir = self.id(node)?;
+        let end = self.dir_end(dir, node, cookie)?;
         let mut filled = false;
         loop {
-            let entries = match self.some_entries(dir, cookie) {
+            let entries = match self.some_entries(dir, cookie, end) {
                 Ok(entries) => entries,
                 Err(_) if filled => return Ok(()),
                 Err(error) => return Err(error),
@@ -220,12 +236,17 @@ impl Server {
                     if !is_dot {
                         self.fs.forget(attr.id, 1);
                     }
+                    self.dir_ends.remember(node.0, cookie, end);
                     return Ok(());
                 }
                 filled = true;
                 cookie = entry.cookie;
             }
             if last_batch {
+                // The kernel asks until an answer is empty.
+                if filled {
+                    self.dir_ends.remember(node.0, cookie, end);
+                }
                 return Ok(());
             }
         }
@@ -237,20 +258,6 @@ struct Entry {
     id: InodeId,
     name: Vec<u8>,
     cookie: u64,
-}
-
-fn caller(req: &Request, umask: u32) -> Caller {
-    Caller { uid: req.uid(), gid: req.gid(), umask }
-}
-
-/// Clears set-user-id, and set-group-id where it does not mean mandatory locking.
-fn without_suid_sgid(mode: u32) -> u32 {
-    const GROUP_EXECUTE: u32 = 0o010;
-    let mut kept = mode & !mode::SETUID;
-    if mode & GROUP_EXECUTE != 0 {
-        kept &= !mode::SETGID;
-    }
-    kept
 }
 
 impl Filesystem for Server {
@@ -345,8 +352,8 @@ impl Filesystem for Server {
         let work = || {
             let id = self.id(node)?;
             let attr = self.fs.setattr(id, &set, &caller(req, 0))?;
-            if set.size.is_some() && req.uid() != 0 && without_suid_sgid(attr.mode) != attr.mode {
-                self.kill_suid_sgid(id)?;
+            if set.size.is_some() && req.uid() != 0 && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
+                self.kill_suid_sgid(req, id)?;
                 return self.fs.getattr(id);
             }
             Ok(attr)
@@ -414,7 +421,7 @@ impl Filesystem for Server {
                 let set = SetAttr { size: Some(0), ..SetAttr::default() };
                 self.fs.setattr(id, &set, &caller(req, 0))?;
                 if req.uid() != 0 {
-                    self.kill_suid_sgid(id)?;
+                    self.kill_suid_sgid(req, id)?;
                 }
             }
             Ok(())
@@ -455,7 +462,7 @@ impl Filesystem for Server {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         node: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -469,7 +476,7 @@ impl Filesystem for Server {
             let id = self.id(node)?;
             let written = self.fs.write(id, offset, data)?;
             if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                self.kill_suid_sgid(id)?;
+                self.kill_suid_sgid(req, id)?;
             }
             Ok(written)
         };
@@ -510,11 +517,26 @@ impl Filesystem for Server {
         let mut reply = reply;
         let mut read = Ok(());
         let work = || {
-            self.fs.readdir(self.id(node)?, offset, &mut |entry| {
+            let dir = self.id(node)?;
+            let end = self.dir_end(dir, node, offset)?;
+            let mut cookie = offset;
+            self.fs.readdir(dir, offset, &mut |entry| {
+                if entry.next_cookie > end {
+                    return false;
+                }
                 let name = OsStr::from_bytes(entry.name);
                 let ino = INodeNo(self.nodes.st_ino(entry.id));
-                !reply.add(ino, entry.next_cookie, entry_kind(entry.file_type), name)
-            })
+                if reply.add(ino, entry.next_cookie, entry_kind(entry.file_type), name) {
+                    return false;
+                }
+                cookie = entry.next_cookie;
+                true
+            })?;
+            // The kernel asks until an answer is empty.
+            if cookie != offset {
+                self.dir_ends.remember(node.0, cookie, end);
+            }
+            Ok(())
         };
         self.answer(Caught(&mut read), work, |_, ()| ());
         match read {
@@ -526,7 +548,7 @@ impl Filesystem for Server {
     fn readdirplus(&self, _req: &Request, node: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
         let mut reply = reply;
         let mut read = Ok(());
-        self.answer(Caught(&mut read), || self.fill_plus(self.id(node)?, offset, &mut reply), |_, ()| ());
+        self.answer(Caught(&mut read), || self.fill_plus(node, offset, &mut reply), |_, ()| ());
         match read {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(errno),
@@ -561,7 +583,15 @@ impl Filesystem for Server {
         let work = || {
             let flags = u32::try_from(flags).ok().and_then(XattrFlags::from_bits);
             let flags = flags.ok_or(Error::InvalidArgument("setxattr flags"))?;
-            self.fs.setxattr(self.id(node)?, name.as_bytes(), value, flags, &caller(req, 0))
+            let id = self.id(node)?;
+            self.fs.setxattr(id, name.as_bytes(), value, flags, &caller(req, 0))?;
+            if name.as_bytes() == ACCESS_ACL {
+                let attr = self.fs.getattr(id)?;
+                if attr.mode & mode::SETGID != 0 && !may_keep_sgid(req, attr.gid) {
+                    self.keep_of_mode(id, &attr, attr.mode & !mode::SETGID)?;
+                }
+            }
+            Ok(())
         };
         self.change(reply, work, |reply, ()| reply.ok());
     }
@@ -652,7 +682,7 @@ impl Filesystem for Server {
             let id = self.id(node)?;
             self.fs.fallocate(id, offset, length, mode)?;
             if req.uid() != 0 {
-                self.kill_suid_sgid(id)?;
+                self.kill_suid_sgid(req, id)?;
             }
             Ok(())
         };
@@ -703,23 +733,10 @@ impl Filesystem for Server {
             let (src, dst) = (self.id(ino_in)?, self.id(ino_out)?);
             let copied = self.fs.copy_range(src, offset_in, dst, offset_out, len.min(COPY_MAX))?;
             if req.uid() != 0 {
-                self.kill_suid_sgid(dst)?;
+                self.kill_suid_sgid(req, dst)?;
             }
             Ok(copied)
         };
         self.change(reply, work, |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changing_a_file_drops_its_privileges() {
-        assert_eq!(without_suid_sgid(0o104_755), 0o100_755);
-        assert_eq!(without_suid_sgid(0o102_755), 0o100_755);
-        // Without group execution the bit means mandatory locking.
-        assert_eq!(without_suid_sgid(0o102_745), 0o102_745);
     }
 }

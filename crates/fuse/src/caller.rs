@@ -1,0 +1,62 @@
+//! Who a request comes from, and which privileges of a file a change by them takes away.
+//!
+//! A request carries the user and the first group; the other groups are in /proc. Who cannot be looked up there (another
+//! pid namespace, gone by now) is in no other group.
+
+use fuser::Request;
+use ubtrfs_fs::{Caller, mode};
+
+/// The caller, for `fs`.
+pub(crate) fn caller(req: &Request, umask: u32) -> Caller {
+    Caller { uid: req.uid(), gid: req.gid(), umask }
+}
+
+/// What remains of a file's mode after its content was changed by this caller.
+pub(crate) fn mode_after_change(req: &Request, file_mode: u32, gid: u32) -> u32 {
+    without_suid_sgid(file_mode, || is_in_group(req, gid))
+}
+
+/// Whether a caller who gives a file an ACL may leave it set-group-id.
+pub(crate) fn may_keep_sgid(req: &Request, gid: u32) -> bool {
+    req.uid() == 0 || is_in_group(req, gid)
+}
+
+/// Takes set-user-id off; and set-group-id, but from a file that its group cannot execute, changed by one of the group
+/// (there it once stood for mandatory locking).
+fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
+    const GROUP_EXECUTE: u32 = 0o010;
+    let kept = file_mode & !mode::SETUID;
+    if kept & mode::SETGID != 0 && (kept & GROUP_EXECUTE != 0 || !in_group()) { kept & !mode::SETGID } else { kept }
+}
+
+fn is_in_group(req: &Request, gid: u32) -> bool {
+    req.gid() == gid
+        || std::fs::read_to_string(format!("/proc/{}/status", req.pid()))
+            .is_ok_and(|status| groups(&status).any(|group| group == gid))
+}
+
+/// The supplementary groups that a process's status lists.
+fn groups(status: &str) -> impl Iterator<Item = u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_ascii_whitespace().filter_map(|group| group.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changing_a_file_drops_its_privileges() {
+        let after = |file_mode, in_group| without_suid_sgid(file_mode, || in_group);
+        assert_eq!(after(0o106_755, true), 0o100_755);
+        assert_eq!(after(0o102_745, true), 0o102_745);
+        assert_eq!(after(0o102_745, false), 0o100_745);
+        assert_eq!(after(0o100_644, false), 0o100_644);
+    }
+
+    #[test]
+    fn groups_are_read_from_a_status() {
+        assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(groups("Groups:\t \n").count() + groups("").count(), 0);
+    }
+}

@@ -1,0 +1,77 @@
+//! Where a reader of a directory stops: at the end that the directory had when the reader began. Without that, one who
+//! renames inside of a directory while reading it would never come to an end, because names get ever higher places.
+//!
+//! Directories are not opened (the kernel asks once whether that is wanted), so a reader is known by where it goes on.
+//!
+//! - I1. At most `READERS_MAX` readers are remembered. One who is forgotten goes on to the end as it is then.
+
+use std::collections::{BTreeMap, HashMap};
+
+use parking_lot::Mutex;
+
+/// The ends of the readers under way.
+#[derive(Debug, Default)]
+pub(crate) struct DirEnds {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By node and by the place where the reader will go on: its end, and its age.
+    readers: HashMap<(u64, u64), (u64, u64)>,
+    by_age: BTreeMap<u64, (u64, u64)>,
+    next_age: u64,
+}
+
+impl DirEnds {
+    /// The end of the reader who goes on at `cookie`.
+    pub(crate) fn take(&self, node: u64, cookie: u64) -> Option<u64> {
+        if cookie == 0 {
+            return None;
+        }
+        let mut inner = self.inner.lock();
+        let (end, age) = inner.readers.remove(&(node, cookie))?;
+        inner.by_age.remove(&age);
+        Some(end)
+    }
+
+    /// A reader whose end is `end` will go on at `cookie`.
+    pub(crate) fn remember(&self, node: u64, cookie: u64, end: u64) {
+        let inner = &mut *self.inner.lock();
+        let age = inner.next_age;
+        inner.next_age += 1;
+        if let Some((_, old_age)) = inner.readers.insert((node, cookie), (end, age)) {
+            inner.by_age.remove(&old_age);
+        }
+        inner.by_age.insert(age, (node, cookie));
+        if inner.by_age.len() > READERS_MAX
+            && let Some((_, oldest)) = inner.by_age.pop_first()
+        {
+            inner.readers.remove(&oldest);
+        }
+    }
+}
+
+const READERS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_keeps_its_end_and_old_ones_are_forgotten() {
+        let ends = DirEnds::default();
+        ends.remember(1, 10, 100);
+        ends.remember(1, 10, 200);
+        assert_eq!(
+            (ends.take(1, 0), ends.take(2, 10), ends.take(1, 10), ends.take(1, 10)),
+            (None, None, Some(200), None)
+        );
+        for cookie in 1..=READERS_MAX as u64 + 1 {
+            ends.remember(1, cookie, 7);
+        }
+        assert_eq!((ends.take(1, 1), ends.take(1, 2)), (None, Some(7)));
+        let inner = ends.inner.lock();
+        assert_eq!(inner.readers.len(), inner.by_age.len());
+    }
+}
