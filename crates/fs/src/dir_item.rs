@@ -109,11 +109,11 @@ pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
     check_name(name)
 }
 
-fn dir_item_key(dir: Ino, name: &[u8]) -> Key {
+pub(crate) fn dir_item_key(dir: Ino, name: &[u8]) -> Key {
     Key::new(dir.0, KeyType::DIR_ITEM, name_hash(name))
 }
 
-fn dir_index_key(dir: Ino, index: u64) -> Key {
+pub(crate) fn dir_index_key(dir: Ino, index: u64) -> Key {
     Key::new(dir.0, KeyType::DIR_INDEX, index)
 }
 
@@ -235,22 +235,22 @@ pub(crate) fn find_index(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<u6
     }
 }
 
-fn ref_key(ino: Ino, dir: Ino) -> Key {
+pub(crate) fn ref_key(ino: Ino, dir: Ino) -> Key {
     Key::new(ino.0, KeyType::INODE_REF, dir.0)
 }
 
-fn extref_key(ino: Ino, dir: Ino, name: &[u8]) -> Key {
+pub(crate) fn extref_key(ino: Ino, dir: Ino, name: &[u8]) -> Key {
     Key::new(ino.0, KeyType::INODE_EXTREF, extref_hash(dir.0, name))
 }
 
-fn read_refs(tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
+pub(crate) fn read_refs(tree: &Tree, key: &Key) -> Result<Vec<InodeRef>> {
     match tree.get(key)? {
         Some(item) => InodeRef::decode_all(&item).map_err(in_tree(tree)),
         None => Ok(Vec::new()),
     }
 }
 
-fn read_extrefs(tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
+pub(crate) fn read_extrefs(tree: &Tree, key: &Key) -> Result<Vec<InodeExtref>> {
     match tree.get(key)? {
         Some(item) => InodeExtref::decode_all(&item).map_err(in_tree(tree)),
         None => Ok(Vec::new()),

@@ -92,7 +92,7 @@ pub(crate) fn last_extent_before(tree: &Tree, ino: Ino, end: u64, sectorsize: u3
 }
 
 /// Decodes and checks an item (I1, I2, I3).
-fn decode(tree: &Tree, key: &Key, item: &[u8], sectorsize: u32) -> Result<ExtentAt> {
+pub(crate) fn decode(tree: &Tree, key: &Key, item: &[u8], sectorsize: u32) -> Result<ExtentAt> {
     let sectorsize = u64::from(sectorsize);
     let bad = |field, value, expected| -> crate::Error {
         Corrupt::new(FormatError::Value { what: "file extent", field, value, expected }).in_tree(tree.id()).into()

@@ -50,8 +50,14 @@ impl Fs {
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
             devices,
-            OpenOptions { read_only: options.read_only, memory_bytes: budget.engine_bytes, discard: options.discard },
+            OpenOptions {
+                read_only: options.read_only,
+                memory_bytes: budget.engine_bytes,
+                discard: options.discard,
+                replay_log: !options.nologreplay,
+            },
         )?;
+        crate::log_replay::replay(&engine)?;
         let root = crate::subvolume_list::find_root(&engine, &options)?;
         let geometry = engine.geometry();
         let inodes = InodeCache::new(usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX));

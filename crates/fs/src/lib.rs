@@ -16,6 +16,7 @@ mod guard;
 mod inode;
 mod inode_cache;
 mod link;
+mod log_replay;
 mod lookup;
 mod memory_budget;
 mod options;

@@ -87,6 +87,10 @@ pub struct MountOptions {
     pub user_subvol_rm_allowed: bool,
     /// POSIX ACLs.
     pub acl: bool,
+    /// fsync commits instead of writing a tree log.
+    pub notreelog: bool,
+    /// Leave a log that is found as it is and show the last commit; for read-only.
+    pub nologreplay: bool,
     /// Each `Attr` that lookup, create and link return counts as a reference to its inode, given back by
     /// [`Fs::forget`](crate::Fs::forget). For FUSE; not an option that users name.
     pub track_lookups: bool,
@@ -112,6 +116,8 @@ impl Default for MountOptions {
             degraded: false,
             user_subvol_rm_allowed: false,
             acl: true,
+            notreelog: false,
+            nologreplay: false,
             track_lookups: false,
         }
     }
@@ -149,12 +155,10 @@ const NO_EFFECT: &[&str] = &[
     "noiversion",
     "nolazytime",
     "nomand",
-    "norecovery",
     "nospace_cache",
     "nossd",
     "nossd_spread",
     "nosuid",
-    "notreelog",
     "ref_verify",
     "rescan_uuid_tree",
     "skip_balance",
@@ -163,13 +167,11 @@ const NO_EFFECT: &[&str] = &[
     "ssd_spread",
     "suid",
     "thread_pool",
-    "treelog",
 ];
 
 /// Options of the kernel that this engine must not accept silently.
 const REFUSED: &[(&str, &str)] = &[
     ("fatal_errors", "is not supported"),
-    ("rescue", "is not supported yet; mount with ro instead"),
     ("usebackuproot", "is not supported yet"),
     ("recovery", "is not supported yet"),
     ("sync", "is not supported; use fsync, or sync and `ubtrfs filesystem sync`"),
@@ -260,6 +262,13 @@ impl MountOptions {
             "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
             "acl" => self.acl = true,
             "noacl" => self.acl = false,
+            "notreelog" => self.notreelog = true,
+            "treelog" => self.notreelog = false,
+            "norecovery" | "nologreplay" => self.nologreplay = true,
+            "rescue" => match needs_value()? {
+                "nologreplay" => self.nologreplay = true,
+                _ => return Err(bad(option, "is not supported yet but for rescue=nologreplay")),
+            },
             "space_cache" if !matches!(value, None | Some("v1" | "v2")) => {
                 return Err(bad(option, "expected space_cache, space_cache=v1 or space_cache=v2"));
             }

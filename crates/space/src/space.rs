@@ -132,6 +132,12 @@ impl Space {
         self.inner.state(kind).lock().allocate(fit, hint.map(|hint| hint.0))
     }
 
+    /// Takes this very extent out of the free space; `false`, and no change, where it is not all free.
+    pub fn allocate_exact(&self, extent: Extent) -> bool {
+        let kind = self.inner.kind_at(extent.bytenr);
+        kind.is_some_and(|(_, kind)| self.inner.state(kind).lock().allocate_exact(extent))
+    }
+
     /// Gives back an allocated extent (or a part of it) that no committed or pending extent item knows.
     pub fn release(&self, extent: Extent) {
         if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {

@@ -140,6 +140,16 @@ impl SpaceState {
         Some(self.take(range))
     }
 
+    pub(crate) fn allocate_exact(&mut self, extent: Extent) -> bool {
+        let Some(group) = self.group_of(extent).and_then(|start| self.groups.get(&start)) else { return false };
+        let run = group.free().ranges().containing(extent.bytenr.0);
+        if run.is_none_or(|run| run.end < extent.end()) {
+            return false;
+        }
+        self.take(extent.bytenr.0..extent.end());
+        true
+    }
+
     pub(crate) fn release(&mut self, extent: Extent) {
         let start = self.group_of(extent).expect("I1: an allocated extent lies in a block group");
         self.update(start, |group| group.release(extent.bytenr.0..extent.end()));

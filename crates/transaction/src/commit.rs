@@ -106,6 +106,7 @@ impl Engine {
         self.store.written(nodes);
         self.ledger.thaw();
         self.unpin(transid);
+        self.tree_log.forget(&self.space);
         self.thaw_load();
         self.forget_chunks(&removed_chunks);
         Ok(())

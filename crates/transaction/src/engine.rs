@@ -25,6 +25,7 @@ use crate::chunk_alloc::PendingChunks;
 use crate::commit::Committer;
 use crate::data_ledger::DataLedger;
 use crate::node_store::NodeStore;
+use crate::tree_log::{FoundLog, TreeLog};
 use crate::tree_view::{RootState, Tree};
 
 /// How to open a filesystem.
@@ -36,11 +37,14 @@ pub struct OpenOptions {
     pub memory_bytes: u64,
     /// Tell the devices of data space that became free.
     pub discard: bool,
+    /// The caller replays a log that is found ([`Engine::take_log`]) before it does anything else. Without this a
+    /// filesystem that has one takes no changes.
+    pub replay_log: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { read_only: false, memory_bytes: 256 << 20, discard: false }
+        Self { read_only: false, memory_bytes: 256 << 20, discard: false, replay_log: false }
     }
 }
 
@@ -117,6 +121,7 @@ pub struct Engine {
     pub(crate) committer: Mutex<Committer>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
+    pub(crate) tree_log: TreeLog,
     read_only: AtomicBool,
     /// It turned read-only while it was open: what was put since the last commit is lost.
     aborted: AtomicBool,
@@ -141,6 +146,7 @@ pub(crate) struct Parts {
     pub(crate) trees: HashMap<RootId, Arc<Tree>>,
     pub(crate) superblock: Superblock,
     pub(crate) refusal: Option<String>,
+    pub(crate) found_log: Option<FoundLog>,
 }
 
 impl Engine {
@@ -168,6 +174,7 @@ impl Engine {
             committer: Mutex::new(Committer::new(&parts.superblock)),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
+            tree_log: TreeLog::new(parts.found_log),
             read_only: AtomicBool::new(reason.is_some()),
             aborted: AtomicBool::new(false),
             read_only_reason: Mutex::new(reason),

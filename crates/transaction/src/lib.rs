@@ -12,6 +12,7 @@
 //! - [`chunk_alloc`]: chunks and block groups.
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
 //! - [`dev_stats`]: error counters of the devices.
+//! - [`tree_log`]: what fsync writes without a commit, and finding it again.
 //! - [`extent_tree`], [`free_space_tree`], [`csum_tree`]: batches for the trees that account for space.
 
 #![forbid(unsafe_code)]
@@ -35,9 +36,11 @@ mod open;
 mod operation;
 #[cfg(test)]
 mod test_tree;
+mod tree_log;
 mod tree_view;
 
 pub use data_io::{DataExtent, DataReservation};
 pub use engine::{Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use operation::{MetadataReservation, Operation};
+pub use tree_log::FoundLog;
 pub use tree_view::{ItemRef, Tree};

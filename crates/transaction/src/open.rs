@@ -16,13 +16,13 @@ use uuid::Uuid;
 use crate::engine::{Engine, Geometry, OpenOptions, Parts};
 use crate::node_store::NodeStore;
 use crate::tree_view::{RootState, Tree};
-use crate::{dev_stats, free_space_tree};
+use crate::{dev_stats, free_space_tree, tree_log};
 
 impl Engine {
     /// Opens the filesystem on these devices.
     ///
-    /// What cannot be written yet (several devices, a log to replay, unknown compat_ro features) opens read-only;
-    /// [`Engine::read_only`] says why. Unknown incompat features and damaged superblocks are errors.
+    /// What cannot be written yet (several devices, unknown compat_ro features) opens read-only, and so does a filesystem
+    /// whose log nobody replays; [`Engine::read_only`] says why. Unknown incompat features and damaged superblocks are errors.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         let volumes = Volumes::open(devices, ubtrfs_volumes::OpenOptions { read_only: options.read_only })?;
         let superblock = volumes.superblock().clone();
@@ -47,9 +47,16 @@ impl Engine {
             nodesize: geometry.nodesize,
             mixed: geometry.mixed,
         });
+        if superblock.log_root.0 != 0 && !options.replay_log {
+            refusal.get_or_insert_with(|| "its log was not replayed".to_owned());
+        }
         let writable = refusal.is_none() && !options.read_only;
         load_block_groups(&space, &volumes, &store, &trees, &superblock, writable)?;
-        Ok(Self::assemble(Parts {
+        let found_log = match superblock.log_root.0 != 0 && options.replay_log {
+            true => Some(tree_log::load(&store, &superblock)?),
+            false => None,
+        };
+        let engine = Self::assemble(Parts {
             volumes,
             store,
             space,
@@ -59,7 +66,10 @@ impl Engine {
             trees,
             superblock,
             refusal,
-        }))
+            found_log,
+        });
+        engine.protect_found_log()?;
+        Ok(engine)
     }
 }
 

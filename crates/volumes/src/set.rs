@@ -172,8 +172,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Why the filesystem cannot be written, if it cannot: features, profiles, missing or several devices, a log to
-    /// replay. Ask again when all chunks were added. Whether the opener asked for read-only does not matter here.
+    /// Why the filesystem cannot be written, if it cannot: features, profiles, missing or several devices.
+    /// Ask again when all chunks were added. Whether the opener asked for read-only does not matter here.
     pub fn write_refusal(&self) -> Option<String> {
         self.write_refusal.clone().or_else(|| {
             let is_other = |chunk: &&Arc<Chunk>| {

@@ -99,7 +99,6 @@ fn what_is_readable_but_not_writable_says_why() {
         open(device).unwrap().write_refusal().unwrap_or_default()
     };
     assert_eq!(refusal(&|_| ()), "");
-    assert!(refusal(&|sb| sb.log_root = Logical(common::CHUNK.0 + 65536)).contains("log to replay"));
     assert!(refusal(&|sb| sb.compat_ro_flags |= 1 << 20).contains("bit 20"));
     assert!(refusal(&|sb| sb.incompat_flags |= 1 << 16).contains("SIMPLE_QUOTA"));
     assert!(refusal(&|sb| sb.flags |= 1 << 32).contains("seed"));
