@@ -19,6 +19,7 @@
 pub mod capability;
 mod check;
 mod command;
+mod corruptor;
 mod driver;
 mod fault_device;
 mod fs_target;
@@ -37,6 +38,7 @@ mod tree_entry;
 
 pub use check::{btrfs_check, btrfs_check_output};
 pub use command::{run, run_with_input};
+pub use corruptor::{Corruption, Corruptor, Damage};
 pub use driver::{Driver, DriverReport};
 pub use fault_device::{FaultDevice, FaultPlan};
 pub use fs_target::{FsTarget, walk_fs};

@@ -20,6 +20,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ubtrfs-tree", &["ubtrfs-format"]),
     ("ubtrfs-space", &["ubtrfs-format"]),
     ("ubtrfs-mkfs", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes"]),
+    ("ubtrfs-check", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes"]),
     ("ubtrfs-transaction", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space"]),
     (
         "ubtrfs-fs",
@@ -36,11 +37,12 @@ const FLOORS: &[(&str, &[&str])] = &[
             "ubtrfs-transaction",
             "ubtrfs-fs",
             "ubtrfs-mkfs",
+            "ubtrfs-check",
             "ubtrfs-fuse",
         ],
     ),
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-fuse"]),
-    ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs"]),
+    ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"]),
 ];
 
 /// SPDX licences that ask for no more than a notice.

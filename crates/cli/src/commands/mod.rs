@@ -1,5 +1,6 @@
 //! The commands: each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
 
+pub(crate) mod check;
 pub(crate) mod filesystem;
 pub(crate) mod inspect;
 pub(crate) mod mkfs;

@@ -1,0 +1,186 @@
+//! The state of one check, and the order of its parts.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_format::check::CheckContext;
+use ubtrfs_format::superblock::{CompatRo, Superblock};
+use ubtrfs_format::{Generation, Result, RootId};
+use ubtrfs_volumes::{OpenOptions, Volumes};
+
+use crate::block_group::BlockGroups;
+use crate::block_table::BlockTable;
+use crate::chunk::DeviceExtents;
+use crate::csum::CsumRanges;
+use crate::extent::DataExtents;
+use crate::fingerprint::{Hash, Ledger};
+use crate::problem::{Code, Place, Sink};
+use crate::quota::Quota;
+use crate::reader::{Span, spans};
+use crate::root::Roots;
+use crate::walk::{Event, Kind, TreeRoot};
+use crate::{Options, Problem, Progress, Report, Stats, superblock};
+
+/// Buckets of references to extents: 512 KiB.
+const REF_BUCKETS: usize = 1 << 16;
+/// Buckets of names, for one subvolume at a time.
+const NAME_BUCKETS: usize = 1 << 12;
+
+/// The state of one check.
+pub(crate) struct Checker<'a> {
+    pub(crate) volumes: &'a Volumes,
+    pub(crate) sb: Superblock,
+    pub(crate) ctx: CheckContext,
+    pub(crate) nodesize: usize,
+    pub(crate) sectorsize: u64,
+    pub(crate) threads: usize,
+    pub(crate) options: Options,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) sink: Sink<'a>,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) buf: Vec<u8>,
+    pub(crate) nr_walks: u32,
+    /// Some tree could not be read in full: what only follows from that is not told.
+    pub(crate) has_gaps: bool,
+    pub(crate) blocks: BlockTable,
+    pub(crate) log_blocks: HashSet<u64>,
+    pub(crate) hash: Hash,
+    /// References: extent tree above zero, everything else below.
+    pub(crate) refs: Ledger,
+    /// Names of the subvolume at hand: directories above zero, inodes below.
+    pub(crate) names: Ledger,
+    pub(crate) device_extents: DeviceExtents,
+    pub(crate) groups: BlockGroups,
+    pub(crate) data: DataExtents,
+    pub(crate) csums: CsumRanges,
+    pub(crate) roots: Roots,
+    pub(crate) quota: Quota,
+    /// Trees that were walked, for the second walk.
+    pub(crate) walked: Vec<TreeRoot>,
+    pub(crate) stats: Stats,
+}
+
+/// Checks the filesystem on these devices.
+pub(crate) fn run(
+    devices: Vec<Arc<dyn Device>>,
+    options: Options,
+    progress: &dyn Progress,
+    tell: &mut dyn FnMut(Problem),
+) -> Result<Report> {
+    let volumes = Volumes::open(devices.clone(), OpenOptions { read_only: true })?;
+    let sb = volumes.superblock().clone();
+    let ctx = CheckContext::new(&sb).for_reading_only(true);
+    let hash = Hash::random();
+    let mut checker = Checker {
+        volumes: &volumes,
+        nodesize: sb.nodesize as usize,
+        sectorsize: sb.sectorsize.into(),
+        threads: std::thread::available_parallelism().map_or(1, usize::from).min(8),
+        options,
+        progress,
+        sink: Sink::new(options.limits, tell),
+        spans: spans(&volumes),
+        buf: Vec::new(),
+        nr_walks: 0,
+        has_gaps: false,
+        blocks: BlockTable::default(),
+        log_blocks: HashSet::new(),
+        hash,
+        refs: Ledger::new(hash, REF_BUCKETS),
+        names: Ledger::new(hash, NAME_BUCKETS),
+        device_extents: DeviceExtents::default(),
+        groups: BlockGroups::default(),
+        data: DataExtents::default(),
+        csums: CsumRanges::default(),
+        roots: Roots::default(),
+        quota: Quota::default(),
+        walked: Vec::new(),
+        stats: Stats::default(),
+        sb,
+        ctx,
+    };
+    for device in &devices {
+        superblock::check_mirrors(device.as_ref(), &checker.sb, &mut checker.sink);
+    }
+    let complete = checker.all();
+    Ok(Report { complete, counts: checker.sink.counts, stats: checker.stats })
+}
+
+impl<'a> Checker<'a> {
+    /// Every part in order. `false`: a tree that all depends on cannot be read.
+    fn all(&mut self) -> bool {
+        self.progress.stage("trees", Some(self.metadata_bytes_guess()));
+        if !self.chunk_tree() || !self.root_tree() {
+            return false;
+        }
+        superblock::check_backups(self);
+        self.extent_tree();
+        self.load_extents();
+        self.dev_tree();
+        self.csum_tree();
+        self.free_space_tree();
+        self.quota_tree();
+        self.uuid_tree();
+        self.other_trees();
+        self.subvolumes();
+        self.log_trees();
+        self.progress.stage("cross-checks", None);
+        self.compare_chunks();
+        self.compare_groups();
+        self.compare_blocks();
+        self.compare_refs();
+        self.compare_roots();
+        self.compare_quota();
+        if self.options.data_csums {
+            self.verify_data();
+        }
+        true
+    }
+
+    /// Only for the progress bar: about one part in fifty of what is used.
+    fn metadata_bytes_guess(&self) -> u64 {
+        self.sb.bytes_used / 50
+    }
+
+    pub(crate) fn has_ro(&self, feature: CompatRo) -> bool {
+        self.sb.compat_ro().contains(feature)
+    }
+
+    /// The root of a tree that the root tree names.
+    pub(crate) fn tree_root(&mut self, id: RootId) -> Option<TreeRoot> {
+        let root = self.roots.tree(id)?;
+        Some(TreeRoot { kind: Kind::Plain, ..root })
+    }
+
+    /// The same for a tree that must be there.
+    pub(crate) fn needed_root(&mut self, id: RootId) -> Option<TreeRoot> {
+        let root = self.tree_root(id);
+        if root.is_none() {
+            self.has_gaps = true;
+            self.sink.report(Code::TreeMissing, Place::tree(id), "the root tree has no root item of this tree");
+        }
+        root
+    }
+
+    /// Walks a tree and remembers it for the second walk.
+    pub(crate) fn walk_tree(&mut self, root: TreeRoot, on_event: &mut dyn FnMut(&mut Self, Event<'_, '_>)) -> bool {
+        if root.kind != Kind::Log {
+            self.walked.push(root);
+        }
+        self.stats.trees += 1;
+        self.walk(&root, on_event)
+    }
+
+    /// A tree of the superblock itself.
+    pub(crate) fn super_root(&self, id: RootId) -> TreeRoot {
+        let sb = &self.sb;
+        let (bytenr, level, generation) = match id {
+            RootId::CHUNK_TREE => (sb.chunk_root, sb.chunk_root_level, sb.chunk_root_generation),
+            RootId::TREE_LOG => (sb.log_root, sb.log_root_level, Generation(sb.generation.0.wrapping_add(1))),
+            _ => (sb.root, sb.root_level, sb.generation),
+        };
+        let kind = if id == RootId::TREE_LOG { Kind::Log } else { Kind::Plain };
+        TreeRoot { id, kind, bytenr: bytenr.0, level, generation: Some(generation), drop: None }
+    }
+}

@@ -1,0 +1,198 @@
+//! Chunk tree and device extents: chunks, devices, and the pieces of devices that chunks are made of.
+
+use std::collections::BTreeMap;
+
+use ubtrfs_format::codec::Reader as FieldReader;
+use ubtrfs_format::item::{ChunkItem, DevExtent, DevItem};
+use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
+
+use crate::checker::Checker;
+use crate::problem::{Code, Place};
+use crate::reader::{one_line, spans};
+use crate::walk::Event;
+
+/// Device extents and device items, by device and offset.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceExtents {
+    extents: BTreeMap<(u64, u64), (u64, u64, Place)>,
+    items: Vec<(DevItem, Place)>,
+    read: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Reads the chunk tree; `false` if nothing of it can be read.
+    pub(crate) fn chunk_tree(&mut self) -> bool {
+        let root = self.super_root(RootId::CHUNK_TREE);
+        // All is read with the superblock's system chunks first.
+        let mut found: Vec<(Key, Vec<u8>, Place)> = Vec::new();
+        let complete = self.walk_tree(root, &mut |_, event| {
+            let Event::Leaf(leaf) = event else { return };
+            let wanted = |key: &Key| matches!(key.item_type, KeyType::CHUNK_ITEM | KeyType::DEV_ITEM);
+            let items = leaf.items().filter(|(_, key, _)| wanted(key));
+            found.extend(items.map(|(slot, key, data)| (key, data.to_vec(), leaf.place(slot))));
+        });
+        let system = self.system_chunks();
+        let mut nr_system = 0;
+        for (key, data, place) in &found {
+            let result = match key.item_type {
+                KeyType::DEV_ITEM => DevItem::decode(data).map_err(Into::into).and_then(|item| {
+                    self.device_extents.items.push((item.clone(), *place));
+                    self.volumes.set_dev_item(&item)
+                }),
+                _ => ChunkItem::decode(data).map_err(Into::into).and_then(|item| {
+                    if let Some(other) = system.get(&key.offset) {
+                        nr_system += 1;
+                        if *other != item {
+                            let text = format!("the superblock's copy of system chunk {} differs", key.offset);
+                            self.sink.report(Code::Chunk, *place, text);
+                        }
+                    } else if item.flags.contains(ubtrfs_format::item::BlockGroupFlags::SYSTEM) {
+                        let text = format!("system chunk {} is not in the superblock", key.offset);
+                        self.sink.report(Code::Chunk, *place, text);
+                    }
+                    self.volumes.add_chunk(Logical(key.offset), item)
+                }),
+            };
+            if let Err(error) = result {
+                let code = if key.item_type == KeyType::DEV_ITEM { Code::Device } else { Code::Chunk };
+                self.sink.report(code, *place, one_line(&error));
+            }
+        }
+        if complete && nr_system < system.len() {
+            let text = "the superblock has a system chunk that the chunk tree lacks";
+            self.sink.report(Code::Chunk, Place::tree(RootId::CHUNK_TREE), text);
+        }
+        self.spans = spans(self.volumes);
+        !found.is_empty()
+    }
+
+    fn system_chunks(&self) -> BTreeMap<u64, ChunkItem> {
+        let size = self.sb.sys_chunk_array_size as usize;
+        let mut reader = FieldReader::new("sys_chunk_array", self.sb.sys_chunk_array.get(..size).unwrap_or_default());
+        let mut chunks = BTreeMap::new();
+        while let Ok(raw) = reader.array() {
+            let Ok(chunk) = ChunkItem::read(&mut reader) else { break };
+            chunks.insert(Key::decode(&raw).offset, chunk);
+        }
+        chunks
+    }
+
+    /// Device extents and statistics.
+    pub(crate) fn dev_tree(&mut self) {
+        let Some(root) = self.needed_root(RootId::DEV_TREE) else { return };
+        self.device_extents.read = self.walk_tree(root, &mut |checker, event| {
+            let Event::Leaf(leaf) = event else { return };
+            for (slot, key, data) in leaf.items() {
+                let place = leaf.place(slot);
+                match key.item_type {
+                    KeyType::DEV_EXTENT => {
+                        let Ok(extent) = DevExtent::decode(data) else { continue };
+                        let value = (extent.length, extent.chunk_offset, place);
+                        checker.device_extents.extents.insert((key.objectid, key.offset), value);
+                    }
+                    KeyType::PERSISTENT_ITEM if key.objectid == objectid::DEV_STATS => {
+                        checker.dev_stats(key.offset, data, place);
+                    }
+                    _ => {}
+                }
+            }
+        });
+    }
+
+    fn dev_stats(&mut self, devid: u64, data: &[u8], place: Place) {
+        // Linux keeps the counters of a device that is being replaced under number 0.
+        if devid != 0 && !self.device_extents.items.iter().any(|(item, _)| item.devid.0 == devid) {
+            self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which is not there"));
+        } else if data.iter().any(|&byte| byte != 0) {
+            self.sink.report(Code::DevStats, place, format!("device {devid} has counted errors"));
+        }
+    }
+
+    /// Chunk stripes against device extents, devices against both.
+    pub(crate) fn compare_chunks(&mut self) {
+        if !self.device_extents.read {
+            return;
+        }
+        let mut extents = std::mem::take(&mut self.device_extents.extents);
+        self.compare_devices(&extents);
+        for (start, chunk) in self.volumes.chunks() {
+            let len = self.volumes.stripe_len_bytes(start).unwrap_or_default();
+            for stripe in &chunk.stripes {
+                let place = Place { bytenr: Some(start.0), ..Place::tree(RootId::CHUNK_TREE) };
+                let (devid, offset) = (stripe.devid.0, stripe.offset.0);
+                match extents.remove(&(devid, offset)) {
+                    None => {
+                        let text =
+                            format!("chunk {start}: its stripe at {offset} of device {devid} has no device extent");
+                        self.sink.report(Code::DevExtent, place, text);
+                    }
+                    Some((length, chunk_offset, place)) if (length, chunk_offset) != (len, start.0) => {
+                        let text = format!(
+                            "device extent {offset} of device {devid} has length {length} and chunk {chunk_offset}, \
+                             expected {len} and {start}"
+                        );
+                        self.sink.report(Code::DevExtent, place, text);
+                    }
+                    Some(_) => {}
+                }
+                let uuid = self.device_extents.items.iter().find(|(item, _)| item.devid == stripe.devid);
+                if uuid.is_some_and(|(item, _)| item.uuid != stripe.dev_uuid) {
+                    let text = format!("chunk {start}: the UUID of device {devid} in its stripe is not the device's");
+                    self.sink.report(Code::Chunk, place, text);
+                }
+            }
+        }
+        for ((devid, offset), (_, chunk, place)) in extents {
+            let text = format!("device extent {offset} of device {devid} is in no chunk; it names chunk {chunk}");
+            self.sink.report(Code::DevExtent, place, text);
+        }
+    }
+
+    fn compare_devices(&mut self, extents: &BTreeMap<(u64, u64), (u64, u64, Place)>) {
+        let items = std::mem::take(&mut self.device_extents.items);
+        let mut total: u64 = 0;
+        for (item, place) in &items {
+            let devid = item.devid;
+            let mut used: u64 = 0;
+            let mut end_before = 0;
+            for (&(_, offset), &(length, _, place)) in extents.range((devid.0, 0)..=(devid.0, u64::MAX)) {
+                used = used.saturating_add(length);
+                if offset < end_before {
+                    self.sink.report(Code::DevExtent, place, format!("device extents of device {devid} overlap"));
+                }
+                end_before = offset.saturating_add(length);
+            }
+            if end_before > item.total_bytes {
+                let text =
+                    format!("device {devid} has {} bytes, a device extent ends at {end_before}", item.total_bytes);
+                self.sink.report(Code::Device, *place, text);
+            }
+            if used != item.bytes_used {
+                let text = format!("device {devid} counts {} bytes used, its extents have {used}", item.bytes_used);
+                self.sink.report(Code::Device, *place, text);
+            }
+            total = total.saturating_add(item.total_bytes);
+            let own = &self.sb.dev_item;
+            if own.devid == devid
+                && (own.uuid, own.total_bytes, own.bytes_used) != (item.uuid, item.total_bytes, item.bytes_used)
+            {
+                self.sink.report(Code::Device, *place, format!("device {devid}: the superblock's device item differs"));
+            }
+        }
+        if let Some(((devid, _), _)) =
+            extents.iter().find(|((devid, _), _)| items.iter().all(|(i, _)| i.devid.0 != *devid))
+        {
+            let text = format!("device extents of device {devid}, which has no device item");
+            self.sink.report(Code::DevExtent, Place::tree(RootId::DEV_TREE), text);
+        }
+        if items.len() as u64 != self.sb.num_devices {
+            let text = format!("the superblock counts {} devices, the chunk tree {}", self.sb.num_devices, items.len());
+            self.sink.report(Code::Device, Place::tree(RootId::CHUNK_TREE), text);
+        }
+        if total != self.sb.total_bytes {
+            let text = format!("the superblock counts {} bytes, the devices have {total}", self.sb.total_bytes);
+            self.sink.report(Code::Device, Place::tree(RootId::CHUNK_TREE), text);
+        }
+        self.device_extents.items = items;
+    }
+}

@@ -1,0 +1,180 @@
+//! Sums of hashes that show whether two sides list the same facts, without keeping the facts.
+//!
+//! What must be said twice (a reference in the extent tree and the pointer itself; a directory's index and the inode's
+//! name) is added with weight +n on one side and -n on the other. Where all facts agree every bucket is zero. Which fact
+//! disagrees is found by a second walk that keeps the facts of the buckets that are not zero.
+//!
+//! Invariants:
+//! - I1. The hash is keyed from the system's random numbers, so a crafted image cannot make wrong facts cancel out.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// A keyed hash of numbers and names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hash {
+    keys: [u64; 2],
+}
+
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+impl Hash {
+    pub(crate) fn random() -> Self {
+        let key = || RandomState::new().build_hasher().finish() | 1;
+        Self { keys: [key(), key()] }
+    }
+
+    pub(crate) fn numbers(&self, parts: &[u64]) -> u64 {
+        let mut state = self.keys[0] ^ parts.len() as u64;
+        for &part in parts {
+            state = fold(state ^ part ^ 0x9e37_79b9_7f4a_7c15, self.keys[1] ^ part.rotate_left(32));
+            state = state.wrapping_add(part).wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (state >> 29);
+        }
+        fold(state ^ self.keys[1], self.keys[0]) ^ state
+    }
+
+    pub(crate) fn name(&self, name: &[u8]) -> u64 {
+        let mut state = self.keys[1] ^ name.len() as u64;
+        for piece in name.chunks(8) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            let word = u64::from_le_bytes(word);
+            state = fold(state ^ word, self.keys[0] ^ word.rotate_left(17)).wrapping_add(word) ^ (state >> 31);
+        }
+        fold(state ^ self.keys[0], self.keys[1]) ^ state
+    }
+}
+
+/// A fact that both sides must list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Fact {
+    /// What it is about: an extent's address, an inode. Chooses the bucket.
+    pub(crate) subject: u64,
+    /// The kind of fact, and its parts.
+    pub(crate) kind: u64,
+    pub(crate) parts: [u64; 3],
+}
+
+/// What the second walk keeps of a fact.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sides {
+    /// Sum of weights above zero, and where one of them stands.
+    pub(crate) plus: i64,
+    pub(crate) plus_at: Option<(u64, u64, usize)>,
+    /// Sum of weights below zero, and where one of them stands.
+    pub(crate) minus: i64,
+    pub(crate) minus_at: Option<(u64, u64, usize)>,
+}
+
+/// The sums, and in the second walk the facts of bad buckets.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    hash: Hash,
+    buckets: Vec<u64>,
+    kept: Option<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    is_bad: Vec<bool>,
+    facts: HashMap<Fact, Sides>,
+    overflowed: bool,
+}
+
+/// Facts that the second walk keeps at most.
+const KEPT_MAX: usize = 1 << 20;
+
+impl Ledger {
+    /// `nr_buckets` is a power of two.
+    pub(crate) fn new(hash: Hash, nr_buckets: usize) -> Self {
+        Self { hash, buckets: vec![0; nr_buckets], kept: None }
+    }
+
+    /// Adds a fact; `at` is tree, block and slot.
+    pub(crate) fn add(&mut self, fact: Fact, weight: i64, at: (u64, u64, usize)) {
+        let bucket = self.bucket_of(fact.subject);
+        match &mut self.kept {
+            None => {
+                let [a, b, c] = fact.parts;
+                let hash = self.hash.numbers(&[fact.subject, fact.kind, a, b, c]);
+                self.buckets[bucket] = self.buckets[bucket].wrapping_add(hash.wrapping_mul(weight.cast_unsigned()));
+            }
+            Some(kept) if kept.is_bad[bucket] => {
+                if kept.facts.len() >= KEPT_MAX && !kept.facts.contains_key(&fact) {
+                    kept.overflowed = true;
+                    return;
+                }
+                let sides = kept.facts.entry(fact).or_default();
+                if weight > 0 {
+                    sides.plus = sides.plus.saturating_add(weight);
+                    sides.plus_at = Some(at);
+                } else {
+                    sides.minus = sides.minus.saturating_add(weight.saturating_neg());
+                    sides.minus_at = Some(at);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn bucket_of(&self, subject: u64) -> usize {
+        self.hash.numbers(&[subject]) as usize & (self.buckets.len() - 1)
+    }
+
+    /// Whether both sides agree so far.
+    pub(crate) fn agrees(&self) -> bool {
+        self.buckets.iter().all(|&sum| sum == 0)
+    }
+
+    /// Forgets the sums.
+    pub(crate) fn clear(&mut self) {
+        self.buckets.fill(0);
+        self.kept = None;
+    }
+
+    /// From now on facts of bad buckets are kept.
+    pub(crate) fn keep_disagreements(&mut self) {
+        let is_bad = self.buckets.iter().map(|&sum| sum != 0).collect();
+        self.kept = Some(Kept { is_bad, facts: HashMap::new(), overflowed: false });
+    }
+
+    /// The facts that disagree, sorted; and whether there were too many to keep all.
+    pub(crate) fn disagreements(&mut self) -> (Vec<(Fact, Sides)>, bool) {
+        let Some(kept) = self.kept.take() else { return (Vec::new(), false) };
+        let mut facts: Vec<(Fact, Sides)> =
+            kept.facts.into_iter().filter(|(_, sides)| sides.plus != sides.minus).collect();
+        facts.sort_by_key(|(fact, _)| *fact);
+        (facts, kept.overflowed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_disagrees_is_found() {
+        let mut ledger = Ledger::new(Hash::random(), 64);
+        let fact = |subject| Fact { subject, kind: 1, parts: [subject * 3, 0, 7] };
+        let both = |ledger: &mut Ledger| {
+            for subject in 0..1000 {
+                ledger.add(fact(subject), 2, (1, 1, 1));
+                ledger.add(fact(subject), -1, (2, 2, 2));
+                if subject != 77 {
+                    ledger.add(fact(subject), -1, (2, 2, 2));
+                }
+            }
+        };
+        both(&mut ledger);
+        assert!(!ledger.agrees());
+        ledger.keep_disagreements();
+        both(&mut ledger);
+        let (found, overflowed) = ledger.disagreements();
+        assert!(!overflowed);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].0, found[0].1.plus, found[0].1.minus), (fact(77), 2, 1));
+    }
+}

@@ -1,0 +1,227 @@
+//! The free space tree against what extents leave free.
+//!
+//! One block group at a time: its free ranges as the tree lists them, and as the extents leave them. Superblock copies
+//! count as free in this tree.
+
+use ubtrfs_format::item::FreeSpaceInfo;
+use ubtrfs_format::superblock::CompatRo;
+use ubtrfs_format::{Key, KeyType, RootId};
+
+use crate::block_group::Group;
+use crate::checker::Checker;
+use crate::problem::{Code, Place};
+use crate::walk::{Event, Leaf};
+
+/// Free ranges of all block groups, as listed: 16 bytes each, dropped when they were compared.
+#[derive(Default)]
+struct Listed {
+    /// The block group at hand, and its info.
+    group: Option<(u64, u64, FreeSpaceInfo, Place)>,
+    /// Maximal ranges.
+    ranges: Vec<(u64, u64)>,
+    /// Where the last one stood, for messages.
+    last_end: u64,
+    done: Vec<(u64, u64)>,
+    /// Where the space of a block group that does not exist any more ends.
+    stale: u64,
+    gaps: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Reads the free space tree and compares each block group as soon as it is complete.
+    pub(crate) fn free_space_tree(&mut self) {
+        if !self.has_ro(CompatRo::FREE_SPACE_TREE) || !self.has_ro(CompatRo::FREE_SPACE_TREE_VALID) {
+            return;
+        }
+        let Some(root) = self.needed_root(RootId::FREE_SPACE_TREE) else { return };
+        let expected = self.expected_free();
+        let mut listed = Listed::default();
+        let complete = self.walk_tree(root, &mut |checker, event| match event {
+            Event::Leaf(leaf) => checker.free_space_leaf(leaf, &mut listed, &expected),
+            Event::Gap => {
+                listed.gaps = true;
+                listed.group = None;
+            }
+        });
+        self.finish_group(&mut listed, &expected);
+        if !complete || !self.groups.complete {
+            return;
+        }
+        listed.done.sort_unstable();
+        for group in &self.groups.list {
+            if listed.done.binary_search(&(group.start, group.end)).is_err() {
+                let text = format!("block group {} has no free space info", group.start);
+                self.sink.report(Code::FreeSpace, Place::tree(RootId::FREE_SPACE_TREE), text);
+            }
+        }
+    }
+
+    fn free_space_leaf(&mut self, leaf: &Leaf<'_>, listed: &mut Listed, expected: &Expected) {
+        for (slot, key, data) in leaf.items() {
+            let place = leaf.place(slot);
+            match key.item_type {
+                KeyType::FREE_SPACE_INFO => {
+                    self.finish_group(listed, expected);
+                    self.begin_group(key, data, place, listed);
+                }
+                KeyType::FREE_SPACE_EXTENT if self.in_group(key, place, listed, 0) => {
+                    push(&mut listed.ranges, key.objectid, key.objectid.saturating_add(key.offset));
+                }
+                KeyType::FREE_SPACE_BITMAP if self.in_group(key, place, listed, FreeSpaceInfo::USING_BITMAPS) => {
+                    self.add_bitmap(key, data, listed);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn begin_group(&mut self, key: Key, data: &[u8], place: Place, listed: &mut Listed) {
+        let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
+        let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
+        let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
+        // mkfs.btrfs leaves those of its temporary block groups behind: nothing is where they are.
+        let touches = self.groups.list.iter().any(|group| group.start < end && key.objectid < group.end);
+        listed.stale = if fits || touches { 0 } else { end };
+        if !fits && touches && self.groups.complete {
+            let text = format!("free space info {key} is not of the block group there");
+            self.sink.report(Code::FreeSpace, place, text);
+        }
+        listed.group = fits.then_some((key.objectid, end, info, place));
+        listed.ranges.clear();
+        listed.last_end = key.objectid;
+    }
+
+    /// Whether an item belongs to the block group at hand, behind the ones before, and has the form that the info says.
+    fn in_group(&mut self, key: Key, place: Place, listed: &mut Listed, form: u32) -> bool {
+        let end = key.objectid.saturating_add(key.offset);
+        let Some((_, group_end, info, _)) = listed.group else {
+            if !listed.gaps && self.groups.complete && end > listed.stale {
+                self.sink.report(Code::FreeSpace, place, format!("free space {key} is in no block group"));
+            }
+            return false;
+        };
+        if key.objectid < listed.last_end || end > group_end || info.flags & FreeSpaceInfo::USING_BITMAPS != form {
+            let text = format!("free space {key} is not inside of its block group, behind the one before, in its form");
+            self.sink.report(Code::FreeSpace, place, text);
+            return false;
+        }
+        listed.last_end = end;
+        true
+    }
+
+    fn add_bitmap(&mut self, key: Key, data: &[u8], listed: &mut Listed) {
+        let nr_bits = key.offset / self.sectorsize;
+        let mut start = None;
+        for bit in 0..nr_bits.min(data.len() as u64 * 8) {
+            let is_free = data[(bit / 8) as usize] >> (bit % 8) & 1 == 1;
+            let at = key.objectid.saturating_add(bit * self.sectorsize);
+            match (is_free, start) {
+                (true, None) => start = Some(at),
+                (false, Some(from)) => {
+                    push(&mut listed.ranges, from, at);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        if let Some(from) = start {
+            push(&mut listed.ranges, from, key.objectid.saturating_add(key.offset));
+        }
+    }
+
+    fn finish_group(&mut self, listed: &mut Listed, expected: &Expected) {
+        let Some((start, end, info, place)) = listed.group.take() else { return };
+        listed.done.push((start, end));
+        if listed.ranges.len() as u64 != u64::from(info.extent_count) {
+            let text = format!(
+                "block group {start}: the free space info counts {} ranges, {} are listed",
+                info.extent_count,
+                listed.ranges.len()
+            );
+            self.sink.report(Code::FreeSpace, place, text);
+        }
+        let Some(free) = expected.of(start) else { return };
+        if free == listed.ranges.as_slice() {
+            return;
+        }
+        let differs = (0..free.len().max(listed.ranges.len())).find(|&at| free.get(at) != listed.ranges.get(at));
+        let show = |range: Option<&(u64, u64)>| match range {
+            Some((from, to)) => format!("{from}+{}", to - from),
+            None => "nothing".to_owned(),
+        };
+        let at = differs.unwrap_or_default();
+        let text = format!(
+            "block group {start}: the free space tree lists {}, extents leave {}",
+            show(listed.ranges.get(at)),
+            show(free.get(at))
+        );
+        self.sink.report(Code::FreeSpace, place, text);
+    }
+
+    /// What extents leave free in each block group.
+    fn expected_free(&mut self) -> Expected {
+        if !self.groups.complete || self.extents_have_gaps() {
+            return Expected::default();
+        }
+        let groups: Vec<Group> = self.groups.list.clone();
+        let mut free = Expected { starts: Vec::new(), ranges: Vec::new() };
+        let mut at = 0;
+        let mut next = groups.first().map_or(0, |group| group.start);
+        let begin = |free: &mut Expected, group: &Group| free.starts.push((group.start, free.ranges.len()));
+        groups.first().into_iter().for_each(|group| begin(&mut free, group));
+        self.for_each_extent(&mut |_, extent| {
+            while let Some(group) = groups.get(at).filter(|group| group.end <= extent.bytenr) {
+                free.close(next, group.end);
+                at += 1;
+                if let Some(group) = groups.get(at) {
+                    begin(&mut free, group);
+                    next = group.start;
+                }
+            }
+            if groups.get(at).is_some_and(|group| group.start <= extent.bytenr) {
+                free.close(next, extent.bytenr);
+                next = next.max(extent.bytenr.saturating_add(extent.len_bytes));
+            }
+        });
+        while let Some(group) = groups.get(at) {
+            free.close(next, group.end);
+            at += 1;
+            if let Some(group) = groups.get(at) {
+                begin(&mut free, group);
+                next = group.start;
+            }
+        }
+        free
+    }
+}
+
+/// Free ranges of all block groups in order.
+#[derive(Default)]
+struct Expected {
+    /// Start of each group, and where its ranges begin.
+    starts: Vec<(u64, usize)>,
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Expected {
+    fn close(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.ranges.push((from, to));
+        }
+    }
+
+    fn of(&self, start: u64) -> Option<&[(u64, u64)]> {
+        let at = self.starts.binary_search_by_key(&start, |(start, _)| *start).ok()?;
+        let from = self.starts.get(at)?.1;
+        let to = self.starts.get(at + 1).map_or(self.ranges.len(), |(_, to)| *to);
+        self.ranges.get(from..to)
+    }
+}
+
+/// Adds a range, joined to the last one where they touch.
+fn push(ranges: &mut Vec<(u64, u64)>, from: u64, to: u64) {
+    match ranges.last_mut() {
+        Some((_, end)) if *end == from => *end = to,
+        _ => ranges.push((from, to)),
+    }
+}

@@ -1,0 +1,290 @@
+//! The inodes of a subvolume: all items of one stand together, so each is checked when its last item was seen.
+//!
+//! Invariants:
+//! - I1. One inode is in memory at a time; names that belong to two inodes go into the ledger.
+//! - I2. An inode of which something could not be read is not judged.
+
+use ubtrfs_format::item::{FileType, InodeFlags, InodeItem};
+use ubtrfs_format::superblock::Incompat;
+use ubtrfs_format::{Key, KeyType, RootId, objectid};
+
+use crate::checker::Checker;
+use crate::problem::{Code, Place};
+use crate::raw::{u8_at, u64_at};
+use crate::walk::{Event, Leaf, TreeRoot};
+
+/// The inode at hand.
+#[derive(Debug, Default)]
+pub(crate) struct Inode {
+    pub(crate) ino: u64,
+    pub(crate) place: Place,
+    item: Option<Facts>,
+    pub(crate) nr_names: u64,
+    /// Lengths of all names in directory items, and in directory indexes.
+    pub(crate) item_names_len: u64,
+    pub(crate) index_names_len: u64,
+    /// Directory items above zero, directory indexes below: sum of hashes.
+    pub(crate) names_sum: u64,
+    nr_entries: u64,
+    nr_extents: u64,
+    /// Where the last file extent ends.
+    extent_end: u64,
+    hole: Option<u64>,
+    bytes: u64,
+    inline_len: Option<u64>,
+    /// Parts could not be read (I2).
+    partial: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    size: u64,
+    nbytes: u64,
+    nlink: u32,
+    mode: u32,
+    flags: InodeFlags,
+}
+
+/// A subvolume at hand.
+#[derive(Debug)]
+pub(crate) struct Subvolume {
+    pub(crate) tree: RootId,
+    inode: Option<Inode>,
+    gap: bool,
+    /// Inodes without names, sorted as they come.
+    nameless: Vec<(u64, Place)>,
+    orphans: Vec<u64>,
+}
+
+impl<'a> Checker<'a> {
+    /// Checks all inodes of a subvolume.
+    pub(crate) fn inodes(&mut self, root: TreeRoot) {
+        self.names.clear();
+        let mut subvolume = self.subvolume_again(root.id);
+        let complete = self.walk_tree(root, &mut |checker, event| match event {
+            Event::Leaf(leaf) => checker.inode_leaf(leaf, &mut subvolume),
+            Event::Gap => {
+                subvolume.gap = true;
+                subvolume.inode = None;
+            }
+        });
+        self.finish_inode(&mut subvolume);
+        if !complete {
+            return;
+        }
+        self.compare_orphans(&subvolume);
+        self.subvolume_was_read(root.id);
+        if !self.names.agrees() {
+            self.find_wrong_names(root);
+        }
+    }
+
+    pub(crate) fn inode_leaf(&mut self, leaf: &Leaf<'_>, subvolume: &mut Subvolume) {
+        for (slot, key, data) in leaf.items() {
+            if key.objectid == objectid::ORPHAN {
+                self.finish_inode(subvolume);
+                if key.item_type == KeyType::ORPHAN_ITEM {
+                    subvolume.orphans.push(key.offset);
+                }
+                continue;
+            }
+            let is_inode = (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&key.objectid);
+            if !is_inode {
+                continue;
+            }
+            if subvolume.inode.as_ref().is_none_or(|inode| inode.ino != key.objectid) {
+                self.finish_inode(subvolume);
+                let partial = std::mem::take(&mut subvolume.gap);
+                let place = leaf.place(slot);
+                subvolume.inode = Some(Inode { ino: key.objectid, place, partial, ..Inode::default() });
+            }
+            let Some(mut inode) = subvolume.inode.take() else { continue };
+            self.inode_item(leaf, slot, key, data, &mut inode);
+            subvolume.inode = Some(inode);
+        }
+    }
+
+    fn inode_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
+        match key.item_type {
+            KeyType::INODE_ITEM => {
+                let Ok(item) = InodeItem::decode(data) else { return };
+                inode.place = leaf.place(slot);
+                let InodeItem { size, nbytes, nlink, mode, .. } = item;
+                inode.item = Some(Facts { size, nbytes, nlink, mode, flags: item.flags() });
+                if item.generation > self.newest() {
+                    let text = format!("inode {}: generation {} is in the future", inode.ino, item.generation);
+                    self.sink.report(Code::InodeItems, inode.place, text);
+                }
+            }
+            KeyType::INODE_REF | KeyType::INODE_EXTREF => self.inode_names(leaf, slot, key, data, inode),
+            KeyType::DIR_ITEM | KeyType::DIR_INDEX => {
+                inode.nr_entries += 1;
+                self.directory_entries(leaf, slot, key, data, inode);
+            }
+            KeyType::EXTENT_DATA => self.file_extent(leaf, slot, key, data, inode),
+            _ => {}
+        }
+    }
+
+    fn file_extent(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
+        let place = leaf.place(slot);
+        inode.nr_extents += 1;
+        let (Some(ram_bytes), Some(compression), Some(kind)) = (u64_at(data, 8), u8_at(data, 16), u8_at(data, 20))
+        else {
+            return;
+        };
+        let start = key.offset;
+        if start < inode.extent_end {
+            let text = format!("inode {}: the extent at {start} begins before {}", inode.ino, inode.extent_end);
+            self.sink.report(Code::FileOverlap, place, text);
+        } else if start > inode.extent_end {
+            inode.hole.get_or_insert(inode.extent_end);
+        }
+        if kind == 0 {
+            inode.inline_len = Some(ram_bytes);
+            inode.bytes = inode.bytes.saturating_add(ram_bytes);
+            inode.extent_end = start.saturating_add(ram_bytes).next_multiple_of(self.sectorsize);
+            let stored = (data.len() as u64).saturating_sub(21);
+            if ram_bytes == 0 || ram_bytes > self.sectorsize || stored > self.sectorsize {
+                let text = format!("inode {}: {ram_bytes} bytes of inline data, more than a sector or none", inode.ino);
+                self.sink.report(Code::FileExtent, place, text);
+            }
+            return;
+        }
+        let (Some(disk_bytenr), Some(disk_len), Some(offset), Some(len)) =
+            (u64_at(data, 21), u64_at(data, 29), u64_at(data, 37), u64_at(data, 45))
+        else {
+            return;
+        };
+        inode.extent_end = inode.extent_end.max(start.saturating_add(len));
+        let mut wrong = |what: &str| {
+            self.sink.report(Code::FileExtent, place, format!("inode {} extent at {start}: {what}", inode.ino));
+        };
+        if len == 0 {
+            wrong("covers no bytes");
+        }
+        if disk_bytenr == 0 {
+            if kind == 2 {
+                wrong("preallocated, and a hole");
+            }
+            return;
+        }
+        inode.bytes = inode.bytes.saturating_add(len);
+        if disk_len == 0 {
+            wrong("is empty on disk");
+        }
+        if offset.checked_add(len).is_none_or(|end| end > ram_bytes) {
+            wrong("ends behind the extent that it refers to");
+        } else if compression == 0 && offset + len > disk_len {
+            wrong("ends behind the extent on disk");
+        }
+        if kind == 2 && compression != 0 {
+            wrong("preallocated, and compressed");
+        }
+        self.quota_data(disk_bytenr, disk_len);
+        let whole = compression != 0;
+        let (from, bytes) = if whole { (disk_bytenr, disk_len) } else { (disk_bytenr.wrapping_add(offset), len) };
+        self.file_csums(leaf, slot, inode, kind, from, bytes);
+    }
+
+    /// Data that was written has checksums, unless the file has none; what is only allocated has none.
+    fn file_csums(&mut self, leaf: &Leaf<'_>, slot: usize, inode: &Inode, kind: u8, from: u64, bytes: u64) {
+        // Data that is being relocated has its checksums, and an inode without.
+        if !self.csums.complete || leaf.tree == RootId::DATA_RELOC_TREE {
+            return;
+        }
+        let Some(facts) = inode.item else { return };
+        let covered = self.csums.covered(from, from.saturating_add(bytes));
+        let place = leaf.place(slot);
+        let what = format!("inode {}: {covered} of {bytes} bytes at {from} have checksums", inode.ino);
+        if facts.flags.contains(InodeFlags::NODATASUM) {
+            if covered > 0 {
+                self.sink.report(Code::CsumExtra, place, format!("{what}, and the file must have none"));
+            }
+        } else if kind == 1 && covered < bytes {
+            self.sink.report(Code::CsumMissing, place, what);
+        } else if kind == 2 && covered > 0 {
+            self.sink.report(Code::CsumExtra, place, format!("{what}, and nothing was written there"));
+        }
+    }
+
+    /// All items of the inode at hand were seen.
+    pub(crate) fn finish_inode(&mut self, subvolume: &mut Subvolume) {
+        let Some(inode) = subvolume.inode.take() else { return };
+        self.stats.inodes += 1;
+        if inode.partial {
+            return;
+        }
+        let (ino, place) = (inode.ino, inode.place);
+        let Some(facts) = inode.item else {
+            return self.sink.report(
+                Code::InodeMissing,
+                place,
+                format!("items of inode {ino}, which has no inode item"),
+            );
+        };
+        let mut tell = |code: Code, text: String| self.sink.report(code, place, format!("inode {ino}: {text}"));
+        let file_type = FileType::from_mode(facts.mode);
+        let is_dir = file_type == Some(FileType::Directory);
+        let is_file = matches!(file_type, Some(FileType::Regular | FileType::Symlink));
+        if u64::from(facts.nlink) != inode.nr_names {
+            tell(Code::InodeNlink, format!("counts {} links and has {} names", facts.nlink, inode.nr_names));
+        }
+        if is_dir && facts.nlink > 1 {
+            tell(Code::InodeNlink, format!("is a directory with {} links", facts.nlink));
+        }
+        if file_type.is_none() {
+            tell(Code::InodeItems, format!("mode {:o} is of no file type", facts.mode));
+        }
+        if !is_dir && inode.nr_entries > 0 {
+            tell(Code::InodeItems, "is no directory, and has directory entries".to_owned());
+        }
+        if !is_file && inode.nr_extents > 0 {
+            tell(Code::InodeItems, "is no file, and has file extents".to_owned());
+        }
+        if file_type == Some(FileType::Symlink) && facts.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+            tell(Code::InodeItems, "is a symbolic link that cannot be changed".to_owned());
+        }
+        if is_dir {
+            let len = inode.item_names_len.saturating_add(inode.index_names_len);
+            if facts.size != len {
+                tell(Code::InodeSize, format!("the directory's size is {}, its names take {len}", facts.size));
+            }
+            if inode.names_sum != 0 {
+                tell(Code::InodeNames, "DIR_ITEM and DIR_INDEX items of the directory differ".to_owned());
+            }
+        }
+        if is_file && facts.nbytes != inode.bytes {
+            tell(Code::InodeNbytes, format!("counts {} bytes, its extents have {}", facts.nbytes, inode.bytes));
+        }
+        if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
+            tell(Code::InodeSize, format!("the symbolic link's size is {}, its target's is not", facts.size));
+        }
+        // Behind the end of the file there may be holes without items, before what is allocated there.
+        let hole = inode.hole.unwrap_or(inode.extent_end);
+        let needs_holes = file_type == Some(FileType::Regular) && !self.ctx.incompat.contains(Incompat::NO_HOLES);
+        if needs_holes && subvolume.tree != RootId::DATA_RELOC_TREE && facts.nlink > 0 && hole < facts.size {
+            self.sink.report(Code::FileHole, place, format!("inode {ino}: no extent item covers {hole}"));
+        }
+        if facts.nlink == 0 {
+            subvolume.nameless.push((ino, place));
+        }
+        self.book_type(ino, inode.nr_names, file_type, place);
+    }
+
+    /// The same subvolume for a second walk.
+    pub(crate) fn subvolume_again(&self, tree: RootId) -> Subvolume {
+        Subvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new() }
+    }
+
+    fn compare_orphans(&mut self, subvolume: &Subvolume) {
+        let mut orphans = subvolume.orphans.clone();
+        orphans.sort_unstable();
+        for (ino, place) in &subvolume.nameless {
+            if orphans.binary_search(ino).is_err() {
+                let text = format!("inode {ino} has no links and is not in the list of orphans");
+                self.sink.report(Code::InodeOrphan, *place, text);
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What a check finds: stable codes, places, and the collector that keeps their number bounded.
+//!
+//! Invariants:
+//! - I1. Of each code at most [`Limits::per_code`] problems are handed out; all are counted.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use ubtrfs_format::RootId;
+
+macro_rules! codes {
+    ($($variant:ident = $text:literal, $doc:literal;)*) => {
+        /// The stable code of a problem. `E-` codes are damage, `W-` codes are oddities that harm nothing.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Code { $(#[doc = $doc] $variant),* }
+
+        impl Code {
+            /// All codes.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The code as it is printed.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+
+            /// What it stands for, in a sentence.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => $doc),* }
+            }
+        }
+    };
+}
+
+codes! {
+    SuperMirror = "E-SUPER-MIRROR", "A copy of the superblock is unreadable or broken.";
+    SuperFields = "E-SUPER-FIELDS", "Superblock copies of one generation differ, or a field contradicts the trees.";
+    SuperBackup = "W-SUPER-BACKUP", "The newest root backup in the superblock does not name the current roots.";
+    SuperOld = "W-SUPER-OLD", "A copy of the superblock is older than the newest: its last update was lost.";
+    SuperUsed = "E-SUPER-USED", "The superblock's bytes_used is not what block groups use.";
+    Chunk = "E-CHUNK", "A chunk contradicts itself, another chunk, its device, or the superblock's system chunks.";
+    DevExtent = "E-DEV-EXTENT", "A chunk stripe has no device extent, or a device extent no chunk stripe.";
+    Device = "E-DEVICE", "A device item contradicts the device, its extents, or the superblock.";
+    DevStats = "W-DEV-STATS", "Error counters of a device that is not there, or counters that are not zero.";
+    BlockGroup = "E-BLOCK-GROUP", "A chunk has no block group of its kind, or a block group no chunk.";
+    BlockGroupUsed = "E-BLOCK-GROUP-USED", "A block group's used bytes are not the sum of its extents.";
+    BlockRead = "E-BLOCK-READ", "No copy of a tree block can be read.";
+    BlockCsum = "E-BLOCK-CSUM", "No copy of a tree block has a right checksum.";
+    BlockHeader = "E-BLOCK-HEADER", "A tree block is not what its parent says: address, level, owner, generation, first key.";
+    BlockLayout = "E-BLOCK-LAYOUT", "Items or pointers of a tree block are laid out wrongly.";
+    BlockCopy = "E-BLOCK-COPY", "One copy of a tree block is bad; another is good.";
+    BlockTwice = "E-BLOCK-TWICE", "A tree block is reached twice where it must not be.";
+    KeyOrder = "E-KEY-ORDER", "Keys do not ascend.";
+    Item = "E-ITEM", "An item's content is not what its type says.";
+    TreeMissing = "E-TREE-MISSING", "A tree that every filesystem has is missing.";
+    ExtentMissing = "E-EXTENT-MISSING", "A tree block or data extent that is in use has no extent item.";
+    ExtentUnused = "E-EXTENT-UNUSED", "An extent item of something that nothing refers to.";
+    ExtentRef = "E-EXTENT-REF", "References to an extent differ from those that its extent item lists.";
+    ExtentCount = "E-EXTENT-COUNT", "An extent item's number of references is not their sum.";
+    ExtentInfo = "E-EXTENT-INFO", "An extent item's level or generation is not its tree block's.";
+    ExtentFlags = "E-EXTENT-FLAGS", "The full backref flag of an extent item contradicts how the block is reached.";
+    ExtentOverlap = "E-EXTENT-OVERLAP", "Extents overlap.";
+    ExtentGroup = "E-EXTENT-GROUP", "An extent lies outside of a block group, across two, or in one of another kind.";
+    FreeSpace = "E-FREE-SPACE", "The free space tree is not what extents leave free.";
+    CsumMissing = "E-CSUM-MISSING", "Data that must have checksums has none.";
+    CsumExtra = "E-CSUM-EXTRA", "Checksums of what is no data extent, or must have none.";
+    CsumOrder = "E-CSUM-ORDER", "Ranges of checksums overlap.";
+    DataRead = "E-DATA-READ", "A copy of file data cannot be read.";
+    DataCsum = "E-DATA-CSUM", "A copy of file data does not match its checksum.";
+    InodeMissing = "E-INODE-MISSING", "Items or names of an inode that does not exist.";
+    InodeNlink = "E-INODE-NLINK", "An inode's link count is not the number of its names.";
+    InodeSize = "E-INODE-SIZE", "A directory's size is not twice its names' lengths, or a symbolic link's not its target's.";
+    InodeNbytes = "E-INODE-NBYTES", "An inode's byte count is not the sum of its extents.";
+    InodeItems = "E-INODE-ITEMS", "Items that an inode of this type cannot have, or flags and modes that do not exist.";
+    InodeNames = "E-INODE-NAMES", "DIR_ITEM, DIR_INDEX and INODE_REF of a name do not agree.";
+    InodeOrphan = "E-INODE-ORPHAN", "An inode without names is not in the list of orphans.";
+    OrphanStale = "W-ORPHAN", "An orphan item of an inode or subvolume that does not exist.";
+    FileExtent = "E-FILE-EXTENT", "A file extent contradicts itself or the extent that it refers to.";
+    FileOverlap = "E-FILE-OVERLAP", "File extents overlap.";
+    FileHole = "E-FILE-HOLE", "A file has a hole without an item, and the filesystem has no no-holes feature.";
+    RootItem = "E-ROOT-ITEM", "A root item contradicts its tree, or is of no known use.";
+    RootRef = "E-ROOT-REF", "ROOT_REF, ROOT_BACKREF and directory entry of a subvolume do not agree.";
+    Uuid = "W-UUID", "The UUID tree lacks a subvolume, or names one that does not exist.";
+    Qgroup = "W-QGROUP", "A quota group's numbers are not those of its subvolume.";
+    QgroupItem = "E-QGROUP-ITEM", "Items of the quota tree contradict each other.";
+    Log = "E-LOG", "The tree log is broken, or lies on allocated extents.";
+    Limit = "W-LIMIT", "A part was left out because checking it would take too long.";
+}
+
+impl Code {
+    /// Whether it is damage.
+    pub fn is_error(self) -> bool {
+        self.as_str().starts_with('E')
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Where a problem is, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The tree.
+    pub tree: Option<RootId>,
+    /// The tree block, or the start of what the problem is about.
+    pub bytenr: Option<u64>,
+    /// The slot in that block.
+    pub slot: Option<usize>,
+}
+
+impl Place {
+    /// A tree as a whole.
+    pub fn tree(tree: RootId) -> Self {
+        Self { tree: Some(tree), ..Self::default() }
+    }
+
+    /// A block of a tree.
+    pub fn block(tree: RootId, bytenr: u64) -> Self {
+        Self { tree: Some(tree), bytenr: Some(bytenr), slot: None }
+    }
+
+    /// An item.
+    pub fn item(tree: RootId, bytenr: u64, slot: usize) -> Self {
+        Self { tree: Some(tree), bytenr: Some(bytenr), slot: Some(slot) }
+    }
+
+    /// An address outside of any tree.
+    pub fn at(bytenr: u64) -> Self {
+        Self { bytenr: Some(bytenr), ..Self::default() }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Its kind.
+    pub code: Code,
+    /// Where.
+    pub place: Place,
+    /// What was found and what was expected.
+    pub text: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.code)?;
+        if let Some(tree) = self.place.tree {
+            write!(f, " tree {tree}")?;
+        }
+        if let Some(bytenr) = self.place.bytenr {
+            write!(f, " bytenr {bytenr}")?;
+        }
+        if let Some(slot) = self.place.slot {
+            write!(f, " slot {slot}")?;
+        }
+        if self.place != Place::default() {
+            f.write_str(":")?;
+        }
+        write!(f, " {}", self.text)
+    }
+}
+
+/// How many problems are told.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Of each code; the rest is counted only.
+    pub per_code: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { per_code: 100 }
+    }
+}
+
+/// Takes problems as they are found.
+pub(crate) struct Sink<'a> {
+    tell: &'a mut dyn FnMut(Problem),
+    limits: Limits,
+    pub(crate) counts: BTreeMap<Code, u64>,
+    /// Same block, same slot, same code: told once, however many trees share the block.
+    told: HashSet<(Code, u64, usize)>,
+    muted: bool,
+}
+
+impl<'a> Sink<'a> {
+    pub(crate) fn new(limits: Limits, tell: &'a mut dyn FnMut(Problem)) -> Self {
+        Self { tell, limits, counts: BTreeMap::new(), told: HashSet::new(), muted: false }
+    }
+
+    pub(crate) fn report(&mut self, code: Code, place: Place, text: impl Into<String>) {
+        if self.muted {
+            return;
+        }
+        let count = self.counts.entry(code).or_default();
+        if *count < self.limits.per_code
+            && let (Some(bytenr), Some(slot)) = (place.bytenr, place.slot)
+            && !self.told.insert((code, bytenr, slot))
+        {
+            return;
+        }
+        *count += 1;
+        if *count <= self.limits.per_code {
+            (self.tell)(Problem { code, place, text: text.into() });
+        }
+    }
+
+    /// While muted nothing is told or counted: a second walk over what was told already.
+    pub(crate) fn mute(&mut self, muted: bool) {
+        self.muted = muted;
+    }
+
+    /// Whether any damage was found.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.counts.keys().any(|code| code.is_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_distinct_and_documented() {
+        let page = include_str!("../../../docs/check.md");
+        let mut seen = std::collections::BTreeSet::new();
+        for code in Code::ALL {
+            assert!(seen.insert(code.as_str()), "{code} twice");
+            let row = format!("| `{code}` | {} |", code.meaning());
+            assert!(page.contains(&row), "docs/check.md lacks the row {row}");
+        }
+    }
+
+    #[test]
+    fn problems_are_counted_beyond_the_limit() {
+        let mut told = Vec::new();
+        let mut tell = |problem: Problem| told.push(problem.to_string());
+        let mut sink = Sink::new(Limits { per_code: 2 }, &mut tell);
+        for slot in 0..5 {
+            sink.report(Code::Item, Place::item(RootId(5), 4096, slot), "wrong");
+        }
+        sink.report(Code::SuperOld, Place::default(), "old");
+        assert_eq!(sink.counts[&Code::Item], 5);
+        assert_eq!(
+            told,
+            [
+                "E-ITEM: tree 5 bytenr 4096 slot 0: wrong",
+                "E-ITEM: tree 5 bytenr 4096 slot 1: wrong",
+                "W-SUPER-OLD: old"
+            ]
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! The root tree: where each tree starts, and how subvolumes are named.
+//!
+//! Invariants:
+//! - I1. Subvolumes are few beside what they hold: about 150 bytes each are kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ubtrfs_format::item::{RootItem, RootRef};
+use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
+use uuid::Uuid;
+
+use crate::checker::Checker;
+use crate::problem::{Code, Place};
+use crate::walk::{Event, Kind, Leaf, TreeRoot};
+
+/// A tree that the root tree names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Root {
+    pub(crate) root: TreeRoot,
+    pub(crate) refs: u32,
+    pub(crate) uuid: Uuid,
+    pub(crate) received_uuid: Uuid,
+    pub(crate) place: Place,
+}
+
+/// The name of a subvolume in its parent.
+#[derive(Clone, Debug, Default)]
+struct Link {
+    /// Directory, index and name, from either item.
+    forward: Option<(u64, u64, Vec<u8>)>,
+    backward: Option<(u64, u64, Vec<u8>)>,
+    /// The directory entry was seen.
+    found: bool,
+    place: Place,
+}
+
+/// What the root tree holds.
+#[derive(Debug, Default)]
+pub(crate) struct Roots {
+    pub(crate) trees: BTreeMap<u64, Root>,
+    /// Relocation trees, by the subvolume that they relocate.
+    reloc: Vec<TreeRoot>,
+    /// By parent and child.
+    links: BTreeMap<(u64, u64), Link>,
+    orphans: BTreeSet<u64>,
+    /// Subvolumes whose directories were read to the end.
+    read: BTreeSet<u64>,
+}
+
+impl Roots {
+    /// Where a tree starts.
+    pub(crate) fn tree(&self, id: RootId) -> Option<TreeRoot> {
+        self.trees.get(&id.0).map(|root| root.root)
+    }
+}
+
+impl<'a> Checker<'a> {
+    /// Reads the root tree; `false` if nothing of it can be read.
+    pub(crate) fn root_tree(&mut self) -> bool {
+        let root = self.super_root(RootId::ROOT_TREE);
+        let mut seen = false;
+        let complete = self.walk_tree(root, &mut |checker, event| {
+            let Event::Leaf(leaf) = event else { return };
+            seen = true;
+            checker.root_leaf(leaf);
+        });
+        if complete && !self.roots.trees.contains_key(&RootId::FS_TREE.0) {
+            let text = "the root tree has no root item of the top level";
+            self.sink.report(Code::TreeMissing, Place::tree(RootId::FS_TREE), text);
+        }
+        seen
+    }
+
+    fn root_leaf(&mut self, leaf: &Leaf<'_>) {
+        for (slot, key, data) in leaf.items() {
+            let place = leaf.place(slot);
+            match key.item_type {
+                KeyType::ROOT_ITEM => self.root_item(key, data, place),
+                KeyType::ROOT_REF | KeyType::ROOT_BACKREF => self.root_ref(key, data, place),
+                KeyType::ORPHAN_ITEM if key.objectid == objectid::ORPHAN => {
+                    self.roots.orphans.insert(key.offset);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn root_item(&mut self, key: Key, data: &[u8], place: Place) {
+        let Ok(item) = RootItem::decode_any(data) else { return };
+        let id = RootId(key.objectid);
+        let kind = match id {
+            RootId::TREE_RELOC => Kind::Reloc,
+            _ if id.is_fs_tree() => Kind::Files,
+            _ => Kind::Plain,
+        };
+        let dropping = item.refs == 0 && item.drop_progress != Key::MIN;
+        let root = TreeRoot {
+            id,
+            kind,
+            bytenr: item.bytenr.0,
+            level: item.level,
+            generation: Some(item.generation),
+            drop: dropping.then_some((item.drop_progress, item.drop_level)),
+        };
+        if item.generation > self.sb.generation {
+            let text = format!("tree {id} is of generation {}, the superblock {}", item.generation, self.sb.generation);
+            self.sink.report(Code::RootItem, place, text);
+        }
+        if id == RootId::TREE_RELOC {
+            // The item of a relocation tree that was merged is left with 0 references until it is dropped.
+            return self.roots.reloc.push(root);
+        }
+        let is_known = id.is_fs_tree() || (1..=12).contains(&id.0);
+        if !is_known {
+            self.sink.report(Code::RootItem, place, format!("root item of tree {id}, which is of no known use"));
+        }
+        if item.drop_level > 0 && !dropping && item.refs != 0 {
+            self.sink.report(Code::RootItem, place, format!("tree {id} has a drop level and is not being deleted"));
+        }
+        if id.is_fs_tree() && item.root_dirid != objectid::FIRST_FREE {
+            let text = format!("the root directory of tree {id} is {}, expected 256", item.root_dirid);
+            self.sink.report(Code::RootItem, place, text);
+        }
+        let entry = Root { root, refs: item.refs, uuid: item.uuid, received_uuid: item.received_uuid, place };
+        if self.roots.trees.insert(id.0, entry).is_some() {
+            self.sink.report(Code::RootItem, place, format!("tree {id} has two root items"));
+        }
+    }
+
+    fn root_ref(&mut self, key: Key, data: &[u8], place: Place) {
+        let Ok(item) = RootRef::decode(data) else { return };
+        let is_forward = key.item_type == KeyType::ROOT_REF;
+        let (parent, child) = if is_forward { (key.objectid, key.offset) } else { (key.offset, key.objectid) };
+        let link = self.roots.links.entry((parent, child)).or_default();
+        link.place = place;
+        let value = Some((item.dirid, item.sequence, item.name));
+        if is_forward {
+            link.forward = value;
+        } else {
+            link.backward = value;
+        }
+    }
+
+    /// A directory entry of a subvolume. Snapshots hold entries of subvolumes in their source that lead nowhere.
+    pub(crate) fn subvolume_entry(
+        &mut self,
+        tree: RootId,
+        child: u64,
+        dir: u64,
+        index: u64,
+        name: &[u8],
+        place: Place,
+    ) {
+        let Some(link) = self.roots.links.get_mut(&(tree.0, child)) else { return };
+        let matches = |side: &Option<(u64, u64, Vec<u8>)>| {
+            side.as_ref().is_none_or(|(d, i, n)| (*d, *i, n.as_slice()) == (dir, index, name))
+        };
+        let fits = matches(&link.forward) && matches(&link.backward);
+        let twice = std::mem::replace(&mut link.found, true);
+        if !fits || twice {
+            let name = name.escape_ascii();
+            let text =
+                format!("the entry '{name}' {index} in directory {dir} of subvolume {child} is not its ROOT_REF");
+            self.sink.report(Code::RootRef, place, text);
+        }
+    }
+
+    /// The directories of a subvolume were read to the end.
+    pub(crate) fn subvolume_was_read(&mut self, tree: RootId) {
+        self.roots.read.insert(tree.0);
+    }
+
+    /// Every subvolume has its names both ways, a directory entry, or is on its way out.
+    pub(crate) fn compare_roots(&mut self) {
+        let links = std::mem::take(&mut self.roots.links);
+        let mut named = BTreeSet::new();
+        for ((parent, child), link) in &links {
+            let what = format!("subvolume {child} in subvolume {parent}");
+            let mut tell = |text: String| self.sink.report(Code::RootRef, link.place, text);
+            match (&link.forward, &link.backward) {
+                (Some(forward), Some(backward)) if forward != backward => {
+                    tell(format!("{what}: ROOT_REF and ROOT_BACKREF differ"));
+                }
+                (None, _) => tell(format!("{what}: no ROOT_REF")),
+                (_, None) => tell(format!("{what}: no ROOT_BACKREF")),
+                _ => {}
+            }
+            if !self.roots.trees.contains_key(parent) || !self.roots.trees.contains_key(child) {
+                tell(format!("{what}: one of them does not exist"));
+            } else if !link.found && self.roots.read.contains(parent) {
+                tell(format!("{what}: no directory entry"));
+            }
+            if !named.insert(*child) {
+                tell(format!("{what}: it has a second name"));
+            }
+        }
+        let trees: Vec<(u64, Root)> = self.roots.trees.iter().map(|(id, root)| (*id, *root)).collect();
+        for (id, root) in trees {
+            let is_subvolume = RootId(id).is_subvolume() && id != RootId::FS_TREE.0;
+            let is_orphan = self.roots.orphans.contains(&id);
+            if root.refs == 0 && RootId(id).is_subvolume() && !is_orphan {
+                let text = format!("subvolume {id} has no references and is not in the list of orphans");
+                self.sink.report(Code::RootItem, root.place, text);
+            } else if root.refs > 0 && is_subvolume && !named.contains(&id) {
+                self.sink.report(Code::RootRef, root.place, format!("subvolume {id} has no name"));
+            }
+        }
+        for orphan in std::mem::take(&mut self.roots.orphans) {
+            if !self.roots.trees.contains_key(&orphan) {
+                let text = format!("orphan item of subvolume {orphan}, which does not exist");
+                self.sink.report(Code::OrphanStale, Place::tree(RootId::ROOT_TREE), text);
+            }
+        }
+    }
+
+    /// Trees that have no part of their own: block groups, stripes, relocation, what is not known.
+    pub(crate) fn other_trees(&mut self) {
+        let walked: BTreeSet<u64> = self.walked.iter().map(|root| root.id.0).collect();
+        let others: Vec<TreeRoot> = self.roots.trees.values().map(|root| root.root).collect();
+        for root in others {
+            if root.kind == Kind::Plain && !walked.contains(&root.id.0) {
+                self.walk_tree(root, &mut |_, _| {});
+            }
+        }
+        for root in std::mem::take(&mut self.roots.reloc) {
+            self.walk_tree(root, &mut |_, _| {});
+        }
+    }
+
+    /// The subvolumes: those in use first, then what is left of deleted ones.
+    pub(crate) fn subvolumes(&mut self) {
+        let mut roots: Vec<Root> = self.roots.trees.values().copied().collect();
+        roots.retain(|root| root.root.kind == Kind::Files);
+        roots.sort_by_key(|root| root.refs == 0);
+        for root in roots {
+            if root.refs == 0 {
+                self.quota.begin(None);
+                self.walk_tree(root.root, &mut |_, _| {});
+            } else {
+                self.quota.begin(Some(root.root.id));
+                self.inodes(root.root);
+            }
+        }
+        self.quota.begin(None);
+    }
+
+    /// Generation that nothing can be above.
+    pub(crate) fn newest(&self) -> Generation {
+        self.sb.generation
+    }
+}

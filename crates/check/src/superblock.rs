@@ -1,0 +1,108 @@
+//! Superblock copies and the root backups in them.
+//!
+//! Linux writes every copy at a commit, and the first one alone when it syncs the log: copies of one generation may
+//! differ in what concerns the log.
+
+use ubtrfs_device::Device;
+use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{RootId, check_superblock};
+
+use crate::checker::Checker;
+use crate::problem::{Code, Place, Sink};
+
+/// Checks every copy that fits on a device against the newest superblock.
+pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut Sink<'_>) {
+    for (mirror, offset) in SUPERBLOCK_OFFSETS.into_iter().enumerate() {
+        // As the kernel decides whether there is a copy.
+        if offset + SUPERBLOCK_SIZE as u64 >= newest.dev_item.total_bytes.min(device.len_bytes()) {
+            continue;
+        }
+        let place = Place::at(offset);
+        let name = format!("superblock copy {mirror} of {}", device.describe());
+        let mut raw = vec![0; SUPERBLOCK_SIZE];
+        if let Err(error) = device.read_at(offset, &mut raw) {
+            sink.report(Code::SuperMirror, place, format!("{name} cannot be read: {error}"));
+            continue;
+        }
+        let own = match Superblock::decode(&raw) {
+            Ok(own) => own,
+            Err(error) => {
+                sink.report(Code::SuperMirror, place, format!("{name}: {error}"));
+                continue;
+            }
+        };
+        if let Err(error) = check_superblock(&own, &raw) {
+            sink.report(Code::SuperMirror, place, format!("{name}: {error}"));
+            continue;
+        }
+        if own.bytenr != offset {
+            sink.report(Code::SuperMirror, place, format!("{name} says that it is at {}", own.bytenr));
+        }
+        if own.fsid != newest.fsid {
+            sink.report(Code::SuperMirror, place, format!("{name} is of filesystem {}", own.fsid));
+            continue;
+        }
+        if own.generation != newest.generation {
+            let text = format!("{name} is of generation {}, the newest is {}", own.generation, newest.generation);
+            sink.report(Code::SuperOld, place, text);
+            continue;
+        }
+        for field in differences(&own, newest) {
+            sink.report(Code::SuperFields, place, format!("{name} differs from the newest in {field}"));
+        }
+    }
+}
+
+/// Fields that may not differ between copies of one generation.
+fn differences(own: &Superblock, newest: &Superblock) -> Vec<&'static str> {
+    let fields: [(&str, bool); 19] = [
+        ("root", own.root == newest.root),
+        ("chunk_root", own.chunk_root == newest.chunk_root),
+        ("chunk_root_generation", own.chunk_root_generation == newest.chunk_root_generation),
+        ("total_bytes", own.total_bytes == newest.total_bytes),
+        ("bytes_used", own.bytes_used == newest.bytes_used),
+        ("num_devices", own.num_devices == newest.num_devices),
+        ("sectorsize", own.sectorsize == newest.sectorsize),
+        ("nodesize", own.nodesize == newest.nodesize),
+        ("sys_chunk_array_size", own.sys_chunk_array_size == newest.sys_chunk_array_size),
+        ("sys_chunk_array", own.sys_chunk_array == newest.sys_chunk_array),
+        ("compat_ro_flags", own.compat_ro_flags == newest.compat_ro_flags),
+        ("incompat_flags", own.incompat_flags == newest.incompat_flags),
+        ("csum_type", own.csum_type == newest.csum_type),
+        ("root_level", own.root_level == newest.root_level),
+        ("chunk_root_level", own.chunk_root_level == newest.chunk_root_level),
+        ("label", own.label == newest.label),
+        ("cache_generation", own.cache_generation == newest.cache_generation),
+        ("uuid_tree_generation", own.uuid_tree_generation == newest.uuid_tree_generation),
+        ("metadata_uuid", own.metadata_uuid == newest.metadata_uuid),
+    ];
+    fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
+}
+
+/// One of the backups names the current roots, once a commit was done.
+pub(crate) fn check_backups(checker: &mut Checker<'_>) {
+    let sb = &checker.sb;
+    let backups = &sb.super_roots;
+    let Some(newest) = backups.iter().max_by_key(|backup| backup.tree_root_gen) else { return };
+    // mkfs writes none.
+    if newest.tree_root_gen.0 == 0 {
+        return;
+    }
+    if newest.tree_root_gen > sb.generation {
+        let text = format!("a root backup is of generation {}, the superblock {}", newest.tree_root_gen, sb.generation);
+        checker.sink.report(Code::SuperBackup, Place::default(), text);
+    } else if newest.tree_root_gen == sb.generation && (newest.tree_root, newest.chunk_root) != (sb.root, sb.chunk_root)
+    {
+        let text = format!("the root backup of generation {} names other roots than the superblock", sb.generation);
+        checker.sink.report(Code::SuperBackup, Place::default(), text);
+    } else if newest.tree_root_gen == sb.generation {
+        let fs = checker.roots.tree(RootId::FS_TREE).map(|root| root.bytenr);
+        let fs_differs =
+            checker.sb.super_roots.iter().any(|backup| {
+                backup.tree_root_gen == checker.sb.generation && fs.is_some_and(|fs| backup.fs_root.0 != fs)
+            });
+        if fs_differs {
+            checker.sink.report(Code::SuperBackup, Place::default(), "the newest root backup names another top level");
+        }
+    }
+}

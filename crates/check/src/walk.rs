@@ -1,0 +1,365 @@
+//! Walks a tree in key order, level by level inside of a window, and keeps the books about what it meets.
+//!
+//! Invariants:
+//! - I1. A walk visits each block once: levels descend, and a block that the walk was at already is told and left out.
+//! - I2. References are derived from a block's content at the first visit of any walk: from then on they are counted.
+//! - I3. Memory: a window of leaves ([`WINDOW_BYTES`]), and the pointers of [`NODES_AT_ONCE`] nodes for each level.
+
+use ubtrfs_format::item::ExtentFlags;
+use ubtrfs_format::node::{HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
+use ubtrfs_format::{Generation, Key, KeyType, RootId};
+
+use crate::block_table::{COPY_BAD, FULL, LOST, OWNER_REF, REACHED, REACHED_NOW, RELOC};
+use crate::checker::Checker;
+use crate::fingerprint::Fact;
+use crate::problem::{Code, Place};
+use crate::raw::{u8_at, u64_at};
+use crate::reader::{Care, Edge, Reader};
+
+/// Leaves that are read at once.
+const WINDOW_BYTES: usize = 8 << 20;
+/// Internal nodes whose children are listed at once.
+const NODES_AT_ONCE: usize = 4;
+
+/// What kind of tree is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Owns its blocks alone.
+    Plain,
+    /// Holds inodes and may share blocks.
+    Files,
+    /// A relocation tree: made of full backrefs.
+    Reloc,
+    /// The log: its blocks are in no extent tree.
+    Log,
+}
+
+/// Where a tree starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TreeRoot {
+    pub(crate) id: RootId,
+    pub(crate) kind: Kind,
+    pub(crate) bytenr: u64,
+    pub(crate) level: u8,
+    pub(crate) generation: Option<Generation>,
+    /// A tree that is being deleted: what is left of it.
+    pub(crate) drop: Option<(Key, u8)>,
+}
+
+/// A leaf at hand.
+pub(crate) struct Leaf<'b> {
+    pub(crate) tree: RootId,
+    pub(crate) bytenr: u64,
+    pub(crate) view: NodeView<'b>,
+}
+
+impl<'b> Leaf<'b> {
+    /// Its items: slot, key, data. Those outside of the block are left out.
+    pub(crate) fn items(&self) -> impl Iterator<Item = (usize, Key, &'b [u8])> + use<'b> {
+        let view = self.view;
+        (0..view.nritems()).map_while(move |slot| Some((slot, view.key(slot)?, view.item(slot).unwrap_or_default())))
+    }
+
+    pub(crate) fn place(&self, slot: usize) -> Place {
+        Place::item(self.tree, self.bytenr, slot)
+    }
+}
+
+/// What a walk meets.
+pub(crate) enum Event<'l, 'b> {
+    /// A leaf, in key order.
+    Leaf(&'l Leaf<'b>),
+    /// Something that cannot be read is missing here.
+    Gap,
+}
+
+type OnEvent<'f, 'a> = dyn FnMut(&mut Checker<'a>, Event<'_, '_>) + 'f;
+
+struct State {
+    walk: u32,
+    last_key: [Option<Key>; LEVEL_MAX as usize + 1],
+    complete: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Visits every leaf in key order. `false`: parts could not be read.
+    pub(crate) fn walk(&mut self, tree: &TreeRoot, on_event: &mut OnEvent<'_, 'a>) -> bool {
+        self.nr_walks += 1;
+        let mut state = State { walk: self.nr_walks, last_key: [None; LEVEL_MAX as usize + 1], complete: true };
+        let counts_for = match tree.kind {
+            Kind::Plain | Kind::Files => tree.id.0,
+            Kind::Reloc | Kind::Log => 0,
+        };
+        if tree.kind != Kind::Log {
+            let (kind, part) = match counts_for {
+                0 => (KeyType::SHARED_BLOCK_REF, tree.bytenr),
+                root => (KeyType::TREE_BLOCK_REF, root),
+            };
+            self.refs.add(block_fact(tree.bytenr, kind, part), -1, (tree.id.0, tree.bytenr, 0));
+        }
+        let root = Edge {
+            bytenr: tree.bytenr,
+            generation: tree.generation,
+            key: None,
+            counts_for,
+            level: tree.level,
+            on_drop_path: tree.drop.is_some(),
+        };
+        self.walk_level(tree, &[root], tree.level, &mut state, on_event);
+        self.has_gaps |= !state.complete;
+        state.complete
+    }
+
+    fn walk_level(
+        &mut self,
+        tree: &TreeRoot,
+        edges: &[Edge],
+        level: u8,
+        state: &mut State,
+        on_event: &mut OnEvent<'_, 'a>,
+    ) {
+        let window = if level == 0 { (WINDOW_BYTES / self.nodesize).max(1) } else { NODES_AT_ONCE };
+        for edges in edges.chunks(window) {
+            let mut buf = std::mem::take(&mut self.buf);
+            let places = self.read_window(tree, edges, &mut buf);
+            let mut children = Vec::new();
+            for (edge, place) in edges.iter().zip(places) {
+                let view = place.and_then(|at| NodeView::new(&buf[at..at + self.nodesize]).ok());
+                let Some(view) = view else {
+                    state.complete = false;
+                    on_event(self, Event::Gap);
+                    continue;
+                };
+                if !self.visit(tree, edge, &view, state, &mut children) {
+                    continue;
+                }
+                if level == 0 {
+                    let leaf = Leaf { tree: tree.id, bytenr: edge.bytenr, view };
+                    on_event(self, Event::Leaf(&leaf));
+                }
+            }
+            self.buf = buf;
+            if let Some(below) = level.checked_sub(1).filter(|_| !children.is_empty()) {
+                self.walk_level(tree, &children, below, state, on_event);
+            }
+        }
+    }
+
+    /// Reads the blocks of a window; where in `buf` each lies, if it can be used.
+    fn read_window(&mut self, tree: &TreeRoot, edges: &[Edge], buf: &mut Vec<u8>) -> Vec<Option<usize>> {
+        let mut order: Vec<u32> = (0..edges.len() as u32).collect();
+        order.sort_by_key(|&at| edges[at as usize].bytenr);
+        let care: Vec<Care> = edges.iter().map(|edge| self.care(edge)).collect();
+        buf.resize(edges.len() * self.nodesize, 0);
+        let reader = Reader {
+            volumes: self.volumes,
+            ctx: &self.ctx,
+            spans: &self.spans,
+            tree: tree.id,
+            nodesize: self.nodesize,
+            threads: self.threads,
+        };
+        let outcomes = reader.read(edges, &care, &order, buf);
+        let mut places = vec![None; edges.len()];
+        for (position, (&at, outcome)) in order.iter().zip(outcomes).enumerate() {
+            let edge = &edges[at as usize];
+            for (code, slot, text) in outcome.problems {
+                self.sink.report(code, Place { slot, ..Place::block(tree.id, edge.bytenr) }, text);
+            }
+            if outcome.usable {
+                places[at as usize] = Some(position * self.nodesize);
+            }
+            if care[at as usize] == Care::Verify && tree.kind != Kind::Log {
+                let flags = [(outcome.copy_bad, COPY_BAD), (!outcome.usable, LOST | REACHED)];
+                let flags = flags.iter().filter(|(set, _)| *set).fold(REACHED, |flags, (_, bit)| flags | bit);
+                self.blocks.entry(edge.bytenr).flags |= flags;
+            }
+        }
+        self.progress.advance((edges.len() * self.nodesize) as u64);
+        places
+    }
+
+    fn care(&self, edge: &Edge) -> Care {
+        match self.blocks.get(edge.bytenr) {
+            Some(block) if block.flags & LOST != 0 => Care::Skip,
+            Some(block) if block.flags & REACHED != 0 => Care::Again,
+            _ => Care::Verify,
+        }
+    }
+
+    /// Books a block and lists its children; `false` if this walk was here before (I1).
+    fn visit(
+        &mut self,
+        tree: &TreeRoot,
+        edge: &Edge,
+        view: &NodeView<'_>,
+        state: &mut State,
+        children: &mut Vec<Edge>,
+    ) -> bool {
+        let place = Place::block(tree.id, edge.bytenr);
+        let mut full = false;
+        let mut first = true;
+        if tree.kind == Kind::Log {
+            if !self.log_blocks.insert(edge.bytenr) {
+                self.sink.report(Code::BlockTwice, place, "a log block is reached twice");
+                return false;
+            }
+        } else {
+            let block = self.blocks.entry(edge.bytenr);
+            if block.last_walk == state.walk {
+                self.sink.report(Code::BlockTwice, place, "a tree block is reached twice in one tree");
+                return false;
+            }
+            block.last_walk = state.walk;
+            first = block.flags & REACHED_NOW == 0;
+            block.flags |= REACHED | REACHED_NOW;
+            block.owner = view.owner().0;
+            full = block.flags & FULL != 0;
+            if edge.counts_for == view.owner().0 {
+                block.flags |= OWNER_REF;
+            }
+            if view.flags() & HEADER_FLAG_RELOC != 0 || tree.kind == Kind::Reloc || view.owner() == RootId::TREE_RELOC {
+                block.flags |= RELOC;
+            }
+            if first && block.flags & crate::block_table::RECORDED == 0 {
+                block.generation = view.generation().0;
+                block.level = view.level();
+            } else if first && block.flags & crate::block_table::RECORDED != 0 {
+                let (level, generation) = (block.level, block.generation);
+                self.compare_record(tree, edge, view, level, generation);
+            }
+            if !first && tree.kind == Kind::Plain {
+                self.sink.report(Code::BlockTwice, place, "a tree block belongs to two trees that cannot share it");
+            }
+        }
+        self.check_order(edge, view, state, place);
+        self.quota_block(edge.bytenr);
+        let books = first && tree.kind != Kind::Log;
+        if view.is_leaf() {
+            if books {
+                self.book_data(tree, edge.bytenr, view, full);
+            }
+        } else {
+            self.list_children(tree, edge, view, full, books, children);
+        }
+        true
+    }
+
+    pub(crate) fn compare_record(
+        &mut self,
+        tree: &TreeRoot,
+        edge: &Edge,
+        view: &NodeView<'_>,
+        level: u8,
+        generation: u64,
+    ) {
+        let place = Place::block(tree.id, edge.bytenr);
+        if level != view.level() {
+            let text = format!("the extent item says level {level}, the block is on level {}", view.level());
+            self.sink.report(Code::ExtentInfo, place, text);
+        }
+        if generation != view.generation().0 {
+            let text = format!("the extent item says generation {generation}, the block {}", view.generation());
+            self.sink.report(Code::ExtentInfo, place, text);
+        }
+    }
+
+    fn check_order(&mut self, edge: &Edge, view: &NodeView<'_>, state: &mut State, place: Place) {
+        let Some(last) = state.last_key.get_mut(usize::from(edge.level)) else { return };
+        let Some(first) = view.key(0) else { return };
+        if last.is_some_and(|last| last >= first) {
+            let text =
+                format!("the first key {first} is not above the last key before it, {}", last.unwrap_or_default());
+            self.sink.report(Code::KeyOrder, place, text);
+        }
+        if let Some(key) = edge.key.filter(|&key| key != first) {
+            let text = format!("the first key is {first}, the pointer to the block says {key}");
+            self.sink.report(Code::BlockHeader, place, text);
+        }
+        *last = view.key(view.nritems().saturating_sub(1));
+    }
+
+    fn list_children(
+        &mut self,
+        tree: &TreeRoot,
+        edge: &Edge,
+        view: &NodeView<'_>,
+        full: bool,
+        books: bool,
+        children: &mut Vec<Edge>,
+    ) {
+        let Some(level) = edge.level.checked_sub(1) else { return };
+        let drop = tree.drop.filter(|(_, drop_level)| edge.on_drop_path && edge.level >= *drop_level);
+        let first_slot = drop.map_or(0, |(key, _)| match view.search(&key) {
+            Ok(slot) => slot,
+            Err(slot) => slot.saturating_sub(1),
+        });
+        for slot in first_slot..view.nritems() {
+            let (Some(key), Some((bytenr, generation))) = (view.key(slot), view.child(slot)) else { break };
+            let (kind, part) = match full {
+                true => (KeyType::SHARED_BLOCK_REF, edge.bytenr),
+                false => (KeyType::TREE_BLOCK_REF, view.owner().0),
+            };
+            if books {
+                self.refs.add(block_fact(bytenr.0, kind, part), -1, (tree.id.0, edge.bytenr, slot));
+            }
+            children.push(Edge {
+                bytenr: bytenr.0,
+                generation: Some(generation),
+                key: Some(key),
+                counts_for: if full { 0 } else { part },
+                level,
+                on_drop_path: drop.is_some_and(|(_, drop_level)| slot == first_slot && edge.level > drop_level),
+            });
+        }
+    }
+
+    /// Books what a leaf's file extents refer to.
+    fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
+        if tree.kind == Kind::Plain && tree.id != RootId::ROOT_TREE {
+            return;
+        }
+        for slot in 0..view.nritems() {
+            let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
+            if key.item_type != KeyType::EXTENT_DATA || !matches!(u8_at(data, 20), Some(1 | 2)) {
+                continue;
+            }
+            let (Some(disk_bytenr), Some(len), Some(offset)) = (u64_at(data, 21), u64_at(data, 29), u64_at(data, 37))
+            else {
+                continue;
+            };
+            if disk_bytenr == 0 {
+                continue;
+            }
+            let at = (tree.id.0, bytenr, slot);
+            let fact = match full {
+                true => block_fact(disk_bytenr, KeyType::SHARED_DATA_REF, bytenr),
+                false => Fact {
+                    subject: disk_bytenr,
+                    kind: KeyType::EXTENT_DATA_REF.0.into(),
+                    parts: [view.owner().0, key.objectid, key.offset.wrapping_sub(offset)],
+                },
+            };
+            self.refs.add(fact, -1, at);
+            self.refs.add(length_fact(disk_bytenr, len), -1, at);
+        }
+    }
+}
+
+/// A reference to a block or extent that one number describes.
+pub(crate) fn block_fact(bytenr: u64, kind: KeyType, part: u64) -> Fact {
+    Fact { subject: bytenr, kind: kind.0.into(), parts: [part, 0, 0] }
+}
+
+/// How long a data extent is, said once for each reference.
+pub(crate) fn length_fact(bytenr: u64, len_bytes: u64) -> Fact {
+    Fact { subject: bytenr, kind: LENGTH, parts: [len_bytes, 0, 0] }
+}
+
+/// Kind of [`length_fact`].
+pub(crate) const LENGTH: u64 = 1;
+
+/// The full backref bit.
+pub(crate) fn is_full(flags: u64) -> bool {
+    ExtentFlags::from_bits_retain(flags).contains(ExtentFlags::FULL_BACKREF)
+}

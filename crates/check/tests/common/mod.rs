@@ -1,0 +1,25 @@
+//! What the tests of the checker share.
+
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses some of it, and fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ubtrfs_check::{Options, Problem, Report};
+use ubtrfs_device::{Access, Device, FileDevice};
+
+/// All that the checker says about an image, data included.
+pub(crate) fn check(image: &Path) -> (Report, Vec<Problem>) {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadOnly).unwrap());
+    let mut problems = Vec::new();
+    let options = Options { data_csums: true, ..Options::default() };
+    let report = ubtrfs_check::check(vec![device], options, &(), &mut |problem| problems.push(problem)).unwrap();
+    (report, problems)
+}
+
+/// Fails unless nothing is wrong, not even a warning.
+pub(crate) fn assert_clean(image: &Path, what: &str) {
+    let (report, problems) = check(image);
+    let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
+    assert!(report.is_clean() && problems.is_empty(), "{what}: {report:?}\n{}", lines.join("\n"));
+}

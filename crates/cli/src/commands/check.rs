@@ -1,0 +1,158 @@
+//! `ubtrfs check`: is an unmounted filesystem whole? Reads everything, changes nothing.
+//!
+//! Invariants:
+//! - I1. Each problem is one line on stdout that begins with its code; `docs/check.md` lists the codes.
+//! - I2. Exit status: 0 clean, 1 problems were found, 2 the filesystem could not be checked.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use ubtrfs_check::{Limits, Options, Problem, Progress, Report};
+use ubtrfs_device::{Access, Device, FileDevice};
+
+use crate::common::{format_size, print_error, print_out, progress_bytes};
+
+/// Check an unmounted filesystem for damage, without changing it
+///
+/// Prints a line for each problem, which begins with a code (docs/check.md explains them). Exit status: 0 if the
+/// filesystem is whole, 1 if problems were found, 2 if it could not be checked.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The image file, or all devices of the filesystem
+    #[arg(value_name = "IMAGE", required = true)]
+    devices: Vec<PathBuf>,
+    /// Read all data too, and compare every copy with its checksums
+    #[arg(long)]
+    check_data_csum: bool,
+    /// Print JSON: one object a problem, and one at the end for the whole
+    #[arg(long)]
+    json: bool,
+    /// Print at most this many problems of each kind; all are counted
+    #[arg(long, value_name = "N", default_value_t = Limits::default().per_code)]
+    max_problems: u64,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match checked(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            print_error(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether the filesystem is clean.
+fn checked(args: &Args) -> anyhow::Result<bool> {
+    let started = Instant::now();
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    for path in &args.devices {
+        devices.push(Arc::new(FileDevice::open(path, Access::ReadOnly)?));
+    }
+    let options = Options { data_csums: args.check_data_csum, limits: Limits { per_code: args.max_problems } };
+    let bar = Bar::default();
+    let mut printed = Ok(());
+    let mut tell = |problem: Problem| {
+        let line = if args.json { format!("{}\n", to_json(&problem)) } else { format!("{problem}\n") };
+        let mut print = || print_out(&line);
+        if printed.is_ok() {
+            printed = bar.suspend(&mut print);
+        }
+    };
+    let report = ubtrfs_check::check(devices, options, &bar, &mut tell)?;
+    bar.finish();
+    printed?;
+    print_out(&summary(&report, started.elapsed(), args.json))?;
+    Ok(report.is_clean())
+}
+
+fn to_json(problem: &Problem) -> Value {
+    json!({
+        "code": problem.code.as_str(),
+        "tree": problem.place.tree.map(|tree| tree.0),
+        "bytenr": problem.place.bytenr,
+        "slot": problem.place.slot,
+        "text": problem.text,
+    })
+}
+
+fn summary(report: &Report, elapsed: Duration, as_json: bool) -> String {
+    let stats = &report.stats;
+    let seconds = elapsed.as_secs_f64();
+    if as_json {
+        let counts: serde_json::Map<String, Value> =
+            report.counts.iter().map(|(code, count)| (code.as_str().to_owned(), json!(count))).collect();
+        let value = json!({
+            "clean": report.is_clean(), "complete": report.complete, "problems": counts, "seconds": seconds,
+            "trees": stats.trees, "tree_blocks": stats.tree_blocks, "data_extents": stats.data_extents,
+            "inodes": stats.inodes, "bytes_used": stats.bytes_used, "data_bytes_verified": stats.data_bytes_verified,
+        });
+        return format!("{value}\n");
+    }
+    let mut text = format!(
+        "checked {} trees, {} tree blocks, {} data extents, {} inodes, {} used",
+        stats.trees,
+        stats.tree_blocks,
+        stats.data_extents,
+        stats.inodes,
+        format_size(stats.bytes_used)
+    );
+    if stats.data_bytes_verified > 0 {
+        text.push_str(&format!(", {} of data", format_size(stats.data_bytes_verified)));
+    }
+    text.push_str(&format!(" in {seconds:.2} s: "));
+    let counts: Vec<String> = report.counts.iter().map(|(code, count)| format!("{count} {code}")).collect();
+    let list = counts.join(", ");
+    match (report.is_clean(), counts.is_empty()) {
+        (true, true) => text.push_str("clean"),
+        (true, false) => text.push_str(&format!("clean, with warnings ({list})")),
+        (false, _) if !report.complete => text.push_str(&format!(
+            "damaged, and a tree that all depends on cannot be read ({list}); copy the image before anything else"
+        )),
+        (false, _) => text
+            .push_str(&format!("damaged ({list}); docs/check.md explains the codes; copy the image before any repair")),
+    }
+    text.push('\n');
+    text
+}
+
+/// A progress bar that begins anew with each part.
+#[derive(Default)]
+struct Bar {
+    bar: RefCell<Option<ProgressBar>>,
+}
+
+impl Bar {
+    /// Prints without the bar in between.
+    fn suspend<T>(&self, print: &mut dyn FnMut() -> T) -> T {
+        match &*self.bar.borrow() {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = self.bar.borrow_mut().take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Bar {
+    fn stage(&self, name: &'static str, total_bytes: Option<u64>) {
+        self.finish();
+        *self.bar.borrow_mut() = Some(progress_bytes(total_bytes, name));
+    }
+
+    fn advance(&self, bytes: u64) {
+        if let Some(bar) = &*self.bar.borrow() {
+            bar.inc(bytes);
+        }
+    }
+}
