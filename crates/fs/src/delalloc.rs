@@ -26,7 +26,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical};
-use ubtrfs_transaction::{DataReservation, Flusher};
+use ubtrfs_transaction::{DataReservation, Flusher, Reclaim, Span};
 
 use crate::compression::{self, Method};
 use crate::file_data::{BufPool, FileData, Run};
@@ -137,7 +137,7 @@ impl Flusher for Fs {
         if FLUSHING.get() {
             return Ok(());
         }
-        self.flush_some(target_bytes.unwrap_or(u64::MAX)).map(drop).map_err(|error| match error {
+        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
             Error::Engine(error) => error,
             other => ubtrfs_format::Error::Refused { what: format!("writing data back: {other}"), hint: "try again" },
         })
@@ -203,7 +203,7 @@ impl Fs {
 
     /// Writes back about `target_bytes` of any files' data, of those that nobody is working on. Returns how many bytes
     /// it was.
-    fn flush_some(&self, target_bytes: u64) -> Result<u64> {
+    fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
         let mut total = 0;
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
         while total < most {
@@ -214,13 +214,14 @@ impl Fs {
             }
             total += written.bytes;
         }
+        self.engine.stats().reclaimed(state, most, total);
         Ok(total)
     }
 
     /// What the writeback threads do: writes back until a quarter of the memory is used.
     pub(crate) fn flush_background(&self) -> Result<()> {
         while self.data.pool.used_bytes() > self.data.limit_bytes / 4 {
-            if self.flush_some(BATCH_BYTES)? == 0 {
+            if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
                 break;
             }
         }
@@ -241,7 +242,7 @@ impl Fs {
         }
         let mut nr_waits = 0;
         while self.data.is_over_limit() && nr_waits < MAX_WAITS {
-            if self.flush_some(BATCH_BYTES)? == 0 {
+            if self.flush_some(BATCH_BYTES, Reclaim::Writer)? == 0 {
                 // Others are writing everything that there is.
                 std::thread::sleep(WAIT);
                 nr_waits += 1;
@@ -278,6 +279,7 @@ impl Fs {
                 jobs.push(job);
             }
         }
+        let _span = (!jobs.is_empty()).then(|| self.engine.stats().span(Span::WriteData));
         if let Err(error) = self.write_jobs(&mut jobs) {
             jobs.into_iter().for_each(|job| self.give_up(job));
             return Err(error);

@@ -25,6 +25,7 @@ mod property;
 mod rename;
 mod setattr;
 mod statfs;
+mod stats;
 mod subvolume;
 mod subvolume_list;
 mod types;
@@ -52,3 +53,4 @@ pub use types::{
     Attr, Caller, DirEntryOut, FallocateMode, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime, StatFs,
     SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,
 };
+pub use ubtrfs_transaction::Metric;

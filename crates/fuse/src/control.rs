@@ -15,6 +15,9 @@ pub(crate) const CONTROL_XATTR: &str = "ubtrfs.control";
 /// Reading it makes everything written so far durable.
 pub(crate) const SYNC_XATTR: &str = "ubtrfs.sync";
 
+/// Reading it gives what the engine counted, as text for Prometheus.
+pub(crate) const STATS_XATTR: &str = "ubtrfs.stats";
+
 const DONE: &str = "ok";
 
 /// The server's end.

@@ -31,4 +31,4 @@ mod server;
 mod session;
 
 pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, remount};
-pub use session::{Session, sync, unmount};
+pub use session::{Session, stats, sync, unmount};

@@ -33,7 +33,7 @@ use ubtrfs_fs::{
 use crate::activity::Activity;
 use crate::attr::{entry_kind, file_attr, set_time, timespec};
 use crate::caller::{caller, may_keep_sgid, mode_after_change};
-use crate::control::{CONTROL_XATTR, SYNC_XATTR};
+use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
 use crate::ioctl;
 use crate::node::Nodes;
@@ -181,6 +181,7 @@ impl Server {
                 self.activity.note_sync();
                 b"ok".to_vec()
             })),
+            name if name == STATS_XATTR.as_bytes() => Some(Ok(self.fs.metrics_text().into_bytes())),
             _ => None,
         }
     }

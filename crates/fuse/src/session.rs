@@ -14,12 +14,13 @@ use std::thread;
 
 use fuser::SessionACL;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
-use crate::control::{self, CONTROL_XATTR, Control, SYNC_XATTR};
+use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
 use crate::seek::Seeker;
 use crate::server::Server;
@@ -177,8 +178,25 @@ pub fn sync(path: &Path) -> Result<(), MountError> {
     }
 }
 
+/// What the filesystem that `path` is on counted since it was mounted, as text for Prometheus.
+pub fn stats(path: &Path) -> Result<String, MountError> {
+    let shown = || path.display().to_string();
+    match read_xattr(path, STATS_XATTR) {
+        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+        Err(error)
+            if [Errno::NODATA, Errno::OPNOTSUPP]
+                .iter()
+                .any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) =>
+        {
+            Err(MountError::NotMounted(shown()))
+        }
+        Err(source) => Err(MountError::Session { dir: shown(), source }),
+    }
+}
+
 fn read_xattr(path: &Path, name: &str) -> std::io::Result<Vec<u8>> {
-    let mut value = vec![0; 256];
+    // The kernel's own limit.
+    let mut value = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(path, name, &mut value)?;
     value.truncate(len);
     Ok(value)

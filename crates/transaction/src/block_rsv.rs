@@ -23,6 +23,7 @@ use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::engine::{Engine, copies};
 use crate::operation::MetadataReservation;
+use crate::stats::Span;
 
 /// Who asks for metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +141,7 @@ impl Engine {
     ) -> Result<MetadataReservation<'_>> {
         self.check_writable()?;
         self.limit_delayed_items()?;
+        let mut waited = None;
         for attempt in 0..ATTEMPTS {
             let mut nr_items = most;
             loop {
@@ -151,6 +153,7 @@ impl Engine {
                 }
                 nr_items = (nr_items / 2).max(least);
             }
+            waited.get_or_insert_with(|| self.stats.span(Span::ReserveWait));
             if attempt > 0 && purpose == Purpose::Change {
                 self.flush_data()?;
             }

@@ -28,6 +28,7 @@ use ubtrfs_tree::{Batch, Node};
 
 use crate::engine::Engine;
 use crate::extent_tree::{self, LedgerConfig};
+use crate::stats::Span;
 use crate::tree_view::Tree;
 use crate::{csum_tree, free_space_tree};
 
@@ -83,24 +84,35 @@ impl Engine {
     }
 
     fn commit_locked(&self, committer: &mut Committer) -> Result<()> {
+        let _commit = self.stats.span(Span::Commit);
         let mut superblock = self.superblock();
         let (transid, frozen) = self.freeze_epoch()?;
+        let apply = self.stats.span(Span::Apply);
         for tree in &frozen {
             let batch = tree.frozen_batch();
             self.apply_batch(tree, &batch, &mut committer.refs, transid)?;
         }
+        drop(apply);
+        let rounds = self.stats.span(Span::Rounds);
         self.flag_quotas(committer, transid)?;
         self.store_dev_stats(&mut committer.refs, transid)?;
         let removed_chunks = self.remove_block_groups(committer, transid)?;
         self.run_rounds(committer, transid, &mut superblock)?;
+        drop(rounds);
 
         let nodes = self.store.dirty_nodes();
         self.write_nodes(&nodes)?;
-        self.volumes.flush()?;
+        {
+            let _flush = self.stats.span(Span::FlushDevices);
+            self.volumes.flush()?;
+        }
+        let written = self.stats.span(Span::Superblock);
         self.fill_superblock(&mut superblock, transid, committer)?;
         // Durable on return; only its mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
+        drop(written);
 
+        let _unpin = self.stats.span(Span::Unpin);
         *self.superblock.write() = superblock;
         self.committed.store(transid.0, Ordering::Release);
         self.store.written(nodes);
@@ -114,6 +126,7 @@ impl Engine {
 
     /// Ends the running epoch: its items become the frozen ones, the next transaction begins.
     fn freeze_epoch(&self) -> Result<(Generation, Vec<Arc<Tree>>)> {
+        let _freeze = self.stats.span(Span::Freeze);
         let _gate = self.gate.write();
         let ids = std::mem::take(&mut *self.listed.lock());
         let mut frozen = Vec::with_capacity(ids.len());
@@ -345,6 +358,7 @@ impl Engine {
 
     /// Writes nodes (sorted by address) in large contiguous pieces, checked, on all processors.
     fn write_nodes(&self, nodes: &[Arc<Node>]) -> Result<()> {
+        let _write = self.stats.span(Span::WriteNodes);
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
         let share = nodes.len().div_ceil(threads).max(MIN_NODES_A_WRITER);
         std::thread::scope(|scope| {
@@ -373,6 +387,7 @@ impl Engine {
                 start = node.bytenr();
             }
             self.store.check_before_write(node.raw())?;
+            self.stats.node_written(node);
             run.extend_from_slice(node.raw());
             let at = run.len() - usize::try_from(nodesize).unwrap_or(usize::MAX);
             finish_block(&mut run[at..], self.geometry.csum_type);

@@ -47,6 +47,7 @@ impl Engine {
         let (new_root, stats) =
             ubtrfs_tree::apply(tree.source(), &mut sink, &old_root, batch).map_err(|error| error.in_tree(tree.id()))?;
         sink.release_unused();
+        self.stats.applied(tree.id(), &stats);
         let CowSink { emitted, freed, nr_made, nr_left, .. } = sink;
         tree.publish(new_root, || {
             emitted.into_values().for_each(|node| self.store.put_dirty(node));

@@ -24,7 +24,9 @@ use crate::block_rsv::EpochLoad;
 use crate::chunk_alloc::PendingChunks;
 use crate::commit::Committer;
 use crate::data_ledger::DataLedger;
+use crate::metric::Metric;
 use crate::node_store::NodeStore;
+use crate::stats::Stats;
 use crate::tree_log::{FoundLog, TreeLog};
 use crate::tree_view::{RootState, Tree};
 
@@ -122,6 +124,7 @@ pub struct Engine {
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
     pub(crate) tree_log: TreeLog,
+    pub(crate) stats: Stats,
     read_only: AtomicBool,
     /// It turned read-only while it was open: what was put since the last commit is lost.
     aborted: AtomicBool,
@@ -175,6 +178,7 @@ impl Engine {
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
             tree_log: TreeLog::new(parts.found_log),
+            stats: Stats::default(),
             read_only: AtomicBool::new(reason.is_some()),
             aborted: AtomicBool::new(false),
             read_only_reason: Mutex::new(reason),
@@ -316,6 +320,38 @@ impl Engine {
             unallocated_bytes: self.volumes.unallocated_bytes(),
             global_reserve: self.global_reserve(&self.space.info(SpaceKind::Metadata)),
         }
+    }
+
+    /// The counters, for what the floors above count and time.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// All that is counted here, and what is held now.
+    pub fn metrics(&self) -> Vec<Metric> {
+        let mut out = self.stats.metrics();
+        let cache = self.cache_stats();
+        out.push(Metric::counter("node_cache_hits_total", "Nodes found in the cache", cache.hits as f64));
+        out.push(Metric::counter("node_cache_misses_total", "Nodes read from the devices", cache.misses as f64));
+        out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
+        let delayed = self.epoch.memory_bytes() as f64;
+        out.push(Metric::gauge("delayed_item_bytes", "Memory of delayed items in the running epoch", delayed));
+        out.push(Metric::gauge(
+            "committed_generation",
+            "Last transaction on disk",
+            self.committed_generation().0 as f64,
+        ));
+        let usage = self.usage();
+        let kinds = [("data", &usage.data), ("metadata", &usage.metadata), ("system", &usage.system)];
+        for (kind, info) in kinds {
+            let mut push =
+                |name, help, bytes: u64| out.push(Metric::gauge(name, help, bytes as f64).label("kind", kind));
+            push("space_total_bytes", "Bytes of block groups", info.total);
+            push("space_used_bytes", "Bytes used in block groups", info.used);
+            push("space_may_use_bytes", "Bytes promised and not allocated yet", info.may_use);
+        }
+        out.push(Metric::gauge("space_unallocated_bytes", "Bytes that no chunk uses", usage.unallocated_bytes as f64));
+        out
     }
 
     /// Hits and misses of the node cache.

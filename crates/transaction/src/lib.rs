@@ -13,6 +13,7 @@
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
 //! - [`dev_stats`]: error counters of the devices.
 //! - [`tree_log`]: what fsync writes without a commit, and finding it again.
+//! - [`stats`], [`metric`], [`timeline`]: what is counted and timed.
 //! - [`extent_tree`], [`free_space_tree`], [`csum_tree`]: batches for the trees that account for space.
 
 #![forbid(unsafe_code)]
@@ -31,16 +32,21 @@ mod extent_tree;
 mod free_space_tree;
 #[cfg(test)]
 mod ledger_kernel_tests;
+mod metric;
 mod node_store;
 mod open;
 mod operation;
+mod stats;
 #[cfg(test)]
 mod test_tree;
+mod timeline;
 mod tree_log;
 mod tree_view;
 
 pub use data_io::{DataExtent, DataReservation};
 pub use engine::{Engine, Flusher, Geometry, OpenOptions, Usage};
+pub use metric::{Metric, prometheus_text};
 pub use operation::{MetadataReservation, Operation};
+pub use stats::{Reclaim, Span, SpanGuard, Stats};
 pub use tree_log::FoundLog;
 pub use tree_view::{ItemRef, Tree};

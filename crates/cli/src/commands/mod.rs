@@ -6,5 +6,6 @@ pub(crate) mod inspect;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod offline;
+pub(crate) mod stats;
 pub(crate) mod sync;
 pub(crate) mod umount;

@@ -147,6 +147,14 @@ impl Dump<'_> {
     }
 }
 
+/// The roots of all trees but logs: tree, title, root block.
+pub(super) fn roots(blocks: &Blocks) -> Vec<(RootId, &'static str, Pointer)> {
+    let named = [blocks.root_tree(), blocks.chunk_root()].into_iter();
+    let of_root_tree = trees_of(blocks, blocks.root_tree()).into_iter().map(|tree| tree.root);
+    let with_id = |root: Pointer| root.tree.map(|id| (id, trees::title(id), root));
+    named.chain(of_root_tree).filter_map(with_id).collect()
+}
+
 /// Without a choice all; a choice of the log means the log trees and the tree of them.
 fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
     choice.is_none_or(|choice| match tree.key {

@@ -8,9 +8,12 @@ mod blocks;
 mod dump_super;
 mod dump_tree;
 mod json_stream;
+mod tree_stats;
 mod trees;
 
 use std::process::ExitCode;
+
+pub(crate) use tree_stats::{TreeStats, tree_stats};
 
 /// Show what is on the disk of an unmounted filesystem
 #[derive(clap::Args)]

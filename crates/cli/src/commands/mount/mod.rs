@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// Compress new data: zstd, lzo or zlib, with a level as in zstd:3
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zstd")]
     compress: Option<String>,
+    /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
     /// Check the arguments, mount nothing
     #[arg(long, hide = true)]
     fake: bool,
@@ -84,6 +87,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         logging::to_stderr();
     }
     let fs = open(&args, &mut config, options)?;
+    if let Some(file) = &args.timeline {
+        fs.start_timeline(file).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let session = Session::mount(fs, &dir, &config)?;
     if args.serve {
         announce_and_detach()?;
@@ -128,6 +134,9 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     }
     if let Some(method) = &args.compress {
         command.arg(format!("--compress={method}"));
+    }
+    if let Some(file) = &args.timeline {
+        command.arg("--timeline").arg(file);
     }
     command.arg("--").arg(&args.device).arg(dir);
     let mut server = command

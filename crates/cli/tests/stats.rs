@@ -1,0 +1,71 @@
+//! `ubtrfs stats` and `mount --timeline`, on a mount and on the image that it leaves behind.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use ubtrfs_testkit::{Image, capability};
+
+fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).env("LC_ALL", "C").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn stats(target: &Path, form: &str) -> String {
+    ubtrfs([OsStr::new("stats"), form.as_ref(), target.as_os_str()])
+}
+
+/// The value of a name, with this label's value if one is given.
+fn value(samples: &Value, name: &str, label: Option<(&str, &str)>) -> f64 {
+    let is_it =
+        |sample: &&Value| sample["name"] == name && label.is_none_or(|(label, own)| sample["labels"][label] == own);
+    samples.as_array().unwrap().iter().find(is_it).unwrap()["value"].as_f64().unwrap()
+}
+
+#[test]
+fn a_mount_and_its_image_show_their_numbers() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let (dir, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let timeline = out.path().join("timeline.json");
+    let arg = |path: &Path| path.to_str().unwrap().to_owned();
+    ubtrfs(["mount", "--timeline", &arg(&timeline), &arg(image.path()), &arg(dir.path())]);
+    for index in 0..500 {
+        std::fs::write(dir.path().join(format!("file-{index}")), vec![1; 3000]).unwrap();
+    }
+    ubtrfs(["sync", &arg(dir.path())]);
+    let samples: Value = serde_json::from_str(&stats(dir.path(), "--json")).unwrap();
+    assert!(value(&samples, "ubtrfs_phase_seconds_count", Some(("phase", "commit"))) >= 1.0);
+    assert!(value(&samples, "ubtrfs_tree_items_put_total", Some(("tree", "subvolume"))) >= 4.0 * 500.0);
+    assert!(value(&samples, "ubtrfs_dir_index_items_total", None) >= 500.0);
+    let text = stats(dir.path(), "--prometheus");
+    assert!(
+        text.starts_with("# HELP ubtrfs_")
+            && text.contains("\nubtrfs_phase_seconds_bucket{phase=\"commit\",le=\"+Inf\"} ")
+    );
+    let shown = ubtrfs(["stats", &arg(dir.path())]);
+    assert!(shown.contains("leaf_fill") && shown.contains("write_nodes"), "{shown}");
+    ubtrfs(["umount", &arg(dir.path())]);
+
+    let events = std::fs::read_to_string(&timeline).unwrap();
+    // The closing bracket may be missing in this format; what is there is JSON.
+    let events: Value = serde_json::from_str(&format!("{}]", events.trim_end().trim_end_matches(','))).unwrap();
+    assert!(events.as_array().unwrap().iter().any(|event| event["name"] == "commit" && event["ph"] == "X"), "{events}");
+
+    let samples: Value = serde_json::from_str(&stats(image.path(), "--json")).unwrap();
+    let of_files = Some(("id", "5"));
+    assert_eq!(value(&samples, "ubtrfs_tree_dir_index_items", of_files), 500.0);
+    assert!((0.5..=1.0).contains(&value(&samples, "ubtrfs_tree_leaf_fill", of_files)));
+    assert_eq!(value(&samples, "ubtrfs_tree_damaged_blocks", of_files), 0.0);
+    assert!(ubtrfs(["stats", &arg(image.path())]).contains("fs tree"));
+
+    let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(["stats", &arg(out.path())]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("not a mount of ubtrfs"), "{error}");
+}

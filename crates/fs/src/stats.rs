@@ -1,0 +1,29 @@
+//! What is counted of an open filesystem, and the timeline of its work.
+
+use std::path::Path;
+
+use ubtrfs_transaction::{Metric, prometheus_text};
+
+use crate::Fs;
+
+impl Fs {
+    /// All counters of the engine and of the data path.
+    pub fn metrics(&self) -> Vec<Metric> {
+        let mut out = self.engine.metrics();
+        let dirty = self.data.pool.used_bytes() as f64;
+        out.push(Metric::gauge("dirty_bytes", "Memory of file data that waits to be written", dirty));
+        let limit = self.options.memory_bytes as f64;
+        out.push(Metric::gauge("memory_budget_bytes", "Memory that caches and changes may take together", limit));
+        out
+    }
+
+    /// The same as text for Prometheus.
+    pub fn metrics_text(&self) -> String {
+        prometheus_text(&self.metrics())
+    }
+
+    /// Writes a timeline of commits and of writing data back from now on, for chrome://tracing and ui.perfetto.dev.
+    pub fn start_timeline(&self, path: &Path) -> std::io::Result<()> {
+        self.engine.stats().start_timeline(path)
+    }
+}

@@ -1,0 +1,90 @@
+//! A timeline of spans in the trace event format of Chrome (chrome://tracing, ui.perfetto.dev): a JSON array of complete
+//! events, one a line. The format allows the closing bracket to be missing, so a file that was cut short can be read.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Writes nothing until it is started.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// Spares those who write nothing the lock.
+    is_on: AtomicBool,
+    out: Mutex<Option<Output>>,
+}
+
+#[derive(Debug)]
+struct Output {
+    file: BufWriter<File>,
+    started: Instant,
+    /// Threads whose names were written.
+    named: Vec<u64>,
+}
+
+static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A small number for the calling thread.
+fn thread_number() -> u64 {
+    THREAD.with(|own| {
+        if own.get() == 0 {
+            own.set(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
+        }
+        own.get()
+    })
+}
+
+impl Timeline {
+    pub(crate) fn start(&self, path: &Path) -> io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        file.write_all(b"[\n")?;
+        *self.out.lock() = Some(Output { file, started: Instant::now(), named: Vec::new() });
+        self.is_on.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// A span of the calling thread ended. With `flush` the file is brought up to date.
+    pub(crate) fn note(&self, name: &str, began: Instant, took: Duration, flush: bool) {
+        if !self.is_on.load(Ordering::Acquire) {
+            return;
+        }
+        let mut out = self.out.lock();
+        let Some(output) = out.as_mut() else { return };
+        if let Err(error) = output.write(name, began, took, flush) {
+            tracing::warn!("the timeline ends here: {error}");
+            *out = None;
+            self.is_on.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Output {
+    fn write(&mut self, name: &str, began: Instant, took: Duration, flush: bool) -> io::Result<()> {
+        let thread = thread_number();
+        if !self.named.contains(&thread) {
+            self.named.push(thread);
+            let current = std::thread::current();
+            // Names of threads are ours and hold nothing that JSON escapes.
+            let name = current.name().unwrap_or("client").replace(['"', '\\'], "");
+            writeln!(
+                self.file,
+                "{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":{thread},\"args\":{{\"name\":\"{name}\"}}}},"
+            )?;
+        }
+        let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
+        let (at, took) = (micros(began.saturating_duration_since(self.started)), micros(took));
+        writeln!(
+            self.file,
+            "{{\"name\":\"{name}\",\"ph\":\"X\",\"pid\":1,\"tid\":{thread},\"ts\":{at:.3},\"dur\":{took:.3}}},"
+        )?;
+        if flush { self.file.flush() } else { Ok(()) }
+    }
+}
