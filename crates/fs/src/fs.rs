@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
-use ubtrfs_format::item::{InodeItem, Timespec};
+use ubtrfs_format::item::{DevStatsItem, InodeItem, Timespec};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{Ino, Key, KeyType, RootId};
+use ubtrfs_format::{DevId, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
 use crate::committer::Committer;
@@ -105,6 +105,12 @@ impl Fs {
         self.root
     }
 
+    /// Error counters of the devices, those of earlier mounts included; in this order: write, read, flush, corruption,
+    /// generation.
+    pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
+        self.engine.device_stats()
+    }
+
     /// Writes out all data and commits (I2).
     pub fn sync(&self) -> Result<()> {
         if self.read_only().is_some() && self.options.read_only {
@@ -178,6 +184,7 @@ impl Fs {
 
     /// The inode, loaded if it was not. No inode lock may be held where `id` may be in a subvolume not entered yet.
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
+        self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
             return Ok(inode);
         }

@@ -74,14 +74,13 @@ impl InodeCache {
             shard.loaded.wait(&mut map);
         }
         drop(map);
+        // Declared before the load: also when that panics, those who wait go on.
+        let loading = Loading { shard, id };
         let result = load();
-        let mut map = shard.map.lock();
-        map.loading.remove(&id);
         if let Ok(inode) = &result {
-            map.insert(inode, self.shard_limit.load(Ordering::Relaxed));
+            shard.map.lock().insert(inode, self.shard_limit.load(Ordering::Relaxed));
         }
-        drop(map);
-        shard.loaded.notify_all();
+        drop(loading);
         result
     }
 
@@ -142,6 +141,19 @@ impl InodeCache {
     /// Whether lookups or opens refer to the inode.
     pub(crate) fn is_used(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().users.contains_key(&id)
+    }
+}
+
+/// An inode that is being loaded, until this is dropped.
+struct Loading<'s> {
+    shard: &'s Shard,
+    id: InodeId,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.shard.map.lock().loading.remove(&self.id);
+        self.shard.loaded.notify_all();
     }
 }
 

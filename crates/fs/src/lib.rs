@@ -54,3 +54,4 @@ pub use types::{
     SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,
 };
 pub use ubtrfs_transaction::Metric;
+pub use ubtrfs_transaction::note_panic;

@@ -378,23 +378,25 @@ fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
     }
     let mut pending: Vec<IoSlice<'_>> = Vec::new();
     let mut range = 0..0;
+    // One write may take neighbours of several files.
+    let verifiable = batches.iter().all(|batch| batch.policy.csums);
     for batch in &*batches {
         for unit in &batch.units {
             let at = unit.bytenr().0;
             if at != range.end {
-                flush(engine, &mut pending, &range)?;
+                flush(engine, &mut pending, &range, verifiable)?;
                 range = at..at;
             }
             pending.extend(unit.slices(&batch.runs[unit.run]).into_iter().map(IoSlice::new));
             range.end += unit.disk_len();
         }
     }
-    flush(engine, &mut pending, &range)
+    flush(engine, &mut pending, &range, verifiable)
 }
 
-fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>) -> Result<()> {
+fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, verifiable: bool) -> Result<()> {
     if !pending.is_empty() {
-        engine.write_data_vectored(Logical(range.start), pending)?;
+        engine.write_data_vectored(Logical(range.start), pending, verifiable)?;
         pending.clear();
     }
     Ok(())

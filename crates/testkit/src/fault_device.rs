@@ -1,12 +1,33 @@
 //! A device whose n-th request fails.
 //!
-//! I1. A failed write may have written any part of its range, as on a real device; here it has written its first half.
+//! I1. A failed or short write has written a part of its range, as on a real device: here the first half, in whole sectors
+//!     of 4096 bytes, which no disk tears. A short read has filled the first half.
+//! I2. A request is counted, and its fault decided, before it reaches the device below.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ubtrfs_device::Device;
+
+const SECTOR: usize = 4096;
+
+/// What a planned fault does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FaultKind {
+    /// An error, as a failing disk gives; a write has arrived in part (I1).
+    #[default]
+    Error,
+    /// Fewer bytes than asked for, which the device reports as what it is.
+    Short,
+    /// Success, and a byte in the middle of each sector is another one: bad RAM, cables, firmware.
+    Wrong,
+    /// A write that reports success and never arrives; other requests are as with [`FaultKind::Error`].
+    Lost,
+    /// The thread panics.
+    Panic,
+}
 
 /// Which requests fail. Requests of one kind are counted from 0; `None` never fails.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,6 +40,10 @@ pub struct FaultPlan {
     pub flush: Option<u64>,
     /// Every later request of the kind fails as well.
     pub persistent: bool,
+    /// How it fails.
+    pub kind: FaultKind,
+    /// Only reads and writes that touch this range (start, end) are counted.
+    pub within: Option<(u64, u64)>,
 }
 
 /// A device that fails as planned.
@@ -29,12 +54,22 @@ pub struct FaultDevice {
     reads: AtomicU64,
     writes: AtomicU64,
     flushes: AtomicU64,
+    faults: AtomicU64,
+    threads: Mutex<BTreeSet<String>>,
 }
 
 impl FaultDevice {
     /// This device with these faults.
     pub fn new(inner: Arc<dyn Device>, plan: FaultPlan) -> Self {
-        Self { inner, plan, reads: 0.into(), writes: 0.into(), flushes: 0.into() }
+        Self {
+            inner,
+            plan,
+            reads: 0.into(),
+            writes: 0.into(),
+            flushes: 0.into(),
+            faults: 0.into(),
+            threads: Mutex::default(),
+        }
     }
 
     /// Reads, writes and flushes so far: what a plan can name.
@@ -43,9 +78,31 @@ impl FaultDevice {
         (load(&self.reads), load(&self.writes), load(&self.flushes))
     }
 
-    fn fails(&self, counter: &AtomicU64, planned: Option<u64>) -> bool {
+    /// Faults that happened.
+    pub fn faults(&self) -> u64 {
+        self.faults.load(Ordering::SeqCst)
+    }
+
+    /// Names of the threads that met one.
+    pub fn threads(&self) -> BTreeSet<String> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn touches(&self, offset: u64, len: usize) -> bool {
+        self.plan.within.is_none_or(|(start, end)| offset < end && offset + len as u64 > start)
+    }
+
+    /// The fault of this request, if it has one (I2).
+    fn fault(&self, what: &str, counter: &AtomicU64, planned: Option<u64>) -> Option<FaultKind> {
         let number = counter.fetch_add(1, Ordering::SeqCst);
-        planned.is_some_and(|planned| number == planned || (self.plan.persistent && number > planned))
+        if !planned.is_some_and(|planned| number == planned || (self.plan.persistent && number > planned)) {
+            return None;
+        }
+        self.faults.fetch_add(1, Ordering::SeqCst);
+        let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).insert(thread);
+        assert!(self.plan.kind != FaultKind::Panic, "planned panic in {what} {number}");
+        Some(self.plan.kind)
     }
 }
 
@@ -54,32 +111,66 @@ fn failure(what: &str) -> io::Error {
     io::Error::other(format!("planned {what} failure"))
 }
 
+fn spoil(buf: &mut [u8]) {
+    for sector in buf.chunks_mut(SECTOR) {
+        let middle = sector.len() / 2;
+        sector[middle] ^= 0x10;
+    }
+}
+
 impl Device for FaultDevice {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if self.fails(&self.reads, self.plan.read) {
-            return Err(failure("read"));
+        if !self.touches(offset, buf.len()) {
+            return self.inner.read_at(offset, buf);
         }
-        self.inner.read_at(offset, buf)
+        match self.fault("read", &self.reads, self.plan.read) {
+            None => self.inner.read_at(offset, buf),
+            Some(FaultKind::Wrong) => {
+                self.inner.read_at(offset, buf)?;
+                spoil(buf);
+                Ok(())
+            }
+            Some(FaultKind::Short) => {
+                let half = buf.len() / 2;
+                self.inner.read_at(offset, &mut buf[..half])?;
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, "planned short read"))
+            }
+            Some(_) => Err(failure("read")),
+        }
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        if self.fails(&self.writes, self.plan.write) {
-            // I1: half of it arrived.
-            self.inner.write_at(offset, &buf[..buf.len() / 2])?;
-            return Err(failure("write"));
+        if !self.touches(offset, buf.len()) {
+            return self.inner.write_at(offset, buf);
         }
-        self.inner.write_at(offset, buf)
+        let fault = self.fault("write", &self.writes, self.plan.write);
+        match fault {
+            None => self.inner.write_at(offset, buf),
+            Some(FaultKind::Lost) => Ok(()),
+            Some(FaultKind::Wrong) => {
+                let mut wrong = buf.to_vec();
+                spoil(&mut wrong);
+                self.inner.write_at(offset, &wrong)
+            }
+            Some(kind) => {
+                self.inner.write_at(offset, &buf[..buf.len() / 2 / SECTOR * SECTOR])?;
+                Err(match kind {
+                    FaultKind::Short => io::Error::new(io::ErrorKind::WriteZero, "planned short write"),
+                    _ => failure("write"),
+                })
+            }
+        }
     }
 
     fn flush(&self) -> io::Result<()> {
-        if self.fails(&self.flushes, self.plan.flush) {
-            return Err(failure("flush"));
+        match self.fault("flush", &self.flushes, self.plan.flush) {
+            None => self.inner.flush(),
+            Some(_) => Err(failure("flush")),
         }
-        self.inner.flush()
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {

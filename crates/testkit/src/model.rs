@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use rustix::io::Errno as Sys;
@@ -40,8 +41,10 @@ pub(crate) struct Node {
     gid: u32,
     rdev: (u32, u32),
     pub(crate) size: u64,
-    blocks: BTreeMap<u64, Box<[u8]>>,
+    blocks: BTreeMap<u64, Arc<[u8]>>,
     symlink: Vec<u8>,
+    /// Of the content, once it was asked for.
+    digest: OnceLock<u64>,
     pub(crate) children: BTreeMap<Vec<u8>, u64>,
     pub(crate) links: Vec<(u64, Vec<u8>)>,
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -127,14 +130,20 @@ impl Model {
 
     /// All that a walk of the filesystem should find; times and sizes of directories are not known.
     pub fn entries(&self) -> Vec<TreeEntry> {
+        self.entries_and_ids().into_iter().map(|(entry, _)| entry).collect()
+    }
+
+    /// The same, each with its node.
+    pub(crate) fn entries_and_ids(&self) -> Vec<(TreeEntry, u64)> {
+        let mut ids = Vec::new();
         let mut entries = Vec::new();
         let mut identities: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        let mut digests: BTreeMap<u64, u64> = BTreeMap::new();
         let mut stack = vec![(Vec::new(), ROOT)];
         while let Some((path, id)) = stack.pop() {
             let node = &self.nodes[&id];
             stack.extend(node.children.iter().map(|(name, child)| (join(&path, name), *child)));
-            let content = *digests.entry(id).or_insert_with(|| node.digest());
+            let content = *node.digest.get_or_init(|| node.hash());
+            ids.push(id);
             if node.links.len() > 1 {
                 identities.entry(id).or_default().push(entries.len());
             }
@@ -154,7 +163,8 @@ impl Model {
             });
         }
         set_link_groups(&mut entries, identities.into_values());
-        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut entries: Vec<(TreeEntry, u64)> = entries.into_iter().zip(ids).collect();
+        entries.sort_by(|(a, _), (b, _)| a.path.cmp(&b.path));
         entries
     }
 
@@ -241,7 +251,10 @@ impl Model {
     }
 
     fn node(&mut self, id: u64) -> &mut Node {
-        self.nodes.get_mut(&id).expect("I1: links name nodes that exist")
+        // Whoever asks for it may change it.
+        let node = self.nodes.get_mut(&id).expect("I1: links name nodes that exist");
+        node.digest = OnceLock::new();
+        node
     }
 
     fn insert(&mut self, path: &[u8], mut node: Node) -> Result<(), Errno> {
@@ -472,6 +485,7 @@ impl Node {
             size: 0,
             blocks: BTreeMap::new(),
             symlink: Vec::new(),
+            digest: OnceLock::new(),
             children: BTreeMap::new(),
             links: Vec::new(),
             xattrs: BTreeMap::new(),
@@ -487,7 +501,7 @@ impl Node {
             let within = (at % BLOCK) as usize;
             let len = rest.len().min(BLOCK as usize - within);
             let block = self.blocks.entry(at / BLOCK).or_insert_with(|| vec![0; BLOCK as usize].into());
-            block[within..within + len].copy_from_slice(&rest[..len]);
+            Arc::make_mut(block)[within..within + len].copy_from_slice(&rest[..len]);
             at += len as u64;
             rest = &rest[len..];
         }
@@ -508,12 +522,12 @@ impl Node {
             if (from, to) == (0, BLOCK) {
                 self.blocks.remove(&index);
             } else if let Some(block) = self.blocks.get_mut(&index) {
-                block[from as usize..to as usize].fill(0);
+                Arc::make_mut(block)[from as usize..to as usize].fill(0);
             }
         }
     }
 
-    fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, offset: u64, len: usize) -> Vec<u8> {
         let end = self.size.min(offset.saturating_add(len as u64));
         if end <= offset {
             return Vec::new();
@@ -528,7 +542,7 @@ impl Node {
         out
     }
 
-    fn digest(&self) -> u64 {
+    fn hash(&self) -> u64 {
         match self.kind {
             NodeKind::Symlink => xxh64(&self.symlink),
             NodeKind::File => {

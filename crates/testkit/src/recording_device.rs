@@ -9,18 +9,18 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use ubtrfs_device::Device;
 
-use crate::Rng;
+use crate::{Medium, MediumDevice, Rng};
 
 const SECTOR: u64 = 4096;
 
 #[derive(Clone, Debug)]
 enum Event {
-    Write { offset: u64, data: Box<[u8]> },
+    Write { offset: u64, data: Arc<[u8]> },
     Discard { offset: u64, len_bytes: u64 },
     Flush,
     Mark(u64),
@@ -37,53 +37,43 @@ pub struct CutOutcome {
     pub dropped: usize,
     /// Torn.
     pub torn: usize,
-    /// The last mark before the last completed flush: what was promised by then.
+    /// The last mark before the cut: what was promised by then.
     pub promised: Option<u64>,
 }
 
 /// A device in memory, sparse, that records.
 #[derive(Debug)]
 pub struct RecordingDevice {
-    base: Sparse,
-    live: Mutex<Sparse>,
+    base: Medium,
+    live: MediumDevice,
     events: Mutex<Vec<Event>>,
 }
 
-/// Content in blocks of 64 KiB; a block that is missing is zeros.
-#[derive(Clone, Debug, Default)]
-struct Sparse {
-    len_bytes: u64,
-    blocks: std::collections::HashMap<u64, Box<[u8]>>,
+/// Builds what the medium could hold at points of a recording that are asked for in ascending order: what was durable at
+/// the last one is not replayed again.
+#[derive(Debug)]
+pub struct CutBuilder {
+    events: Vec<Event>,
+    durable: Medium,
+    /// Events that are in `durable`.
+    nr_durable: usize,
+    outcome: CutOutcome,
 }
 
-const BLOCK: u64 = 64 << 10;
-
 impl RecordingDevice {
+    /// Starts from this content.
+    pub fn new(base: Medium) -> Self {
+        Self { live: MediumDevice::new(base.clone()), base, events: Mutex::default() }
+    }
+
     /// Starts from the content of an image file.
     pub fn from_image(path: &Path) -> Result<Self> {
-        use std::os::unix::fs::FileExt;
-        let file = std::fs::File::open(path)?;
-        let len_bytes = file.metadata()?.len();
-        let mut base = Sparse { len_bytes, ..Sparse::default() };
-        let mut at = 0;
-        while at < len_bytes {
-            match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
-                Ok(data) => at = data / BLOCK * BLOCK,
-                Err(rustix::io::Errno::NXIO) => break,
-                Err(error) => return Err(error.into()),
-            }
-            let mut block = vec![0; BLOCK as usize].into_boxed_slice();
-            let len = (len_bytes - at).min(BLOCK) as usize;
-            file.read_exact_at(&mut block[..len], at)?;
-            base.blocks.insert(at / BLOCK, block);
-            at += BLOCK;
-        }
-        Ok(Self { live: Mutex::new(base.clone()), base, events: Mutex::default() })
+        Ok(Self::new(Medium::from_image(path)?))
     }
 
     /// Another device with the content that this one started from.
     pub fn fork(&self) -> Self {
-        Self { base: self.base.clone(), live: Mutex::new(self.base.clone()), events: Mutex::default() }
+        Self::new(self.base.clone())
     }
 
     /// Notes that everything up to here was promised: call it when a sync or fsync returned.
@@ -103,31 +93,53 @@ impl RecordingDevice {
         events.iter().enumerate().filter_map(is_flush).collect()
     }
 
+    /// Cuts at many points.
+    pub fn cuts(&self) -> CutBuilder {
+        let events = self.lock_events().clone();
+        CutBuilder { events, durable: self.base.clone(), nr_durable: 0, outcome: CutOutcome::default() }
+    }
+
     /// Writes an image of what the medium could hold when the power went after `events` events.
     pub fn cut(&self, events: usize, rng: &mut Rng, image: &Path) -> Result<CutOutcome> {
-        let all = self.lock_events();
-        let prefix = &all[..events.min(all.len())];
-        let durable = prefix.iter().rposition(|event| matches!(event, Event::Flush)).map_or(0, |at| at + 1);
-        let mut medium = self.base.clone();
-        let mut outcome = CutOutcome::default();
-        for event in &prefix[..durable] {
+        let (medium, outcome) = self.cuts().cut(events, rng);
+        medium.save(image)?;
+        Ok(outcome)
+    }
+
+    fn lock_events(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CutBuilder {
+    /// What the medium could hold when the power went after `events` events, at least as many as the last time.
+    pub fn cut(&mut self, events: usize, rng: &mut Rng) -> (Medium, CutOutcome) {
+        let prefix = events.min(self.events.len());
+        let flushed =
+            self.events[..prefix].iter().rposition(|event| matches!(event, Event::Flush)).map_or(0, |at| at + 1);
+        assert!(self.nr_durable <= flushed, "cuts are asked for in ascending order");
+        for event in &self.events[self.nr_durable..flushed] {
             match event {
-                Event::Write { offset, data } => medium.write(*offset, data),
-                Event::Discard { offset, len_bytes } => medium.zero(*offset, *len_bytes),
-                Event::Flush => outcome.flushes += 1,
-                Event::Mark(value) => outcome.promised = Some(*value),
+                Event::Write { offset, data } => self.durable.write(*offset, data),
+                Event::Discard { offset, len_bytes } => self.durable.zero(*offset, *len_bytes),
+                Event::Flush => self.outcome.flushes += 1,
+                Event::Mark(value) => self.outcome.promised = Some(*value),
             }
         }
-        for event in &prefix[durable..] {
+        self.nr_durable = flushed;
+        let (mut medium, mut outcome) = (self.durable.clone(), self.outcome);
+        // Most cuts have some of everything; some keep or lose nearly all, which random choices hardly ever do.
+        let mood = rng.below(8);
+        for event in &self.events[flushed..prefix] {
             match event {
                 // A promise that was made is one, even if its flush was the last event before.
                 Event::Mark(value) => outcome.promised = Some(*value),
-                Event::Write { offset, data } => match rng.below(3) {
-                    0 => {
+                Event::Write { offset, data } => match (mood, rng.below(24)) {
+                    (0, 1..) | (1, 0) | (2.., 0..8) => {
                         outcome.kept += 1;
                         medium.write(*offset, data);
                     }
-                    1 => outcome.dropped += 1,
+                    (1, 1..) | (0, 0) | (2.., 8..16) => outcome.dropped += 1,
                     _ => {
                         outcome.torn += 1;
                         for (index, sector) in data.chunks(SECTOR as usize).enumerate() {
@@ -141,48 +153,36 @@ impl RecordingDevice {
                 Event::Discard { .. } | Event::Flush => {}
             }
         }
-        drop(all);
-        medium.save(image)?;
-        Ok(outcome)
-    }
-
-    fn lock_events(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn lock_live(&self) -> std::sync::MutexGuard<'_, Sparse> {
-        self.live.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        (medium, outcome)
     }
 }
 
 impl Device for RecordingDevice {
     fn len_bytes(&self) -> u64 {
-        self.base.len_bytes
+        self.base.len_bytes()
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.base.check(offset, buf.len() as u64)?;
-        self.lock_live().read(offset, buf);
-        Ok(())
+        self.live.read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.base.check(offset, buf.len() as u64)?;
-        let mut live = self.lock_live();
+        let mut live = self.live.write();
+        live.check(offset, buf.len() as u64)?;
         live.write(offset, buf);
         self.lock_events().push(Event::Write { offset, data: buf.into() });
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
-        let _live = self.lock_live();
+        let _live = self.live.write();
         self.lock_events().push(Event::Flush);
         Ok(())
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        self.base.check(offset, len_bytes)?;
-        let mut live = self.lock_live();
+        let mut live = self.live.write();
+        live.check(offset, len_bytes)?;
         live.zero(offset, len_bytes);
         self.lock_events().push(Event::Discard { offset, len_bytes });
         Ok(())
@@ -194,66 +194,6 @@ impl Device for RecordingDevice {
 
     fn is_read_only(&self) -> bool {
         false
-    }
-}
-
-impl Sparse {
-    fn check(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        match offset.checked_add(len_bytes) {
-            Some(end) if end <= self.len_bytes => Ok(()),
-            _ => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "past the end of the device")),
-        }
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) {
-        pieces(offset, buf.len(), |index, within, piece| match self.blocks.get(&index) {
-            Some(block) => {
-                let len = piece.len();
-                buf[piece].copy_from_slice(&block[within..within + len]);
-            }
-            None => buf[piece].fill(0),
-        });
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8]) {
-        pieces(offset, data.len(), |index, within, piece| {
-            let block = self.blocks.entry(index).or_insert_with(|| vec![0; BLOCK as usize].into());
-            block[within..within + piece.len()].copy_from_slice(&data[piece]);
-        });
-    }
-
-    fn zero(&mut self, offset: u64, len_bytes: u64) {
-        pieces(offset, len_bytes as usize, |index, within, piece| {
-            if let Some(block) = self.blocks.get_mut(&index) {
-                block[within..within + piece.len()].fill(0);
-            }
-        });
-    }
-
-    fn save(&self, path: &Path) -> Result<()> {
-        use std::os::unix::fs::FileExt;
-        let file = std::fs::File::create(path)?;
-        file.set_len(self.len_bytes)?;
-        for (index, block) in &self.blocks {
-            let offset = index * BLOCK;
-            let len = (self.len_bytes - offset).min(BLOCK) as usize;
-            if block.iter().any(|&byte| byte != 0) {
-                file.write_all_at(&block[..len], offset)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Splits a range at block borders: block, offset inside it, range of the buffer.
-fn pieces(offset: u64, len: usize, mut each: impl FnMut(u64, usize, std::ops::Range<usize>)) {
-    let mut done = 0;
-    while done < len {
-        let at = offset + done as u64;
-        let within = (at % BLOCK) as usize;
-        let piece = (len - done).min(BLOCK as usize - within);
-        each(at / BLOCK, within, done..done + piece);
-        done += piece;
     }
 }
 

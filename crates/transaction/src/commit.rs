@@ -14,6 +14,7 @@
 //! - I2. An error before the superblock leaves the old state on disk, one at or after it an unknown state; both turn the
 //!   filesystem read-only.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -61,7 +62,8 @@ impl Engine {
             return Ok(());
         }
         self.check_not_aborted()?;
-        if self.listed.lock().is_empty() && self.pending_chunks.is_empty() {
+        let has_news = self.has_changes() || (self.read_only().is_none() && self.volumes.have_stats_changed());
+        if !has_news {
             return Ok(());
         }
         self.check_writable()?;
@@ -79,6 +81,10 @@ impl Engine {
         self.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
+            // Errors that the last commit met and got over are stored as well; what storing them meets is not.
+            if self.volumes.have_stats_changed() {
+                self.commit()?;
+            }
         }
         Ok(())
     }
@@ -108,6 +114,8 @@ impl Engine {
         }
         let written = self.stats.span(Span::Superblock);
         self.fill_superblock(&mut superblock, transid, committer)?;
+        // A thread may have panicked meanwhile, or a flush failed.
+        self.check_not_aborted()?;
         // Durable on return; only its mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
         drop(written);
@@ -370,6 +378,7 @@ impl Engine {
     }
 
     fn write_runs(&self, nodes: &[Arc<Node>]) -> Result<()> {
+        self.enter();
         let nodesize = u64::from(self.geometry.nodesize);
         let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(nodes.len() * self.geometry.nodesize as usize));
         let mut start = Logical(0);
@@ -380,7 +389,7 @@ impl Engine {
             if !run.is_empty()
                 && (node.bytenr().0 != end || run.len() + node.raw().len() > run.capacity() || !same_chunk)
             {
-                self.volumes.write(start, &run)?;
+                self.volumes.write_verifiable(start, &[IoSlice::new(&run)])?;
                 run.clear();
             }
             if run.is_empty() {
@@ -393,7 +402,7 @@ impl Engine {
             finish_block(&mut run[at..], self.geometry.csum_type);
         }
         if !run.is_empty() {
-            self.volumes.write(start, &run)?;
+            self.volumes.write_verifiable(start, &[IoSlice::new(&run)])?;
         }
         Ok(())
     }

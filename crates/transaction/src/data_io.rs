@@ -113,14 +113,16 @@ impl Engine {
         self.volumes.write(at, data)
     }
 
-    /// Like [`Engine::write_data`], out of several buffers.
-    pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
+    /// Like [`Engine::write_data`], out of several buffers. With `verifiable` the data gets checksums, and one copy that
+    /// could be written is enough.
+    pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>], verifiable: bool) -> Result<()> {
         self.check_writable()?;
-        self.volumes.write_vectored(at, bufs)
+        if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
     }
 
     /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies; a bad copy is healed.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], verify: bool) -> Result<()> {
+        self.enter();
         let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
         if !verify {
             return self.volumes.read(at, buf, sectorsize, &|_, _| Ok(()));

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use ubtrfs_format::item::{BlockGroupFlags, RootItem};
+use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, Error, Generation, Key, KeyType, Result, RootId};
+use ubtrfs_format::{CsumType, DevId, Error, Generation, Key, KeyType, Result, RootId};
 use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -29,6 +29,7 @@ use crate::node_store::NodeStore;
 use crate::stats::Stats;
 use crate::tree_log::{FoundLog, TreeLog};
 use crate::tree_view::{RootState, Tree};
+use crate::unwind::EngineId;
 
 /// How to open a filesystem.
 #[derive(Clone, Debug)]
@@ -125,6 +126,7 @@ pub struct Engine {
     pub(crate) epoch: EpochLoad,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
+    id: EngineId,
     read_only: AtomicBool,
     /// It turned read-only while it was open: what was put since the last commit is lost.
     aborted: AtomicBool,
@@ -179,11 +181,13 @@ impl Engine {
             epoch: EpochLoad::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
+            id: EngineId::new(),
             read_only: AtomicBool::new(reason.is_some()),
             aborted: AtomicBool::new(false),
             read_only_reason: Mutex::new(reason),
             flusher: Mutex::new(None),
         });
+        engine.id.register(Arc::downgrade(&engine));
         engine.update_unallocated();
         engine
     }
@@ -206,8 +210,14 @@ impl Engine {
         self.read_only_reason.lock().clone()
     }
 
+    /// Declares that this thread works on the filesystem: from here on, a panic of it turns the filesystem read-only.
+    pub fn enter(&self) {
+        self.id.enter();
+    }
+
     /// Fails where the filesystem takes no changes.
     pub fn check_writable(&self) -> Result<()> {
+        self.enter();
         match self.read_only() {
             None => Ok(()),
             Some(reason) => Err(Error::ReadOnly { reason }),
@@ -257,6 +267,7 @@ impl Engine {
 
     /// A tree, or `None` where the filesystem has no such tree.
     pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
+        self.enter();
         if let Some(tree) = self.trees.read().get(&id) {
             return Ok(Some(Arc::clone(tree)));
         }
@@ -352,6 +363,11 @@ impl Engine {
         }
         out.push(Metric::gauge("space_unallocated_bytes", "Bytes that no chunk uses", usage.unallocated_bytes as f64));
         out
+    }
+
+    /// Error counters of the devices, those of earlier mounts included.
+    pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
+        self.volumes.stats()
     }
 
     /// Hits and misses of the node cache.

@@ -14,6 +14,7 @@
 //! - [`dev_stats`]: error counters of the devices.
 //! - [`tree_log`]: what fsync writes without a commit, and finding it again.
 //! - [`stats`], [`metric`], [`timeline`]: what is counted and timed.
+//! - [`unwind`]: panics turn the filesystem read-only.
 //! - [`extent_tree`], [`free_space_tree`], [`csum_tree`]: batches for the trees that account for space.
 
 #![forbid(unsafe_code)]
@@ -42,6 +43,7 @@ mod test_tree;
 mod timeline;
 mod tree_log;
 mod tree_view;
+mod unwind;
 
 pub use data_io::{DataExtent, DataReservation};
 pub use engine::{Engine, Flusher, Geometry, OpenOptions, Usage};
@@ -50,3 +52,4 @@ pub use operation::{MetadataReservation, Operation};
 pub use stats::{Reclaim, Span, SpanGuard, Stats};
 pub use tree_log::FoundLog;
 pub use tree_view::{ItemRef, Tree};
+pub use unwind::note_panic;

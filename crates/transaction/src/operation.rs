@@ -35,6 +35,9 @@ impl<'e> MetadataReservation<'e> {
 
 impl Drop for MetadataReservation<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.engine.abort("a change panicked".to_owned());
+        }
         self.engine.epoch.unreserve(self.nr_items);
     }
 }
@@ -43,6 +46,7 @@ impl Drop for MetadataReservation<'_> {
 #[derive(Debug)]
 pub struct Operation<'e> {
     engine: &'e Engine,
+    // Before the gate: what a panic left is cut off from the next commit first.
     _reservation: MetadataReservation<'e>,
     _gate: RwLockReadGuard<'e, ()>,
 }

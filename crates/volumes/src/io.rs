@@ -3,6 +3,8 @@
 //! Invariants:
 //! - I1. A bad piece is looked for in every copy before a read fails; the error is the one of the first copy.
 //! - I2. A repair checks good and bad copy again under the exclusive lock: a write that came in between wins.
+//! - I3. Content that is verified when it is read survives the loss of a copy while it is written; content without
+//!   checksums does not, because a stale copy of it looks like a good one.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -12,6 +14,13 @@ use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Logical, Result};
 use crate::chunk_map::Chunk;
 use crate::profile::Segment;
 use crate::set::{Member, Stat, Volumes, unmapped};
+
+/// Copies without which a write fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needed {
+    All,
+    One,
+}
 
 /// Asks whether a piece (by its index in the read) is what it should be.
 type Verify<'v> = dyn Fn(usize, &[u8]) -> Result<(), FormatError> + 'v;
@@ -148,6 +157,17 @@ impl Volumes {
 
     /// Writes all copies of several buffers, one behind the other. An error means that the copies may differ.
     pub fn write_vectored(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.write_copies(logical, bufs, Needed::All)
+    }
+
+    /// The same for content that readers verify, so that they never take for it what stood there before: it fails only
+    /// where no copy could be written. A copy that was not is counted in the device's statistics, and mended by who reads
+    /// it (I3).
+    pub fn write_verifiable(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.write_copies(logical, bufs, Needed::One)
+    }
+
+    fn write_copies(&self, logical: Logical, bufs: &[IoSlice<'_>], needed: Needed) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();
         let total: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -157,7 +177,23 @@ impl Volumes {
             let chunk = self.chunk_for(at, 0)?;
             let len = usize::try_from(chunk.end() - at.0).unwrap_or(usize::MAX).min(total - done);
             let part = if len == total { bufs.to_vec() } else { slice_bufs(bufs, done, len) };
-            (0..chunk.geometry.nr_copies()).try_for_each(|copy| self.write_copy(&chunk, at, &part, len, copy))?;
+            let mut first_error = None;
+            let mut nr_written = 0;
+            for copy in 0..chunk.geometry.nr_copies() {
+                match self.write_copy(&chunk, at, &part, len, copy) {
+                    Ok(()) => nr_written += 1,
+                    Err(error) if needed == Needed::All => return Err(error),
+                    Err(error) => {
+                        tracing::warn!("a copy of {at} was not written: {error}");
+                        first_error.get_or_insert(error);
+                    }
+                }
+            }
+            if let Some(error) = first_error
+                && nr_written == 0
+            {
+                return Err(error);
+            }
             done += len;
         }
         Ok(())

@@ -344,6 +344,11 @@ impl Volumes {
         self.devices.read().iter().map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
     }
 
+    /// Whether there are counters to take.
+    pub fn have_stats_changed(&self) -> bool {
+        self.devices.read().values().any(|member| member.stats_changed.load(Ordering::Acquire))
+    }
+
     /// The counters that changed since they were last taken: what the next commit stores in the device tree.
     pub fn take_changed_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         let devices = self.devices.read();

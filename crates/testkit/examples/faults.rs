@@ -1,0 +1,79 @@
+//! Every fault of a scripted workload: the n-th read, write or flush fails, once or from then on, comes back short or
+//! wrong, is lost, or panics, for every n.
+//!
+//! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME] [--check N]`
+//! prints one line per kind of fault and ends with status 1 where a promise was broken. `--check N` has `btrfs check`
+//! look at every N-th result.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ubtrfs_testkit::{FaultSweep, Image, btrfs_check};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let after = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
+    let number = |name: &str, default: u64| after(name).map_or(default, |text| text.parse().unwrap_or(default));
+    let (max, step, check) = (number("--max", 2000), number("--step", 1).max(1), number("--check", 0));
+    let threads = number("--threads", 2);
+    ubtrfs_testkit::hush_planned_panics();
+    let mut broken = 0;
+    for sweep in FaultSweep::all() {
+        let unwanted = |name: &str, own: &str| after(name).is_some_and(|wanted| wanted != own);
+        if unwanted("--config", sweep.config) || unwanted("--kind", &sweep.kind()) {
+            continue;
+        }
+        let plans: Vec<_> = sweep.plans(max).into_iter().step_by(step as usize).collect();
+        let next = AtomicU64::new(0);
+        let (faults, told, read_only, checked) =
+            (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let failures = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(plan) = plans.get(index as usize) else { return };
+                        let result = sweep.run.run(*plan).and_then(|outcome| {
+                            faults.fetch_add(u64::from(outcome.faults > 0), Ordering::Relaxed);
+                            told.fetch_add(u64::from(outcome.told), Ordering::Relaxed);
+                            read_only.fetch_add(u64::from(outcome.read_only), Ordering::Relaxed);
+                            if check > 0 && index.is_multiple_of(check) && sweep.btrfs_check_applies() {
+                                let image = Image::empty(0)?;
+                                outcome.content.save(image.path())?;
+                                btrfs_check(image.path())?;
+                                checked.fetch_add(1, Ordering::Relaxed);
+                            }
+                            Ok(())
+                        });
+                        if let Err(error) = result
+                            && let Ok(mut failures) = failures.lock()
+                        {
+                            failures.push(format!("{error:#}"));
+                        }
+                    }
+                });
+            }
+        });
+        let failures = failures.into_inner().unwrap_or_default();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        println!(
+            "{} {}: {} runs, {} faults, {} told, {} read-only, {} seen by btrfs check, {} broken promises",
+            sweep.config,
+            sweep.kind(),
+            plans.len(),
+            load(&faults),
+            load(&told),
+            load(&read_only),
+            load(&checked),
+            failures.len()
+        );
+        for failure in failures.iter().take(5) {
+            println!("  {}", failure.chars().take(1500).collect::<String>());
+        }
+        broken += failures.len();
+    }
+    println!("{broken} broken promises");
+    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

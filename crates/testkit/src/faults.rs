@@ -1,0 +1,398 @@
+//! One run of a script on a device with one planned fault, and the verdict on what it left.
+//!
+//! - F1. A fault is either healed, and then nobody notices; or somebody is told: a step, or closing, fails.
+//! - F2. What was acknowledged is there afterwards, on the device below, read without faults: a sync that succeeded
+//!   promises all that was done before it, also what an earlier failure had hit.
+//! - F3. After an error of which nobody knows what it left (a flush, a commit, a panic) the filesystem is read-only and
+//!   every later sync fails.
+//! - F4. Nothing hangs: each run has [`TIME_LIMIT`].
+//! - F5. Content that is read is right, or an error.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ubtrfs_device::Device;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::MountOptions;
+use ubtrfs_mkfs::MkfsOptions;
+
+use crate::{
+    FaultDevice, FaultKind, FaultPlan, FsTarget, History, Medium, MediumDevice, Model, Script, Step, Target, walk_fs,
+};
+
+/// Longest time that a run may take.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct FaultRun {
+    /// Content to start from: an empty filesystem.
+    pub base: Medium,
+    /// What to do.
+    pub script: Arc<Script>,
+    /// How to open it.
+    pub options: MountOptions,
+    /// Metadata is kept twice.
+    pub has_copies: bool,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub struct FaultOutcome {
+    /// Requests that the script made.
+    pub counts: (u64, u64, u64),
+    /// Faults that happened.
+    pub faults: u64,
+    /// Somebody was told.
+    pub told: bool,
+    /// It ended read-only.
+    pub read_only: bool,
+    /// Threads that met the fault.
+    pub threads: std::collections::BTreeSet<String>,
+    /// What is on the device now.
+    pub content: Medium,
+}
+
+impl FaultRun {
+    /// Runs the script with this fault. An error is a broken promise (F1 to F5).
+    pub fn run(&self, plan: FaultPlan) -> Result<FaultOutcome> {
+        let (sender, receiver) = channel();
+        let this = self.clone();
+        let thread = std::thread::Builder::new().name("request".to_owned()).spawn(move || {
+            let _ = sender.send(catch_unwind(AssertUnwindSafe(|| this.run_here(plan))));
+        })?;
+        let result = match receiver.recv_timeout(TIME_LIMIT) {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => bail!("{plan:?}: a panic came through"),
+            Err(RecvTimeoutError::Timeout) => bail!("{plan:?}: F4: it hangs"),
+            Err(RecvTimeoutError::Disconnected) => bail!("{plan:?}: the thread is gone"),
+        };
+        let _ = thread.join();
+        result.with_context(|| format!("{plan:?}"))
+    }
+
+    fn run_here(&self, plan: FaultPlan) -> Result<FaultOutcome> {
+        let below = Arc::new(MediumDevice::new(self.base.clone()));
+        let device = Arc::new(FaultDevice::new(below.clone(), plan));
+        let mut history = History::new(Model::new());
+        let mut told = false;
+        let mut panicked = false;
+        let mut read_only = false;
+        let mut failed = None;
+        let mut steps = self.script.steps.iter();
+        'mounted: loop {
+            let opened = caught(|| FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, self.options.clone()));
+            let mut target = match opened {
+                Some(Ok(target)) => target,
+                other => {
+                    let text = other.map_or_else(|| "panic".to_owned(), |error| format!("{error:?}"));
+                    ensure!(device.faults() > 0, "opening fails without a fault: {text}");
+                    told = true;
+                    break 'mounted;
+                }
+            };
+            loop {
+                let Some(step) = steps.next() else {
+                    told |= self.close(target, &mut history, &device, told, panicked, &mut read_only)?;
+                    break 'mounted;
+                };
+                if matches!(step, Step::Remount) {
+                    if self.close(target, &mut history, &device, told, panicked, &mut read_only)? {
+                        told = true;
+                        break 'mounted;
+                    }
+                    break;
+                }
+                let done = caught(|| perform(step, &mut target, &mut history));
+                match done {
+                    Some(Ok(Done::Fine)) => {}
+                    Some(Err(error)) => return Err(error.context(format!("step {step:?}"))),
+                    Some(Ok(Done::Failed(errno))) => {
+                        ensure!(device.faults() > 0, "{step:?} fails without a fault: errno {errno}");
+                        told = true;
+                    }
+                    None => {
+                        ensure!(plan.kind == FaultKind::Panic, "{step:?} panicked");
+                        ensure!(target.fs().read_only().is_some(), "F3: writable after a panic in {step:?}");
+                        (told, panicked) = (true, true);
+                    }
+                }
+                if told {
+                    failed = Some(format!("{step:?}"));
+                    after_failure(&mut target, step, &mut history, &device, plan)?;
+                    self.close(target, &mut history, &device, told, panicked, &mut read_only)?;
+                    break 'mounted;
+                }
+            }
+        }
+        let content = below.content();
+        let outcome = FaultOutcome {
+            counts: device.counts(),
+            faults: device.faults(),
+            told,
+            read_only,
+            threads: device.threads(),
+            content,
+        };
+        self.verify(&outcome, plan, &history).with_context(|| match &failed {
+            Some(step) => format!("after {step} failed"),
+            None => "nobody was told".to_owned(),
+        })?;
+        Ok(outcome)
+    }
+
+    /// Closes; true if that failed.
+    fn close(
+        &self,
+        target: FsTarget,
+        history: &mut History,
+        device: &FaultDevice,
+        told: bool,
+        panicked: bool,
+        read_only: &mut bool,
+    ) -> Result<bool> {
+        let fs = Arc::clone(target.fs());
+        let closed = caught(|| target.close());
+        *read_only = fs.read_only().is_some();
+        match closed {
+            Some(Ok(())) => {
+                ensure!(!*read_only && !panicked, "F3: closing a filesystem that turned read-only succeeds");
+                if !told {
+                    history.sync();
+                }
+                Ok(false)
+            }
+            other => {
+                let text = other.map_or_else(|| "panic".to_owned(), |error| format!("{error:?}"));
+                ensure!(device.faults() > 0, "closing fails without a fault: {text}");
+                Ok(true)
+            }
+        }
+    }
+
+    fn verify(&self, outcome: &FaultOutcome, plan: FaultPlan, history: &History) -> Result<()> {
+        let healthy = Arc::new(MediumDevice::new(outcome.content.clone()));
+        let silent = matches!(plan.kind, FaultKind::Wrong | FaultKind::Lost) && plan.write.is_some();
+        let target = match FsTarget::on_device(healthy, self.options.clone()) {
+            Ok(target) => target,
+            // What the device spoiled and has no other copy is an error where it is read.
+            Err(_) if silent && !self.has_copies => return Ok(()),
+            Err(error) => return Err(error.context("it does not open any more")),
+        };
+        ensure!(target.fs().read_only().is_none(), "it opens read-only: {:?}", target.fs().read_only());
+        let found = match walk_fs(target.fs()) {
+            Ok(found) => found,
+            Err(_) if silent => return Ok(()),
+            Err(error) => return Err(error.context("it cannot be read any more")),
+        };
+        let read = |path: &[u8]| read_all(&target, path);
+        history.verify(&found, &read, history.promises(), outcome.told)?;
+        target.close().context("closing it afterwards")
+    }
+}
+
+/// All of a file.
+pub(crate) fn read_all(target: &FsTarget, path: &[u8]) -> Result<Vec<u8>> {
+    let size = target.lookup(path).map_err(|errno| anyhow::anyhow!("lookup: errno {errno}"))?.size;
+    target.clone().read(path, 0, usize::try_from(size)?).map_err(|errno| anyhow::anyhow!("read: errno {errno}"))
+}
+
+enum Done {
+    Fine,
+    Failed(i32),
+}
+
+/// Does a step on both sides. An error is a wrong answer.
+fn perform(step: &Step, target: &mut FsTarget, history: &mut History) -> Result<Done> {
+    match step {
+        Step::Do(_, action) => {
+            if let Err(errno) = action(target) {
+                return Ok(Done::Failed(errno));
+            }
+            let mut model = history.model().clone();
+            action(&mut model).map_err(|errno| anyhow::anyhow!("the model refuses it: errno {errno}"))?;
+            history.push(model);
+        }
+        Step::Read(path, at, len) => match target.read(path, *at, *len) {
+            Ok(found) => {
+                let expected = history.model().clone().read(path, *at, *len);
+                ensure!(expected.is_ok_and(|expected| expected == found), "F5: wrong content");
+            }
+            Err(errno) => return Ok(Done::Failed(errno)),
+        },
+        Step::Fsync(path) => {
+            if let Err(errno) = target.fsync(path) {
+                return Ok(Done::Failed(errno));
+            }
+            history.fsync(path);
+        }
+        Step::Sync => {
+            if let Err(errno) = target.sync() {
+                return Ok(Done::Failed(errno));
+            }
+            history.sync();
+        }
+        Step::Remount => {}
+    }
+    Ok(Done::Fine)
+}
+
+/// A step failed: what comes now must be consistent with that (F2, F3).
+fn after_failure(
+    target: &mut FsTarget,
+    step: &Step,
+    history: &mut History,
+    device: &FaultDevice,
+    plan: FaultPlan,
+) -> Result<()> {
+    if plan.flush.is_some() && device.faults() > 0 {
+        ensure!(target.fs().read_only().is_some(), "F3: writable after a flush failed");
+    }
+    // Nothing may hang on what the failed step left.
+    let _ = caught(|| walk_fs(target.fs()).is_ok());
+    let was_read_only = target.fs().read_only().is_some();
+    match caught(|| target.sync()) {
+        Some(Ok(())) => {
+            ensure!(!was_read_only, "F3: a sync succeeds on a filesystem that turned read-only");
+            history.sync();
+        }
+        Some(Err(_)) | None => {
+            ensure!(device.faults() > 0, "a sync fails without a fault");
+        }
+    }
+    // A step that failed may have been done nevertheless, in full.
+    if let Step::Do(_, action) = step {
+        let mut model = history.model().clone();
+        if action(&mut model).is_ok() {
+            history.push(model);
+        }
+    }
+    Ok(())
+}
+
+/// `None` for a panic.
+fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
+}
+
+/// All runs with one kind of fault on one kind of filesystem.
+#[derive(Debug)]
+pub struct FaultSweep {
+    /// The filesystem.
+    pub config: &'static str,
+    /// The run.
+    pub run: FaultRun,
+    request: Request,
+    kind: FaultKind,
+    persistent: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Read,
+    Write,
+    Flush,
+}
+
+impl FaultSweep {
+    /// All kinds of filesystems and faults.
+    pub fn all() -> Vec<Self> {
+        let script = Arc::new(Script::everything(1));
+        let mut sweeps = Vec::new();
+        for (config, mkfs, mount) in configs() {
+            let base = Medium::formatted(256 << 20, &mkfs).expect("an empty filesystem can be made in memory");
+            let options = MountOptions::parse(mount).expect("known options");
+            let has_copies = mkfs.metadata_profile == BlockGroupFlags::DUP;
+            let run = FaultRun { has_copies, base, script: Arc::clone(&script), options };
+            for (request, kind, persistent) in [
+                (Request::Read, FaultKind::Error, false),
+                (Request::Read, FaultKind::Error, true),
+                (Request::Read, FaultKind::Short, false),
+                (Request::Read, FaultKind::Wrong, false),
+                (Request::Read, FaultKind::Panic, false),
+                (Request::Write, FaultKind::Error, false),
+                (Request::Write, FaultKind::Error, true),
+                (Request::Write, FaultKind::Short, false),
+                (Request::Write, FaultKind::Wrong, false),
+                (Request::Write, FaultKind::Lost, false),
+                (Request::Write, FaultKind::Panic, false),
+                (Request::Flush, FaultKind::Error, false),
+                (Request::Flush, FaultKind::Error, true),
+                (Request::Flush, FaultKind::Panic, false),
+            ] {
+                sweeps.push(Self { config, run: run.clone(), request, kind, persistent });
+            }
+        }
+        sweeps
+    }
+
+    /// A name of the kind of fault.
+    pub fn kind(&self) -> String {
+        format!("{:?}-{:?}{}", self.request, self.kind, if self.persistent { "-from-then-on" } else { "" })
+            .to_lowercase()
+    }
+
+    /// One plan for every request of the script, at most so many.
+    pub fn plans(&self, max: u64) -> Vec<FaultPlan> {
+        let (reads, writes, flushes) =
+            self.run.run(FaultPlan::default()).expect("the script runs without faults").counts;
+        let count = match self.request {
+            Request::Read => reads,
+            Request::Write => writes,
+            Request::Flush => flushes,
+        };
+        let plan = |nth| {
+            let plan = FaultPlan { kind: self.kind, persistent: self.persistent, ..FaultPlan::default() };
+            match self.request {
+                Request::Read => FaultPlan { read: Some(nth), ..plan },
+                Request::Write => FaultPlan { write: Some(nth), ..plan },
+                Request::Flush => FaultPlan { flush: Some(nth), ..plan },
+            }
+        };
+        (0..count.min(max)).map(plan).collect()
+    }
+
+    /// Whether `btrfs check` must find the result clean: not where the device wrote something else than it was given.
+    pub fn btrfs_check_applies(&self) -> bool {
+        !(self.request == Request::Write && matches!(self.kind, FaultKind::Wrong | FaultKind::Lost))
+    }
+}
+
+fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
+    let small = MkfsOptions {
+        nodesize: 4096,
+        data_profile: BlockGroupFlags::DUP,
+        metadata_profile: BlockGroupFlags::DUP,
+        ..MkfsOptions::default()
+    };
+    let single = MkfsOptions { metadata_profile: BlockGroupFlags::empty(), ..MkfsOptions::default() };
+    vec![
+        ("default", MkfsOptions::default(), "commit=300,compress=zstd:1"),
+        ("dup-data", small, "commit=300,compress=lzo"),
+        ("single", single, "commit=300"),
+    ]
+}
+
+/// Keeps the messages of planned panics off the terminal.
+pub fn hush_planned_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // Two that change the hook at the same time lose one of the changes: opening a filesystem is the other one.
+        let base =
+            Medium::formatted(128 << 20, &MkfsOptions::default()).expect("an empty filesystem can be made in memory");
+        drop(FsTarget::on_device(Arc::new(MediumDevice::new(base)), MountOptions::default()));
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let message = info.payload().downcast_ref::<String>().map_or("", String::as_str);
+            if message.contains("planned panic") {
+                // What opening installed still has to see it; only the printing is kept back.
+                ubtrfs_fs::note_panic(&info.to_string());
+            } else {
+                print(info);
+            }
+        }));
+    });
+}

@@ -1,0 +1,383 @@
+//! What was done to a filesystem and what of it was promised; and whether what was found after a fault or a power cut
+//! keeps the promises.
+//!
+//! The states that the filesystem went through are kept, one after each step. Found must be one of them from the last
+//! sync on, as it was ([`History::verify`]); or, where a log was replayed, one of the states at which something was
+//! synced, with what was fsynced since brought forward:
+//!
+//! - H1. What was fsynced is there, under a name that it had then or later, with content, mode and attributes that it
+//!   had then or later; a name that it had lost by then is not its name any more. An fsynced directory has the entries
+//!   that it had, and none that it had lost, except where they changed later.
+//! - H2. Each path is as it was at one moment, and each block of a file's content is as it was at one, old or new: data
+//!   that nobody synced reaches the disk in any order. A file that no commit promised may also be empty.
+//! - H3. What has a name in every state has one: a rename never loses a file, and never leaves it under both names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::model::ROOT;
+use crate::tree_entry::{join, show};
+use crate::{Compare, Model, NodeKind, TreeEntry, compare_entries};
+
+/// A state and what a walk finds in it.
+#[derive(Debug)]
+struct State {
+    model: Model,
+    entries: OnceLock<BTreeMap<Vec<u8>, (TreeEntry, u64)>>,
+}
+
+impl State {
+    fn entries(&self) -> &BTreeMap<Vec<u8>, (TreeEntry, u64)> {
+        self.entries.get_or_init(|| {
+            let entries = self.model.entries_and_ids();
+            entries.into_iter().map(|(entry, id)| (entry.path.clone(), (entry, id))).collect()
+        })
+    }
+
+    fn id(&self, path: &[u8]) -> Option<u64> {
+        self.entries().get(path).map(|(_, id)| *id)
+    }
+
+    fn has(&self, id: u64) -> bool {
+        self.model.nodes.contains_key(&id)
+    }
+}
+
+/// Something that was acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// All of the state with this number.
+    Sync(usize),
+    /// In the state with this number, what had this path.
+    Fsync(usize, Vec<u8>),
+}
+
+/// States and promises.
+#[derive(Debug)]
+pub struct History {
+    states: Vec<State>,
+    promises: Vec<Promise>,
+    /// States that a commit may have made durable beside the promised ones; all where the commits are not known.
+    commits: Option<BTreeSet<usize>>,
+}
+
+impl History {
+    /// A filesystem in this state, all of it durable.
+    pub fn new(model: Model) -> Self {
+        let states = vec![State { model, entries: OnceLock::new() }];
+        Self { states, promises: vec![Promise::Sync(0)], commits: None }
+    }
+
+    /// Declares that commits happened only where promises were made, so that no other state may be found.
+    pub fn only_promises_commit(&mut self) {
+        self.commits = Some(BTreeSet::new());
+    }
+
+    /// Declares that the last state, as it is, may become durable.
+    pub fn may_commit(&mut self) {
+        let last = self.last();
+        if let Some(commits) = &mut self.commits {
+            commits.insert(last);
+        }
+    }
+
+    /// Adds the state after a step.
+    pub fn push(&mut self, model: Model) {
+        self.states.push(State { model, entries: OnceLock::new() });
+    }
+
+    /// The number of the last state.
+    pub fn last(&self) -> usize {
+        self.states.len() - 1
+    }
+
+    /// The last state.
+    pub fn model(&self) -> &Model {
+        &self.states[self.last()].model
+    }
+
+    /// Notes that the last state was synced; returns the number of promises.
+    pub fn sync(&mut self) -> usize {
+        self.promises.push(Promise::Sync(self.last()));
+        self.promises.len()
+    }
+
+    /// Notes that this path of the last state was fsynced; returns the number of promises.
+    pub fn fsync(&mut self, path: &[u8]) -> usize {
+        self.promises.push(Promise::Fsync(self.last(), path.to_vec()));
+        self.promises.len()
+    }
+
+    /// Number of promises.
+    pub fn promises(&self) -> usize {
+        self.promises.len()
+    }
+
+    /// The state of the promise with this number, or the last one where it was not made.
+    fn state_of(&self, promise: usize) -> usize {
+        match self.promises.get(promise) {
+            Some(Promise::Sync(state) | Promise::Fsync(state, _)) => *state,
+            None => self.last(),
+        }
+    }
+
+    /// Whether what was found keeps the first `made` promises, and goes no further than the one after them, which was
+    /// under way; `read` reads all of a found file. `told` says that somebody was told of a failure, which may have hit
+    /// any part of what was not promised.
+    pub fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize, told: bool) -> Result<()> {
+        let made = made.min(self.promises.len());
+        let promised = &self.promises[..made];
+        let base = promised.iter().rev().find_map(|promise| match promise {
+            Promise::Sync(state) => Some(*state),
+            Promise::Fsync(..) => None,
+        });
+        let base = base.unwrap_or(0);
+        let top = self.state_of(made);
+        let fsyncs: Vec<(usize, &[u8])> = promised
+            .iter()
+            .filter_map(|promise| match promise {
+                Promise::Fsync(state, path) if *state >= base => Some((*state, path.as_slice())),
+                _ => None,
+            })
+            .collect();
+        let newest = fsyncs.last().map_or(base, |(state, _)| *state);
+        // Where a commit may be, and so the parts of a composed state.
+        let mut candidates: BTreeSet<usize> = match &self.commits {
+            None => (base..=top).collect(),
+            Some(commits) => {
+                let mut all: BTreeSet<usize> = commits.range(base..=top).copied().collect();
+                all.extend(fsyncs.iter().map(|(state, _)| *state));
+                all
+            }
+        };
+        candidates.extend([base, top]);
+        let mut best: Option<(usize, anyhow::Error)> = None;
+        for &state in candidates.range(newest..) {
+            let entries: Vec<TreeEntry> =
+                self.states[state].entries().values().map(|(entry, _)| entry.clone()).collect();
+            match compare_entries(&entries, found, Compare::MODEL) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    // A path that is missing says less than one that differs.
+                    let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
+                    if best.as_ref().is_none_or(|(least, _)| len < *least) {
+                        best = Some((len, error.context(format!("state {state} (first) and what is there (second)"))));
+                    }
+                }
+            }
+        }
+        let composed = if fsyncs.is_empty() && !told && !matches!(self.promises.get(made), Some(Promise::Fsync(..))) {
+            Err(anyhow::anyhow!("nothing was fsynced since the last sync"))
+        } else {
+            self.verify_composed(found, read, &candidates, base..=top, &fsyncs)
+        };
+        composed.map_err(|why| match best {
+            Some((_, error)) => anyhow::anyhow!("{why:#}\nno committed state either: {error:#}"),
+            None => why,
+        })
+    }
+
+    fn verify_composed(
+        &self,
+        found: &[TreeEntry],
+        read: ReadFound<'_>,
+        candidates: &BTreeSet<usize>,
+        window: RangeInclusive<usize>,
+        fsyncs: &[(usize, &[u8])],
+    ) -> Result<()> {
+        let (base, top) = (*window.start(), *window.end());
+        let found: BTreeMap<&[u8], &TreeEntry> = found.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
+        for (state, path) in fsyncs {
+            self.verify_fsync(&found, read, *state, path, top)?;
+        }
+        // H2.
+        for (path, entry) in &found {
+            let then: Vec<&(TreeEntry, u64)> =
+                candidates.iter().filter_map(|&state| self.states[state].entries().get(*path)).collect();
+            ensure!(!then.is_empty(), "H2: {} was never there", show(path));
+            ensure!(then.iter().any(|(then, _)| then.kind == entry.kind), "H2: {} is {:?}", show(path), entry.kind);
+            let is_new = !self.states[base].entries().contains_key(*path)
+                || then.iter().any(|(_, id)| !self.states[base].has(*id));
+            let versions = window.clone().filter_map(|state| self.version(state, path)).collect::<Vec<_>>();
+            let content = entry.kind == NodeKind::Directory
+                || (is_new && entry.size == 0)
+                || then.iter().any(|(then, _)| (then.size, then.content) == (entry.size, entry.content));
+            if !content {
+                self.verify_blocks(entry, read, &versions).with_context(|| format!("H2: {}", show(path)))?;
+            }
+            let nlink = then.iter().map(|(then, _)| then.nlink).max().unwrap_or(1);
+            ensure!(
+                entry.kind == NodeKind::Directory || entry.nlink <= nlink,
+                "H3: {} has {} links, and never had more than {nlink}",
+                show(path),
+                entry.nlink
+            );
+        }
+        // H3.
+        let (first, rest) = candidates
+            .iter()
+            .next()
+            .map(|&first| (first, candidates.iter().skip(1)))
+            .unwrap_or((base, candidates.iter().skip(1)));
+        let rest: Vec<usize> = rest.copied().collect();
+        for &id in self.states[first].model.nodes.keys() {
+            if id == ROOT || rest.iter().any(|&state| !self.states[state].has(id)) {
+                continue;
+            }
+            let names = |&state: &usize| {
+                let model = &self.states[state].model;
+                let links = model.nodes.get(&id).map(|node| node.links.clone()).unwrap_or_default();
+                links.into_iter().map(|(dir, name)| join(&model.path_of(dir, 0), &name)).collect::<Vec<_>>()
+            };
+            let named = candidates.iter().flat_map(names).any(|path| found.contains_key(path.as_slice()));
+            ensure!(named, "H3: {} was never removed, and is lost", show(&self.states[first].model.path_of(id, 0)));
+        }
+        Ok(())
+    }
+
+    /// H1.
+    fn verify_fsync(
+        &self,
+        found: &BTreeMap<&[u8], &TreeEntry>,
+        read: ReadFound<'_>,
+        state: usize,
+        path: &[u8],
+        top: usize,
+    ) -> Result<()> {
+        let Some(id) = self.states[state].id(path) else { return Ok(()) };
+        let later = &self.states[state..=top.max(state)];
+        if later.iter().any(|state| !state.has(id)) {
+            return Ok(());
+        }
+        let what = format!("H1: {}, fsynced in state {state},", show(path));
+        let names = |state: &State| -> Vec<Vec<u8>> {
+            let links = state.model.nodes.get(&id).map(|node| node.links.clone()).unwrap_or_default();
+            links.iter().map(|(dir, name)| join(&state.model.path_of(*dir, 0), name)).collect()
+        };
+        let allowed: BTreeSet<Vec<u8>> =
+            if id == ROOT { BTreeSet::from([Vec::new()]) } else { later.iter().flat_map(&names).collect() };
+        // A name that it got later may still be another file's.
+        let places: Vec<&TreeEntry> = allowed.iter().filter_map(|path| found.get(path.as_slice()).copied()).collect();
+        let mut verdict = Err(anyhow::anyhow!(
+            "it is lost; it had the names {:?}",
+            allowed.iter().map(|p| show(p)).collect::<Vec<_>>()
+        ));
+        for entry in places {
+            verdict = self.verify_fsynced_at(found, read, state..=top.max(state), id, entry);
+            if verdict.is_ok() {
+                break;
+            }
+        }
+        verdict.context(what.clone())?;
+        // A name that it had before, has not now or later, and that nothing else took.
+        for before in &self.states[..state] {
+            for name in names(before) {
+                let gone = !allowed.contains(&name) && later.iter().all(|state| state.id(&name).is_none());
+                ensure!(!gone || !found.contains_key(name.as_slice()), "{what} is still at {}", show(&name));
+            }
+        }
+        Ok(())
+    }
+
+    /// H1, of the inode `id`, fsynced in the first state of the window, if it is what was found here.
+    fn verify_fsynced_at(
+        &self,
+        found: &BTreeMap<&[u8], &TreeEntry>,
+        read: ReadFound<'_>,
+        window: RangeInclusive<usize>,
+        id: u64,
+        entry: &TreeEntry,
+    ) -> Result<()> {
+        let later = &self.states[window.clone()];
+        let then: Vec<&TreeEntry> = later
+            .iter()
+            .flat_map(|state| state.entries().values().filter(|(_, other)| *other == id).map(|(e, _)| e))
+            .collect();
+        if entry.kind == NodeKind::Directory {
+            return self.verify_fsynced_dir(found, *window.start(), id, &entry.path, *window.end());
+        }
+        let content = then.iter().any(|then| (then.size, then.content) == (entry.size, entry.content));
+        if !content {
+            let versions: Vec<_> = window.map(|state| (state, id)).collect();
+            self.verify_blocks(entry, read, &versions).with_context(|| format!("at {}", show(&entry.path)))?;
+        }
+        ensure!(then.iter().any(|then| then.xattrs == entry.xattrs), "it lost its attributes");
+        ensure!(then.iter().any(|then| then.mode == entry.mode), "it has mode {:o}", entry.mode);
+        ensure!(then.iter().any(|then| (then.uid, then.gid) == (entry.uid, entry.gid)), "it has another owner");
+        Ok(())
+    }
+
+    fn verify_fsynced_dir(
+        &self,
+        found: &BTreeMap<&[u8], &TreeEntry>,
+        state: usize,
+        dir: u64,
+        found_at: &[u8],
+        top: usize,
+    ) -> Result<()> {
+        let later = &self.states[state..=top.max(state)];
+        let child = |state: &State, name: &Vec<u8>| {
+            state.model.nodes.get(&dir).and_then(|node| node.children.get(name).copied())
+        };
+        let now = &self.states[state].model.nodes[&dir].children;
+        for (name, id) in now {
+            if later.iter().all(|state| child(state, name) == Some(*id)) {
+                let path = join(found_at, name);
+                ensure!(
+                    found.contains_key(path.as_slice()),
+                    "H1: {} was in an fsynced directory, and is lost",
+                    show(&path)
+                );
+            }
+        }
+        for before in &self.states[..state] {
+            let Some(node) = before.model.nodes.get(&dir) else { continue };
+            for name in node.children.keys() {
+                if later.iter().all(|state| child(state, name).is_none()) {
+                    let path = join(found_at, name);
+                    ensure!(
+                        !found.contains_key(path.as_slice()),
+                        "H1: {} was removed from an fsynced directory, and is back",
+                        show(&path)
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a path names in a state.
+    fn version(&self, state: usize, path: &[u8]) -> Option<(usize, u64)> {
+        self.states[state].id(path).map(|id| (state, id))
+    }
+
+    /// H2: each block is one of these versions of it, and the size is none that was never there or on the way.
+    fn verify_blocks(&self, entry: &TreeEntry, read: ReadFound<'_>, versions: &[(usize, u64)]) -> Result<()> {
+        ensure!(entry.kind == NodeKind::File, "it is {:?}, of {} bytes", entry.kind, entry.size);
+        let nodes = versions.iter().filter_map(|(state, id)| self.states[*state].model.nodes.get(id));
+        let nodes: Vec<_> = nodes.filter(|node| node.kind == NodeKind::File).collect();
+        let least = nodes.iter().map(|node| node.size).min().unwrap_or(0);
+        let most = nodes.iter().map(|node| node.size).max().unwrap_or(0);
+        ensure!((least..=most).contains(&entry.size), "it has {} bytes, and had {least} to {most}", entry.size);
+        let content = read(&entry.path)?;
+        ensure!(content.len() as u64 == entry.size, "{} of {} bytes were read", content.len(), entry.size);
+        for (index, block) in content.chunks(BLOCK).enumerate() {
+            let at = (index * BLOCK) as u64;
+            let is_version = |node: &&crate::model::Node| {
+                let mut version = node.read(at, block.len());
+                version.resize(block.len(), 0);
+                version == block
+            };
+            ensure!(nodes.iter().any(is_version), "the block at {at} of {} bytes never was like that", entry.size);
+        }
+        Ok(())
+    }
+}
+
+/// Reads all of a file that was found.
+pub type ReadFound<'r> = &'r dyn Fn(&[u8]) -> Result<Vec<u8>>;
+
+const BLOCK: usize = 4096;

@@ -1,0 +1,133 @@
+//! Devices that fail: whatever the n-th request does, nothing acknowledged is lost, somebody is told, nobody panics or
+//! hangs. A sample of the runs of `examples/faults.rs`, and what copies are good for.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use ubtrfs_device::Device;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::MountOptions;
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{
+    Compare, FaultDevice, FaultKind, FaultPlan, FaultSweep, FsTarget, Image, LoopMount, Medium, MediumDevice, NodeKind,
+    Rng, Target, btrfs_check, capability, compare_entries, hush_planned_panics, run, walk_path,
+};
+
+/// Every `step`-th request of all scripted workloads, with every kind of fault.
+fn sweep(config: &str, step: usize) {
+    hush_planned_panics();
+    let oracle = capability::kernel_oracle();
+    let image = Image::empty(0).unwrap();
+    let mut runs = 0;
+    for (number, sweep) in FaultSweep::all().into_iter().filter(|sweep| sweep.config == config).enumerate() {
+        let plans = sweep.plans(2000);
+        for plan in plans.iter().skip(number % step).step_by(step) {
+            let outcome = sweep.run.run(*plan).unwrap_or_else(|error| panic!("{config} {}: {error:#}", sweep.kind()));
+            if oracle && runs % 20 == 0 && sweep.btrfs_check_applies() {
+                outcome.content.save(image.path()).unwrap();
+                btrfs_check(image.path()).unwrap_or_else(|error| panic!("{config} {plan:?}: {error:#}"));
+            }
+            runs += 1;
+        }
+    }
+    println!("{runs} runs");
+    assert!(runs > 40);
+}
+
+#[test]
+fn faults_on_the_default_filesystem() {
+    sweep("default", 13);
+}
+
+#[test]
+fn faults_where_data_has_copies() {
+    sweep("dup-data", 23);
+}
+
+#[test]
+fn faults_where_nothing_has_copies() {
+    sweep("single", 13);
+}
+
+/// All of one copy of everything cannot be written for a while: the other copies carry on, the errors are counted and
+/// kept, and Linux mends what is missing.
+#[test]
+fn losing_a_copy_while_writing_loses_nothing() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::empty(0).unwrap();
+    let options = MkfsOptions { data_profile: BlockGroupFlags::DUP, ..MkfsOptions::default() };
+    Medium::formatted(512 << 20, &options).unwrap().save(image.path()).unwrap();
+    let below = Arc::new(MediumDevice::new(Medium::from_image(image.path()).unwrap()));
+    // Where the second copies are: Linux's tool says it.
+    let text = run("btrfs", ["inspect-internal", "dump-tree", "-t", "chunk", image.path().to_str().unwrap()]).unwrap();
+    let number = |line: &str, name: &str| -> Option<u64> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.iter().position(|word| *word == name).and_then(|at| words.get(at + 1)?.parse().ok())
+    };
+    let mut bad = Vec::new();
+    let mut len = 0;
+    for line in text.lines() {
+        len = number(line, "length").unwrap_or(len);
+        if line.contains("stripe 1 ") {
+            let start = number(line, "offset").unwrap();
+            bad.push((start, start + len));
+        }
+    }
+    assert_eq!(bad.len(), 3, "{text}");
+    let mut device: Arc<dyn Device> = below.clone();
+    for range in bad {
+        let plan = FaultPlan { write: Some(0), persistent: true, within: Some(range), ..FaultPlan::default() };
+        device = Arc::new(FaultDevice::new(device, plan));
+    }
+    let mut target = FsTarget::on_device(device, MountOptions::default()).unwrap();
+    let mut rng = Rng::new(7);
+    for index in 0..50 {
+        let path = format!("file-{index}").into_bytes();
+        target.create(&path, NodeKind::File, 0o644, (0, 0)).unwrap();
+        target.write(&path, 0, &rng.bytes(100 + 3000 * index)).unwrap();
+        if index % 10 == 0 {
+            target.sync().unwrap();
+        }
+    }
+    target.sync().unwrap();
+    assert_eq!(target.fs().read_only(), None);
+    let written = target.walk().unwrap();
+    target.close().unwrap();
+    below.content().save(image.path()).unwrap();
+
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    compare_entries(&written, &walk_path(mount.path()).unwrap(), Compare::MODEL).unwrap();
+    let stats = run("btrfs", ["device", "stats", mount.path().to_str().unwrap()]).unwrap();
+    let counted = stats.lines().find(|line| line.contains("write_io_errs")).unwrap();
+    assert!(!counted.trim_end().ends_with(" 0"), "{stats}");
+    let _mends = mount.scrub();
+    mount.scrub().unwrap();
+    mount.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+/// A block with one bad copy is mended by reading it, and the count of that outlives the mount.
+#[test]
+fn what_reading_mends_is_counted_for_good() {
+    let base = Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap();
+    let below = Arc::new(MediumDevice::new(base));
+    let mut target = FsTarget::on_device(below.clone(), MountOptions::default()).unwrap();
+    for index in 0..200 {
+        target.create(format!("file-{index}").as_bytes(), NodeKind::File, 0o644, (0, 0)).unwrap();
+    }
+    target.close().unwrap();
+    // Every read of the first copies comes back wrong once.
+    let plan = FaultPlan { read: Some(12), kind: FaultKind::Wrong, ..FaultPlan::default() };
+    let device = Arc::new(FaultDevice::new(below.clone(), plan));
+    let target = FsTarget::on_device(device.clone(), MountOptions::default()).unwrap();
+    target.walk().unwrap();
+    assert_eq!(device.faults(), 1);
+    let count = |target: &FsTarget| target.fs().device_stats().iter().map(|(_, stats)| stats.values[3]).sum::<u64>();
+    assert_eq!(count(&target), 1);
+    target.close().unwrap();
+    let target = FsTarget::on_device(below, MountOptions::parse("ro").unwrap()).unwrap();
+    assert_eq!(count(&target), 1);
+}
