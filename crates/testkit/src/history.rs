@@ -62,13 +62,15 @@ pub struct History {
     promises: Vec<Promise>,
     /// States that a commit may have made durable beside the promised ones; all where the commits are not known.
     commits: Option<BTreeSet<usize>>,
+    /// Some commits were in the middle of a step.
+    within: bool,
 }
 
 impl History {
     /// A filesystem in this state, all of it durable.
     pub fn new(model: Model) -> Self {
         let states = vec![State { model, entries: OnceLock::new() }];
-        Self { states, promises: vec![Promise::Sync(0)], commits: None }
+        Self { states, promises: vec![Promise::Sync(0)], commits: None, within: false }
     }
 
     /// Declares that commits happened only where promises were made, so that no other state may be found.
@@ -82,6 +84,11 @@ impl History {
         if let Some(commits) = &mut self.commits {
             commits.insert(last);
         }
+    }
+
+    /// Declares that a commit happened in the middle of the step that comes next, so that parts of it may be found.
+    pub fn may_commit_within(&mut self) {
+        self.within = true;
     }
 
     /// Adds the state after a step.
@@ -169,7 +176,11 @@ impl History {
                 }
             }
         }
-        let composed = if fsyncs.is_empty() && !told && !matches!(self.promises.get(made), Some(Promise::Fsync(..))) {
+        let composed = if fsyncs.is_empty()
+            && !told
+            && !self.within
+            && !matches!(self.promises.get(made), Some(Promise::Fsync(..)))
+        {
             Err(anyhow::anyhow!("nothing was fsynced since the last sync"))
         } else {
             self.verify_composed(found, read, &candidates, base..=top, &fsyncs)
@@ -201,7 +212,9 @@ impl History {
             ensure!(then.iter().any(|(then, _)| then.kind == entry.kind), "H2: {} is {:?}", show(path), entry.kind);
             let is_new = !self.states[base].entries().contains_key(*path)
                 || then.iter().any(|(_, id)| !self.states[base].has(*id));
-            let versions = window.clone().filter_map(|state| self.version(state, path)).collect::<Vec<_>>();
+            // Of whatever had this path, also before it had: names and data reach the disk one without the other.
+            let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(path)).collect();
+            let versions: Vec<_> = window.clone().flat_map(|state| ids.iter().map(move |id| (state, *id))).collect();
             let content = entry.kind == NodeKind::Directory
                 || (is_new && entry.size == 0)
                 || then.iter().any(|(then, _)| (then.size, then.content) == (entry.size, entry.content));
@@ -347,11 +360,6 @@ impl History {
             }
         }
         Ok(())
-    }
-
-    /// What a path names in a state.
-    fn version(&self, state: usize, path: &[u8]) -> Option<(usize, u64)> {
-        self.states[state].id(path).map(|id| (state, id))
     }
 
     /// H2: each block is one of these versions of it, and the size is none that was never there or on the way.

@@ -221,4 +221,314 @@ impl Script {
         s.sync();
         s
     }
+
+    /// A script about one thing that programs rely on, of about 60 to 100 steps; there are [`Script::KINDS`] of them.
+    pub fn about(kind: usize, seed: u64) -> Self {
+        let make = [
+            Self::overwrite_by_rename,
+            Self::append,
+            Self::directories,
+            Self::links,
+            Self::sizes,
+            Self::holes,
+            Self::reflinks,
+            Self::attributes,
+            Self::log_structured,
+        ];
+        make[kind % Self::KINDS](seed)
+    }
+
+    /// Number of kinds of scripts.
+    pub const KINDS: usize = 9;
+
+    fn len(&mut self, most: u64) -> usize {
+        self.rng.len(most).max(1) as usize
+    }
+
+    fn sync_sometimes(&mut self, every: u64) {
+        if self.rng.one_in(every) {
+            self.sync();
+        }
+    }
+
+    /// Editors: write a temporary file, fsync it, rename it over the old one.
+    fn overwrite_by_rename(seed: u64) -> Self {
+        let mut s = Self::new("overwrite by rename", seed);
+        for file in 0..3 {
+            s.create(&format!("file-{file}"));
+            s.noise(&format!("file-{file}"), 0, 3000 + 5000 * file);
+        }
+        s.sync();
+        for _ in 0..14 {
+            let file = format!("file-{}", s.rng.below(3));
+            let len = s.len(30_000);
+            s.create("tmp");
+            s.noise("tmp", 0, len);
+            s.fsync("tmp");
+            s.rename("tmp", &file, RenameOp::Replace);
+            match s.rng.below(4) {
+                0 => s.fsync(&file),
+                1 => s.fsync(""),
+                _ => {}
+            }
+            s.sync_sometimes(6);
+        }
+        s
+    }
+
+    /// Logs and mail: append and fsync.
+    fn append(seed: u64) -> Self {
+        let mut s = Self::new("append and fsync", seed);
+        let mut sizes = [0u64; 3];
+        for file in 0..3 {
+            s.create(&format!("log-{file}"));
+        }
+        for _ in 0..40 {
+            let file = s.rng.index(3);
+            let path = format!("log-{file}");
+            let len = s.len(9000);
+            if s.rng.one_in(2) {
+                s.noise(&path, sizes[file], len);
+            } else {
+                s.text(&path, sizes[file], len);
+            }
+            sizes[file] += len as u64;
+            if s.rng.below(3) > 0 {
+                s.fsync(&path);
+            }
+            s.sync_sometimes(15);
+        }
+        s
+    }
+
+    /// Create, rename and remove names, and fsync the directory or the file.
+    fn directories(seed: u64) -> Self {
+        let mut s = Self::new("directories", seed);
+        s.mkdir("a");
+        s.mkdir("b");
+        s.sync();
+        let mut files: Vec<String> = Vec::new();
+        for index in 0..35 {
+            let dir = *s.rng.pick(&["a", "b"]);
+            match s.rng.below(if files.is_empty() { 1 } else { 6 }) {
+                0..2 => {
+                    let path = format!("{dir}/file-{index}");
+                    s.create(&path);
+                    let len = s.len(5000);
+                    s.noise(&path, 0, len);
+                    files.push(path);
+                }
+                2 => {
+                    let at = s.rng.index(files.len());
+                    let path = files.swap_remove(at);
+                    s.unlink(&path);
+                }
+                3 => {
+                    let at = s.rng.index(files.len());
+                    let (old, new) = (files.swap_remove(at), format!("{dir}/moved-{index}"));
+                    s.rename(&old, &new, RenameOp::NoReplace);
+                    files.push(new);
+                }
+                4 => {
+                    let path = format!("{dir}/sub-{index}");
+                    s.mkdir(&path);
+                    s.create(&format!("{path}/leaf"));
+                    if s.rng.one_in(2) {
+                        s.fsync(&format!("{path}/leaf"));
+                    } else {
+                        s.fsync(&path);
+                    }
+                }
+                _ => {
+                    let path = s.rng.pick(&files).clone();
+                    s.fsync(&path);
+                }
+            }
+            if s.rng.one_in(3) {
+                s.fsync(dir);
+            }
+            s.sync_sometimes(12);
+        }
+        s
+    }
+
+    /// Several names of one file.
+    fn links(seed: u64) -> Self {
+        let mut s = Self::new("links", seed);
+        s.mkdir("dir");
+        s.create("file");
+        s.noise("file", 0, 10_000);
+        s.sync();
+        let mut names = vec!["file".to_owned()];
+        for index in 0..35 {
+            match s.rng.below(5) {
+                0..2 => {
+                    let old = s.rng.pick(&names).clone();
+                    let new = format!("{}name-{index}", s.rng.pick(&["", "dir/"]));
+                    s.link(&old, &new);
+                    names.push(new);
+                }
+                2 if names.len() > 1 => {
+                    let at = s.rng.index(names.len());
+                    let name = names.swap_remove(at);
+                    s.unlink(&name);
+                }
+                3 => {
+                    let at = s.rng.index(names.len());
+                    let (old, new) = (names.swap_remove(at), format!("dir/renamed-{index}"));
+                    s.rename(&old, &new, RenameOp::Replace);
+                    names.push(new);
+                }
+                _ => {
+                    let name = s.rng.pick(&names).clone();
+                    let at = s.rng.below(12_000);
+                    s.noise(&name, at, 700);
+                }
+            }
+            if s.rng.one_in(3) {
+                let name = s.rng.pick(&names).clone();
+                s.fsync(&name);
+            }
+            s.sync_sometimes(12);
+        }
+        s
+    }
+
+    /// Truncate, both ways, and write again.
+    fn sizes(seed: u64) -> Self {
+        let mut s = Self::new("sizes", seed);
+        for file in 0..2 {
+            s.create(&format!("file-{file}"));
+            s.noise(&format!("file-{file}"), 0, 60_000);
+        }
+        s.sync();
+        for _ in 0..35 {
+            let path = format!("file-{}", s.rng.below(2));
+            let at = s.rng.below(90_000);
+            let len = s.len(12_000);
+            match s.rng.below(3) {
+                0 => s.truncate(&path, at),
+                1 => s.noise(&path, at, len),
+                _ => s.text(&path, at / 4096 * 4096, len),
+            }
+            if s.rng.one_in(2) {
+                s.fsync(&path);
+            }
+            s.sync_sometimes(12);
+        }
+        s
+    }
+
+    /// Punch, zero, preallocate, and write into all of it.
+    fn holes(seed: u64) -> Self {
+        let mut s = Self::new("holes", seed);
+        s.create("file");
+        s.noise("file", 0, 120_000);
+        s.sync();
+        for _ in 0..35 {
+            let at = s.rng.below(150_000) / 1024 * 1024;
+            let len = s.len(40_000);
+            match s.rng.below(5) {
+                0 => s.fallocate("file", at, len as u64, FallocateOp::PunchHole),
+                1 => s.fallocate("file", at, len as u64, FallocateOp::ZeroRange),
+                2 => s.fallocate("file", at, len as u64, FallocateOp::Allocate),
+                3 => s.fallocate("file", at + 100_000, len as u64, FallocateOp::KeepSize),
+                _ => s.noise("file", at, len / 4 + 1),
+            }
+            if s.rng.one_in(2) {
+                s.fsync("file");
+            }
+            s.sync_sometimes(12);
+        }
+        s
+    }
+
+    /// Share extents and overwrite what is shared.
+    fn reflinks(seed: u64) -> Self {
+        let mut s = Self::new("reflinks", seed);
+        for file in 0..3 {
+            s.create(&format!("file-{file}"));
+            s.noise(&format!("file-{file}"), 0, 65_536);
+        }
+        s.sync();
+        for _ in 0..30 {
+            let (from, to) = (s.rng.below(3), s.rng.below(3));
+            let path = format!("file-{to}");
+            let (from_at, at) = (s.rng.below(12) * 4096, s.rng.below(20) * 4096);
+            if from == to || s.rng.one_in(3) {
+                let len = s.len(9000);
+                s.noise(&path, at, len);
+            } else {
+                s.copy(&format!("file-{from}"), from_at, &path, at, 16_384);
+            }
+            if s.rng.one_in(2) {
+                s.fsync(&path);
+            }
+            s.sync_sometimes(12);
+        }
+        s
+    }
+
+    /// Extended attributes, modes, symbolic links, special files.
+    fn attributes(seed: u64) -> Self {
+        let mut s = Self::new("attributes", seed);
+        s.mkdir("dir");
+        s.create("dir/file");
+        s.sync();
+        for index in 0..35 {
+            let path = *s.rng.pick(&["dir", "dir/file"]);
+            let name = format!("user.{}", s.rng.below(4));
+            match s.rng.below(5) {
+                0..2 => {
+                    let len = s.len(1500);
+                    s.xattr(path, &name, len);
+                }
+                2 => {
+                    s.xattr(path, &name, 10);
+                    s.fsync(path);
+                    s.remove_xattr(path, &name);
+                }
+                3 => {
+                    let mode = *s.rng.pick(&[0o600, 0o644, 0o755]);
+                    let to_path = path.to_owned();
+                    s.act(format!("chmod {path} {mode:o}"), move |to| to.chmod(to_path.as_bytes(), mode));
+                }
+                _ => s.symlink(&format!("dir/symlink-{index}"), "somewhere"),
+            }
+            if s.rng.one_in(2) {
+                s.fsync(path);
+            }
+            s.sync_sometimes(12);
+        }
+        s
+    }
+
+    /// Databases: a journal that is appended to and fsynced, pages that are overwritten in place, checkpoints.
+    fn log_structured(seed: u64) -> Self {
+        let mut s = Self::new("journal and pages", seed);
+        s.create("db");
+        s.noise("db", 0, 64 << 10);
+        s.fsync("db");
+        s.sync();
+        for round in 0..6 {
+            let journal = format!("journal-{round}");
+            s.create(&journal);
+            let mut at = 0;
+            for _ in 0..4 {
+                s.noise(&journal, at, 4096);
+                at += 4096;
+                s.fsync(&journal);
+            }
+            for _ in 0..3 {
+                let page = s.rng.below(16);
+                s.noise("db", page * 4096, 4096);
+            }
+            s.fsync("db");
+            s.unlink(&journal);
+            if s.rng.one_in(2) {
+                s.fsync("");
+            }
+        }
+        s
+    }
 }

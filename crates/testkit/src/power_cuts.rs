@@ -1,0 +1,293 @@
+//! Power cuts at scale: a workload is recorded once, the power is cut at many points of the recording, and each medium that
+//! may be left is opened, checked, and compared with what was promised.
+//!
+//! - C1. A medium that a cut left opens for writing, with its log replayed.
+//! - C2. `ubtrfs-check` finds it clean, before and after the replay.
+//! - C3. It keeps its promises: see [`History`].
+//! - C4. Everything repeats from the seed: workload, points, and what each cut keeps, drops and tears.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use ubtrfs_device::Device;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::MountOptions;
+use ubtrfs_mkfs::MkfsOptions;
+
+use crate::faults::read_all;
+use crate::promising::Promising;
+use crate::{
+    Compare, CutBuilder, Driver, FsTarget, History, LoopMount, Medium, MediumDevice, Model, NodeKind, RecordingDevice,
+    Rng, Script, Step, Target, TreeEntry, btrfs_check, compare_entries, walk_path,
+};
+
+/// A recorded workload.
+#[derive(Debug)]
+pub struct PowerCuts {
+    /// What it was.
+    pub name: String,
+    device: Arc<RecordingDevice>,
+    history: History,
+    options: MountOptions,
+    seed: u64,
+}
+
+/// One cut.
+#[derive(Debug)]
+pub struct Cut {
+    medium: Medium,
+    made: usize,
+    /// What it is, for messages.
+    pub what: String,
+}
+
+impl PowerCuts {
+    /// Records the workload of this seed: random operations, or one of the scripts, on one of several kinds of filesystems.
+    pub fn record(seed: u64) -> Result<Self> {
+        let mut rng = Rng::new(seed);
+        let kind = usize::try_from(seed % (Script::KINDS as u64 + 4))?;
+        let (mkfs, mount) = filesystem(&mut rng, kind == Script::KINDS);
+        let len_bytes = if kind == Script::KINDS { 20 << 20 } else { 256 << 20 };
+        let base = Medium::formatted(len_bytes, &mkfs)?;
+        let options = MountOptions::parse(&mount)?;
+        let device = Arc::new(RecordingDevice::new(base));
+        let inner = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, options.clone())?;
+        let mut history = History::new(Model::new());
+        history.only_promises_commit();
+        let mut target = Promising::new(inner, Arc::clone(&device));
+        let name = match kind {
+            kind if kind < Script::KINDS => {
+                let script = Script::about(kind, seed);
+                for step in &script.steps {
+                    perform(step, &mut target, &mut history).with_context(|| format!("seed {seed}: {step:?}"))?;
+                }
+                script.name.to_owned()
+            }
+            Script::KINDS => {
+                fill(&mut target, &mut history, &mut rng).with_context(|| format!("seed {seed}"))?;
+                "no space".to_owned()
+            }
+            kind => {
+                random(&mut target, &mut history, &mut rng, seed, kind % 2 == 0)?;
+                "random".to_owned()
+            }
+        };
+        let name = format!("{name} ({mount}, nodes of {}, {})", mkfs.nodesize, mkfs.csum_type.name());
+        target.before(&mut history);
+        target.inner.close()?;
+        let made = history.sync();
+        device.mark(made as u64);
+        Ok(Self { name, device, history, options, seed })
+    }
+
+    /// Points to cut at: half of them around flushes, where superblocks are written; ascending.
+    pub fn points(&self, cuts: usize) -> Vec<usize> {
+        let mut rng = Rng::new(self.seed ^ 0x5eed);
+        let (flushes, events) = (self.device.flush_points(), self.device.events());
+        let mut points: Vec<usize> = (0..cuts)
+            .map(|number| match number % 2 {
+                0 if !flushes.is_empty() => (*rng.pick(&flushes) + rng.index(4)).saturating_sub(1),
+                _ => rng.index(events + 1),
+            })
+            .collect();
+        points.sort_unstable();
+        points
+    }
+
+    /// What the recording holds: promises, flushes, events.
+    pub fn size(&self) -> (usize, usize, usize) {
+        (self.history.promises(), self.device.flush_points().len(), self.device.events())
+    }
+
+    /// For [`PowerCuts::cut`].
+    pub fn builder(&self) -> CutBuilder {
+        self.device.cuts()
+    }
+
+    /// What cut number `number`, at this point, leaves.
+    pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
+        let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
+        let (medium, outcome) = builder.cut(point, &mut rng);
+        let made = outcome.promised.unwrap_or(1) as usize;
+        let what = format!("seed {} ({}), cut {number} at event {point}: {outcome:?}", self.seed, self.name);
+        Cut { medium, made, what }
+    }
+
+    /// C1 to C3; what was found.
+    pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
+        self.verify_inner(cut).with_context(|| cut.what.clone())
+    }
+
+    fn verify_inner(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
+        check(&cut.medium).context("C2, before the replay")?;
+        let device = Arc::new(MediumDevice::new(cut.medium.clone()));
+        let target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, self.options.clone()).context("C1")?;
+        ensure!(target.fs().read_only().is_none(), "C1: it opens read-only: {:?}", target.fs().read_only());
+        let found = target.walk().context("C1: it cannot be read")?;
+        self.history.verify(&found, &|path| read_all(&target, path), cut.made, false)?;
+        target.close().context("C1: it cannot be closed")?;
+        check(&device.content()).context("C2, after the replay")?;
+        Ok(found)
+    }
+
+    /// What Linux says of the cut: `btrfs check` before and after Linux's own replay, and the promises as Linux sees them;
+    /// `ours` is what [`PowerCuts::verify`] found, and must be the same.
+    pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+        let judge = || {
+            cut.medium.save(image)?;
+            btrfs_check(image).context("before the replay")?;
+            let mount = LoopMount::new(image, "")?;
+            let found = walk_path(mount.path())?;
+            let read = |path: &[u8]| {
+                use std::os::unix::ffi::OsStrExt;
+                Ok(std::fs::read(mount.path().join(std::ffi::OsStr::from_bytes(path)))?)
+            };
+            self.history.verify(&found, &read, cut.made, false)?;
+            compare_entries(ours, &found, Compare { root: false, ..Compare::ALL })
+                .context("our replay (first) and Linux's (second) differ")?;
+            let complaints = mount.kernel_complaints();
+            ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
+            mount.close()?;
+            btrfs_check(image).context("after the replay")
+        };
+        judge().with_context(|| format!("Linux: {}", cut.what))
+    }
+}
+
+/// Every problem that the in-process checker finds, checksums of data included.
+pub fn check(medium: &Medium) -> Result<()> {
+    let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium.clone()));
+    let options = ubtrfs_check::Options { data_csums: true, ..Default::default() };
+    let mut problems = Vec::new();
+    let report = ubtrfs_check::check(vec![device], options, &(), &mut |problem| problems.push(problem.to_string()))?;
+    if !report.is_clean() {
+        problems.truncate(10);
+        bail!("check: {:?}\n{}", report.counts, problems.join("\n"));
+    }
+    Ok(())
+}
+
+fn filesystem(rng: &mut Rng, mixed: bool) -> (MkfsOptions, String) {
+    let mut mkfs = MkfsOptions::default();
+    let mut mount = "commit=300".to_owned();
+    if rng.one_in(3) {
+        mkfs.nodesize = 4096;
+    }
+    if rng.one_in(4) {
+        mkfs.data_profile = BlockGroupFlags::DUP;
+    }
+    if rng.one_in(4) {
+        mkfs.metadata_profile = BlockGroupFlags::empty();
+    }
+    if rng.one_in(5) {
+        mkfs.csum_type = ubtrfs_format::CsumType::Xxhash;
+    }
+    match rng.below(8) {
+        0 => mount.push_str(",compress=zstd:1"),
+        1 => mount.push_str(",compress-force=lzo"),
+        2 => mount.push_str(",compress=zlib"),
+        3 => mount.push_str(",discard=sync"),
+        4 => mount.push_str(",flushoncommit"),
+        _ => {}
+    }
+    if mixed || rng.one_in(8) {
+        mkfs.mixed = true;
+        mkfs.nodesize = 4096;
+        mkfs.data_profile = BlockGroupFlags::empty();
+        mkfs.metadata_profile = BlockGroupFlags::empty();
+    }
+    (mkfs, mount)
+}
+
+fn perform(step: &Step, target: &mut Promising, history: &mut History) -> Result<()> {
+    let failed = |errno: i32| anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno));
+    target.before(history);
+    let mut model = history.model().clone();
+    match step {
+        Step::Do(_, action) => {
+            action(target).map_err(failed)?;
+            action(&mut model).map_err(failed)?;
+        }
+        Step::Fsync(path) => target.fsync(path).map_err(failed)?,
+        Step::Sync => target.sync().map_err(failed)?,
+        Step::Read(..) | Step::Remount => {}
+    }
+    target.after(history, &model);
+    Ok(())
+}
+
+/// Random operations, with an fsync of any file or directory now and then.
+fn random(target: &mut Promising, history: &mut History, rng: &mut Rng, seed: u64, names_only: bool) -> Result<()> {
+    let mut driver = Driver::new(seed, 1 << 16);
+    if names_only {
+        driver = driver.names_only();
+    }
+    let mut model = history.model().clone();
+    for _ in 0..140 {
+        target.before(history);
+        driver.run(&mut model, target, 1)?;
+        target.after(history, &model);
+        if rng.one_in(5) {
+            let entries = model.entries();
+            let entry = &entries[rng.index(entries.len())];
+            if matches!(entry.kind, NodeKind::File | NodeKind::Directory) {
+                perform(&Step::Fsync(entry.path.clone()), target, history)?;
+            }
+        }
+        if rng.one_in(40) {
+            perform(&Step::Sync, target, history)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes until there is no space, removes some, and so on.
+fn fill(target: &mut Promising, history: &mut History, rng: &mut Rng) -> Result<()> {
+    let failed = |errno: i32| anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno));
+    const NOSPC: i32 = 28;
+    let mut files: Vec<Vec<u8>> = Vec::new();
+    let mut full = 0;
+    for index in 0..160 {
+        target.before(history);
+        let mut model = history.model().clone();
+        if full > 0 && !files.is_empty() && rng.one_in(2) {
+            let path = files.swap_remove(rng.index(files.len()));
+            target.unlink(&path).map_err(failed)?;
+            model.unlink(&path).map_err(failed)?;
+            full -= 1;
+        } else {
+            let path = format!("file-{index}").into_bytes();
+            match target.create(&path, NodeKind::File, 0o644, (0, 0)) {
+                Ok(()) => {
+                    model.create(&path, NodeKind::File, 0o644, (0, 0)).map_err(failed)?;
+                    let data = rng.bytes(100_000 + rng.clone().index(400_000));
+                    if let Err(errno) = target.write(&path, 0, &data) {
+                        ensure!(errno == NOSPC, "write: errno {errno}");
+                        full = 4;
+                        // A part may have found room.
+                        let size = target.inner.lookup(&path).map_err(failed)?.size as usize;
+                        model.write(&path, 0, &data[..size.min(data.len())]).map_err(failed)?;
+                    } else {
+                        model.write(&path, 0, &data).map_err(failed)?;
+                    }
+                    files.push(path);
+                }
+                Err(NOSPC) => full = 4,
+                Err(errno) => bail!("create: errno {errno}"),
+            }
+        }
+        target.after(history, &model);
+        let step = match rng.below(10) {
+            0 => Step::Sync,
+            1..3 if !files.is_empty() => Step::Fsync(rng.pick(&files).clone()),
+            _ => continue,
+        };
+        match perform(&step, target, history) {
+            Ok(()) => {}
+            Err(error) if error.to_string().contains("No space") => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
