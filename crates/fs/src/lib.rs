@@ -12,6 +12,7 @@ mod create;
 mod dir_item;
 mod error;
 mod fs;
+mod fsync;
 mod guard;
 mod inode;
 mod inode_cache;

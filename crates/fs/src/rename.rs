@@ -160,6 +160,9 @@ impl Fs {
 
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &source.tree, changes);
+        if source_is_dir {
+            op.note_directory_moved();
+        }
         let name_bytes = |name: &[u8]| 2 * name.len() as u64;
         let kept = if whiteout.is_some() { name_bytes(from.name) } else { 0 };
         entry_changed(locked.of(&from.dir), time, kept, name_bytes(from.name));
@@ -201,6 +204,9 @@ impl Fs {
         let time = now();
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &source.tree, changes);
+        if locked.of(source).is_dir() || locked.of(target).is_dir() {
+            op.note_directory_moved();
+        }
         for dir in [&from.dir, &to.dir] {
             entry_changed(locked.of(dir), time, 0, 0);
             dir.put_item(&op, locked.of(dir));

@@ -165,17 +165,6 @@ impl Fs {
         }
         if at >= range.end { Ok(()) } else { Err(error.into()) }
     }
-
-    /// Makes the file durable; with `datasync` its times may be left out.
-    pub fn fsync(&self, id: InodeId, _datasync: bool) -> Result<()> {
-        let inode = self.inode(id)?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        self.flush_inode(&inode, 0..u64::MAX)?;
-        self.engine.commit()?;
-        Ok(())
-    }
 }
 
 /// The most that is written in one step.

@@ -181,8 +181,13 @@ impl Engine {
 
     /// Whether the trees have room for all that was admitted, and leave what this purpose must leave.
     pub(crate) fn has_room_for_metadata(&self, purpose: Purpose) -> bool {
+        self.has_room_for_metadata_and(0, purpose)
+    }
+
+    /// The same after `bytes` more were taken.
+    pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
         let info = self.space.info(SpaceKind::Metadata);
-        self.metadata_room(&info) >= self.metadata_need(&info, purpose)
+        self.metadata_room(&info) >= self.metadata_need(&info, purpose).saturating_add(bytes)
     }
 
     /// Whether the trees still have their room when a data chunk takes its share of the devices.

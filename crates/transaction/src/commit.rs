@@ -377,7 +377,7 @@ impl Engine {
         })
     }
 
-    fn write_runs(&self, nodes: &[Arc<Node>]) -> Result<()> {
+    pub(crate) fn write_runs(&self, nodes: &[Arc<Node>]) -> Result<()> {
         self.enter();
         let nodesize = u64::from(self.geometry.nodesize);
         let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(nodes.len() * self.geometry.nodesize as usize));

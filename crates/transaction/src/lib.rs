@@ -50,6 +50,6 @@ pub use engine::{Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use metric::{Metric, prometheus_text};
 pub use operation::{MetadataReservation, Operation};
 pub use stats::{Reclaim, Span, SpanGuard, Stats};
-pub use tree_log::FoundLog;
+pub use tree_log::{FoundLog, LogStats};
 pub use tree_view::{ItemRef, Tree};
 pub use unwind::note_panic;

@@ -119,6 +119,12 @@ impl Operation<'_> {
         self.set(tree, key, None);
     }
 
+    /// A directory gets another name in this operation: fsyncs of this transaction commit, so that what is below it is
+    /// found by its new path.
+    pub fn note_directory_moved(&self) {
+        self.engine.tree_log.note_dir_moved(self.generation());
+    }
+
     /// Adds the checksums of an extent that was written before: one for each sector from `at` on.
     pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.engine.epoch.add_csums(csums.len() as u64);

@@ -397,6 +397,16 @@ impl Volumes {
         Ok(())
     }
 
+    /// Writes the primary superblock of all devices alone, for one that differs from the last in its log; durable on
+    /// return. The mirrors stay those of the last commit.
+    pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
+        self.check_writable()?;
+        for member in &self.members() {
+            self.write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
+        }
+        self.flush()
+    }
+
     fn write_mirror(&self, sb: &Superblock, member: &Member, offset: u64) -> Result<()> {
         let Some(backend) = &member.backend else { return Ok(()) };
         let devid = member.item.read().devid;

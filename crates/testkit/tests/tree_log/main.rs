@@ -9,12 +9,16 @@
 mod cases;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use cases::{CASES, Case};
+use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_fs::MountOptions;
+use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
-    Compare, Driver, FsTarget, Image, LoopMount, Model, NodeKind, PathTarget, Rng, Target, TreeEntry, btrfs_check,
-    capability, compare_entries, walk_path,
+    Compare, Driver, FsTarget, Image, LoopMount, Model, NodeKind, PathTarget, RecordingDevice, Rng, Target, TreeEntry,
+    btrfs_check, capability, compare_entries, walk_path,
 };
 
 const IMAGE_BYTES: u64 = 320 << 20;
@@ -70,7 +74,6 @@ fn replay_both(crashed: &Image, what: &str) -> Vec<TreeEntry> {
     expected
 }
 
-#[allow(dead_code, reason = "for logs written here")]
 fn check_promises(case: &Case, live: &[TreeEntry], replayed: &[TreeEntry], what: &str) {
     let find = |entries: &[TreeEntry], path: &str| {
         entries.iter().find(|entry| entry.path == path.as_bytes()).cloned().map(|entry| TreeEntry {
@@ -119,16 +122,18 @@ fn logs_of_linux_are_replayed() {
 }
 
 /// Fsyncs some files and directories of the model, on the target.
-fn fsync_some(model: &Model, target: &mut dyn Target, rng: &mut Rng, nr: usize) {
+fn fsync_some(model: &Model, target: &mut dyn Target, rng: &mut Rng, nr: usize) -> Vec<Vec<u8>> {
     let paths: Vec<Vec<u8>> = model
         .entries()
         .into_iter()
         .filter(|entry| matches!(entry.kind, NodeKind::File | NodeKind::Directory))
         .map(|entry| entry.path)
         .collect();
-    for _ in 0..nr.min(paths.len()) {
-        target.fsync(&paths[rng.index(paths.len())]).unwrap();
+    let picked: Vec<Vec<u8>> = (0..nr.min(paths.len())).map(|_| paths[rng.index(paths.len())].clone()).collect();
+    for path in &picked {
+        target.fsync(path).unwrap();
     }
+    picked
 }
 
 #[test]
@@ -137,8 +142,7 @@ fn random_logs_of_linux_are_replayed() {
         return;
     }
     let first = Rng::seed_or(31);
-    let rounds: u64 = std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
-    for seed in first..first + rounds {
+    for seed in first..first + number_from_env("ROUNDS", 6) {
         let what = format!("seed {seed}");
         println!("{what}");
         let mut rng = Rng::new(seed);
@@ -161,5 +165,118 @@ fn random_logs_of_linux_are_replayed() {
         let crashed = Image::copy_of(image.path()).unwrap();
         mount.close().unwrap();
         replay_both(&crashed, &what);
+    }
+}
+
+/// An empty filesystem on a device that records.
+fn recorded(image: &Image, mkfs: &MkfsOptions) -> Arc<RecordingDevice> {
+    let file = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
+    ubtrfs_mkfs::make(&file, mkfs).unwrap();
+    drop(file);
+    Arc::new(RecordingDevice::from_image(image.path()).unwrap())
+}
+
+fn open_recorded(device: &Arc<RecordingDevice>, options: &str) -> FsTarget {
+    let options = format!("commit=3000{}{options}", if options.is_empty() { "" } else { "," });
+    let options = MountOptions::parse(&options).unwrap();
+    FsTarget::on_device(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
+}
+
+/// The medium as it is now.
+fn crash(device: &RecordingDevice) -> Image {
+    let image = Image::empty(0).unwrap();
+    let outcome = device.cut(device.events(), &mut Rng::new(0), image.path()).unwrap();
+    assert_eq!((outcome.dropped, outcome.torn), (0, 0), "what fsync wrote was flushed");
+    image
+}
+
+#[test]
+fn logs_of_ours_are_replayed_by_both() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let mut nr_logs = 0;
+    for case in CASES.iter().filter(|case| selected(case.name)) {
+        let what = format!("'{}'", case.name);
+        let image = Image::empty(IMAGE_BYTES).unwrap();
+        let device = recorded(&image, &MkfsOptions::default());
+        let mut target = open_recorded(&device, case.options);
+        (case.before)(&mut target);
+        target.sync().unwrap();
+        let before = target.fs().log_stats();
+        (case.act)(&mut target);
+        let crashed = crash(&device);
+        let live = settled(target.walk().unwrap());
+        let stats = target.fs().log_stats();
+        target.fs().abort("the power went".to_owned());
+        nr_logs += usize::from(has_log(crashed.path()));
+        println!("{what}: {} logs, {} commits", stats.written - before.written, stats.commits - before.commits);
+        let replayed = replay_both(&crashed, &what);
+        check_promises(case, &live, &replayed, &what);
+    }
+    println!("{nr_logs} of {} images had a log", CASES.len());
+}
+
+/// Of what was fsynced last, and nothing was changed since: files are as they were, directories have their entries.
+fn check_fsynced(paths: &[Vec<u8>], live: &[TreeEntry], replayed: &[TreeEntry], what: &str) {
+    let find = |entries: &[TreeEntry], path: &[u8]| entries.iter().find(|entry| entry.path == path).cloned();
+    let children = |entries: &[TreeEntry], dir: &[u8]| -> Vec<(Vec<u8>, NodeKind)> {
+        let parent_of = |path: &[u8]| path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at);
+        let is_child = |entry: &&TreeEntry| !entry.path.is_empty() && &entry.path[..parent_of(&entry.path)] == dir;
+        entries.iter().filter(is_child).map(|entry| (entry.path.clone(), entry.kind)).collect()
+    };
+    for path in paths {
+        let shown = path.escape_ascii();
+        let Some(expected) = find(live, path) else { panic!("{what}: {shown} was there") };
+        let Some(found) = find(replayed, path) else { panic!("{what}: {shown} is not there") };
+        if expected.kind == NodeKind::Directory {
+            assert_eq!(children(live, path), children(replayed, path), "{what}: entries of {shown}");
+        } else {
+            let plain = |entry: TreeEntry| TreeEntry { link_group: None, ..entry };
+            assert_eq!(plain(expected), plain(found), "{what}: {shown}");
+        }
+    }
+}
+
+fn number_from_env(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn random_logs_of_ours_are_replayed_by_both() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let first = Rng::seed_or(57);
+    for seed in first..first + number_from_env("ROUNDS", 6) {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let mkfs = match seed % 3 {
+            0 => MkfsOptions { nodesize: 4096, ..MkfsOptions::default() },
+            _ => MkfsOptions::default(),
+        };
+        let image = Image::empty(IMAGE_BYTES).unwrap();
+        let device = recorded(&image, &mkfs);
+        let mut target = open_recorded(&device, if seed % 2 == 0 { "" } else { "compress=zstd" });
+        let mut model = Model::new();
+        let mut driver = Driver::new(seed, 1 << 18);
+        if seed % 5 == 4 {
+            driver = driver.names_only();
+        }
+        driver.run(&mut model, &mut target, 150).unwrap();
+        target.sync().unwrap();
+        for round in 0..number_from_env("CRASHES", 4) {
+            driver.run(&mut model, &mut target, 15).unwrap();
+            fsync_some(&model, &mut target, &mut rng, 3);
+            driver.run(&mut model, &mut target, 5).unwrap();
+            let fsynced = fsync_some(&model, &mut target, &mut rng, 3);
+            let crashed = crash(&device);
+            let live = target.walk().unwrap();
+            let what = format!("seed {seed}, crash {round}, log {}", has_log(crashed.path()));
+            let replayed = replay_both(&crashed, &what);
+            check_fsynced(&fsynced, &live, &replayed, &what);
+        }
+        println!("{:?}", target.fs().log_stats());
+        target.fs().abort("the power went".to_owned());
     }
 }

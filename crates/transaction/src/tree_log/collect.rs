@@ -1,0 +1,301 @@
+//! What the log of an inode is made of: the items that changed since the last commit, and what they need to be replayed.
+//!
+//! A replay adds names by `INODE_REF` items and by `DIR_INDEX` items of directories that were fsynced, removes those that
+//! `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and counts links anew. So, for each logged inode:
+//!
+//! - R1. A new directory that it has a name in is logged too, and so on upwards.
+//! - R2. A directory that it has no name in any more is logged with its entries: the old name goes.
+//! - R3. A name that the last commit gives to another inode must belong to a dead one; its replay takes the name away.
+//!
+//! and for each directory that is logged with its entries:
+//!
+//! - R4. The inodes of new entries are logged (new directories with their entries): all of their names move at once.
+//! - R5. The inodes of removed entries are logged if they live on: else their last name might go.
+//!
+//! What these rules do not cover is committed instead: directories that moved, directories of the last commit that are
+//! gone, names taken over from living inodes, names of subvolumes, extended references, very many changes.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use ubtrfs_format::hash::name_hash;
+use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
+use ubtrfs_format::{Error, Ino, Key, KeyType, Result};
+use ubtrfs_tree::{Batch, Item, Value};
+
+use super::{LoggedInode, SubvolumeLog};
+use crate::engine::Engine;
+use crate::tree_view::{ItemRef, Tree};
+
+/// Why no log comes of it.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// A commit is to be made instead.
+    Commit(&'static str),
+    /// Reading failed.
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<ubtrfs_format::FormatError> for Stop {
+    fn from(error: ubtrfs_format::FormatError) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// Collects the changes of one subvolume's log. The caller holds the commit lock and the gate exclusively.
+pub(crate) struct Collector<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) tree: &'a Tree,
+    pub(super) log: &'a mut SubvolumeLog,
+    batch: BTreeMap<Key, Option<Value>>,
+    /// Changed keys of inodes in the log, since it was written.
+    touched: HashMap<u64, Vec<Key>>,
+    waiting: VecDeque<(u64, bool)>,
+    /// Inodes looked at, and whether with their entries.
+    done: HashMap<u64, bool>,
+}
+
+impl<'a> Collector<'a> {
+    pub(crate) fn new(engine: &'a Engine, tree: &'a Tree, log: &'a mut SubvolumeLog) -> Result<Self, Stop> {
+        let committed = engine.committed_generation();
+        if tree.root_ptr().generation > committed || tree.root.lock().last_snapshot > committed {
+            return Err(Stop::Commit("the subvolume or a snapshot of it is new"));
+        }
+        let mut touched: HashMap<u64, Vec<Key>> = HashMap::new();
+        for key in tree.active.take_touched() {
+            touched.entry(key.objectid).or_default().push(key);
+        }
+        let (batch, waiting, done) = Default::default();
+        Ok(Self { engine, tree, log, batch, touched, waiting, done })
+    }
+
+    /// The changes of the log tree that bring it up to date and add these inodes.
+    pub(crate) fn run<'i>(mut self, wanted: impl IntoIterator<Item = &'i Ino>) -> Result<Batch, Stop> {
+        self.waiting.extend(wanted.into_iter().map(|ino| (ino.0, true)));
+        let mut logged_before: Vec<u64> = self.touched.keys().copied().collect();
+        logged_before.sort_unstable();
+        self.waiting.extend(logged_before.into_iter().map(|ino| (ino, false)));
+        while let Some((ino, entries)) = self.waiting.pop_front() {
+            self.inode(ino, entries)?;
+            if self.done.len() > MAX_INODES || self.log.item_bytes > MAX_BYTES {
+                return Err(Stop::Commit("very much changed"));
+            }
+        }
+        Ok(self.batch.into_iter().collect())
+    }
+
+    /// The item as the last commit has it.
+    pub(super) fn committed(&self, key: &Key) -> Result<Option<Item>> {
+        self.tree.with_root(|source, root| ubtrfs_tree::get(source, root, key))
+    }
+
+    /// An inode as it is now; `None` where it is gone or has no links.
+    fn living(&self, ino: u64) -> Result<Option<(InodeItem, ItemRef)>, Stop> {
+        let Some(raw) = self.tree.get(&Key::new(ino, KeyType::INODE_ITEM, 0))? else { return Ok(None) };
+        let item = InodeItem::decode(&raw)?;
+        Ok((item.nlink > 0).then_some((item, raw)))
+    }
+
+    fn was_dir(&self, ino: u64) -> Result<bool, Stop> {
+        let Some(raw) = self.committed(&Key::new(ino, KeyType::INODE_ITEM, 0))? else { return Ok(false) };
+        Ok(is_dir(&InodeItem::decode(&raw)?))
+    }
+
+    fn was_there(&self, ino: u64) -> Result<bool, Stop> {
+        Ok(self.committed(&Key::new(ino, KeyType::INODE_ITEM, 0))?.is_some())
+    }
+
+    /// Puts an item into the log, or takes it out.
+    pub(super) fn set(&mut self, key: Key, value: Option<Value>) {
+        if self.log.items.get(&key) == value.as_ref() {
+            return;
+        }
+        let bytes = |value: &Value| ITEM_BYTES + value.len() as u64;
+        let before = match &value {
+            Some(value) => {
+                self.log.item_bytes += bytes(value);
+                self.log.items.insert(key, value.clone())
+            }
+            None => self.log.items.remove(&key),
+        };
+        self.log.item_bytes -= before.as_ref().map_or(0, bytes);
+        self.batch.insert(key, value);
+    }
+
+    /// Shows in the log what the subvolume has now.
+    fn copy(&mut self, key: Key) -> Result<(), Stop> {
+        let value = self.tree.get(&key)?.map(value_of);
+        self.set(key, value);
+        Ok(())
+    }
+
+    fn inode(&mut self, ino: u64, with_entries: bool) -> Result<(), Stop> {
+        let Some((item, raw)) = self.living(ino)? else { return self.drop_inode(ino) };
+        let before = self.log.inodes.get(&ino).copied();
+        let entries = is_dir(&item) && (with_entries || before.is_some_and(|before| before.entries));
+        if self.done.get(&ino).is_some_and(|&with| with || !entries) {
+            return Ok(());
+        }
+        self.done.insert(ino, entries);
+        let is_first = before.is_none_or(|before| entries && !before.entries);
+        let mut changed = self.touched.remove(&ino).unwrap_or_default();
+        if is_first {
+            changed = self.tree.active.keys_of(ino);
+            if changed.is_empty() {
+                return Ok(());
+            }
+            self.tree.active.watch(ino);
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.log.inodes.insert(ino, LoggedInode { entries, end: before.and_then(|before| before.end) });
+        self.set(Key::new(ino, KeyType::INODE_ITEM, 0), Some(value_of(raw)));
+        if before.is_none() {
+            // The attributes that a log does not have are deleted by its replay.
+            let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
+            for (key, value) in self.tree.range(&start, &end, usize::MAX)? {
+                self.set(key, Some(value_of(value)));
+            }
+        }
+        let mut offsets = Vec::new();
+        for key in changed {
+            match key.item_type {
+                KeyType::INODE_ITEM | KeyType::DIR_ITEM => {}
+                KeyType::INODE_REF => self.names(key, &item)?,
+                KeyType::XATTR_ITEM => self.copy(key)?,
+                KeyType::DIR_INDEX if entries => self.entry(key)?,
+                KeyType::DIR_INDEX => {}
+                KeyType::EXTENT_DATA => offsets.push(key.offset),
+                _ => return Err(Stop::Commit("an item that is not logged changed")),
+            }
+        }
+        self.extents(ino, &item, offsets)
+    }
+
+    /// An inode that is gone: what was logged of it must not come back.
+    fn drop_inode(&mut self, ino: u64) -> Result<(), Stop> {
+        let Some(logged) = self.log.inodes.remove(&ino) else { return Ok(()) };
+        if logged.entries {
+            return Err(Stop::Commit("a directory that was logged is gone"));
+        }
+        let (start, end) = (Key::new(ino, KeyType(0), 0), Key::new(ino, KeyType(u8::MAX), u64::MAX));
+        let keys: Vec<Key> = self.log.items.range(start..=end).map(|(key, _)| *key).collect();
+        keys.into_iter().for_each(|key| self.set(key, None));
+        Ok(())
+    }
+
+    /// The names of an inode in one directory changed.
+    fn names(&mut self, key: Key, item: &InodeItem) -> Result<(), Stop> {
+        let before = self.committed(&key)?;
+        let now = self.tree.get(&key)?;
+        let is_same = before.as_deref() == now.as_deref();
+        if is_dir(item) && !is_same && self.was_there(key.objectid)? {
+            return Err(Stop::Commit("a directory moved"));
+        }
+        let dir = key.offset;
+        let Some(now) = now else {
+            self.set(key, None);
+            if before.is_some() {
+                // R2
+                if self.living(dir)?.is_none() {
+                    return Err(Stop::Commit("a file left a directory that is gone"));
+                }
+                self.waiting.push_back((dir, true));
+            }
+            return Ok(());
+        };
+        let names = InodeRef::decode_all(&now)?;
+        self.set(key, Some(value_of(now)));
+        if !self.was_there(dir)? {
+            // R1; no name there can be the last commit's.
+            self.waiting.push_back((dir, false));
+            return Ok(());
+        }
+        names.iter().try_for_each(|name| self.check_name(dir, &name.name, key.objectid))
+    }
+
+    /// R3
+    fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), Stop> {
+        let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
+        let entries = DirEntry::decode_all(&raw)?;
+        let Some(entry) = entries.iter().find(|entry| entry.name == name) else { return Ok(()) };
+        let other = inode_of(entry)?;
+        if other == ino {
+            return Ok(());
+        }
+        if self.living(other)?.is_some() {
+            return Err(Stop::Commit("a name was taken over from an inode that lives on"));
+        }
+        if self.was_dir(other)? {
+            return Err(Stop::Commit("a name was taken over from a directory"));
+        }
+        Ok(())
+    }
+
+    /// An entry of a directory that is logged with its entries changed.
+    fn entry(&mut self, key: Key) -> Result<(), Stop> {
+        let before = match self.committed(&key)? {
+            Some(raw) => DirEntry::decode_all(&raw)?,
+            None => Vec::new(),
+        };
+        let Some(raw) = self.tree.get(&key)? else {
+            self.set(key, None);
+            for entry in &before {
+                // R5
+                let child = inode_of(entry)?;
+                if self.living(child)?.is_some() {
+                    self.waiting.push_back((child, false));
+                } else if self.was_dir(child)? {
+                    return Err(Stop::Commit("a directory is gone"));
+                }
+            }
+            if !before.is_empty() {
+                let range = Key::new(key.objectid, KeyType::DIR_LOG_INDEX, key.offset);
+                self.set(range, Some(key.offset.to_le_bytes().as_slice().into()));
+            }
+            return Ok(());
+        };
+        let now = DirEntry::decode_all(&raw)?;
+        if !before.is_empty() {
+            return Err(Stop::Commit("a directory's index was used again"));
+        }
+        self.set(key, Some(value_of(raw)));
+        for entry in &now {
+            // R4
+            self.waiting.push_back((inode_of(entry)?, true));
+        }
+        Ok(())
+    }
+}
+
+/// The inode that an entry leads to.
+fn inode_of(entry: &DirEntry) -> Result<u64, Stop> {
+    match entry.location.item_type {
+        KeyType::INODE_ITEM => Ok(entry.location.objectid),
+        _ => Err(Stop::Commit("the name of a subvolume changed")),
+    }
+}
+
+fn is_dir(item: &InodeItem) -> bool {
+    item.mode & 0o170_000 == 0o040_000
+}
+
+pub(super) fn value_of(item: ItemRef) -> Value {
+    match item {
+        ItemRef::Delayed(value) => value,
+        ItemRef::Node(item) => (*item).into(),
+    }
+}
+
+/// Inodes that one write of the log looks at.
+const MAX_INODES: usize = 2000;
+/// Bytes of a subvolume's log.
+const MAX_BYTES: u64 = 16 << 20;
+/// What an item takes beside its data.
+const ITEM_BYTES: u64 = 64;

@@ -1,0 +1,238 @@
+//! File extents in a log: where a file's data changed since the last commit, the log has all of it as it is now.
+//!
+//! A replay drops what the file has in the range of each logged extent, then puts that; explicit holes only drop. So the
+//! log holds, for each range that changed, the extents there as a whole and holes for what is between them.
+//!
+//! Invariants:
+//! - I1. Extents of a file in the log do not overlap, and each is an extent that the file has now, or a hole.
+//! - I2. Past the end of the file there are no holes in the log, but all extents: a replay cuts the file off there first.
+//! - I3. The checksums of an address do not change within a transaction, so each goes into the log once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags, InodeItem, RegularExtent};
+use ubtrfs_format::{Generation, Key, KeyType, Logical, objectid};
+use ubtrfs_tree::Value;
+
+use super::collect::{Collector, Stop, value_of};
+
+/// An extent of a file: its range, its item.
+type Found = (Range<u64>, FileExtent, Value);
+
+impl Collector<'_> {
+    /// Logs the extents of an inode around these offsets, at which items changed.
+    pub(super) fn extents(&mut self, ino: u64, item: &InodeItem, offsets: Vec<u64>) -> Result<(), Stop> {
+        if offsets.len() > MAX_CHANGES {
+            return Err(Stop::Commit("very many extents changed"));
+        }
+        let sectorsize = u64::from(self.engine.geometry().sectorsize);
+        let end = item.size.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX);
+        let mut ranges = Vec::with_capacity(2 * offsets.len());
+        for offset in offsets {
+            let key = extent_key(ino, offset);
+            if let Some(raw) = self.committed(&key)? {
+                ranges.push(self.range_of(offset, &FileExtent::decode(&raw)?));
+            }
+            if let Some(raw) = self.tree.get(&key)? {
+                ranges.push(self.range_of(offset, &FileExtent::decode(&raw)?));
+            }
+            if let Some(raw) = self.log.items.get(&key) {
+                ranges.push(self.range_of(offset, &FileExtent::decode(raw)?));
+            }
+        }
+        // Where the file was cut off, the log has no holes (I2); where it grew again, they are needed.
+        if let Some(logged) = self.log.inodes.get_mut(&ino)
+            && let Some(before) = logged.end.replace(end)
+            && before != end
+        {
+            ranges.push(before.min(end)..before.max(end));
+        }
+        if item.flags().contains(InodeFlags::PREALLOC)
+            && let Some((last, _, _)) = self.last_before(ino, u64::MAX)?
+            && last.end > end
+        {
+            ranges.push(end..last.end);
+        }
+        for range in merged(ranges) {
+            self.log_range(ino, range, end)?;
+        }
+        Ok(())
+    }
+
+    fn range_of(&self, offset: u64, extent: &FileExtent) -> Range<u64> {
+        let len = match &extent.body {
+            FileExtentBody::Inline(_) => extent.ram_bytes,
+            FileExtentBody::Regular(regular) | FileExtentBody::Prealloc(regular) => regular.num_bytes,
+        };
+        let sectorsize = u64::from(self.engine.geometry().sectorsize);
+        offset..offset.saturating_add(len.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX))
+    }
+
+    /// The last extent that starts before `end`.
+    fn last_before(&self, ino: u64, end: u64) -> Result<Option<Found>, Stop> {
+        let Some(last) = end.checked_sub(1) else { return Ok(None) };
+        let Some((key, raw)) = self.tree.last_le(&extent_key(ino, last), &extent_key(ino, 0))? else {
+            return Ok(None);
+        };
+        let extent = FileExtent::decode(&raw)?;
+        Ok(Some((self.range_of(key.offset, &extent), extent, value_of(raw))))
+    }
+
+    fn extents_in(&self, ino: u64, range: &Range<u64>) -> Result<Vec<Found>, Stop> {
+        let mut found = Vec::new();
+        if range.is_empty() {
+            return Ok(found);
+        }
+        found.extend(self.last_before(ino, range.start)?.filter(|(before, _, _)| before.end > range.start));
+        let last = extent_key(ino, range.end - 1);
+        for (key, raw) in self.tree.range(&extent_key(ino, range.start), &last, usize::MAX)? {
+            let extent = FileExtent::decode(&raw)?;
+            found.push((self.range_of(key.offset, &extent), extent, value_of(raw)));
+        }
+        Ok(found)
+    }
+
+    /// What the log has of the file in a range.
+    fn logged_in(&self, ino: u64, range: &Range<u64>) -> Result<Vec<Range<u64>>, Stop> {
+        let before = self.log.items.range(extent_key(ino, 0)..extent_key(ino, range.start)).next_back();
+        let inside = self.log.items.range(extent_key(ino, range.start)..extent_key(ino, range.end));
+        let mut found = Vec::new();
+        for (key, raw) in before.into_iter().chain(inside) {
+            let logged = self.range_of(key.offset, &FileExtent::decode(raw)?);
+            if logged.end > range.start {
+                found.push(logged);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Brings a range of a file up to date in the log; `end` is that of the file.
+    fn log_range(&mut self, ino: u64, mut range: Range<u64>, end: u64) -> Result<(), Stop> {
+        // As far as extents and what is logged reach over its borders (I1).
+        let extents = loop {
+            let extents = self.extents_in(ino, &range)?;
+            let logged = self.logged_in(ino, &range)?;
+            let all = extents.iter().map(|(range, _, _)| range).chain(&logged);
+            let wide = all.fold(range.clone(), |wide, one| wide.start.min(one.start)..wide.end.max(one.end));
+            if wide == range {
+                break extents;
+            }
+            range = wide;
+        };
+        let mut wanted: BTreeMap<u64, Value> = BTreeMap::new();
+        let mut at = range.start;
+        for (place, extent, value) in &extents {
+            self.hole(&mut wanted, at..place.start.min(end));
+            self.csums(extent)?;
+            wanted.insert(place.start, value.clone());
+            at = place.end;
+        }
+        self.hole(&mut wanted, at..range.end.min(end));
+        let stale = self.log.items.range(extent_key(ino, range.start)..extent_key(ino, range.end));
+        let stale: Vec<Key> = stale.map(|(key, _)| *key).filter(|key| !wanted.contains_key(&key.offset)).collect();
+        stale.into_iter().for_each(|key| self.set(key, None));
+        wanted.into_iter().for_each(|(offset, value)| self.set(extent_key(ino, offset), Some(value)));
+        Ok(())
+    }
+
+    fn hole(&self, wanted: &mut BTreeMap<u64, Value>, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let num_bytes = range.end - range.start;
+        let hole = FileExtent {
+            generation: Generation(self.engine.committed_generation().0 + 1),
+            ram_bytes: num_bytes,
+            compression: Compression::None,
+            encryption: 0,
+            other_encoding: 0,
+            body: FileExtentBody::Regular(RegularExtent {
+                disk_bytenr: Logical(0),
+                disk_num_bytes: 0,
+                offset: 0,
+                num_bytes,
+            }),
+        };
+        wanted.insert(range.start, hole.encode().into());
+    }
+
+    /// Logs the checksums of an extent that are not in the csum tree.
+    fn csums(&mut self, extent: &FileExtent) -> Result<(), Stop> {
+        let FileExtentBody::Regular(regular) = &extent.body else { return Ok(()) };
+        if regular.disk_bytenr.0 == 0 {
+            return Ok(());
+        }
+        let start = match extent.compression {
+            Compression::None => regular.disk_bytenr.0 + regular.offset,
+            _ => regular.disk_bytenr.0,
+        };
+        let len = if extent.compression == Compression::None { regular.num_bytes } else { regular.disk_num_bytes };
+        for gap in gaps(&self.log.csums, start..start + len) {
+            self.csums_in(gap);
+        }
+        Ok(())
+    }
+
+    fn csums_in(&mut self, range: Range<u64>) {
+        let geometry = self.engine.geometry();
+        let (sectorsize, csum_size) = (u64::from(geometry.sectorsize), geometry.csum_type.size());
+        let len = range.end - range.start;
+        let csums = self.engine.ledger.lookup_csums(Logical(range.start), len, sectorsize, csum_size);
+        let mut run: Vec<u8> = Vec::new();
+        let mut first = 0;
+        for index in 0..=csums.len() {
+            let csum = csums.get(index);
+            if run.len() >= CSUM_ITEM_BYTES || csum.is_none() {
+                if !run.is_empty() {
+                    let start = range.start + first as u64 * sectorsize;
+                    let key = Key::new(objectid::EXTENT_CSUM, KeyType::EXTENT_CSUM, start);
+                    let end = start + (run.len() / csum_size) as u64 * sectorsize;
+                    self.set(key, Some(std::mem::take(&mut run).into()));
+                    self.log.csums.insert(start, end);
+                }
+                first = index + usize::from(csum.is_none());
+            }
+            run.extend_from_slice(csum.unwrap_or_default());
+        }
+    }
+}
+
+/// The parts of a range that the map's ranges (start to end, disjoint) leave out.
+fn gaps(map: &BTreeMap<u64, u64>, range: Range<u64>) -> Vec<Range<u64>> {
+    let mut gaps = Vec::new();
+    let mut at = range.start;
+    let before = map.range(..=range.start).next_back().map(|(start, _)| *start).unwrap_or(range.start);
+    for (&start, &end) in map.range(before..range.end) {
+        if start > at {
+            gaps.push(at..start);
+        }
+        at = at.max(end);
+    }
+    if at < range.end {
+        gaps.push(at..range.end);
+    }
+    gaps
+}
+
+/// Sorted, without overlaps.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+fn extent_key(ino: u64, offset: u64) -> Key {
+    Key::new(ino, KeyType::EXTENT_DATA, offset)
+}
+
+/// Changed extent items of an inode that are looked at one by one.
+const MAX_CHANGES: usize = 20_000;
+/// Checksums of one item.
+const CSUM_ITEM_BYTES: usize = 2048;

@@ -1,0 +1,197 @@
+//! Trees of a log: their nodes stay in memory, their blocks come from a few addresses that are used in turn.
+//!
+//! ```text
+//!  allocate --> in a batch --> written --> superblock durable --> in use --> replaced --> superblock durable --> idle --+
+//!     ^                                                                                                            |
+//!     +------------------------------------------------------------------------------------------------------------+
+//! ```
+//!
+//! I1. An address is idle only while no superblock that may be on the devices leads to it.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use ubtrfs_format::node::{LeafBuilder, NodeHeader};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, Logical, Result, RootId};
+use ubtrfs_space::{Extent, Space, SpaceKind};
+use ubtrfs_tree::{Batch, Node, NodePtr, NodeSink, NodeSource, RootPtr};
+use uuid::Uuid;
+
+/// One tree of a log.
+#[derive(Debug, Default)]
+pub(crate) struct LogTree {
+    root: Option<RootPtr>,
+    nodes: HashMap<Logical, Arc<Node>>,
+}
+
+/// The addresses that a log uses.
+#[derive(Debug, Default)]
+pub(crate) struct LogBlocks {
+    /// All space that was taken for it, to be given back when there is no log any more.
+    taken: Vec<Extent>,
+    idle: BTreeSet<Logical>,
+    /// Left by the log that is being written: idle when its superblock is durable (I1).
+    replaced: Vec<Logical>,
+}
+
+/// What all blocks of a log have in their headers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockIdentity {
+    pub(crate) fsid: Uuid,
+    pub(crate) chunk_tree_uuid: Uuid,
+    pub(crate) generation: Generation,
+    pub(crate) nodesize: u32,
+}
+
+impl LogBlocks {
+    /// Space that a log on the devices uses.
+    pub(crate) fn keep(&mut self, extent: Extent) {
+        self.taken.push(extent);
+    }
+
+    /// Makes sure of `nr_blocks` idle addresses; false where there is no room.
+    pub(crate) fn prepare(&mut self, space: &Space, nodesize: u32, nr_blocks: usize) -> bool {
+        let nodesize = u64::from(nodesize);
+        while self.idle.len() < nr_blocks {
+            let Some(extent) = space.allocate(SpaceKind::Metadata, nodesize * RUN_BLOCKS, nodesize, None) else {
+                return false;
+            };
+            self.taken.push(extent);
+            self.idle.extend((extent.bytenr.0..extent.end()).step_by(nodesize as usize).map(Logical));
+        }
+        true
+    }
+
+    /// Bytes that [`LogBlocks::prepare`] would take.
+    pub(crate) fn missing_bytes(&self, nodesize: u32, nr_blocks: usize) -> u64 {
+        let missing = nr_blocks.saturating_sub(self.idle.len()) as u64;
+        missing.next_multiple_of(RUN_BLOCKS) * u64::from(nodesize)
+    }
+
+    /// The superblock of the log that was written is durable.
+    pub(crate) fn superblock_is_durable(&mut self) {
+        self.idle.extend(self.replaced.drain(..));
+    }
+
+    /// There is no log on the devices any more.
+    pub(crate) fn release(self, space: &Space) {
+        self.taken.into_iter().for_each(|extent| space.release(extent));
+    }
+}
+
+impl LogTree {
+    /// Where it starts; `None` while it is empty.
+    pub(crate) fn root(&self) -> Option<RootPtr> {
+        self.root
+    }
+
+    pub(crate) fn nr_nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Applies a batch; the nodes to write.
+    pub(crate) fn apply(
+        &mut self,
+        batch: &Batch,
+        blocks: &mut LogBlocks,
+        identity: BlockIdentity,
+    ) -> Result<Vec<Arc<Node>>> {
+        let mut sink =
+            LogSink { blocks, identity, allocated: HashSet::new(), emitted: HashMap::new(), left: Vec::new() };
+        let root = match self.root {
+            Some(root) => root,
+            None => {
+                // An empty leaf to start from, which is never written.
+                let bytenr = sink.allocate(0, None)?;
+                sink.allocated.remove(&bytenr);
+                let raw = LeafBuilder::new(identity.nodesize as usize).finish(&sink.header(bytenr, 0));
+                self.nodes.insert(bytenr, Arc::new(Node::new(raw.into_boxed_slice())?));
+                RootPtr { tree: RootId::TREE_LOG, bytenr, generation: identity.generation, level: 0 }
+            }
+        };
+        let source = Nodes { nodes: &self.nodes, nodesize: identity.nodesize as usize };
+        let (root, _) = ubtrfs_tree::apply(&source, &mut sink, &root, batch)?;
+        let LogSink { blocks, allocated, emitted, left, .. } = sink;
+        blocks.idle.extend(allocated);
+        if self.root.is_none() && emitted.is_empty() {
+            // Only deletions of what is not there.
+            blocks.idle.extend(self.nodes.drain().map(|(bytenr, _)| bytenr));
+            return Ok(Vec::new());
+        }
+        for bytenr in left {
+            self.nodes.remove(&bytenr);
+            blocks.replaced.push(bytenr);
+        }
+        let mut written: Vec<_> = emitted.values().cloned().collect();
+        written.sort_unstable_by_key(|node| node.bytenr());
+        self.nodes.extend(emitted);
+        self.root = Some(root);
+        Ok(written)
+    }
+}
+
+struct Nodes<'a> {
+    nodes: &'a HashMap<Logical, Arc<Node>>,
+    nodesize: usize,
+}
+
+impl NodeSource for Nodes<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        let expected = "expected a node that the log has in memory";
+        let missing = FormatError::Value { what: "tree log", field: "bytenr", value: ptr.bytenr.0, expected };
+        self.nodes.get(&ptr.bytenr).cloned().ok_or_else(|| Corrupt::new(missing).in_tree(RootId::TREE_LOG).into())
+    }
+
+    fn nodesize(&self) -> usize {
+        self.nodesize
+    }
+}
+
+struct LogSink<'a> {
+    blocks: &'a mut LogBlocks,
+    identity: BlockIdentity,
+    allocated: HashSet<Logical>,
+    emitted: HashMap<Logical, Arc<Node>>,
+    left: Vec<Logical>,
+}
+
+impl NodeSink for LogSink<'_> {
+    /// All nodes of the tree may be on the devices: none keeps its address.
+    fn is_fresh(&self, _node: &Node) -> bool {
+        false
+    }
+
+    fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
+        let BlockIdentity { fsid, chunk_tree_uuid, generation, .. } = self.identity;
+        NodeHeader { fsid, chunk_tree_uuid, bytenr, generation, owner: RootId::TREE_LOG, level, flags: 0 }
+    }
+
+    fn allocate(&mut self, _level: u8, _near: Option<Logical>) -> Result<Logical> {
+        let bytenr = self.blocks.idle.pop_first().ok_or(Error::NoSpace)?;
+        self.allocated.insert(bytenr);
+        Ok(bytenr)
+    }
+
+    fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
+        self.emitted.remove(&node.bytenr());
+        self.left.push(node.bytenr());
+        Ok(())
+    }
+
+    fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
+        self.left.push(node.bytenr());
+        Ok(())
+    }
+
+    fn item_changed(&mut self, _key: &Key, _old: Option<&[u8]>, _new: Option<&[u8]>) -> Result<()> {
+        Ok(())
+    }
+
+    fn emit(&mut self, node: Arc<Node>) {
+        self.allocated.remove(&node.bytenr());
+        self.emitted.insert(node.bytenr(), node);
+    }
+}
+
+/// Blocks that are taken at once, so that those of one write are often neighbours.
+const RUN_BLOCKS: u64 = 8;

@@ -1,0 +1,337 @@
+//! Writing the log: fsyncs that come while one is under way share the next.
+//!
+//! ```text
+//! fsync ---> joins the open batch ---> is there a leader? -- yes --> waits for its batch
+//!                                            | no
+//!                                            v
+//!      leads: commit lock -> closes the batch -> collects -> log blocks -> flush -> superblock -> flush -> wakes all
+//! ```
+//!
+//! I1. A batch is closed under the commit lock: all changes made before any of its fsyncs began are in the log that is
+//!     written for it, or were committed.
+//! I2. A leader that fails or panics answers its batch and makes room for the next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ubtrfs_format::item::{InodeItem, RootItem, Timespec};
+use ubtrfs_format::{Error, Generation, Ino, Key, KeyType, Result, RootId};
+use ubtrfs_tree::{Batch, Node, RootPtr};
+use uuid::Uuid;
+
+use super::collect::{Collector, Stop};
+use super::log_tree::BlockIdentity;
+use super::{LogState, LogStats};
+use crate::block_rsv::Purpose;
+use crate::engine::Engine;
+
+/// Who waits for which batch.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    /// Number of the batch that takes requests.
+    open: u64,
+    requests: Vec<(RootId, Ino)>,
+    has_leader: bool,
+    /// What became of closed batches whose members have not all been told: how many, and the failure.
+    closed: BTreeMap<u64, Closed>,
+}
+
+#[derive(Debug)]
+struct Closed {
+    nr_waiting: usize,
+    failure: Option<String>,
+}
+
+/// What came of a batch.
+enum Outcome {
+    Written,
+    Unchanged,
+    /// What the log cannot tell.
+    NeedsCommit(&'static str),
+}
+
+impl Engine {
+    /// Makes what was put of this inode durable: by the tree log, or by a commit where that is not enough.
+    ///
+    /// The inode's data was written before. No inode lock may be held.
+    pub fn sync_inode(&self, root: RootId, ino: Ino) -> Result<()> {
+        let log = &self.tree_log;
+        let mut queue = log.queue.lock();
+        let batch = queue.open;
+        queue.requests.push((root, ino));
+        while queue.open == batch && queue.has_leader {
+            log.finished.wait(&mut queue);
+        }
+        if queue.open == batch {
+            queue.has_leader = true;
+            drop(queue);
+            return self.lead();
+        }
+        loop {
+            // A closed batch is in the map from the end of its leader's work until all were told.
+            if let Some(closed) = queue.closed.get_mut(&batch) {
+                let failure = closed.failure.clone();
+                closed.nr_waiting -= 1;
+                if closed.nr_waiting == 0 {
+                    queue.closed.remove(&batch);
+                }
+                return failure.map_or(Ok(()), |what| Err(Error::Refused { what, hint: "nothing more is written" }));
+            }
+            log.finished.wait(&mut queue);
+        }
+    }
+
+    /// How often fsync wrote a log, and how often a commit.
+    pub fn log_stats(&self) -> LogStats {
+        self.tree_log.stats()
+    }
+
+    fn lead(&self) -> Result<()> {
+        let mut leading = Leading { engine: self, batch: None, failure: Some("writing the log panicked".to_owned()) };
+        let result = self.lead_batch(&mut leading);
+        leading.failure = result.as_ref().err().map(|error| format!("fsync failed: {error}"));
+        drop(leading);
+        result
+    }
+
+    fn lead_batch(&self, leading: &mut Leading<'_>) -> Result<()> {
+        let committer = self.committer.lock();
+        let requests = {
+            let mut queue = self.tree_log.queue.lock();
+            let requests = std::mem::take(&mut queue.requests);
+            leading.batch = Some((queue.open, requests.len() - 1));
+            queue.open += 1;
+            requests
+        };
+        let outcome = self.write_log(requests);
+        drop(committer);
+        let counter = match &outcome {
+            Ok(Outcome::Written) => &self.tree_log.written,
+            Ok(Outcome::Unchanged) => &self.tree_log.unchanged,
+            Ok(Outcome::NeedsCommit(_)) | Err(_) => &self.tree_log.commits,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        match outcome? {
+            Outcome::Written | Outcome::Unchanged => Ok(()),
+            Outcome::NeedsCommit(why) => {
+                tracing::debug!("fsync commits: {why}");
+                self.commit()
+            }
+        }
+    }
+
+    /// Writes the log for these inodes. The caller holds the commit lock.
+    fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<Outcome> {
+        self.check_not_aborted()?;
+        self.check_writable()?;
+        let mut wanted: BTreeMap<RootId, BTreeSet<Ino>> = BTreeMap::new();
+        for (root, ino) in requests {
+            wanted.entry(root).or_default().insert(ino);
+        }
+        let mut guard = self.tree_log.state.lock();
+        let state = &mut *guard;
+        if state.spoiled {
+            return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices"));
+        }
+        let transid = Generation(self.committed.load(Ordering::Acquire) + 1);
+        let batches = match self.collect(state, &wanted, transid) {
+            Ok(batches) => batches,
+            Err(Stop::Commit(why)) => {
+                state.spoiled = true;
+                return Ok(Outcome::NeedsCommit(why));
+            }
+            Err(Stop::Error(error)) => {
+                state.spoiled = true;
+                return Err(error);
+            }
+        };
+        if batches.is_empty() {
+            return Ok(Outcome::Unchanged);
+        }
+        // Until the superblock is durable.
+        state.spoiled = true;
+        let (nodes, root) = match self.apply_to_log(state, batches, transid) {
+            Ok(done) => done,
+            Err(Error::NoSpace) => return Ok(Outcome::NeedsCommit("no room for the log")),
+            Err(error) => return Err(error),
+        };
+        let Some(root) = root.filter(|_| !nodes.is_empty()) else {
+            state.spoiled = false;
+            return Ok(Outcome::Unchanged);
+        };
+        // A chunk is in this list before anything in it can be used: what the log refers to is in older ones.
+        if !self.pending_chunks.is_empty() {
+            return Ok(Outcome::NeedsCommit("a chunk is new"));
+        }
+        if let Err(error) = self.write_runs(&nodes) {
+            tracing::warn!("writing the log: {error}");
+            return Ok(Outcome::NeedsCommit("the log could not be written"));
+        }
+        let mut superblock = self.superblock();
+        superblock.log_root = root.bytenr;
+        superblock.log_root_level = root.level;
+        let durable = self.volumes.flush().and_then(|()| self.volumes.write_log_superblock(&superblock));
+        if let Err(error) = durable {
+            self.abort(format!("writing the log failed: {error}"));
+            return Err(error);
+        }
+        state.blocks.superblock_is_durable();
+        state.spoiled = false;
+        Ok(Outcome::Written)
+    }
+
+    /// What changes in the log trees, as of one moment.
+    fn collect(
+        &self,
+        state: &mut LogState,
+        wanted: &BTreeMap<RootId, BTreeSet<Ino>>,
+        transid: Generation,
+    ) -> Result<Vec<(RootId, Batch)>, Stop> {
+        // All operations are in whole or not at all.
+        let _gate = self.gate.write();
+        if self.running.load(Ordering::Acquire) != transid.0 {
+            return Err(Stop::Commit("an earlier transaction is not committed"));
+        }
+        if !self.pending_chunks.is_empty() {
+            return Err(Stop::Commit("a chunk is new"));
+        }
+        if self.tree_log.dir_moved.load(Ordering::Acquire) == transid.0 {
+            return Err(Stop::Commit("a directory moved"));
+        }
+        let mut batches = Vec::new();
+        for (root, inos) in wanted {
+            let tree = self.tree(*root)?.ok_or(Stop::Commit("the subvolume is gone"))?;
+            let log = state.subvolumes.entry(*root).or_default();
+            let batch = Collector::new(self, &tree, log)?.run(inos)?;
+            if !batch.is_empty() {
+                batches.push((*root, batch));
+            }
+        }
+        Ok(batches)
+    }
+
+    /// Applies the changes to the log trees; the nodes to write and the root of the log root tree.
+    fn apply_to_log(
+        &self,
+        state: &mut LogState,
+        batches: Vec<(RootId, Batch)>,
+        transid: Generation,
+    ) -> Result<(Vec<Arc<Node>>, Option<RootPtr>)> {
+        let identity = BlockIdentity {
+            fsid: self.superblock.read().node_fsid(),
+            chunk_tree_uuid: self.chunk_tree_uuid,
+            generation: transid,
+            nodesize: self.geometry.nodesize,
+        };
+        let mut nodes = Vec::new();
+        let mut roots = Batch::new();
+        for (root, batch) in batches {
+            let Some(log) = state.subvolumes.get_mut(&root) else { continue };
+            // Each change touches two leaves and a path at most; often all are in a few.
+            let nr_new = batch_bytes(&batch) / u64::from(self.geometry.nodesize / 4) + 16;
+            let nr_copied = log.tree.nr_nodes().min(batch.len().saturating_mul(4));
+            let nr_blocks = usize::try_from(nr_new).unwrap_or(usize::MAX).saturating_add(nr_copied);
+            self.prepare_log_blocks(&mut state.blocks, nr_blocks)?;
+            nodes.extend(log.tree.apply(&batch, &mut state.blocks, identity)?);
+            if let Some(ptr) = log.tree.root() {
+                let key = Key::new(RootId::TREE_LOG.0, KeyType::ROOT_ITEM, root.0);
+                roots.push((key, Some(root_item(&ptr, self.geometry.nodesize).encode().into())));
+            }
+        }
+        self.prepare_log_blocks(&mut state.blocks, state.roots.nr_nodes() + 8)?;
+        nodes.extend(state.roots.apply(&roots, &mut state.blocks, identity)?);
+        nodes.sort_unstable_by_key(|node| node.bytenr());
+        Ok((nodes, state.roots.root()))
+    }
+
+    /// Takes space for the log, which must leave what the trees need for the next commit.
+    fn prepare_log_blocks(&self, blocks: &mut super::LogBlocks, nr_blocks: usize) -> Result<()> {
+        let nodesize = self.geometry.nodesize;
+        let missing = blocks.missing_bytes(nodesize, nr_blocks);
+        if missing == 0 {
+            return Ok(());
+        }
+        let has_room = self.has_room_for_metadata_and(missing, Purpose::Change);
+        if has_room && blocks.prepare(&self.space, nodesize, nr_blocks) { Ok(()) } else { Err(Error::NoSpace) }
+    }
+}
+
+fn batch_bytes(batch: &Batch) -> u64 {
+    batch.iter().map(|(_, value)| 64 + value.as_ref().map_or(0, |value| value.len() as u64)).sum()
+}
+
+/// The root item of a log tree, as Linux fills it in.
+fn root_item(root: &RootPtr, nodesize: u32) -> RootItem {
+    let (zero, now) = (Generation(0), Timespec { sec: 0, nsec: 0 });
+    let inode = InodeItem {
+        generation: Generation(1),
+        transid: zero,
+        size: 3,
+        nbytes: nodesize.into(),
+        block_group: 0,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        mode: 0o040_755,
+        rdev: 0,
+        flags: 0,
+        sequence: 0,
+        reserved: [0; 4],
+        atime: now,
+        ctime: now,
+        mtime: now,
+        otime: now,
+    };
+    RootItem {
+        inode,
+        generation: root.generation,
+        root_dirid: 0,
+        bytenr: root.bytenr,
+        byte_limit: 0,
+        bytes_used: 0,
+        last_snapshot: zero,
+        flags: 0,
+        refs: 0,
+        drop_progress: Key::MIN,
+        drop_level: 0,
+        level: root.level,
+        generation_v2: root.generation,
+        uuid: Uuid::nil(),
+        parent_uuid: Uuid::nil(),
+        received_uuid: Uuid::nil(),
+        ctransid: zero,
+        otransid: zero,
+        stransid: zero,
+        rtransid: zero,
+        ctime: now,
+        otime: now,
+        stime: now,
+        rtime: now,
+        reserved: [0; 8],
+    }
+}
+
+/// Answers the batch and makes room for the next leader, whatever happens (I2).
+struct Leading<'e> {
+    engine: &'e Engine,
+    /// The batch that was closed, and how many wait for it.
+    batch: Option<(u64, usize)>,
+    failure: Option<String>,
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.engine.abort("writing the log panicked".to_owned());
+        }
+        let mut queue = self.engine.tree_log.queue.lock();
+        queue.has_leader = false;
+        if let Some((batch, nr_waiting)) = self.batch
+            && nr_waiting > 0
+        {
+            queue.closed.insert(batch, Closed { nr_waiting, failure: self.failure.take() });
+        }
+        self.engine.tree_log.finished.notify_all();
+    }
+}
