@@ -95,6 +95,11 @@ impl BlockTable {
         self.records = records;
     }
 
+    /// Whether a block was met that has no extent item.
+    pub(crate) fn is_unrecorded(&self, bytenr: u64) -> bool {
+        self.unrecorded.contains_key(&bytenr)
+    }
+
     /// Those without one.
     pub(crate) fn unrecorded(&self) -> impl Iterator<Item = &TreeBlock> {
         self.unrecorded.values()

@@ -19,6 +19,7 @@ use crate::problem::{Code, Place, Sink};
 use crate::quota::Quota;
 use crate::reader::{Span, spans};
 use crate::root::Roots;
+use crate::segment::Segments;
 use crate::walk::{Event, Kind, TreeRoot};
 use crate::{Options, Problem, Progress, Report, Stats, superblock};
 
@@ -26,6 +27,11 @@ use crate::{Options, Problem, Progress, Report, Stats, superblock};
 const REF_BUCKETS: usize = 1 << 16;
 /// Buckets of names, for one subvolume at a time.
 const NAME_BUCKETS: usize = 1 << 12;
+
+/// Blocks that may be read again, however small the filesystem is.
+pub(crate) const AGAIN_MIN: u64 = 1 << 21;
+/// The same for each tree block: subvolumes share blocks, and crafted ones share all in many ways.
+pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.
 pub(crate) struct Checker<'a> {
@@ -56,6 +62,10 @@ pub(crate) struct Checker<'a> {
     pub(crate) csums: CsumRanges,
     pub(crate) roots: Roots,
     pub(crate) quota: Quota,
+    pub(crate) segments: Segments,
+    /// Blocks that were read again, and how many may be.
+    pub(crate) nr_again: u64,
+    pub(crate) again_max: u64,
     /// Trees that were walked, for the second walk.
     pub(crate) walked: Vec<TreeRoot>,
     pub(crate) stats: Stats,
@@ -95,6 +105,9 @@ pub(crate) fn run(
         csums: CsumRanges::default(),
         roots: Roots::default(),
         quota: Quota::default(),
+        segments: Segments::default(),
+        nr_again: 0,
+        again_max: AGAIN_MIN,
         walked: Vec::new(),
         stats: Stats::default(),
         sb,

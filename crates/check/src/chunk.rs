@@ -15,7 +15,7 @@ use crate::walk::Event;
 #[derive(Debug, Default)]
 pub(crate) struct DeviceExtents {
     extents: BTreeMap<(u64, u64), (u64, u64, Place)>,
-    items: Vec<(DevItem, Place)>,
+    items: BTreeMap<u64, (DevItem, Place)>,
     read: bool,
 }
 
@@ -36,7 +36,7 @@ impl<'a> Checker<'a> {
         for (key, data, place) in &found {
             let result = match key.item_type {
                 KeyType::DEV_ITEM => DevItem::decode(data).map_err(Into::into).and_then(|item| {
-                    self.device_extents.items.push((item.clone(), *place));
+                    self.device_extents.items.insert(item.devid.0, (item.clone(), *place));
                     self.volumes.set_dev_item(&item)
                 }),
                 _ => ChunkItem::decode(data).map_err(Into::into).and_then(|item| {
@@ -101,7 +101,7 @@ impl<'a> Checker<'a> {
 
     fn dev_stats(&mut self, devid: u64, data: &[u8], place: Place) {
         // Linux keeps the counters of a device that is being replaced under number 0.
-        if devid != 0 && !self.device_extents.items.iter().any(|(item, _)| item.devid.0 == devid) {
+        if devid != 0 && !self.device_extents.items.contains_key(&devid) {
             self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which is not there"));
         } else if data.iter().any(|&byte| byte != 0) {
             self.sink.report(Code::DevStats, place, format!("device {devid} has counted errors"));
@@ -135,8 +135,8 @@ impl<'a> Checker<'a> {
                     }
                     Some(_) => {}
                 }
-                let uuid = self.device_extents.items.iter().find(|(item, _)| item.devid == stripe.devid);
-                if uuid.is_some_and(|(item, _)| item.uuid != stripe.dev_uuid) {
+                let device = self.device_extents.items.get(&devid);
+                if device.is_some_and(|(item, _)| item.uuid != stripe.dev_uuid) {
                     let text = format!("chunk {start}: the UUID of device {devid} in its stripe is not the device's");
                     self.sink.report(Code::Chunk, place, text);
                 }
@@ -151,7 +151,7 @@ impl<'a> Checker<'a> {
     fn compare_devices(&mut self, extents: &BTreeMap<(u64, u64), (u64, u64, Place)>) {
         let items = std::mem::take(&mut self.device_extents.items);
         let mut total: u64 = 0;
-        for (item, place) in &items {
+        for (item, place) in items.values() {
             let devid = item.devid;
             let mut used: u64 = 0;
             let mut end_before = 0;
@@ -179,9 +179,7 @@ impl<'a> Checker<'a> {
                 self.sink.report(Code::Device, *place, format!("device {devid}: the superblock's device item differs"));
             }
         }
-        if let Some(((devid, _), _)) =
-            extents.iter().find(|((devid, _), _)| items.iter().all(|(i, _)| i.devid.0 != *devid))
-        {
+        if let Some(((devid, _), _)) = extents.iter().find(|((devid, _), _)| !items.contains_key(devid)) {
             let text = format!("device extents of device {devid}, which has no device item");
             self.sink.report(Code::DevExtent, Place::tree(RootId::DEV_TREE), text);
         }

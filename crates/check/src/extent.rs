@@ -10,7 +10,7 @@ use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, InlineRef, TreeBlockInfo};
 use ubtrfs_format::{Key, KeyType, RootId};
 
 use crate::block_table::{FULL, LOST, OWNER_REF, REACHED_NOW, RECORDED, RELOC, TreeBlock};
-use crate::checker::Checker;
+use crate::checker::{AGAIN_MIN, AGAIN_PER_BLOCK, Checker};
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
@@ -70,6 +70,7 @@ impl<'a> Checker<'a> {
                     checker.extent_leaf(leaf, &mut loader);
                     checker.groups.add(leaf);
                 }
+                Event::Known(_) => {}
                 Event::Gap => loader.current = None,
             })
         });
@@ -79,6 +80,7 @@ impl<'a> Checker<'a> {
         self.block_group_tree();
         self.groups.list.sort_by_key(|group| group.start);
         self.data.list.sort_by_key(|extent| extent.bytenr);
+        self.again_max = AGAIN_MIN.max((loader.blocks.len() as u64).saturating_mul(AGAIN_PER_BLOCK));
         self.stats.tree_blocks = loader.blocks.len() as u64;
         self.stats.data_extents = self.data.list.len() as u64;
         self.stats.bytes_used = self.sb.bytes_used;

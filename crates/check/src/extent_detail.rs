@@ -10,7 +10,7 @@ use crate::walk::LENGTH;
 impl<'a> Checker<'a> {
     /// Compares references with extent items.
     pub(crate) fn compare_refs(&mut self) {
-        if self.refs.agrees() || self.extents_have_gaps() || (self.has_gaps && self.sink.has_errors()) {
+        if self.refs.buckets_agree() || self.extents_have_gaps() || (self.has_gaps && self.sink.has_errors()) {
             return;
         }
         self.progress.stage("looking for wrong references", None);
@@ -65,17 +65,13 @@ impl<'a> Checker<'a> {
             _ => format!("data extent {bytenr}: references of tree {a} inode {b} at {c}"),
         };
         let code = match (sides.plus, sides.minus) {
-            (0, _) if self.is_unrecorded(bytenr) => return,
+            // A tree block without extent item is told as that.
+            (0, _) if self.blocks.is_unrecorded(bytenr) => return,
             (0, _) if self.lacks_data_extent(fact) => Code::ExtentMissing,
             _ => Code::ExtentRef,
         };
         let text = format!("{what}: found {}, the extent tree lists {}", sides.minus, sides.plus);
         self.sink.report(code, place(sides), text);
-    }
-
-    /// A tree block without extent item is told as that.
-    fn is_unrecorded(&self, bytenr: u64) -> bool {
-        self.blocks.unrecorded().any(|block| block.bytenr == bytenr)
     }
 
     fn lacks_data_extent(&self, fact: &Fact) -> bool {

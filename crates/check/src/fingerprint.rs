@@ -74,6 +74,8 @@ pub(crate) struct Sides {
 pub(crate) struct Ledger {
     hash: Hash,
     buckets: Vec<u64>,
+    /// Sum of all buckets, and of what was added as a sum.
+    total: u64,
     kept: Option<Kept>,
 }
 
@@ -90,7 +92,7 @@ const KEPT_MAX: usize = 1 << 20;
 impl Ledger {
     /// `nr_buckets` is a power of two.
     pub(crate) fn new(hash: Hash, nr_buckets: usize) -> Self {
-        Self { hash, buckets: vec![0; nr_buckets], kept: None }
+        Self { hash, buckets: vec![0; nr_buckets], total: 0, kept: None }
     }
 
     /// Adds a fact; `at` is tree, block and slot.
@@ -100,7 +102,9 @@ impl Ledger {
             None => {
                 let [a, b, c] = fact.parts;
                 let hash = self.hash.numbers(&[fact.subject, fact.kind, a, b, c]);
-                self.buckets[bucket] = self.buckets[bucket].wrapping_add(hash.wrapping_mul(weight.cast_unsigned()));
+                let sum = hash.wrapping_mul(weight.cast_unsigned());
+                self.buckets[bucket] = self.buckets[bucket].wrapping_add(sum);
+                self.total = self.total.wrapping_add(sum);
             }
             Some(kept) if kept.is_bad[bucket] => {
                 if kept.facts.len() >= KEPT_MAX && !kept.facts.contains_key(&fact) {
@@ -124,14 +128,30 @@ impl Ledger {
         self.hash.numbers(&[subject]) as usize & (self.buckets.len() - 1)
     }
 
+    /// The sum of all facts.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Adds the sum of many facts, of which the buckets then know nothing.
+    pub(crate) fn add_total(&mut self, sum: u64) {
+        self.total = self.total.wrapping_add(sum);
+    }
+
     /// Whether both sides agree so far.
     pub(crate) fn agrees(&self) -> bool {
+        self.total == 0
+    }
+
+    /// Whether all facts agree, bucket by bucket.
+    pub(crate) fn buckets_agree(&self) -> bool {
         self.buckets.iter().all(|&sum| sum == 0)
     }
 
     /// Forgets the sums.
     pub(crate) fn clear(&mut self) {
         self.buckets.fill(0);
+        self.total = 0;
         self.kept = None;
     }
 

@@ -38,6 +38,7 @@ impl<'a> Checker<'a> {
         let mut listed = Listed::default();
         let complete = self.walk_tree(root, &mut |checker, event| match event {
             Event::Leaf(leaf) => checker.free_space_leaf(leaf, &mut listed, &expected),
+            Event::Known(_) => {}
             Event::Gap => {
                 listed.gaps = true;
                 listed.group = None;
@@ -80,7 +81,9 @@ impl<'a> Checker<'a> {
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
         // mkfs.btrfs leaves those of its temporary block groups behind: nothing is where they are.
-        let touches = self.groups.list.iter().any(|group| group.start < end && key.objectid < group.end);
+        let before_end = self.groups.list.partition_point(|group| group.start < end);
+        let last = before_end.checked_sub(1).and_then(|at| self.groups.list.get(at));
+        let touches = last.is_some_and(|group| key.objectid < group.end);
         listed.stale = if fits || touches { 0 } else { end };
         if !fits && touches && self.groups.complete {
             let text = format!("free space info {key} is not of the block group there");

@@ -11,6 +11,7 @@ use ubtrfs_format::{Key, KeyType, RootId, objectid};
 use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
+use crate::segment::{Open, is_cut};
 use crate::walk::{Event, Leaf, TreeRoot};
 
 /// The inode at hand.
@@ -32,6 +33,8 @@ pub(crate) struct Inode {
     hole: Option<u64>,
     bytes: u64,
     inline_len: Option<u64>,
+    /// A directory with entries of subvolumes.
+    pub(crate) has_subvolumes: bool,
     /// Parts could not be read (I2).
     partial: bool,
 }
@@ -54,6 +57,16 @@ pub(crate) struct Subvolume {
     /// Inodes without names, sorted as they come.
     nameless: Vec<(u64, Place)>,
     orphans: Vec<u64>,
+    segment: Option<Open>,
+}
+
+impl Subvolume {
+    /// The segment at hand holds what must be seen in every subvolume.
+    fn is_special(&mut self) {
+        if let Some(open) = &mut self.segment {
+            open.special = true;
+        }
+    }
 }
 
 impl<'a> Checker<'a> {
@@ -63,9 +76,16 @@ impl<'a> Checker<'a> {
         let mut subvolume = self.subvolume_again(root.id);
         let complete = self.walk_tree(root, &mut |checker, event| match event {
             Event::Leaf(leaf) => checker.inode_leaf(leaf, &mut subvolume),
+            Event::Known(known) => {
+                checker.finish_inode(&mut subvolume);
+                checker.close_segment(subvolume.segment.take());
+                checker.names.add_total(known.names);
+                checker.stats.inodes += known.inodes;
+            }
             Event::Gap => {
                 subvolume.gap = true;
                 subvolume.inode = None;
+                subvolume.segment = None;
             }
         });
         self.finish_inode(&mut subvolume);
@@ -80,11 +100,25 @@ impl<'a> Checker<'a> {
     }
 
     pub(crate) fn inode_leaf(&mut self, leaf: &Leaf<'_>, subvolume: &mut Subvolume) {
+        let first = leaf.view.key(0);
+        let goes_on = subvolume.inode.as_ref().is_some_and(|inode| first.is_some_and(|key| key.objectid == inode.ino));
+        if is_cut(first) && !goes_on {
+            self.finish_inode(subvolume);
+            self.close_segment(subvolume.segment.take());
+            subvolume.segment = self.open_segment(leaf);
+        } else {
+            subvolume.segment = subvolume.segment.map(|open| self.extend_segment(open, leaf));
+        }
+        self.inode_items(leaf, subvolume);
+    }
+
+    fn inode_items(&mut self, leaf: &Leaf<'_>, subvolume: &mut Subvolume) {
         for (slot, key, data) in leaf.items() {
             if key.objectid == objectid::ORPHAN {
                 self.finish_inode(subvolume);
                 if key.item_type == KeyType::ORPHAN_ITEM {
                     subvolume.orphans.push(key.offset);
+                    subvolume.is_special();
                 }
                 continue;
             }
@@ -100,6 +134,9 @@ impl<'a> Checker<'a> {
             }
             let Some(mut inode) = subvolume.inode.take() else { continue };
             self.inode_item(leaf, slot, key, data, &mut inode);
+            if inode.has_subvolumes {
+                subvolume.is_special();
+            }
             subvolume.inode = Some(inode);
         }
     }
@@ -143,7 +180,8 @@ impl<'a> Checker<'a> {
         if kind == 0 {
             inode.inline_len = Some(ram_bytes);
             inode.bytes = inode.bytes.saturating_add(ram_bytes);
-            inode.extent_end = start.saturating_add(ram_bytes).next_multiple_of(self.sectorsize);
+            let end = start.saturating_add(ram_bytes).checked_next_multiple_of(self.sectorsize);
+            inode.extent_end = end.unwrap_or(u64::MAX);
             let stored = (data.len() as u64).saturating_sub(21);
             if ram_bytes == 0 || ram_bytes > self.sectorsize || stored > self.sectorsize {
                 let text = format!("inode {}: {ram_bytes} bytes of inline data, more than a sector or none", inode.ino);
@@ -268,13 +306,14 @@ impl<'a> Checker<'a> {
         }
         if facts.nlink == 0 {
             subvolume.nameless.push((ino, place));
+            subvolume.is_special();
         }
         self.book_type(ino, inode.nr_names, file_type, place);
     }
 
     /// The same subvolume for a second walk.
     pub(crate) fn subvolume_again(&self, tree: RootId) -> Subvolume {
-        Subvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new() }
+        Subvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new(), segment: None }
     }
 
     fn compare_orphans(&mut self, subvolume: &Subvolume) {

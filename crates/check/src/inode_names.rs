@@ -90,6 +90,7 @@ impl<'a> Checker<'a> {
                 continue;
             }
             if location.item_type == KeyType::ROOT_ITEM {
+                inode.has_subvolumes = true;
                 self.subvolume_entry(leaf.tree, location.objectid, inode.ino, key.offset, name, place);
                 if file_type != FileType::Directory as u8 {
                     let text = format!("directory {}: the entry of a subvolume has type {file_type}", inode.ino);
@@ -120,18 +121,29 @@ impl<'a> Checker<'a> {
         self.names.add(fact, i64::try_from(names).unwrap_or(i64::MAX), at);
     }
 
-    /// Directories and inodes of this subvolume disagree: walks it again to tell about which names.
-    pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
-        self.names.keep_disagreements();
-        self.sink.mute(true);
-        let stats = self.stats;
+    fn names_again(&mut self, root: &TreeRoot) {
         let mut subvolume = self.subvolume_again(root.id);
-        self.walk(&root, &mut |checker, event| {
+        self.walk(root, &mut |checker, event| {
             if let Event::Leaf(leaf) = event {
                 checker.inode_leaf(leaf, &mut subvolume);
             }
         });
         self.finish_inode(&mut subvolume);
+    }
+
+    /// Directories and inodes of this subvolume disagree: walks it again to tell about which names.
+    pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
+        let stats = self.stats;
+        self.sink.mute(true);
+        // The buckets know nothing of what other subvolumes have too.
+        let segments = std::mem::replace(&mut self.segments.enabled, false);
+        if segments {
+            self.names.clear();
+            self.names_again(&root);
+        }
+        self.names.keep_disagreements();
+        self.names_again(&root);
+        self.segments.enabled = segments;
         self.sink.mute(false);
         self.stats = stats;
         let (facts, overflowed) = self.names.disagreements();

@@ -32,6 +32,7 @@ mod quota;
 mod raw;
 mod reader;
 mod root;
+mod segment;
 mod small_trees;
 mod superblock;
 mod walk;

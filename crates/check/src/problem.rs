@@ -83,7 +83,7 @@ codes! {
     Qgroup = "W-QGROUP", "A quota group's numbers are not those of its subvolume.";
     QgroupItem = "E-QGROUP-ITEM", "Items of the quota tree contradict each other.";
     Log = "E-LOG", "The tree log is broken, or lies on allocated extents.";
-    Limit = "W-LIMIT", "A part was left out because checking it would take too long.";
+    Limit = "E-LIMIT", "A part was left out because checking it would take too long.";
 }
 
 impl Code {
@@ -183,11 +183,12 @@ pub(crate) struct Sink<'a> {
     /// Same block, same slot, same code: told once, however many trees share the block.
     told: HashSet<(Code, u64, usize)>,
     muted: bool,
+    total: u64,
 }
 
 impl<'a> Sink<'a> {
     pub(crate) fn new(limits: Limits, tell: &'a mut dyn FnMut(Problem)) -> Self {
-        Self { tell, limits, counts: BTreeMap::new(), told: HashSet::new(), muted: false }
+        Self { tell, limits, counts: BTreeMap::new(), told: HashSet::new(), muted: false, total: 0 }
     }
 
     pub(crate) fn report(&mut self, code: Code, place: Place, text: impl Into<String>) {
@@ -202,6 +203,7 @@ impl<'a> Sink<'a> {
             return;
         }
         *count += 1;
+        self.total += 1;
         if *count <= self.limits.per_code {
             (self.tell)(Problem { code, place, text: text.into() });
         }
@@ -210,6 +212,11 @@ impl<'a> Sink<'a> {
     /// While muted nothing is told or counted: a second walk over what was told already.
     pub(crate) fn mute(&mut self, muted: bool) {
         self.muted = muted;
+    }
+
+    /// How many problems there are so far.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
     }
 
     /// Whether any damage was found.

@@ -37,6 +37,11 @@ struct Users {
 }
 
 impl Quota {
+    /// Whether every block of every subvolume must be seen.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active
+    }
+
     /// The next blocks and extents belong to this subvolume.
     pub(crate) fn begin(&mut self, tree: Option<RootId>) {
         self.current = tree;
@@ -62,14 +67,12 @@ impl Quota {
         if users.first != tree {
             users.several = true;
         }
-        self.found.entry(tree).or_default().0 += len_bytes;
-        match exclusive_of {
-            Some((tree, true)) => self.found.entry(tree).or_default().1 += len_bytes,
-            Some((first, false)) => {
-                let exclusive = &mut self.found.entry(first).or_default().1;
-                *exclusive = exclusive.saturating_sub(len_bytes);
-            }
-            None => {}
+        // Lengths in a crafted image may be anything.
+        let found = self.found.entry(tree).or_default();
+        found.0 = found.0.wrapping_add(len_bytes);
+        if let Some((tree, gains)) = exclusive_of {
+            let exclusive = &mut self.found.entry(tree).or_default().1;
+            *exclusive = if gains { exclusive.wrapping_add(len_bytes) } else { exclusive.wrapping_sub(len_bytes) };
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ubtrfs_format::item::{RootItem, RootRef};
+use ubtrfs_format::item::{DirEntry, RootItem, RootRef};
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use uuid::Uuid;
 
@@ -43,6 +43,8 @@ pub(crate) struct Roots {
     /// By parent and child.
     links: BTreeMap<(u64, u64), Link>,
     orphans: BTreeSet<u64>,
+    /// Subvolumes that the root tree's directory names.
+    defaults: Vec<(u64, Place)>,
     /// Subvolumes whose directories were read to the end.
     read: BTreeSet<u64>,
 }
@@ -77,11 +79,19 @@ impl<'a> Checker<'a> {
             match key.item_type {
                 KeyType::ROOT_ITEM => self.root_item(key, data, place),
                 KeyType::ROOT_REF | KeyType::ROOT_BACKREF => self.root_ref(key, data, place),
+                KeyType::DIR_ITEM if key.objectid == RootId::ROOT_TREE_DIR.0 => self.default_subvolume(data, place),
                 KeyType::ORPHAN_ITEM if key.objectid == objectid::ORPHAN => {
                     self.roots.orphans.insert(key.offset);
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// The entry `default` of the root tree's directory.
+    fn default_subvolume(&mut self, data: &[u8], place: Place) {
+        for entry in DirEntry::decode_all(data).unwrap_or_default() {
+            self.roots.defaults.push((entry.location.objectid, place));
         }
     }
 
@@ -205,6 +215,12 @@ impl<'a> Checker<'a> {
                 self.sink.report(Code::RootRef, root.place, format!("subvolume {id} has no name"));
             }
         }
+        for (id, place) in std::mem::take(&mut self.roots.defaults) {
+            if !self.roots.trees.contains_key(&id) {
+                let text = format!("the default subvolume is {id}, which does not exist");
+                self.sink.report(Code::RootRef, place, text);
+            }
+        }
         for orphan in std::mem::take(&mut self.roots.orphans) {
             if !self.roots.trees.contains_key(&orphan) {
                 let text = format!("orphan item of subvolume {orphan}, which does not exist");
@@ -232,6 +248,7 @@ impl<'a> Checker<'a> {
         let mut roots: Vec<Root> = self.roots.trees.values().copied().collect();
         roots.retain(|root| root.root.kind == Kind::Files);
         roots.sort_by_key(|root| root.refs == 0);
+        self.segments.enabled = roots.len() > 2 && !self.quota.is_active();
         for root in roots {
             if root.refs == 0 {
                 self.quota.begin(None);
@@ -242,6 +259,7 @@ impl<'a> Checker<'a> {
             }
         }
         self.quota.begin(None);
+        self.segments.enabled = false;
     }
 
     /// Generation that nothing can be above.

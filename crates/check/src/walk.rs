@@ -15,6 +15,7 @@ use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
 use crate::reader::{Care, Edge, Reader};
+use crate::segment::Known;
 
 /// Leaves that are read at once.
 const WINDOW_BYTES: usize = 8 << 20;
@@ -69,6 +70,8 @@ impl<'b> Leaf<'b> {
 pub(crate) enum Event<'l, 'b> {
     /// A leaf, in key order.
     Leaf(&'l Leaf<'b>),
+    /// Leaves that another subvolume has too, in which nothing is wrong.
+    Known(&'l Known),
     /// Something that cannot be read is missing here.
     Gap,
 }
@@ -118,6 +121,69 @@ impl<'a> Checker<'a> {
         state: &mut State,
         on_event: &mut OnEvent<'_, 'a>,
     ) {
+        if level == 0 && tree.kind == Kind::Files && tree.drop.is_none() {
+            return self.walk_leaves(tree, edges, state, on_event);
+        }
+        self.walk_edges(tree, edges, level, state, on_event);
+    }
+
+    /// Leaves out what other subvolumes have too.
+    fn walk_leaves(&mut self, tree: &TreeRoot, edges: &[Edge], state: &mut State, on_event: &mut OnEvent<'_, 'a>) {
+        let known = self.known_segments(edges);
+        let mut from = 0;
+        let mut at = 0;
+        while at < edges.len() {
+            let Some((to, segment)) = known.get(&at).filter(|(to, _)| self.were_reached(&edges[at..*to])) else {
+                at += 1;
+                continue;
+            };
+            self.walk_edges(tree, &edges[from..at], 0, state, on_event);
+            self.visit_known(tree, &edges[at..*to], segment, state);
+            on_event(self, Event::Known(segment));
+            (from, at) = (*to, *to);
+        }
+        self.walk_edges(tree, &edges[from..], 0, state, on_event);
+    }
+
+    fn were_reached(&self, edges: &[Edge]) -> bool {
+        let reached = |edge: &Edge| {
+            let block = self.blocks.get(edge.bytenr);
+            block.is_some_and(|block| block.flags & REACHED_NOW != 0 && block.flags & LOST == 0)
+        };
+        edges.iter().all(reached)
+    }
+
+    /// Books leaves that are not read again.
+    fn visit_known(&mut self, tree: &TreeRoot, edges: &[Edge], segment: &Known, state: &mut State) {
+        for edge in edges {
+            let block = self.blocks.entry(edge.bytenr);
+            let twice = std::mem::replace(&mut block.last_walk, state.walk) == state.walk;
+            if edge.counts_for == block.owner {
+                block.flags |= OWNER_REF;
+            }
+            if twice {
+                let text = "a tree block is reached twice in one tree";
+                self.sink.report(Code::BlockTwice, Place::block(tree.id, edge.bytenr), text);
+            }
+        }
+        let first = edges.first().and_then(|edge| Some((edge.key?, edge.bytenr)));
+        if let (Some((key, bytenr)), Some(last)) = (first, state.last_key[0])
+            && last >= key
+        {
+            let text = format!("the first key {key} is not above the last key before it, {last}");
+            self.sink.report(Code::KeyOrder, Place::block(tree.id, bytenr), text);
+        }
+        state.last_key[0] = Some(segment.last_key);
+    }
+
+    fn walk_edges(
+        &mut self,
+        tree: &TreeRoot,
+        edges: &[Edge],
+        level: u8,
+        state: &mut State,
+        on_event: &mut OnEvent<'_, 'a>,
+    ) {
         let window = if level == 0 { (WINDOW_BYTES / self.nodesize).max(1) } else { NODES_AT_ONCE };
         for edges in edges.chunks(window) {
             let mut buf = std::mem::take(&mut self.buf);
@@ -149,7 +215,13 @@ impl<'a> Checker<'a> {
     fn read_window(&mut self, tree: &TreeRoot, edges: &[Edge], buf: &mut Vec<u8>) -> Vec<Option<usize>> {
         let mut order: Vec<u32> = (0..edges.len() as u32).collect();
         order.sort_by_key(|&at| edges[at as usize].bytenr);
-        let care: Vec<Care> = edges.iter().map(|edge| self.care(edge)).collect();
+        let mut care: Vec<Care> = edges.iter().map(|edge| self.care(edge)).collect();
+        self.nr_again += care.iter().filter(|care| **care == Care::Again).count() as u64;
+        if self.nr_again > self.again_max {
+            care.iter_mut().filter(|care| **care == Care::Again).for_each(|care| *care = Care::Skip);
+            let text = "subvolumes share blocks in more ways than can be looked at";
+            self.sink.report(Code::Limit, Place { slot: Some(0), ..Place::block(tree.id, 0) }, text);
+        }
         buf.resize(edges.len() * self.nodesize, 0);
         let reader = Reader {
             volumes: self.volumes,

@@ -147,6 +147,36 @@ fn what_btrfs_check_finds_is_found() {
     assert!(missed.is_empty(), "{} missed:\n{}", missed.len(), missed.join("\n\n"));
 }
 
+/// Several damages at once, of which the first may hide what the next would do: the checker comes to an end.
+#[test]
+fn heaps_of_damage_end() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let seed = Rng::seed_or(1);
+    let wanted: usize = std::env::var("UBTRFS_CORRUPT").ok().and_then(|text| text.parse().ok()).unwrap_or(100);
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed ^ 77);
+    let (mut slowest, mut undetected) = (std::time::Duration::ZERO, 0);
+    for spec in ["default", "nodes of 4 KiB", "hole extents"] {
+        let image = base(KernelImageSpec::named(spec), rng.next_u64());
+        let corruptor = Corruptor::new(&image).unwrap();
+        for _ in 0..wanted.div_ceil(3) {
+            let mut damages = Vec::new();
+            for _ in 0..=rng.below(12) {
+                let way = *rng.pick(Corruption::ALL);
+                let way = if rng.one_in(2) { Corruption::BitFlip } else { way };
+                damages.extend(corruptor.apply(way, &mut rng).unwrap());
+            }
+            let started = std::time::Instant::now();
+            undetected += usize::from(!ours(&image, &mut Vec::new()));
+            slowest = slowest.max(started.elapsed());
+            damages.into_iter().rev().for_each(|damage| damage.undo(&image).unwrap());
+        }
+    }
+    println!("{wanted} heaps of damage, {undetected} not noticed, slowest {slowest:?}");
+}
+
 fn image_path(image: &Image) -> std::path::PathBuf {
     image.path().to_owned()
 }

@@ -1,0 +1,93 @@
+//! `ubtrfs check` as a user runs it: exit status, lines, JSON, and an image that stays as it was.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use ubtrfs_device::{Access, FileDevice};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{Corruption, Corruptor, Image, Rng, capability};
+
+fn check(args: &[&str], image: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ubtrfs")).arg("check").args(args).arg(image).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn made() -> Image {
+    let image = Image::empty(256 << 20).unwrap();
+    let device = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
+    ubtrfs_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+    image
+}
+
+#[test]
+fn a_whole_filesystem_is_clean_and_stays_as_it_was() {
+    let image = made();
+    let before = image.digest().unwrap();
+    for args in [&[][..], &["--check-data-csum"]] {
+        let output = check(args, image.path());
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(text.lines().count() == 1 && text.ends_with(": clean\n"), "{text}");
+        assert!(output.stderr.is_empty());
+    }
+    assert_eq!(before, image.digest().unwrap());
+}
+
+#[test]
+fn each_problem_is_a_line_with_its_code() {
+    if !capability::program("btrfs") {
+        return;
+    }
+    let image = made();
+    let corruptor = Corruptor::new(&image).unwrap();
+    corruptor.apply(Corruption::DevItemUsed, &mut Rng::new(1)).unwrap().unwrap();
+    let before = image.digest().unwrap();
+    let output = check(&[], image.path());
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("E-DEVICE: tree 3 bytenr "), "{text}");
+    assert!(text.lines().last().unwrap().contains("E-DEVICE"), "{text}");
+
+    let output = check(&["--json"], image.path());
+    assert_eq!(output.status.code(), Some(1));
+    let lines: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["code"], "E-DEVICE");
+    assert_eq!(lines[0]["tree"], 3);
+    let last = lines.last().unwrap();
+    assert_eq!((&last["clean"], &last["complete"]), (&Value::Bool(false), &Value::Bool(true)));
+    assert_eq!(before, image.digest().unwrap());
+}
+
+#[test]
+fn what_cannot_be_checked_is_told_apart_from_damage() {
+    let noise = Image::empty(64 << 20).unwrap();
+    let missing = noise.path().with_extension("missing");
+    let future = made();
+    // Bit 40 of the incompat features.
+    future.patch_superblocks(|raw| raw[193] = 1).unwrap();
+    for image in [noise.path(), &missing, future.path()] {
+        let output = check(&[], image);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.starts_with("ubtrfs: ") && text.lines().count() == 1, "{text}");
+        assert!(output.stdout.is_empty());
+    }
+    let held = made();
+    let _device = FileDevice::open(held.path(), Access::ReadWrite).unwrap();
+    assert_eq!(check(&[], held.path()).status.code(), Some(2));
+}
+
+#[test]
+fn unknown_features_that_allow_reading_are_tolerated() {
+    let image = made();
+    // Bit 40 of the compat_ro features.
+    image.patch_superblocks(|raw| raw[185] = 1).unwrap();
+    let output = check(&[], image.path());
+    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+}
