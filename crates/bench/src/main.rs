@@ -32,6 +32,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// The program's allocator, so that the engine is measured as it runs there.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measure btrfs engines: this one in its own process and mounted, Linux's, and a FUSE server that does nothing.
 #[derive(Parser)]
 #[command(name = "bench", version, disable_help_subcommand = true)]

@@ -14,10 +14,10 @@ mod logging;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::{Parser, Subcommand};
+
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-use clap::{Parser, Subcommand};
 
 /// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.
 #[derive(Parser)]

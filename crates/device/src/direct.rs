@@ -1,4 +1,4 @@
-//! Large aligned writes past the page cache (`O_DIRECT`): the device takes them from the engine's buffers.
+//! Large aligned reads and writes past the page cache (`O_DIRECT`): the device works on the engine's buffers.
 //!
 //! A copy into the page cache, and the memory for it, cost more than everything else that a large write does. Small or
 //! unaligned writes go through the page cache, where neighbours meet. Linux keeps the two coherent: a direct write writes
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::AlignedBuf;
 
-/// A second handle of an image file or block device, for direct writes.
+/// A second handle of an image file or block device, for direct I/O.
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: Option<File>,
@@ -28,9 +28,9 @@ pub(crate) struct Direct {
 
 impl Direct {
     /// A handle for `file`, which `path` led to; one that takes nothing where the filesystem has no direct I/O.
-    pub(crate) fn open(path: &Path, file: &File) -> Self {
+    pub(crate) fn open(path: &Path, file: &File, writable: bool) -> Self {
         let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
-        let opened = File::options().read(true).write(true).custom_flags(flags).open(path).ok();
+        let opened = File::options().read(true).write(writable).custom_flags(flags).open(path).ok();
         // The path may lead elsewhere by now.
         let same = |other: &File| {
             let (a, b) = (rustix::fs::fstat(file), rustix::fs::fstat(other));
@@ -39,38 +39,53 @@ impl Direct {
         Self { file: opened.filter(same), refused: AtomicBool::new(false) }
     }
 
-    /// A handle that takes nothing.
-    pub(crate) fn none() -> Self {
-        Self { file: None, refused: AtomicBool::new(true) }
-    }
-
     /// Writes from the start of `bufs`; how many bytes, which is 0 where this is not for direct I/O (I1).
     pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(file) = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return Ok(0) };
-        if !suits(offset, bufs) {
+        if !suits(offset, bufs.iter().map(|buf| &**buf)) {
             return Ok(0);
         }
-        loop {
-            match rustix::io::pwritev(file, bufs, offset) {
-                Ok(written) => return Ok(written),
-                Err(Errno::INTR) => {}
-                Err(Errno::INVAL | Errno::NOTSUP) => {
-                    self.refused.store(true, Ordering::Relaxed);
-                    return Ok(0);
-                }
-                Err(errno) => return Err(errno.into()),
+        retry(|| match rustix::io::pwritev(file, bufs, offset) {
+            Err(Errno::INVAL | Errno::NOTSUP) => {
+                self.refused.store(true, Ordering::Relaxed);
+                Ok(0)
             }
+            result => result,
+        })
+    }
+
+    /// Reads into the start of `buf`; how many bytes, which is 0 where this is not for direct I/O (I1).
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let Some(file) = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return Ok(0) };
+        if !suits(offset, std::iter::once(&*buf)) {
+            return Ok(0);
+        }
+        retry(|| match rustix::io::pread(file, &mut *buf, offset) {
+            Err(Errno::INVAL | Errno::NOTSUP) => {
+                self.refused.store(true, Ordering::Relaxed);
+                Ok(0)
+            }
+            result => result,
+        })
+    }
+}
+
+fn retry(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
         }
     }
 }
 
 /// Whether all borders are where a device can take them, and it is worth a trip of its own.
-fn suits(offset: u64, bufs: &[IoSlice<'_>]) -> bool {
+fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool {
     let aligned = |value: usize| value.is_multiple_of(AlignedBuf::ALIGN);
-    let total: usize = bufs.iter().map(|buf| buf.len()).sum();
+    let total: usize = bufs.clone().map(<[u8]>::len).sum();
     total >= MIN_BYTES
         && offset.is_multiple_of(AlignedBuf::ALIGN as u64)
-        && bufs.iter().all(|buf| aligned(buf.len()) && aligned(buf.as_ptr().addr()))
+        && bufs.into_iter().all(|buf| aligned(buf.len()) && aligned(buf.as_ptr().addr()))
 }
 
 /// Below this, the page cache is faster: it gathers neighbours.

@@ -160,7 +160,7 @@ impl std::error::Error for OpenError {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// For large writes.
+    /// For large reads and writes.
     direct: Direct,
     path: PathBuf,
     len_bytes: u64,
@@ -217,7 +217,7 @@ impl FileDevice {
         let held = if is_block { Vec::new() } else { claim_image(path, access, &metadata)? };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
-        let direct = if access == Access::ReadWrite { Direct::open(path, &file) } else { Direct::none() };
+        let direct = Direct::open(path, &file, access == Access::ReadWrite);
         Ok(Self {
             file,
             direct,
@@ -349,7 +349,14 @@ impl Device for FileDevice {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         check_range(offset, buf.len(), self.len_bytes, io::ErrorKind::UnexpectedEof)?;
-        self.file.read_exact_at(buf, offset)
+        let mut done = 0;
+        while done < buf.len() {
+            match self.direct.read(offset + done as u64, &mut buf[done..])? {
+                0 => return self.file.read_exact_at(&mut buf[done..], offset + done as u64),
+                read => done += read,
+            }
+        }
+        Ok(())
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -13,6 +13,7 @@ use crate::dir_item::{self, Change, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::now;
 use crate::inode::{Inherited, Inode, InodeState};
+use crate::known_names::KnownNames;
 use crate::property;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 use crate::xattr;
@@ -33,7 +34,10 @@ impl Fs {
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
-        let slot = NameSlot::read(&dir_inode.tree, dir.ino, name)?;
+        let slot = match dir_state.lacks_name(name) {
+            true => NameSlot::absent(dir.ino, name),
+            false => NameSlot::read(&dir_inode.tree, dir.ino, name)?,
+        };
         slot.check_free()?;
         let index = next_index(&dir_inode, &mut dir_state)?;
         let time = now();
@@ -51,7 +55,7 @@ impl Fs {
         dir_item::put_changes(&op, tree, changes);
         let attr = draft.put(&op, 1, self);
         dir_state.next_index = Some(index + 1);
-        entry_changed(&mut dir_state, time, 2 * name.len() as u64, 0);
+        entry_changed(&mut dir_state, time, Some(name), None);
         dir_inode.put_item(&op, &mut dir_state);
         Ok(attr)
     }
@@ -106,6 +110,7 @@ impl Fs {
         let mut state = InodeState::new(item);
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
+            state.known_names = Some(KnownNames::of_empty(&self.names));
         }
         if let (true, Some(method)) = (state.is_dir() || state.is_regular(), inherited.compression)
             && !state.has_flags(InodeFlags::NODATACOW)
@@ -252,9 +257,16 @@ pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
     Ok(index)
 }
 
-/// What a change of a directory's entries does to its own item.
-pub(crate) fn entry_changed(dir: &mut InodeState, time: Timespec, added_bytes: u64, removed_bytes: u64) {
-    dir.item.size = dir.item.size.saturating_add(added_bytes).saturating_sub(removed_bytes);
+/// What a change of a directory's entries does to its own item and to what is known of its names. Every entry counts
+/// its name twice: in `DIR_ITEM` and in `DIR_INDEX`.
+pub(crate) fn entry_changed(dir: &mut InodeState, time: Timespec, added: Option<&[u8]>, removed: Option<&[u8]>) {
+    let bytes = |name: Option<&[u8]>| 2 * name.map_or(0, <[u8]>::len) as u64;
+    dir.item.size = dir.item.size.saturating_add(bytes(added)).saturating_sub(bytes(removed));
+    if let (Some(names), Some(name)) = (&mut dir.known_names, added)
+        && !names.add(name)
+    {
+        dir.known_names = None;
+    }
     dir.item.mtime = time;
     dir.item.ctime = time;
     dir.item.sequence = dir.item.sequence.wrapping_add(1);

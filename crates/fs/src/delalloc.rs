@@ -477,7 +477,7 @@ impl Fs {
         if job.start_failed && !job.policy.force && state.compression == CompressionProperty::Unset {
             state.item.flags |= InodeFlags::NOCOMPRESS.bits();
         }
-        state.data.forget_decompressed();
+        state.data.extents_changed();
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.tree, inode.id.ino);
         for unit in &mut job.units {

@@ -142,6 +142,12 @@ pub(crate) fn load_next_index(tree: &Tree, dir: Ino) -> Result<u64> {
     Ok(last.map_or(FIRST_INDEX, |(key, _)| key.offset.saturating_add(1).max(FIRST_INDEX)))
 }
 
+/// Whether a directory has no entries at all, whatever its size says.
+pub(crate) fn is_empty(tree: &Tree, dir: Ino) -> Result<bool> {
+    let start = Key::new(dir.0, KeyType::DIR_ITEM, 0);
+    Ok(tree.first_ge(&start, &dir_index_key(dir, u64::MAX))?.is_none())
+}
+
 /// The entries that share a name's hash, read once to look for the name and to add it.
 pub(crate) struct NameSlot<'n> {
     name: &'n [u8],
@@ -153,6 +159,11 @@ impl<'n> NameSlot<'n> {
     pub(crate) fn read(tree: &Tree, dir: Ino, name: &'n [u8]) -> Result<Self> {
         let key = dir_item_key(dir, name);
         Ok(Self { name, key, entries: read_entries(tree, &key)? })
+    }
+
+    /// The slot of a name that the directory is known not to have; others of its hash it has not either.
+    pub(crate) fn absent(dir: Ino, name: &'n [u8]) -> Self {
+        Self { name, key: dir_item_key(dir, name), entries: Vec::new() }
     }
 
     /// Fails where the name exists.

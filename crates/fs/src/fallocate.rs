@@ -243,7 +243,7 @@ impl Fs {
         let freed = state.data.discard(range.clone());
         drop(state.data.take_reservation(freed));
         self.data.dequeue(&mut state.data);
-        state.data.forget_decompressed();
+        state.data.extents_changed();
         let mut before = range.end;
         loop {
             let mut plan = ExtentPlan::default();

@@ -25,6 +25,8 @@ use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_transaction::DataReservation;
 
+use crate::readahead::ReadWindow;
+
 /// The largest buffer: what a sequential writer fills before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
@@ -168,6 +170,7 @@ pub(crate) struct FileData {
     /// The inode's place in the queue of inodes with dirty data.
     pub(crate) queued: Option<u64>,
     decompressed: Mutex<Option<Decompressed>>,
+    read_window: Mutex<ReadWindow>,
 }
 
 /// The compressed extent that was read last. Forgotten whenever the file's extent items change, so that its address
@@ -210,9 +213,15 @@ impl FileData {
         *self.decompressed.lock() = Some(last);
     }
 
-    /// To be called whenever extent items change.
-    pub(crate) fn forget_decompressed(&mut self) {
+    /// To be called whenever extent items change: forgets what was read of them.
+    pub(crate) fn extents_changed(&mut self) {
         *self.decompressed.get_mut() = None;
+        *self.read_window.get_mut() = ReadWindow::default();
+    }
+
+    /// How the file is being read.
+    pub(crate) fn read_window(&self) -> &Mutex<ReadWindow> {
+        &self.read_window
     }
 
     /// Whether all data is in the trees.

@@ -17,12 +17,14 @@ use ubtrfs_transaction::{Engine, Flusher, Geometry, MetadataReservation, OpenOpt
 
 use crate::committer::Committer;
 use crate::delalloc::DataPath;
-use crate::dir_item::in_tree;
+use crate::dir_item::{self, in_tree};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, InodeState};
 use crate::inode_cache::InodeCache;
+use crate::known_names::{KnownNames, NameBudget};
 use crate::memory_budget::MemoryBudget;
 use crate::options::{AtimeMode, MountOptions};
+use crate::readahead::Readahead;
 use crate::subvolume::Subvolume;
 use crate::types::{Attr, InodeId, mode};
 
@@ -33,11 +35,13 @@ pub struct Fs {
     pub(crate) options: MountOptions,
     pub(crate) geometry: Geometry,
     pub(crate) inodes: InodeCache,
+    pub(crate) names: Arc<NameBudget>,
     /// Subvolumes that were entered.
     pub(crate) subvolumes: RwLock<HashMap<RootId, Arc<Subvolume>>>,
     /// Held by renames, so that the directories' order does not change while one decides on a loop.
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) data: DataPath,
+    pub(crate) readahead: Readahead,
     pub(crate) committer: Committer,
     root: InodeId,
     closed: AtomicBool,
@@ -63,7 +67,9 @@ impl Fs {
         let inodes = InodeCache::new(usize::try_from(budget.inode_bytes / INODE_BYTES).unwrap_or(usize::MAX));
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
+            readahead: Readahead::new(budget.read_bytes),
             inodes,
+            names: NameBudget::new(budget.inode_bytes / 4),
             subvolumes: RwLock::default(),
             rename_lock: Mutex::default(),
             committer: Committer::new(options.commit_secs),
@@ -78,6 +84,7 @@ impl Fs {
         if !fs.inode(fs.root)?.read()?.is_dir() {
             return Err(Error::NotDirectory);
         }
+        fs.readahead.start(&fs);
         if fs.read_only().is_none() {
             fs.committer.start(&fs);
             fs.data.threads.start(&fs);
@@ -128,6 +135,7 @@ impl Fs {
         }
         self.committer.stop();
         self.data.threads.stop();
+        self.readahead.stop();
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
             None => self.delete_unused_orphans().and_then(|()| self.flush_all_data()),
@@ -202,6 +210,9 @@ impl Fs {
         let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
         let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
         let mut state = InodeState::new(InodeItem::decode(&raw).map_err(in_tree(&tree))?);
+        if state.is_dir() && state.item.size == 0 && dir_item::is_empty(&tree, id.ino)? {
+            state.known_names = Some(KnownNames::of_empty(&self.names));
+        }
         if state.is_regular() || state.is_dir() {
             state.compression = crate::property::load_compression(&tree, id.ino, state.item.flags())?;
         }

@@ -18,6 +18,7 @@ use ubtrfs_transaction::{Operation, Tree};
 use crate::acl::Acl;
 use crate::error::{Error, Result};
 use crate::file_data::FileData;
+use crate::known_names::KnownNames;
 use crate::subvolume::Subvolume;
 use crate::types::{Attr, InodeId, mode, rdev_of_item};
 
@@ -46,6 +47,8 @@ pub(crate) struct InodeState {
     pub(crate) compression: CompressionProperty,
     /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
     pub(crate) next_index: Option<u64>,
+    /// All names, of a directory that was empty once since it was loaded.
+    pub(crate) known_names: Option<KnownNames>,
     /// What new entries take over from this directory, once it is known; forgotten when an attribute changes.
     pub(crate) inherit: Option<Arc<Inherited>>,
     /// The inode's items are being deleted or are gone; see [`Inode::write`].
@@ -80,6 +83,7 @@ impl InodeState {
             data: FileData::default(),
             compression: CompressionProperty::default(),
             next_index: None,
+            known_names: None,
             inherit: None,
             dead: false,
             linkable: false,
@@ -100,6 +104,11 @@ impl InodeState {
 
     pub(crate) fn has_flags(&self, flags: InodeFlags) -> bool {
         self.item.flags().intersects(flags)
+    }
+
+    /// Whether a directory is known not to have the name; else the tree must be asked.
+    pub(crate) fn lacks_name(&self, name: &[u8]) -> bool {
+        self.known_names.as_ref().is_some_and(|names| names.lacks(name))
     }
 
     /// The item to put: as in memory, with the size that is on disk (I1).

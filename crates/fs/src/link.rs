@@ -69,7 +69,7 @@ impl Fs {
         dir_item::put_changes(&op, tree, changes);
         let dir_state = locked.of(&dir_inode);
         dir_state.next_index = Some(index + 1);
-        entry_changed(dir_state, time, 2 * name.len() as u64, 0);
+        entry_changed(dir_state, time, Some(name), None);
         dir_inode.put_item(&op, dir_state);
         let state = locked.of(&inode);
         if state.item.nlink == 0 {
@@ -135,7 +135,7 @@ impl Fs {
             let op = self.engine.begin(reservation);
             dir_item::put_changes(&op, &dir_inode.tree, changes);
             let dir_state = locked.of(&dir_inode);
-            entry_changed(dir_state, time, 0, 2 * name.len() as u64);
+            entry_changed(dir_state, time, None, Some(name));
             dir_inode.put_item(&op, dir_state);
             let unlinked = drop_link(&op, &inode, locked.of(&inode), time);
             drop(op);
@@ -178,7 +178,7 @@ impl Fs {
         dir_item::plan_remove(&mut changes, &dir.tree, dir.id.ino, name, index)?;
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &dir.tree, changes);
-        entry_changed(&mut state, now(), 0, 2 * name.len() as u64);
+        entry_changed(&mut state, now(), None, Some(name));
         dir.put_item(&op, &mut state);
         Ok(())
     }

@@ -84,7 +84,7 @@ impl Fs {
         if !state.is_dir() {
             return Err(Error::NotDirectory);
         }
-        if dir.ino == EMPTY_DIR {
+        if dir.ino == EMPTY_DIR || state.lacks_name(name) {
             return Err(Error::NotFound);
         }
         let entry = dir_item::find_entry(&dir_inode.tree, dir.ino, name)?.ok_or(Error::NotFound)?;

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most two thirds |
 //! | dirty | a quarter of the rest | dirty file data and buffers kept for it; at most [`DIRTY_MAX`] |
+//! | reads | a sixteenth | read-ahead |
 //! | engine | a half | node cache, delayed items of two epochs |
 //! | inodes | a sixteenth | inodes that nobody uses |
 //!
@@ -14,6 +15,8 @@
 pub(crate) struct MemoryBudget {
     /// Dirty file data, and buffers kept for more of it.
     pub dirty_bytes: u64,
+    /// Read-ahead.
+    pub read_bytes: u64,
     /// Node cache and delayed items.
     pub engine_bytes: u64,
     /// Cached inodes.
@@ -24,7 +27,12 @@ impl MemoryBudget {
     /// Shares out `total_bytes`. What is too little to work with counts as a few MiB.
     pub(crate) fn of(total_bytes: u64) -> Self {
         let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 3);
-        Self { dirty_bytes: (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX), engine_bytes: rest / 2, inode_bytes: rest / 16 }
+        Self {
+            dirty_bytes: (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX),
+            read_bytes: rest / 16,
+            engine_bytes: rest / 2,
+            inode_bytes: rest / 16,
+        }
     }
 }
 
@@ -52,7 +60,10 @@ mod tests {
     fn shares_stay_within_the_total() {
         for mib in [16u64, 64, 128, 512, 1024, 65536] {
             let budget = MemoryBudget::of(mib << 20);
-            assert!(budget.dirty_bytes + budget.engine_bytes + budget.inode_bytes < mib << 20, "{mib}: {budget:?}");
+            assert!(
+                budget.dirty_bytes + budget.read_bytes + budget.engine_bytes + budget.inode_bytes < mib << 20,
+                "{mib}: {budget:?}"
+            );
         }
         assert!((DEFAULT_MIN..=DEFAULT_MAX).contains(&default_memory_bytes()));
     }

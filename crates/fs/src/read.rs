@@ -37,7 +37,11 @@ impl Fs {
             let rest = state.item.size.saturating_sub(offset);
             let len = buf.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
             let buf = &mut buf[..len];
-            self.read_merged(&inode, &state, offset, buf)?;
+            let slots = self.readahead.advance(&inode, &state, offset, len as u64);
+            for gap in state.data.read(offset, buf) {
+                let part = &mut buf[(gap.start - offset) as usize..(gap.end - offset) as usize];
+                self.read_through_slots(&inode, &state, gap.start, part, &slots)?;
+            }
             len
         };
         if read > 0 {
@@ -100,7 +104,7 @@ impl Fs {
     }
 
     /// Fills `buf` from the extent items.
-    fn read_extents(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_extents(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
         let end = offset + buf.len() as u64;
         let mut from = offset;
         while from < end {

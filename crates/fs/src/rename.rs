@@ -101,7 +101,7 @@ impl Fs {
             if !state.is_dir() {
                 return Err(Error::NotDirectory);
             }
-            dir_item::find_entry(&dir.tree, dir.id.ino, name)?
+            if state.lacks_name(name) { None } else { dir_item::find_entry(&dir.tree, dir.id.ino, name)? }
         };
         let inode = match &entry {
             None => None,
@@ -163,11 +163,10 @@ impl Fs {
         if source_is_dir {
             op.note_directory_moved();
         }
-        let name_bytes = |name: &[u8]| 2 * name.len() as u64;
-        let kept = if whiteout.is_some() { name_bytes(from.name) } else { 0 };
-        entry_changed(locked.of(&from.dir), time, kept, name_bytes(from.name));
-        let replaced = if to.inode.is_some() { name_bytes(to.name) } else { 0 };
-        entry_changed(locked.of(&to.dir), time, name_bytes(to.name), replaced);
+        let kept = whiteout.is_some().then_some(from.name);
+        entry_changed(locked.of(&from.dir), time, kept, Some(from.name));
+        let replaced = to.inode.is_some().then_some(to.name);
+        entry_changed(locked.of(&to.dir), time, Some(to.name), replaced);
         from.dir.put_item(&op, locked.of(&from.dir));
         to.dir.put_item(&op, locked.of(&to.dir));
         inode_changed(locked.of(source), time);
@@ -208,7 +207,7 @@ impl Fs {
             op.note_directory_moved();
         }
         for dir in [&from.dir, &to.dir] {
-            entry_changed(locked.of(dir), time, 0, 0);
+            entry_changed(locked.of(dir), time, None, None);
             dir.put_item(&op, locked.of(dir));
         }
         for inode in [source, target] {

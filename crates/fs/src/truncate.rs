@@ -102,7 +102,7 @@ fn shrink(
     let freed = state.data.truncate(size);
     drop(state.data.take_reservation(freed));
     fs.data.dequeue(&mut state.data);
-    state.data.forget_decompressed();
+    state.data.extents_changed();
     loop {
         let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
         let step = reservation.nr_items() - 8;
