@@ -101,7 +101,7 @@ fn readers_side_by_side_see_whole_writes() {
         });
         for _ in 0..3 {
             scope.spawn(|| {
-                let mut last = vec![0; FILE_BYTES / BLOCK];
+                let mut last = [0; FILE_BYTES / BLOCK];
                 while !stop.load(Ordering::Acquire) {
                     for (block, last) in last.iter_mut().enumerate() {
                         let found = fs.read(id, (block * BLOCK) as u64, BLOCK).unwrap();
