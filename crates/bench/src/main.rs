@@ -8,6 +8,7 @@
 //! | `compare`   | workloads on several filesystems in turn, medians and ratios    |
 //! | `null_server` | a FUSE server that does nothing                               |
 //! | `exec`, `cgroup` | where programs run, and with how much memory               |
+//! | `limits`    | what memory, checksums and the disk allow                       |
 //! | `record`    | latencies, results                                              |
 //! | `cpu`       | processor time                                                  |
 //! | `tarball`   | a synthetic source tree as an archive                           |
@@ -18,6 +19,7 @@ mod cgroup;
 mod compare;
 mod cpu;
 mod exec;
+mod limits;
 mod machine;
 mod null_server;
 mod record;
@@ -48,6 +50,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Compare(compare::Args),
+    Limits(limits::Args),
     NullServer(null_server::Args),
     #[command(hide = true)]
     Exec(exec::Args),
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Limits(args) => limits::run(&args),
         Command::NullServer(args) => null_server::run(&args),
         Command::Exec(args) => exec::run(&args),
     };

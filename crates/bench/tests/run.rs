@@ -79,3 +79,19 @@ fn errors_are_one_line() {
         assert!(!output.status.success() && error.contains(says) && error.lines().count() == 1, "{args:?}: {error}");
     }
 }
+
+#[test]
+fn limits_of_the_machine_are_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(["limits", "--bytes", "4m", "-n", "1", "--warm", "--scratch"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let limits: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for name in ["memory_copy", "crc32c", "file_write", "file_read"] {
+        assert!(limits[format!("{name}_mib_per_second")].as_f64().unwrap() > 0.0, "{limits}");
+    }
+    assert!(limits["machine"]["kernel"].is_string(), "{limits}");
+}

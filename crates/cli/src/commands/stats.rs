@@ -142,7 +142,7 @@ fn shown(sample: &Sample) -> String {
     let name = short(&sample.name);
     match sample.value {
         value if name.ends_with("_bytes") => format_size(value as u64),
-        value if name.ends_with("_fill") => format!("{:.1}%", value * 100.0),
+        value if name.ends_with("_fill") || name.ends_with("_rate") => format!("{:.1}%", value * 100.0),
         value => format!("{value}"),
     }
 }
