@@ -95,6 +95,13 @@ impl BlockTable {
         self.records = records;
     }
 
+    /// Whether a range touches a block with an extent item.
+    pub(crate) fn overlaps(&self, bytenr: u64, len_bytes: u64, nodesize: u64) -> bool {
+        let at = self.records.partition_point(|block| block.bytenr < bytenr.saturating_add(len_bytes));
+        let before = at.checked_sub(1).and_then(|at| self.records.get(at));
+        before.is_some_and(|block| block.bytenr.saturating_add(nodesize) > bytenr)
+    }
+
     /// Whether a block was met that has no extent item.
     pub(crate) fn is_unrecorded(&self, bytenr: u64) -> bool {
         self.unrecorded.contains_key(&bytenr)

@@ -148,6 +148,10 @@ impl<'a> Checker<'a> {
         if self.options.data_csums {
             self.verify_data();
         }
+        if self.has_gaps && !self.sink.has_errors() {
+            // A gap has its cause, which was told; should it ever not be, the filesystem is not called clean.
+            self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be looked at");
+        }
         true
     }
 

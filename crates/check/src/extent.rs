@@ -300,6 +300,13 @@ impl<'a> Checker<'a> {
 const COLLISIONS_MAX: u64 = 1 << 12;
 
 impl DataExtents {
+    /// Whether this is a data extent.
+    pub(crate) fn contains(&self, bytenr: u64, len_bytes: u64, sectorsize: u64) -> bool {
+        let found = self.list.binary_search_by_key(&bytenr, |extent| extent.bytenr);
+        let found = found.ok().and_then(|at| self.list.get(at));
+        found.is_some_and(|extent| u64::from(extent.sectors).saturating_mul(sectorsize) == len_bytes)
+    }
+
     /// Whether a range touches a data extent.
     pub(crate) fn overlaps(&self, bytenr: u64, len_bytes: u64, sectorsize: u64) -> bool {
         let at = self.list.partition_point(|extent| extent.bytenr < bytenr.saturating_add(len_bytes));

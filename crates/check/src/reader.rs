@@ -8,7 +8,6 @@
 use std::thread;
 
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
-use ubtrfs_format::node::verify_csum;
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, Logical, RootId};
 use ubtrfs_volumes::Volumes;
 
@@ -154,14 +153,27 @@ impl Reader<'_> {
         outcome
     }
 
+    /// What was verified before is told again only where this pointer promises something else.
     fn read_again(&self, edges: &[&Edge], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {
-            let good = (0..span.copies).any(|copy| {
-                self.volumes.read_copy(Logical(edge.bytenr), raw, copy).is_ok()
-                    && verify_csum(raw, self.ctx.csum_type).is_ok()
-                    && self.check(edge, raw).is_none_or(|(_, usable, _)| usable)
-            });
-            outcomes.push(Outcome { usable: good, ..Outcome::default() });
+            let mut outcome = Outcome::default();
+            let mut failed = None;
+            for copy in 0..span.copies {
+                failed = match self.volumes.read_copy(Logical(edge.bytenr), raw, copy) {
+                    Ok(()) => self.check(edge, raw).map(|(code, usable, bad)| (code, usable, bad.cause.to_string())),
+                    Err(error) => Some((Code::BlockRead, false, one_line(&error))),
+                };
+                outcome.usable = failed.as_ref().is_none_or(|(_, usable, _)| *usable);
+                if outcome.usable {
+                    break;
+                }
+            }
+            if let Some((code, usable, text)) = failed
+                && (code == Code::BlockHeader || !usable)
+            {
+                outcome.problems.push((code, None, text));
+            }
+            outcomes.push(outcome);
         }
     }
 

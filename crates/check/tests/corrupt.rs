@@ -36,6 +36,9 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
         }
     }
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
+    if rng.one_in(3) {
+        run("btrfs", ["quota", "enable", &path("")]).unwrap();
+    }
     run("btrfs", ["subvolume", "create", &path("subvolume")]).unwrap();
     for file in 0..100 {
         std::fs::write(mount.join(format!("subvolume/file-{file}")), rng.content(9000)).unwrap();
@@ -92,7 +95,11 @@ fn what_btrfs_check_finds_is_found() {
     let wanted: usize = std::env::var("UBTRFS_CORRUPT").ok().and_then(|text| text.parse().ok()).unwrap_or(120);
     println!("seed {seed}, {wanted} damaged images");
     let mut rng = Rng::new(seed);
-    let specs = ["default", "hole extents", "nodes of 4 KiB", "single", "no skinny metadata, no extrefs", "mixed"];
+    let mut specs = vec!["default", "nodes of 4 KiB", "hole extents", "no skinny metadata, no extrefs"];
+    if wanted >= 200 {
+        specs.extend(["single", "mixed", "dup data", "nodes of 64 KiB", "block group tree", "no free space tree"]);
+        specs.push("space cache v1, hole extents");
+    }
     let mut missed = Vec::new();
     let mut tallies: BTreeMap<Corruption, Tally> = BTreeMap::new();
     let mut ways = Corruption::ALL.iter().cycle();
