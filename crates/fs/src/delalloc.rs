@@ -143,6 +143,10 @@ impl Flusher for Fs {
         })
     }
 
+    fn may_wait(&self) -> bool {
+        !FLUSHING.get()
+    }
+
     fn commit_soon(&self) -> bool {
         self.committer.commit_soon()
     }

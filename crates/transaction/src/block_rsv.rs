@@ -76,8 +76,8 @@ const RESERVE_NODES_MIN: u64 = 128;
 const RESERVE_MAX: u64 = 512 << 20;
 /// Mixed block groups are for small filesystems.
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
-/// Attempts of a reservation, with reclaim between them.
-const ATTEMPTS: usize = 3;
+/// Changes between two looks at whether to reclaim early.
+const EARLY_LOOK: u64 = 64;
 
 impl EpochLoad {
     /// An item was put, or its absence.
@@ -141,27 +141,72 @@ impl Engine {
     ) -> Result<MetadataReservation<'_>> {
         self.check_writable()?;
         self.limit_delayed_items()?;
-        let mut waited = None;
-        for attempt in 0..ATTEMPTS {
-            let mut nr_items = most;
-            loop {
-                if self.admit(nr_items as u64, purpose) {
-                    return Ok(MetadataReservation::counted(self, nr_items as u64));
-                }
-                if nr_items <= least {
-                    break;
-                }
-                nr_items = (nr_items / 2).max(least);
-            }
-            waited.get_or_insert_with(|| self.stats.span(Span::ReserveWait));
-            if attempt > 0 && purpose == Purpose::Change {
-                self.flush_data()?;
-            }
-            if attempt + 1 < ATTEMPTS {
-                self.commit()?;
+        let queues = purpose == Purpose::Change && self.may_wait();
+        let granted = || self.admit_most(most, least, purpose);
+        if !queues || self.metadata_tickets.is_empty() {
+            if let Some(reservation) = granted() {
+                self.reclaim_early(&reservation);
+                return Ok(reservation);
             }
         }
+        let _waited = self.stats.span(Span::ReserveWait);
+        let turn = queues.then(|| self.metadata_tickets.wait());
+        if let Some(turn) = &turn
+            && turn.is_hopeless()
+        {
+            return granted().ok_or(Error::NoSpace);
+        }
+        // From cheap to dear: a commit turns estimates into facts and frees what is pinned; dirty data written first
+        // turns more of them into facts.
+        for flushes_data in [false, true] {
+            if let Some(reservation) = granted() {
+                return Ok(reservation);
+            }
+            if flushes_data && purpose == Purpose::Change {
+                self.flush_data()?;
+            }
+            self.commit()?;
+        }
+        if let Some(reservation) = granted() {
+            return Ok(reservation);
+        }
+        if let Some(turn) = turn {
+            turn.fail();
+        }
         Err(Error::NoSpace)
+    }
+
+    /// Whether the caller may wait for others' reclaim.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.flusher().is_none_or(|flusher| flusher.may_wait())
+    }
+
+    /// Admits as many changes as there is room for, from `most` down to `least`.
+    fn admit_most(&self, most: usize, least: usize, purpose: Purpose) -> Option<MetadataReservation<'_>> {
+        let mut nr_items = most;
+        loop {
+            if self.admit(nr_items as u64, purpose) {
+                return Some(MetadataReservation::counted(self, nr_items as u64));
+            }
+            if nr_items <= least {
+                return None;
+            }
+            nr_items = (nr_items / 2).max(least);
+        }
+    }
+
+    /// Has the commit thread work before anybody must wait: when what is admitted takes most of the room.
+    fn reclaim_early(&self, admitted: &MetadataReservation<'_>) {
+        // A look now and then: the room shrinks by items, and a commit is asked for once a transaction.
+        let load = self.epoch.active();
+        if !load.nr_puts.is_multiple_of(EARLY_LOOK) || admitted.nr_items() == 0 {
+            return;
+        }
+        let info = self.space.info(SpaceKind::Metadata);
+        let (room, need) = (self.metadata_room(&info), self.metadata_need(&info, Purpose::Change));
+        if need > room - room / 8 && load.nr_puts > EARLY_LOOK {
+            self.ask_for_commit();
+        }
     }
 
     fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {

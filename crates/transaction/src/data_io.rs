@@ -11,6 +11,7 @@ use crate::block_rsv::Purpose;
 use crate::csum_tree::{self, SectorCsums};
 use crate::data_ledger::Referrer;
 use crate::engine::Engine;
+use crate::stats::Span;
 
 /// Data space promised to a writer.
 #[must_use = "a reservation that is dropped at once holds nothing"]
@@ -51,15 +52,33 @@ impl Engine {
     /// Data is only ever promised space that is there: a promise that could not be kept would lose what was written.
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;
-        for attempt in 0..3 {
-            if let Some(inner) = self.try_reserve_data(bytes)? {
-                return Ok(DataReservation { inner });
+        let queues = self.may_wait();
+        let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
+        if !queues || self.data_tickets.is_empty() {
+            if let Some(reservation) = granted()? {
+                return Ok(reservation);
             }
-            if attempt < 2 {
-                // Flushing turns pessimistic promises into extents; committing frees what is pinned.
-                self.flush_data()?;
-                self.commit()?;
+        }
+        let _waited = self.stats.span(Span::ReserveWait);
+        let turn = queues.then(|| self.data_tickets.wait());
+        if let Some(turn) = &turn
+            && turn.is_hopeless()
+        {
+            return granted()?.ok_or(Error::NoSpace);
+        }
+        for _ in 0..RECLAIMS {
+            if let Some(reservation) = granted()? {
+                return Ok(reservation);
             }
+            // Flushing turns pessimistic promises into extents; committing frees what is pinned.
+            self.flush_data()?;
+            self.commit()?;
+        }
+        if let Some(reservation) = granted()? {
+            return Ok(reservation);
+        }
+        if let Some(turn) = turn {
+            turn.fail();
         }
         Err(Error::NoSpace)
     }
@@ -185,6 +204,9 @@ impl Engine {
         })
     }
 }
+
+/// Rounds of reclaim before a reservation fails: what the first one wrote may free more for the second.
+const RECLAIMS: usize = 2;
 
 /// Whether all references of the item are this file's, at one place: then all are in one inline reference.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {

@@ -27,6 +27,7 @@ use crate::data_ledger::DataLedger;
 use crate::metric::Metric;
 use crate::node_store::NodeStore;
 use crate::stats::Stats;
+use crate::ticket::TicketQueue;
 use crate::tree_log::{FoundLog, TreeLog};
 use crate::tree_view::{RootState, Tree};
 use crate::unwind::EngineId;
@@ -96,6 +97,11 @@ pub trait Flusher: Send + Sync {
     /// Writes dirty file data, at least `target_bytes` of it, or all of it.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> Result<()>;
 
+    /// Whether the calling thread may wait for others who reclaim space: it holds no lock that they need.
+    fn may_wait(&self) -> bool {
+        true
+    }
+
     /// Has a thread commit soon, without waiting for it. Returns whether there is such a thread.
     fn commit_soon(&self) -> bool {
         false
@@ -124,6 +130,8 @@ pub struct Engine {
     pub(crate) committer: Mutex<Committer>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
+    pub(crate) data_tickets: TicketQueue,
+    pub(crate) metadata_tickets: TicketQueue,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
     id: EngineId,
@@ -179,6 +187,8 @@ impl Engine {
             committer: Mutex::new(Committer::new(&parts.superblock)),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
+            data_tickets: TicketQueue::default(),
+            metadata_tickets: TicketQueue::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
             id: EngineId::new(),

@@ -40,6 +40,7 @@ mod operation;
 mod stats;
 #[cfg(test)]
 mod test_tree;
+mod ticket;
 mod timeline;
 mod tree_log;
 mod tree_view;

@@ -88,15 +88,19 @@ impl Engine {
             return self.commit();
         }
         if bytes >= limit / 2 {
-            // One that is under way, or was asked for, is enough.
-            let running = self.running.load(Ordering::Acquire);
-            if self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
-                && let Some(flusher) = self.flusher()
-            {
-                flusher.commit_soon();
-            }
+            self.ask_for_commit();
         }
         Ok(())
+    }
+
+    /// Has the running transaction committed in the background. Asking once is enough.
+    pub(crate) fn ask_for_commit(&self) {
+        let running = self.running.load(Ordering::Acquire);
+        if self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
+            && let Some(flusher) = self.flusher()
+        {
+            flusher.commit_soon();
+        }
     }
 }
 
