@@ -42,7 +42,7 @@ mod script;
 mod target;
 mod tree_entry;
 
-pub use check::{btrfs_check, btrfs_check_output, second_opinion};
+pub use check::{btrfs_check, btrfs_check_after_failures, btrfs_check_output, second_opinion};
 pub use command::{run, run_with_input};
 pub use corruptor::{Corruption, Corruptor, Damage};
 pub use driver::{Driver, DriverReport};
