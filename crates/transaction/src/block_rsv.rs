@@ -143,11 +143,11 @@ impl Engine {
         self.limit_delayed_items()?;
         let queues = purpose == Purpose::Change && self.may_wait();
         let granted = || self.admit_most(most, least, purpose);
-        if !queues || self.metadata_tickets.is_empty() {
-            if let Some(reservation) = granted() {
-                self.reclaim_early(&reservation);
-                return Ok(reservation);
-            }
+        if (!queues || self.metadata_tickets.is_empty())
+            && let Some(reservation) = granted()
+        {
+            self.reclaim_early(&reservation);
+            return Ok(reservation);
         }
         let _waited = self.stats.span(Span::ReserveWait);
         let turn = queues.then(|| self.metadata_tickets.wait());

@@ -54,10 +54,10 @@ impl Engine {
         self.check_writable()?;
         let queues = self.may_wait();
         let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
-        if !queues || self.data_tickets.is_empty() {
-            if let Some(reservation) = granted()? {
-                return Ok(reservation);
-            }
+        if (!queues || self.data_tickets.is_empty())
+            && let Some(reservation) = granted()?
+        {
+            return Ok(reservation);
         }
         let _waited = self.stats.span(Span::ReserveWait);
         let turn = queues.then(|| self.data_tickets.wait());
