@@ -32,6 +32,10 @@ pub(crate) struct LogBlocks {
     idle: BTreeSet<Logical>,
     /// Left by the log that is being written: idle when its superblock is durable (I1).
     replaced: Vec<Logical>,
+    /// Where the next block goes if it can: a log that is written in one piece is written fast.
+    next: Option<Logical>,
+    /// Blocks of the log that was written last.
+    nr_last: usize,
 }
 
 /// What all blocks of a log have in their headers.
@@ -62,14 +66,48 @@ impl LogBlocks {
         true
     }
 
+    /// Chooses where the next log is written: idle neighbours, as many as the last one had.
+    pub(crate) fn begin(&mut self, space: &Space, nodesize: u32) {
+        let (nodesize, wanted) = (u64::from(nodesize), self.nr_last + 1);
+        let mut run: Vec<Logical> = Vec::new();
+        for &bytenr in &self.idle {
+            if run.last().is_none_or(|last| last.0 + nodesize != bytenr.0) {
+                run.clear();
+            }
+            run.push(bytenr);
+            if run.len() >= wanted {
+                self.next = run.first().copied();
+                return;
+            }
+        }
+        // Blocks that stay long lie between the others: new ones are worth it, up to twice of what is in use.
+        let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
+        let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
+        let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;
+        self.next = None;
+        if is_worth_it && let Some(extent) = space.allocate(SpaceKind::Metadata, len_bytes, len_bytes, None) {
+            self.taken.push(extent);
+            self.idle.extend((extent.bytenr.0..extent.end()).step_by(nodesize as usize).map(Logical));
+            self.next = Some(extent.bytenr);
+        }
+    }
+
+    fn take(&mut self, nodesize: u32) -> Option<Logical> {
+        let bytenr = self.next.filter(|next| self.idle.contains(next)).or_else(|| self.idle.first().copied())?;
+        self.idle.remove(&bytenr);
+        self.next = bytenr.checked_add(nodesize.into());
+        Some(bytenr)
+    }
+
     /// Bytes that [`LogBlocks::prepare`] would take.
     pub(crate) fn missing_bytes(&self, nodesize: u32, nr_blocks: usize) -> u64 {
         let missing = nr_blocks.saturating_sub(self.idle.len()) as u64;
         missing.next_multiple_of(RUN_BLOCKS) * u64::from(nodesize)
     }
 
-    /// The superblock of the log that was written is durable.
-    pub(crate) fn superblock_is_durable(&mut self) {
+    /// The superblock of the log of this many new blocks is durable.
+    pub(crate) fn superblock_is_durable(&mut self, nr_written: usize) {
+        self.nr_last = nr_written;
         self.idle.extend(self.replaced.drain(..));
     }
 
@@ -167,7 +205,7 @@ impl NodeSink for LogSink<'_> {
     }
 
     fn allocate(&mut self, _level: u8, _near: Option<Logical>) -> Result<Logical> {
-        let bytenr = self.blocks.idle.pop_first().ok_or(Error::NoSpace)?;
+        let bytenr = self.blocks.take(self.identity.nodesize).ok_or(Error::NoSpace)?;
         self.allocated.insert(bytenr);
         Ok(bytenr)
     }

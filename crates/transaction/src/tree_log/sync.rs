@@ -176,7 +176,7 @@ impl Engine {
             self.abort(format!("writing the log failed: {error}"));
             return Err(error);
         }
-        state.blocks.superblock_is_durable();
+        state.blocks.superblock_is_durable(nodes.len());
         state.spoiled = false;
         Ok(Outcome::Written)
     }
@@ -226,6 +226,8 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
+        // What it may take is little beside what `prepare_log_blocks` leaves.
+        state.blocks.begin(&self.space, self.geometry.nodesize);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };
             // Each change touches two leaves and a path at most; often all are in a few.
