@@ -285,10 +285,13 @@ impl History {
             }
         }
         verdict.context(what.clone())?;
-        // A name that it had before, has not now or later, and that nothing else took.
-        for before in &self.states[..state] {
+        // A name that it had before, has not now or later, and that nothing else took, not even for a while: what took it
+        // may be back.
+        for (index, before) in self.states[..state].iter().enumerate() {
             for name in names(before) {
-                let gone = !allowed.contains(&name) && later.iter().all(|state| state.id(&name).is_none());
+                let since = &self.states[index + 1..=top.max(state)];
+                let gone =
+                    !allowed.contains(&name) && since.iter().all(|state| state.id(&name).is_none_or(|it| it == id));
                 ensure!(!gone || !found.contains_key(name.as_slice()), "{what} is still at {}", show(&name));
             }
         }

@@ -142,7 +142,7 @@ fn random_logs_of_linux_are_replayed() {
         return;
     }
     let first = Rng::seed_or(31);
-    for seed in first..first + number_from_env("ROUNDS", 6) {
+    for seed in first..first + number_from_env("ROUNDS", 3) {
         let what = format!("seed {seed}");
         println!("{what}");
         let mut rng = Rng::new(seed);
@@ -248,7 +248,7 @@ fn random_logs_of_ours_are_replayed_by_both() {
         return;
     }
     let first = Rng::seed_or(57);
-    for seed in first..first + number_from_env("ROUNDS", 6) {
+    for seed in first..first + number_from_env("ROUNDS", 3) {
         println!("seed {seed}");
         let mut rng = Rng::new(seed);
         let mkfs = match seed % 3 {
@@ -265,7 +265,7 @@ fn random_logs_of_ours_are_replayed_by_both() {
         }
         driver.run(&mut model, &mut target, 150).unwrap();
         target.sync().unwrap();
-        for round in 0..number_from_env("CRASHES", 4) {
+        for round in 0..number_from_env("CRASHES", 3) {
             driver.run(&mut model, &mut target, 15).unwrap();
             fsync_some(&model, &mut target, &mut rng, 3);
             driver.run(&mut model, &mut target, 5).unwrap();
