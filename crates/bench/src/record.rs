@@ -1,5 +1,6 @@
 //! What a measurement says: latencies of single operations, and the result of a run.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -106,6 +107,9 @@ pub(crate) struct RunResult {
     /// Most memory that this process (or the one that did the work) had at any time.
     pub(crate) peak_rss_mib: f64,
     pub(crate) params: serde_json::Value,
+    /// What the engine counted meanwhile, where it is in this process: the names of `ubtrfs stats`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) engine: BTreeMap<String, f64>,
 }
 
 impl RunResult {

@@ -194,6 +194,7 @@ fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunRes
     let mut result = result(args.workload, params, &work)?;
     (result.seconds, result.work_seconds, result.sync_seconds) = (seconds, worked, seconds - worked);
     (result.cpu, result.peak_rss_mib) = (cpu, peak_rss_mib());
+    result.engine = target.engine_metrics();
     result.set_rates();
     Ok(result)
 }
@@ -221,6 +222,7 @@ fn result(workload: Workload, params: &Params, work: &Work) -> Result<RunResult>
         cpu: Default::default(),
         peak_rss_mib: 0.0,
         params: serde_json::to_value(params)?,
+        engine: Default::default(),
     })
 }
 

@@ -59,7 +59,9 @@ fn every_workload_runs_on_an_image() {
     let image = dir.path().join("image");
     for (workload, sizes, ops) in RUNS {
         let args = [&[*workload, "--no-import", "--create", "512m"], *sizes].concat();
-        check(&bench(&args, &["--engine", image.to_str().unwrap()]), workload, *ops);
+        let result = bench(&args, &["--engine", image.to_str().unwrap()]);
+        check(&result, workload, *ops);
+        assert!(result["engine"]["ubtrfs_phase_seconds_count commit"].is_f64(), "{result}");
     }
     if ubtrfs_testkit::capability::program("btrfs") {
         ubtrfs_testkit::btrfs_check(&image).unwrap();

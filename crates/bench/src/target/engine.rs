@@ -1,12 +1,13 @@
 //! An image opened in this process: crate `fs` without a mount.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{FileType, Timespec};
-use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode, RenameFlags, SetAttr, SetTime};
+use ubtrfs_fs::{Caller, Fs, InodeId, Metric, MountOptions, NewInode, RenameFlags, SetAttr, SetTime};
 
 use super::{Kind, Meta, Target};
 
@@ -168,6 +169,15 @@ impl Target for EngineTarget {
 
     fn rename(&self, dir: &InodeId, name: &[u8], new_name: &[u8]) -> Result<()> {
         Ok(self.fs.rename(*dir, name, *dir, new_name, RenameFlags::empty())?)
+    }
+
+    fn engine_metrics(&self) -> BTreeMap<String, f64> {
+        let single = self.fs.metrics().into_iter().filter(|metric| metric.suffix != "_bucket");
+        let name = |metric: &Metric| {
+            let labels = metric.labels.iter().map(|(_, value)| format!(" {value}")).collect::<String>();
+            format!("{}{labels}", metric.full_name())
+        };
+        single.map(|metric| (name(&metric), metric.value)).collect()
     }
 
     /// Writes out all data and commits.

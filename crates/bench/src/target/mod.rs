@@ -7,6 +7,8 @@
 pub(crate) mod dir;
 pub(crate) mod engine;
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 
 /// What an archive says of a file besides its content.
@@ -72,4 +74,8 @@ pub(crate) trait Target: Sync {
     fn rename(&self, dir: &Self::Dir, name: &[u8], new_name: &[u8]) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
+    /// What the engine counted since it was opened; nothing where it is elsewhere.
+    fn engine_metrics(&self) -> BTreeMap<String, f64> {
+        BTreeMap::new()
+    }
 }
