@@ -30,6 +30,10 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
             if file % 9 == 0 {
                 std::fs::hard_link(&path, dir.join(format!("link-{file}"))).unwrap();
             }
+            if file % 11 == 0 {
+                let value = rng.bytes(20);
+                set_xattr(&path, &value);
+            }
             if file % 13 == 0 {
                 std::os::unix::fs::symlink("somewhere", dir.join(format!("symlink-{file}"))).unwrap();
             }
@@ -64,6 +68,11 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
     image
 }
 
+fn set_xattr(path: &std::path::Path, value: &[u8]) {
+    let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+    run("setfattr", ["-n", "user.attribute", "-v", &format!("0x{hex}"), &path.to_string_lossy()]).unwrap();
+}
+
 /// The codes that the checker finds; an image that cannot be opened counts as found.
 fn ours(image: &Image, lines: &mut Vec<String>) -> bool {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadOnly).unwrap());
@@ -88,7 +97,7 @@ struct Tally {
 
 #[test]
 fn what_btrfs_check_finds_is_found() {
-    if !capability::kernel_oracle() {
+    if !capability::kernel_oracle() || !capability::program("setfattr") {
         return;
     }
     let seed = Rng::seed_or(1);
@@ -157,7 +166,7 @@ fn what_btrfs_check_finds_is_found() {
 /// Several damages at once, of which the first may hide what the next would do: the checker comes to an end.
 #[test]
 fn heaps_of_damage_end() {
-    if !capability::kernel_oracle() {
+    if !capability::kernel_oracle() || !capability::program("setfattr") {
         return;
     }
     let seed = Rng::seed_or(1);

@@ -87,6 +87,13 @@ ways! {
     RootRefChanged: "The directory or index in a ROOT_REF.",
     RootItemBlock: "The block in a root item.",
     RootItemLevel: "The level in a root item.",
+    BlockInlineRef: "The tree or parent in a reference to a tree block.",
+    FileExtentRam: "The decompressed length of a file extent.",
+    FileExtentKind: "The compression or kind of a file extent.",
+    XattrHash: "The hash in the key of an extended attribute.",
+    QgroupNumbers: "The bytes that a quota group counts.",
+    QgroupLimitRemoved: "The limits of a quota group are missing.",
+    UuidRemoved: "A subvolume is missing in the UUID tree.",
     SuperMirror: "A copy of the superblock is overwritten.",
     SuperUsed: "The superblock's used bytes.",
     SuperGeneration: "The superblock's generation.",
@@ -262,6 +269,23 @@ impl<'i> Corruptor<'i> {
                 self.number(rng, KeyType::ROOT_ITEM, any, 176, 8, |rng, old| old + (1 << 14) * (1 + rng.below(9)))
             }
             C::RootItemLevel => self.number(rng, KeyType::ROOT_ITEM, any, 238, 1, |_, old| old + 1),
+            C::BlockInlineRef => {
+                self.number(rng, KeyType::METADATA_ITEM, any, 25, 8, |rng, old| old ^ (1 << rng.below(16)))
+            }
+            C::FileExtentRam => self.number(rng, KeyType::EXTENT_DATA, any, 8, 8, |rng, old| {
+                if rng.one_in(2) { old.saturating_sub(4096) } else { old + 1 + rng.below(5000) }
+            }),
+            C::FileExtentKind => {
+                let at = *rng.pick(&[16, 20]);
+                self.number(rng, KeyType::EXTENT_DATA, any, at, 1, |rng, old| old ^ (1 + rng.below(2)))
+            }
+            C::XattrHash => self.key_offset(rng, KeyType::XATTR_ITEM, |_, old| old + 1),
+            C::QgroupNumbers => {
+                let at = *rng.pick(&[8, 24]);
+                self.number(rng, KeyType::QGROUP_INFO, any, at, 8, |rng, old| old + 4096 * (1 + rng.below(9)))
+            }
+            C::QgroupLimitRemoved => self.remove(rng, KeyType::QGROUP_LIMIT, any),
+            C::UuidRemoved => self.remove(rng, KeyType::UUID_KEY_SUBVOL, any),
             C::SuperMirror => self.superblock(rng, &[64 << 20], 200, |rng, old| old ^ (1 + rng.below(1 << 40)), false),
             C::SuperUsed => {
                 self.superblock(rng, &SUPERBLOCK_OFFSETS, 120, |rng, old| old + 4096 * (1 + rng.below(9)), true)
