@@ -2,8 +2,11 @@
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
+use std::sync::OnceLock;
 
 use tracing_subscriber::filter::LevelFilter;
+
+static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
 
 /// How much is said; `UBTRFS_LOG` overrides (off, error, warn, info, debug, trace).
 fn level() -> LevelFilter {
@@ -17,6 +20,12 @@ pub(crate) fn to_stderr() {
 
 /// Messages to syslog; without a syslog they are lost, as any daemon's.
 pub(crate) fn to_syslog() {
+    // A confined server cannot connect later.
+    if let Ok(socket) = UnixDatagram::unbound()
+        && socket.connect("/dev/log").is_ok()
+    {
+        let _ = SYSLOG.set(socket);
+    }
     let _ = tracing_subscriber::fmt()
         .with_max_level(level())
         .with_writer(|| Syslog { line: Vec::new() })
@@ -48,7 +57,8 @@ impl Drop for Syslog {
         let text = String::from_utf8_lossy(&self.line);
         let severity = if text.contains("ERROR") { 3 } else { 4 };
         let message = format!("<{}>ubtrfs[{}]: {}", 3 * 8 + severity, std::process::id(), text.trim());
-        if let Ok(socket) = UnixDatagram::unbound() {
+        let sent = SYSLOG.get().is_some_and(|socket| socket.send(message.as_bytes()).is_ok());
+        if !sent && let Ok(socket) = UnixDatagram::unbound() {
             let _ = socket.send_to(message.as_bytes(), "/dev/log");
         }
     }

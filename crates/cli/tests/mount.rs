@@ -586,3 +586,50 @@ fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
     assert_eq!(mode_after("--clear-groups", "fallocate -l 8192"), 0o767);
     mount.umount();
 }
+
+/// A confined server serves everything, commits when it is asked to and when it is unmounted, also by a signal; and the
+/// kernel says that it is confined, each thread of it.
+#[test]
+fn a_confined_server_serves_all_the_same() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    for by_signal in [false, true] {
+        let mount = Mount::new(image.path(), &["--sandbox", "-o", "compress=zstd"]);
+        let server = server_of(mount.path());
+        let mut threads = 0;
+        for task in fs::read_dir(format!("/proc/{server}/task")).unwrap() {
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            assert!(status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n"), "{status}");
+            threads += 1;
+        }
+        assert!(threads > 2, "{threads} threads");
+        let mut rng = Rng::new(by_signal.into());
+        for index in 0..40 {
+            let file = fs::File::create(mount.join(&format!("file-{by_signal}-{index}"))).unwrap();
+            file.write_all_at(&rng.content(50_000), 0).unwrap();
+            if index % 8 == 0 {
+                file.sync_all().unwrap();
+            }
+        }
+        fs::write(mount.join("large"), rng.text(20 << 20)).unwrap();
+        ok(&ubtrfs(["sync".as_ref(), mount.path().as_os_str()]));
+        fs::remove_file(mount.join(&format!("file-{by_signal}-3"))).unwrap();
+        let ours = walk_path(mount.path()).unwrap();
+        if by_signal {
+            let gone = || !Path::new(&format!("/proc/{server}")).exists();
+            ok(&Command::new("kill").args(["-TERM", &server.to_string()]).output().unwrap());
+            assert!((0..600).any(|_| gone() || {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                false
+            }));
+        } else {
+            mount.umount();
+        }
+        btrfs_check(image.path()).unwrap();
+        let theirs = LoopMount::new(image.path(), "ro").unwrap();
+        compare_entries(&ours, &walk_path(theirs.path()).unwrap(), Compare::ALL).unwrap();
+        theirs.close().unwrap();
+    }
+}

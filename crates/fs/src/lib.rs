@@ -48,6 +48,7 @@ mod truncate;
 mod write;
 mod writeback_thread;
 
+pub use compression::decompress;
 pub use error::{Error, Result};
 pub use extent_map::{ExtentInfo, ExtentKind};
 pub use fs::Fs;

@@ -14,6 +14,7 @@
 //! | `ioctl`    | the ioctls that reach us                                    |
 //! | `control`  | how umount waits for the last commit                        |
 //! | `seek`     | data and holes of files that are being written               |
+//! | `sandbox`  | seccomp and Landlock around the server                      |
 //! | `activity` | commits when a burst of changes goes quiet                  |
 #![forbid(unsafe_code)]
 
@@ -26,9 +27,11 @@ mod ioctl;
 mod mount;
 mod node;
 mod reply;
+mod sandbox;
 mod seek;
 mod server;
 mod session;
 
 pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, remount};
+pub use sandbox::{Confinement, Unmounter, confine, serve_unmounts};
 pub use session::{Session, stats, sync, unmount};

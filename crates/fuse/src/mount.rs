@@ -48,6 +48,8 @@ pub struct MountConfig {
     /// when it is made. With it, the kernel promises space that it has not asked for, and the failure shows only at fsync
     /// and close.
     pub writeback_cache: bool,
+    /// The server is going to be confined: [`Session::confine`](crate::Session::confine).
+    pub sandbox: bool,
 }
 
 impl Default for MountConfig {
@@ -64,6 +66,7 @@ impl Default for MountConfig {
             dirsync: false,
             nr_threads: 0,
             writeback_cache: false,
+            sandbox: false,
         }
     }
 }

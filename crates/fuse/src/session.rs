@@ -22,6 +22,7 @@ use ubtrfs_fs::Fs;
 use crate::activity::Activity;
 use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
+use crate::sandbox::{self, Confinement, Unmounter};
 use crate::seek::Seeker;
 use crate::server::Server;
 
@@ -36,6 +37,7 @@ pub struct Session {
     activity: Arc<Activity>,
     control: Control,
     requests: fuser::Session<Server>,
+    unmounter: Option<Arc<Unmounter>>,
 }
 
 impl Session {
@@ -53,11 +55,12 @@ impl Session {
         let mut session = fuser::Config::default();
         session.n_threads = Some(if config.nr_threads == 0 { NR_THREADS } else { config.nr_threads });
         // Where the device node is closed to ordinary users, all threads share the descriptor of the helper.
-        session.clone_fd = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+        // The confined server opens nothing, so no descriptors for its threads.
+        session.clone_fd = !config.sandbox && std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
         match fuser::Session::from_fd(server, device, SessionACL::All, session) {
             Ok(requests) => {
                 let _ = notifier.set(requests.notifier());
-                Ok(Self { dir: dir.to_owned(), fs, activity, control, requests })
+                Ok(Self { dir: dir.to_owned(), fs, activity, control, requests, unmounter: None })
             }
             Err(source) => {
                 let _ = mount::unmount(dir, true);
@@ -66,11 +69,18 @@ impl Session {
         }
     }
 
+    /// Takes every right from this process that serving does not need; from here on `unmounter` unmounts for it.
+    pub fn confine(&mut self, unmounter: Unmounter) -> Confinement {
+        self.unmounter = Some(Arc::new(unmounter));
+        sandbox::confine()
+    }
+
     /// Serves until the mount is gone, commits, closes the image, and tells `umount` about it.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, requests } = self;
+        let Self { dir, fs, activity, control, requests, unmounter } = self;
         let shown = dir.display().to_string();
-        unmount_on_signals(dir.clone()).map_err(|source| MountError::Session { dir: shown.clone(), source })?;
+        unmount_on_signals(dir.clone(), unmounter.clone())
+            .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
             let (activity, fs) = (activity.clone(), fs.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
@@ -79,7 +89,7 @@ impl Session {
         if let Err(error) = &served {
             // Requests would wait for ever, or fail, on a mount that nobody serves.
             tracing::error!("the FUSE session ended: {error}");
-            let _ = mount::unmount(&dir, true);
+            let _ = unmount_by(unmounter.as_deref(), &dir, true);
         }
         activity.stop();
         if let Ok(idle) = idle {
@@ -118,20 +128,28 @@ fn abort_on_panic(fs: Weak<Fs>) {
 
 /// SIGTERM, SIGINT: unmount as `umount` does; when the mount is in use, detach it, so that this process ends with
 /// everything committed.
-fn unmount_on_signals(dir: PathBuf) -> std::io::Result<()> {
+fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for _ in &mut signals {
-            match mount::unmount(&dir, false) {
+            match unmount_by(unmounter.as_deref(), &dir, false) {
                 Ok(()) => return,
                 Err(error) => tracing::warn!("{error}; detaching it"),
             }
-            if let Err(error) = mount::unmount(&dir, true) {
+            if let Err(error) = unmount_by(unmounter.as_deref(), &dir, true) {
                 tracing::error!("{error}");
             }
         }
     })?;
     Ok(())
+}
+
+/// Unmounts, or has the process do it that still may.
+fn unmount_by(unmounter: Option<&Unmounter>, dir: &Path, lazy: bool) -> Result<(), MountError> {
+    match unmounter {
+        Some(unmounter) => unmounter.unmount(dir, lazy),
+        None => mount::unmount(dir, lazy),
+    }
 }
 
 /// Unmounts `dir` and returns when the server's last commit is durable; at once where the filesystem stays mounted at

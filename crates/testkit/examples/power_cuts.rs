@@ -50,6 +50,8 @@ fn main() -> ExitCode {
                     let start = Instant::now();
                     let mut builder = run.builder();
                     let mut bad = 0;
+                    // A full filesystem takes twenty times as long to look at.
+                    let cuts = if run.name.starts_with("no space") { cuts.div_ceil(8) } else { cuts };
                     for (number, point) in run.points(usize::try_from(cuts).unwrap_or(usize::MAX)).into_iter().enumerate() {
                         let cut = run.cut(&mut builder, number, point);
                         done.fetch_add(1, Ordering::Relaxed);

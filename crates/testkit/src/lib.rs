@@ -25,6 +25,7 @@ mod fault_device;
 mod faults;
 mod fs_target;
 mod history;
+pub mod hostile;
 mod image;
 mod judge;
 mod kernel_image;

@@ -32,14 +32,16 @@ impl RawBlock {
         let sb = &raw[65_536..65_536 + 4096];
         let fsid = &sb[32..48];
         let nodesize = u32::from_le_bytes(sb[148..152].try_into()?) as usize;
+        let csum_type = u16::from_le_bytes(sb[196..198].try_into()?);
+        let csum_type = CsumType::from_disk(csum_type).context("an unknown checksum")?;
         let mut places: BTreeMap<(u64, u64), Vec<u64>> = BTreeMap::new();
         for (index, sector) in raw.chunks_exact(4096).enumerate() {
             if &sector[32..48] == fsid && &sector[64..72] != b"_BHRfS_M" {
                 let offset = index * 4096;
                 let field = |at: usize| u64::from_le_bytes(sector[at..at + 8].try_into().expect("eight bytes"));
                 let whole = &raw[offset..(offset + nodesize).min(raw.len())];
-                let csum = CsumType::Crc32c.compute(&whole[32..]);
-                if csum[..4] == whole[..4] {
+                let csum = csum_type.compute(&whole[32..]);
+                if csum[..csum_type.size()] == whole[..csum_type.size()] {
                     places.entry((field(48), field(80))).or_default().push(offset as u64);
                 }
             }

@@ -72,13 +72,9 @@ pub(crate) fn compress(method: Method, input: &[u8], max_len: usize, sectorsize:
     })
 }
 
-/// Decompresses a whole extent into `out`. `input` may be followed by padding.
-pub(crate) fn decompress(
-    kind: Compression,
-    input: &[u8],
-    out: &mut [u8],
-    sectorsize: usize,
-) -> Result<(), FormatError> {
+/// Decompresses a whole extent into `out`, of at most 128 KiB. `input` may be followed by padding; what it does not fill is
+/// zeros. LZO's segments depend on the sector size.
+pub fn decompress(kind: Compression, input: &[u8], out: &mut [u8], sectorsize: usize) -> Result<(), FormatError> {
     if out.len() > MAX_UNCOMPRESSED || input.len() > MAX_UNCOMPRESSED {
         return Err(FormatError::Value {
             what: "compressed extent",

@@ -15,6 +15,7 @@ mod helper;
 mod options;
 
 use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
-use ubtrfs_fuse::{MountConfig, Session};
+use ubtrfs_fuse::{MountConfig, Session, Unmounter};
 
 use crate::common::parse_size;
 use crate::logging;
@@ -58,6 +59,16 @@ pub(crate) struct Args {
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
+    /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp, Landlock).
+    /// The default where an ordinary user mounts an image file
+    #[arg(long, overrides_with = "no_sandbox")]
+    sandbox: bool,
+    /// Leave the server the rights of the user who mounts
+    #[arg(long)]
+    no_sandbox: bool,
+    /// This process unmounts for a confined server
+    #[arg(long, hide = true)]
+    unmounter: bool,
     /// Check the arguments, mount nothing
     #[arg(long, hide = true)]
     fake: bool,
@@ -67,6 +78,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.unmounter {
+        ubtrfs_fuse::serve_unmounts(&args.dir);
+        return Ok(ExitCode::SUCCESS);
+    }
     let (mut config, mut options) = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
     if options::is_remount(&args.options) {
@@ -90,9 +105,22 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.timeline {
         fs.start_timeline(file).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let session = Session::mount(fs, &dir, &config)?;
+    // Before the mount: a server that cannot be confined as it was asked to shows nothing.
+    let unmounter = if config.sandbox { Some(start_unmounter(&args, &dir)?) } else { None };
+    let mut session = Session::mount(fs, &dir, &config)?;
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     if args.serve {
-        announce_and_detach()?;
+        let _ = std::env::set_current_dir("/");
+        logging::to_syslog();
+    }
+    if let Some(unmounter) = unmounter {
+        let done = session.confine(unmounter);
+        for missing in &done.missing {
+            eprintln!("ubtrfs: the server is not fully confined: {missing}");
+        }
+    }
+    if args.serve {
+        announce_and_detach(&null)?;
     }
     session.run()?;
     Ok(ExitCode::SUCCESS)
@@ -109,6 +137,7 @@ fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions
     if let Some(method) = &args.compress {
         options.compress = MountOptions::parse(&format!("compress={method}"))?.compress;
     }
+    config.sandbox = args.sandbox || (!args.no_sandbox && is_image_of_ordinary_user(&args.device));
     if args.create.is_some() && options.read_only {
         bail!("--create makes an empty filesystem, which read-only is of no use; leave one of them out");
     }
@@ -138,6 +167,12 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.timeline {
         command.arg("--timeline").arg(file);
     }
+    if args.sandbox {
+        command.arg("--sandbox");
+    }
+    if args.no_sandbox {
+        command.arg("--no-sandbox");
+    }
     command.arg("--").arg(&args.device).arg(dir);
     let mut server = command
         .stdin(Stdio::null())
@@ -157,17 +192,29 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Whether the server is confined when nothing is said: what an ordinary user mounts as a file often comes from elsewhere.
+fn is_image_of_ordinary_user(device: &Path) -> bool {
+    let is_block = std::fs::metadata(device).is_ok_and(|meta| meta.file_type().is_block_device());
+    !rustix::process::geteuid().is_root() && !is_block
+}
+
+/// Starts the process that unmounts for a confined server.
+fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<Unmounter> {
+    let program = std::env::current_exe().context("cannot find this program to start its helper; use --no-sandbox")?;
+    let mut command = Command::new(program);
+    command.args(["mount", "--unmounter", "--"]).arg(&args.device).arg(dir);
+    command.current_dir("/");
+    Unmounter::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
+}
+
 /// Tells the waiting command that the mount works, and lets go of its terminal and directory.
-fn announce_and_detach() -> anyhow::Result<()> {
-    let _ = std::env::set_current_dir("/");
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+fn announce_and_detach(null: &std::fs::File) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     // The command may have been killed; the mount is of use all the same.
     let _ = out.write_all(b"R").and_then(|()| out.flush());
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    logging::to_syslog();
-    rustix::stdio::dup2_stderr(&null)?;
+    rustix::stdio::dup2_stdin(null)?;
+    rustix::stdio::dup2_stdout(null)?;
+    rustix::stdio::dup2_stderr(null)?;
     Ok(())
 }
 

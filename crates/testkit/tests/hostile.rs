@@ -1,0 +1,77 @@
+//! Hostile input: the fuzz targets' bodies over the kept corpus, and over random mutations of it. `fuzz/` has the same
+//! bodies for cargo-fuzz.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ubtrfs_testkit::Rng;
+use ubtrfs_testkit::hostile::TARGETS;
+
+/// An input that takes longer hangs, however slow the machine.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+}
+
+fn timed(what: &str, body: fn(&[u8]), input: &[u8]) {
+    let start = Instant::now();
+    body(input);
+    assert!(start.elapsed() < TIME_LIMIT, "{what} took {:?}", start.elapsed());
+}
+
+#[test]
+fn kept_inputs() {
+    for (target, body) in TARGETS {
+        for (path, input) in corpus(target) {
+            println!("{}", path.display());
+            timed(target, *body, &input);
+        }
+    }
+}
+
+fn random(wanted: &[&str], rounds: usize) {
+    let seed = Rng::seed_or(61);
+    for (target, body) in TARGETS.iter().filter(|(target, _)| wanted.contains(target)) {
+        let kept = corpus(target);
+        for round in 0..rounds {
+            let mut rng = Rng::new(seed + round as u64);
+            println!("{target}: seed {} (UBTRFS_SEED={seed}, round {round})", seed + round as u64);
+            let mut input = match kept.is_empty() || rng.one_in(2) {
+                true => {
+                    let len = 1 + rng.index(8 * (1 + rng.clone().index(12)));
+                    rng.bytes(len)
+                }
+                false => rng.pick(&kept).1.clone(),
+            };
+            for _ in 0..rng.below(4) {
+                if !input.is_empty() {
+                    let at = rng.index(input.len());
+                    input[at] = rng.next_u64() as u8;
+                }
+            }
+            timed(target, *body, &input);
+        }
+    }
+}
+
+#[test]
+fn random_structures() {
+    random(&["superblock", "item", "node", "decompress"], 1500);
+}
+
+#[test]
+fn random_images() {
+    random(&["image"], 150);
+}
+
+#[test]
+fn random_logs() {
+    random(&["tree_log"], 150);
+}
