@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::assert_clean;
+use common::{assert_clean, check};
 use ubtrfs_testkit::{
-    Driver, FsTarget, KernelImage, KernelImageSpec, LoopMount, RichTree, Rng, btrfs_check, capability,
+    Driver, FsTarget, KernelImage, KernelImageSpec, LoopMount, RichTree, Rng, btrfs_check, capability, run,
 };
 
 #[test]
@@ -30,4 +30,30 @@ fn images_of_every_format() {
         btrfs_check(image).unwrap();
         assert_clean(image, &format!("{name}, changed by the engine"));
     }
+}
+
+/// What snapshots share is looked at once, and counts in each.
+#[test]
+fn snapshots_are_counted_whole() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let made = KernelImage::empty(KernelImageSpec::named("nodes of 4 KiB")).unwrap();
+    let mount = LoopMount::new(made.image.path(), "").unwrap();
+    let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
+    run("btrfs", ["subvolume", "create", &path("source")]).unwrap();
+    for file in 0..3000 {
+        std::fs::write(mount.join(format!("source/file-{file}")), file.to_string()).unwrap();
+    }
+    for (round, snapshot) in ["first", "second", "third"].into_iter().enumerate() {
+        run("btrfs", ["subvolume", "snapshot", &path("source"), &path(snapshot)]).unwrap();
+        std::fs::remove_file(mount.join(format!("source/file-{round}"))).unwrap();
+        std::fs::write(mount.join(format!("{snapshot}/file-2000")), snapshot).unwrap();
+    }
+    mount.close().unwrap();
+    assert_clean(made.image.path(), "snapshots");
+    let (report, _) = check(made.image.path());
+    // The top level's directory, that of the data relocation tree, and four subvolumes: the source lost three files, the
+    // second snapshot one, the third two.
+    assert_eq!(report.stats.inodes, 1 + 1 + 4 * 3001 - 3 - 1 - 2);
 }
