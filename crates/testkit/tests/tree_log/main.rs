@@ -280,3 +280,78 @@ fn random_logs_of_ours_are_replayed_by_both() {
         target.fs().abort("the power went".to_owned());
     }
 }
+
+/// Threads that append and fsync, replace files by rename, and commit, all at once: every fsync that returned before the
+/// power went holds, and most shared a log with others.
+#[test]
+fn threads_share_logs() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    const THREADS: usize = 8;
+    const STEPS: u64 = 40;
+    let image = Image::empty(IMAGE_BYTES).unwrap();
+    let device = recorded(&image, &MkfsOptions::default());
+    let target = open_recorded(&device, "");
+    let promises: Vec<Vec<(usize, u64)>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (mut target, device) = (target.clone(), Arc::clone(&device));
+                scope.spawn(move || {
+                    let path = format!("file-{thread}");
+                    let mut promised = Vec::new();
+                    target.create(path.as_bytes(), NodeKind::File, 0o644, (0, 0)).unwrap();
+                    for step in 0..STEPS {
+                        target.write(path.as_bytes(), step * 4096, &[step as u8 + 1; 4096]).unwrap();
+                        target.fsync(path.as_bytes()).unwrap();
+                        // Counted after the return: what was written by then was flushed before.
+                        promised.push((device.events(), step + 1));
+                        if thread % 4 == 1 {
+                            let (new, old) = (format!("new-{thread}"), format!("old-{thread}"));
+                            target.create(new.as_bytes(), NodeKind::File, 0o600, (0, 0)).unwrap();
+                            target.write(new.as_bytes(), 0, &[step as u8; 100]).unwrap();
+                            target.fsync(new.as_bytes()).unwrap();
+                            target.rename(new.as_bytes(), old.as_bytes(), ubtrfs_testkit::RenameOp::Replace).unwrap();
+                            target.fsync(b"").unwrap();
+                        }
+                        if thread == 2 && step % 16 == 15 {
+                            target.sync().unwrap();
+                        }
+                    }
+                    promised
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    println!("{:?}", target.fs().log_stats());
+    target.fs().abort("the power went".to_owned());
+    drop(target);
+    let mut rng = Rng::new(Rng::seed_or(77));
+    for number in 0..24 {
+        let at = rng.index(device.events() + 1);
+        let cut = Image::empty(0).unwrap();
+        let outcome = device.cut(at, &mut rng, cut.path()).unwrap();
+        let what = format!("cut {number} at event {at}: {outcome:?}");
+        let found = if number % 4 == 0 {
+            replay_both(&cut, &what)
+        } else {
+            let target = FsTarget::open(cut.path(), "").unwrap_or_else(|error| panic!("{what}: {error:#}"));
+            let found = target.walk().unwrap_or_else(|error| panic!("{what}: {error:#}"));
+            target.close().unwrap();
+            btrfs_check(cut.path()).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+            found
+        };
+        let mut target = FsTarget::open(cut.path(), "ro").unwrap();
+        for (thread, promises) in promises.iter().enumerate() {
+            let Some((_, blocks)) = promises.iter().rev().find(|(events, _)| *events <= at) else { continue };
+            let path = format!("file-{thread}");
+            let size = found.iter().find(|entry| entry.path == path.as_bytes()).map_or(0, |entry| entry.size);
+            assert!(size >= blocks * 4096, "{what}: {path} has {size} bytes, {blocks} blocks were promised");
+            for block in 0..*blocks {
+                let data = target.read(path.as_bytes(), block * 4096, 4096).unwrap();
+                assert!(data.iter().all(|&byte| u64::from(byte) == block + 1), "{what}: {path}, block {block}");
+            }
+        }
+    }
+}

@@ -6,11 +6,13 @@
 //! - R1. A new directory that it has a name in is logged too, and so on upwards.
 //! - R2. A directory that it has no name in any more is logged with its entries: the old name goes.
 //! - R3. A name that the last commit gives to another inode must belong to a dead one; its replay takes the name away.
+//! - R4. Directories that give a file of several links a name are logged with their entries, as Linux does: who links files
+//!   and syncs one of them finds the other links there.
 //!
 //! and for each directory that is logged with its entries:
 //!
-//! - R4. The inodes of new entries are logged (new directories with their entries): all of their names move at once.
-//! - R5. The inodes of removed entries are logged if they live on: else their last name might go.
+//! - R5. The inodes of new entries are logged (new directories with their entries): all of their names move at once.
+//! - R6. The inodes of removed entries are logged if they live on: else their last name might go.
 //!
 //! What these rules do not cover is committed instead: directories that moved, directories of the last commit that are
 //! gone, names taken over from living inodes, names of subvolumes, extended references, very many changes.
@@ -212,6 +214,11 @@ impl<'a> Collector<'a> {
         };
         let names = InodeRef::decode_all(&now)?;
         self.set(key, Some(value_of(now)));
+        let is_linked = item.nlink > 1 && !is_dir(item);
+        if is_linked {
+            // R4
+            self.waiting.push_back((dir, true));
+        }
         if !self.was_there(dir)? {
             // R1; no name there can be the last commit's.
             self.waiting.push_back((dir, false));
@@ -247,7 +254,7 @@ impl<'a> Collector<'a> {
         let Some(raw) = self.tree.get(&key)? else {
             self.set(key, None);
             for entry in &before {
-                // R5
+                // R6
                 let child = inode_of(entry)?;
                 if self.living(child)?.is_some() {
                     self.waiting.push_back((child, false));
@@ -267,7 +274,7 @@ impl<'a> Collector<'a> {
         }
         self.set(key, Some(value_of(raw)));
         for entry in &now {
-            // R4
+            // R5
             self.waiting.push_back((inode_of(entry)?, true));
         }
         Ok(())
