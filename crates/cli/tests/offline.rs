@@ -61,6 +61,16 @@ impl Dir {
     }
 }
 
+/// A tree with one of everything, and an archive of it.
+fn archived() -> (Dir, PathBuf, String) {
+    let dir = Dir::new();
+    let root = dir.join("root");
+    fill(&root);
+    archive(&root, &dir.join("a.tar"), &["--format=pax"]);
+    let tar = dir.join("a.tar").display().to_string();
+    (dir, root, tar)
+}
+
 /// A tree with one of everything.
 fn fill(root: &Path) {
     fs::create_dir_all(root.join("dir/sub/empty")).unwrap();
@@ -317,11 +327,7 @@ fn lists_and_contents_are_those_of_the_tree() {
     if !ready() {
         return;
     }
-    let dir = Dir::new();
-    let root = dir.join("root");
-    fill(&root);
-    archive(&root, &dir.join("a.tar"), &["--format=pax"]);
-    let tar = dir.join("a.tar").display().to_string();
+    let (dir, root, tar) = archived();
     ok(ubtrfs(["import", "--create", "1G", &tar, &dir.at("/")]));
     assert_eq!(
         ok(ubtrfs(["ls", &dir.at("/dir")])),
@@ -362,11 +368,7 @@ fn directories_are_made_and_trees_removed() {
     if !ready() {
         return;
     }
-    let dir = Dir::new();
-    let root = dir.join("root");
-    fill(&root);
-    archive(&root, &dir.join("a.tar"), &["--format=pax"]);
-    let tar = dir.join("a.tar").display().to_string();
+    let (dir, _, tar) = archived();
     ok(ubtrfs(["import", "--create", "1G", &tar, &dir.at("/tree")]));
     ok(ubtrfs(["mkdir", "-p", "-m", "1700", "--owner", "7:8", &dir.at("/a/b/c"), &dir.at("/a/b")]));
     ok(ubtrfs(["mkdir", &dir.at("/a/x")]));

@@ -7,7 +7,6 @@
 //! - I2. A directory that had entries when it was loaded has no set; one whose set would take too much memory loses it.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,7 +22,7 @@ pub(crate) struct NameBudget {
 /// The hashes of all names of a directory.
 #[derive(Debug)]
 pub(crate) struct KnownNames {
-    hashes: HashSet<u64, BuildHasherDefault<Mixer>>,
+    hashes: HashSet<u64>,
     budget: Arc<NameBudget>,
 }
 
@@ -60,26 +59,6 @@ impl KnownNames {
 impl Drop for KnownNames {
     fn drop(&mut self) {
         self.budget.nr_names.fetch_sub(self.hashes.len(), Ordering::Relaxed);
-    }
-}
-
-/// Spreads hashes of 32 bits over 64.
-#[derive(Default)]
-struct Mixer(u64);
-
-impl Hasher for Mixer {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 

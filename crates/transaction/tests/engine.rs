@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{
     Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
 };
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
-use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, Operation, Tree};
+use ubtrfs_transaction::{DataExtent, Engine, Operation, Tree};
+
+use common::{check, inode, open};
+
+mod common;
 
 struct Image {
     path: PathBuf,
@@ -37,42 +40,6 @@ fn make_image(size_mib: u64, mkfs_args: &[&str]) -> Image {
     let output = Command::new("mkfs.btrfs").arg("-q").args(mkfs_args).arg(&path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Image { path, _dir: dir }
-}
-
-fn open(path: &Path) -> Arc<Engine> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite).unwrap());
-    let engine = Engine::open(vec![device], OpenOptions::default()).unwrap();
-    assert_eq!(engine.read_only(), None);
-    engine
-}
-
-fn check(path: &Path) {
-    let output = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && !text.contains("ERROR"), "{text}");
-}
-
-fn inode(generation: Generation, mode: u32, size: u64, nbytes: u64) -> InodeItem {
-    let time = Timespec { sec: 1_600_000_000, nsec: 7 };
-    InodeItem {
-        generation,
-        transid: generation,
-        size,
-        nbytes,
-        block_group: 0,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        mode,
-        rdev: 0,
-        flags: 0,
-        sequence: 0,
-        reserved: [0; 4],
-        atime: time,
-        ctime: time,
-        mtime: time,
-        otime: time,
-    }
 }
 
 /// Puts the items of a file in the root directory, and the directory's new size.

@@ -5,56 +5,30 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
-use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent, Timespec};
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
 use ubtrfs_format::{Error, Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_testkit::{Image, capability};
-use ubtrfs_transaction::{Engine, OpenOptions, Operation, Tree};
+use ubtrfs_transaction::{Engine, Operation, Tree};
+
+use common::{check, inode, open};
+
+mod common;
 
 const MIB: u64 = 1 << 20;
-
-fn open(path: &Path) -> Arc<Engine> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite).unwrap());
-    let engine = Engine::open(vec![device], OpenOptions::default()).unwrap();
-    assert_eq!(engine.read_only(), None);
-    engine
-}
 
 /// Closes the filesystem and lets `btrfs check` look at it.
 fn close_and_check(engine: Arc<Engine>, path: &Path) {
     engine.close().unwrap();
     assert_eq!(engine.read_only(), None);
     drop(engine);
-    let output = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && !text.contains("ERROR"), "{text}");
+    check(path);
 }
 
 /// Puts an unlinked inode: it needs no directory entries, only an orphan item.
 fn put_orphan(op: &Operation<'_>, tree: &Tree, ino: u64, size: u64, nbytes: u64) {
-    let time = Timespec { sec: 1_600_000_000, nsec: 7 };
-    let item = InodeItem {
-        generation: op.generation(),
-        transid: op.generation(),
-        size,
-        nbytes,
-        block_group: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        mode: 0o100_644,
-        rdev: 0,
-        flags: 0,
-        sequence: 0,
-        reserved: [0; 4],
-        atime: time,
-        ctime: time,
-        mtime: time,
-        otime: time,
-    };
+    let item = InodeItem { nlink: 0, ..inode(op.generation(), 0o100_644, size, nbytes) };
     op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), item.encode());
     op.put(tree, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino), Vec::new());
 }

@@ -7,12 +7,14 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 
-use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{FileExtent, InodeItem};
 use ubtrfs_format::{Key, KeyType, RootId};
-use ubtrfs_transaction::{Engine, OpenOptions, Tree};
+use ubtrfs_transaction::{Engine, Tree};
+
+use common::{check, open};
+
+mod common;
 
 fn run(script: &str, image: &Path) -> bool {
     let output = Command::new("sh").args(["-ec", script, "sh"]).arg(image).output().unwrap();
@@ -20,19 +22,6 @@ fn run(script: &str, image: &Path) -> bool {
         eprintln!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     }
     output.status.success()
-}
-
-fn check(path: &Path) {
-    let output = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && !text.contains("ERROR"), "{text}");
-}
-
-fn open(path: &Path) -> Arc<Engine> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite).unwrap());
-    let engine = Engine::open(vec![device], OpenOptions::default()).unwrap();
-    assert_eq!(engine.read_only(), None);
-    engine
 }
 
 /// Touches every `step`-th inode of a subvolume.
