@@ -11,7 +11,9 @@
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.
 //! - I2. Any input ends in bounded memory: 40 bytes a tree block, 16 bytes a data extent, 16 bytes for each contiguous
-//!   range with checksums, 24 bytes a chunk stripe and block group, and what subvolumes there are.
+//!   range with checksums or free space, about 100 bytes a leaf that subvolumes may share, and what there is of chunks,
+//!   block groups and subvolumes. Time is bounded too: blocks that subvolumes share are read again a limited number of
+//!   times (`E-LIMIT`).
 
 #![forbid(unsafe_code)]
 
