@@ -6,8 +6,8 @@
 //! - R1. A new directory that it has a name in is logged too, and so on upwards.
 //! - R2. A directory that it has no name in any more is logged with its entries: the old name goes.
 //! - R3. A name that the last commit gives to another inode must belong to a dead one; its replay takes the name away.
-//! - R4. Directories that give a file of several links a name are logged with their entries, as Linux does: who links files
-//!   and syncs one of them finds the other links there.
+//! - R4. Directories in which a file of several links, or of the last commit, has new names are logged with their entries,
+//!   as Linux does: who links or renames files and syncs one of them finds the others there.
 //!
 //! and for each directory that is logged with its entries:
 //!
@@ -214,8 +214,7 @@ impl<'a> Collector<'a> {
         };
         let names = InodeRef::decode_all(&now)?;
         self.set(key, Some(value_of(now)));
-        let is_linked = item.nlink > 1 && !is_dir(item);
-        if is_linked {
+        if !is_dir(item) && !is_same && (item.nlink > 1 || self.was_there(key.objectid)?) {
             // R4
             self.waiting.push_back((dir, true));
         }
