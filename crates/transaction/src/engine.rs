@@ -357,6 +357,12 @@ impl Engine {
         let hit_rate = cache.hits as f64 / (cache.hits + cache.misses).max(1) as f64;
         out.push(Metric::gauge("node_cache_hit_rate", "Share of lookups that found their node, from 0 to 1", hit_rate));
         out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
+        for (kind, queue) in [("data", &self.data_tickets), ("metadata", &self.metadata_tickets)] {
+            let (waiting, failed) = queue.counts();
+            let queued = Metric::gauge("tickets_waiting", "Reservations that wait for their turn", waiting as f64);
+            let failed = Metric::counter("tickets_failed_total", "Reclaims that did not help", failed as f64);
+            out.extend([queued, failed].map(|metric| metric.label("kind", kind)));
+        }
         let delayed = self.epoch.memory_bytes() as f64;
         out.push(Metric::gauge("delayed_item_bytes", "Memory of delayed items in the running epoch", delayed));
         out.push(Metric::gauge(

@@ -44,6 +44,11 @@ impl TicketQueue {
         self.nr_waiting.load(Ordering::Acquire) == 0
     }
 
+    /// Tickets in the queue now, and reclaims that did not help so far.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.nr_waiting.load(Ordering::Relaxed), self.nr_failures.load(Ordering::Relaxed))
+    }
+
     /// Waits for the caller's turn.
     pub(crate) fn wait(&self) -> Turn<'_> {
         let ticket = Arc::new(Condvar::new());
