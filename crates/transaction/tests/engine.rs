@@ -4,15 +4,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{
-    Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
-};
-use ubtrfs_format::{Generation, Key, KeyType, RootId};
+use ubtrfs_format::item::{Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent};
+use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_transaction::{DataExtent, Engine, Operation, Tree};
 
 use common::{check, inode, open};
