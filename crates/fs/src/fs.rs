@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
 use ubtrfs_format::item::{DevStatsItem, InodeItem, Timespec};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{DevId, Ino, Key, KeyType, RootId};
+use ubtrfs_format::{DevId, FormatError, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
 use crate::committer::Committer;
@@ -209,7 +209,14 @@ impl Fs {
         }
         let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
         let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
-        let mut state = InodeState::new(InodeItem::decode(&raw).map_err(in_tree(&tree))?);
+        let item = InodeItem::decode(&raw).map_err(in_tree(&tree))?;
+        if item.size > crate::write::MAX_SIZE {
+            // Nothing here expects that the end of a file's last sector may not be a number.
+            let expected = "expected at most 2^63 - 1";
+            let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
+            return Err(in_tree(&tree)(cause));
+        }
+        let mut state = InodeState::new(item);
         if state.is_dir() && state.item.size == 0 && dir_item::is_empty(&tree, id.ino)? {
             state.known_names = Some(KnownNames::of_empty(&self.names));
         }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ubtrfs_testkit::{FaultSweep, Image, btrfs_check};
+use ubtrfs_testkit::{FaultSweep, Image, btrfs_check_after_failures};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
                             if check > 0 && index.is_multiple_of(check) && sweep.btrfs_check_applies() {
                                 let image = Image::empty(0)?;
                                 outcome.content.save(image.path())?;
-                                btrfs_check(image.path())?;
+                                btrfs_check_after_failures(image.path())?;
                                 checked.fetch_add(1, Ordering::Relaxed);
                             }
                             Ok(())

@@ -11,7 +11,8 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, FaultDevice, FaultKind, FaultPlan, FaultSweep, FsTarget, Image, LoopMount, Medium, MediumDevice, NodeKind,
-    Rng, Target, btrfs_check, capability, compare_entries, hush_planned_panics, run, walk_path,
+    Rng, Target, btrfs_check, btrfs_check_after_failures, capability, compare_entries, hush_planned_panics, run,
+    walk_path,
 };
 
 /// Every `step`-th request of all scripted workloads, with every kind of fault.
@@ -26,7 +27,7 @@ fn sweep(config: &str, step: usize) {
             let outcome = sweep.run.run(*plan).unwrap_or_else(|error| panic!("{config} {}: {error:#}", sweep.kind()));
             if oracle && runs % 20 == 0 && sweep.btrfs_check_applies() {
                 outcome.content.save(image.path()).unwrap();
-                btrfs_check(image.path()).unwrap_or_else(|error| panic!("{config} {plan:?}: {error:#}"));
+                btrfs_check_after_failures(image.path()).unwrap_or_else(|error| panic!("{config} {plan:?}: {error:#}"));
             }
             runs += 1;
         }

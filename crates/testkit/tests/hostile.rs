@@ -6,8 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ubtrfs_format::KeyType;
 use ubtrfs_testkit::Rng;
-use ubtrfs_testkit::hostile::TARGETS;
+use ubtrfs_testkit::hostile::{SeedImage, TARGETS, use_image};
 
 /// An input that takes longer hangs, however slow the machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -33,6 +34,21 @@ fn kept_inputs() {
             println!("{}", path.display());
             timed(target, *body, &input);
         }
+    }
+}
+
+/// Sizes of files up to the last one that is a number at all: refused, or handled, and never a reason to panic.
+#[test]
+fn absurd_sizes_of_files() {
+    for size in [u64::MAX, u64::MAX - 4096, 1 << 63, (1 << 63) - 1, (1 << 62) + 1] {
+        let seed = SeedImage::get(0);
+        let medium = seed.edited(&|owner| owner == 5, &|key, data| {
+            if key.item_type == KeyType::INODE_ITEM && key.objectid > 256 && data.len() == 160 {
+                data[16..24].copy_from_slice(&size.to_le_bytes());
+            }
+        });
+        use_image(&medium, "ro");
+        use_image(&medium, "");
     }
 }
 

@@ -370,14 +370,21 @@ impl Engine {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
         let share = nodes.len().div_ceil(threads).max(MIN_NODES_A_WRITER);
         std::thread::scope(|scope| {
-            let writers: Vec<_> = nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part))).collect();
+            let writers: Vec<_> =
+                nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part, false))).collect();
             writers
                 .into_iter()
                 .try_for_each(|writer| writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 
-    pub(crate) fn write_runs(&self, nodes: &[Arc<Node>]) -> Result<()> {
+    /// With `all_copies` one that cannot be written is an error: where an address was written before in this generation, a
+    /// stale copy would be taken for the block.
+    pub(crate) fn write_runs(&self, nodes: &[Arc<Node>], all_copies: bool) -> Result<()> {
+        let write = |start, run: &[u8]| match all_copies {
+            true => self.volumes.write(start, run),
+            false => self.volumes.write_verifiable(start, &[IoSlice::new(run)]),
+        };
         self.enter();
         let nodesize = u64::from(self.geometry.nodesize);
         let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(nodes.len() * self.geometry.nodesize as usize));
@@ -389,7 +396,7 @@ impl Engine {
             if !run.is_empty()
                 && (node.bytenr().0 != end || run.len() + node.raw().len() > run.capacity() || !same_chunk)
             {
-                self.volumes.write_verifiable(start, &[IoSlice::new(&run)])?;
+                write(start, &run)?;
                 run.clear();
             }
             if run.is_empty() {
@@ -402,7 +409,7 @@ impl Engine {
             finish_block(&mut run[at..], self.geometry.csum_type);
         }
         if !run.is_empty() {
-            self.volumes.write_verifiable(start, &[IoSlice::new(&run)])?;
+            write(start, &run)?;
         }
         Ok(())
     }

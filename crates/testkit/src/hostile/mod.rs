@@ -164,7 +164,7 @@ pub fn tree_log(data: &[u8]) {
 }
 
 /// Opens, walks, reads, writes, commits; then the checker looks at what that left.
-fn use_image(medium: &Medium, options: &str) {
+pub fn use_image(medium: &Medium, options: &str) {
     let device = Arc::new(MediumDevice::new(medium.clone()));
     let _ = check(device.clone());
     let _ = use_filesystem(device.clone(), options);

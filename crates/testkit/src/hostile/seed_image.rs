@@ -16,7 +16,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
-use ubtrfs_format::node::finish_block;
+use ubtrfs_format::Key;
+use ubtrfs_format::node::{NodeView, finish_block};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use crate::{Image, Medium, RawBlock};
@@ -164,6 +165,30 @@ impl SeedImage {
         let mut raw = vec![0; self.sb.nodesize as usize];
         medium.read(block.copies[0], &mut raw);
         raw
+    }
+
+    /// The image after `edit` saw the content of every item in leaves of the trees that it asks for.
+    pub fn edited(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&Key, &mut [u8])) -> Medium {
+        let mut medium = self.medium.clone();
+        for block in self.blocks.iter().filter(|block| wanted(block.owner)) {
+            let mut raw = self.read_block(&medium, block);
+            let items: Vec<_> = match NodeView::new(&raw) {
+                Ok(view) if view.is_leaf() => {
+                    (0..view.nritems()).filter_map(|slot| Some((view.key(slot)?, view.item_range(slot)?))).collect()
+                }
+                _ => continue,
+            };
+            for (key, range) in items {
+                if let Some(data) = raw.get_mut(range) {
+                    edit(&key, data);
+                }
+            }
+            finish_block(&mut raw, self.sb.csum_type().unwrap_or_default());
+            for copy in &block.copies {
+                medium.write(*copy, &raw);
+            }
+        }
+        medium
     }
 
     /// The image after these changes of the blocks of trees that `wanted` takes, eight bytes each; one in sixteen is of the

@@ -164,7 +164,7 @@ impl Engine {
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
-        if let Err(error) = self.write_runs(&nodes) {
+        if let Err(error) = self.write_runs(&nodes, true) {
             tracing::warn!("writing the log: {error}");
             return Ok(Outcome::NeedsCommit("the log could not be written"));
         }
