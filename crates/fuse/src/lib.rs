@@ -11,6 +11,7 @@
 //! | `attr`     | attributes and times on the wire                            |
 //! | `caller`   | who asks, and what a change by them takes off a file's mode |
 //! | `dir_end`  | where a reader of a directory stops                         |
+//! | `fsync_pool` | threads that wait for devices                             |
 //! | `ioctl`    | the ioctls that reach us                                    |
 //! | `control`  | how umount waits for the last commit                        |
 //! | `seek`     | data and holes of files that are being written               |
@@ -23,6 +24,7 @@ mod attr;
 mod caller;
 mod control;
 mod dir_end;
+mod fsync_pool;
 mod ioctl;
 mod mount;
 mod node;

@@ -35,6 +35,7 @@ use crate::attr::{entry_kind, file_attr, set_time, timespec};
 use crate::caller::{caller, may_keep_sgid, mode_after_change};
 use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
+use crate::fsync_pool::FsyncPool;
 use crate::ioctl;
 use crate::node::Nodes;
 use crate::reply::{Caught, NO_ATTR, OPEN_FLAGS, Refuse, answer, sized_answer};
@@ -79,6 +80,7 @@ pub(crate) struct Server {
     control: Vec<u8>,
     writeback_cache: bool,
     seeker: Seeker,
+    fsyncs: FsyncPool,
     dir_ends: DirEnds,
 }
 
@@ -91,7 +93,16 @@ impl Server {
         writeback_cache: bool,
     ) -> Self {
         let nodes = Nodes::new(fs.root());
-        Self { fs, nodes, activity, control, writeback_cache, seeker, dir_ends: DirEnds::default() }
+        Self {
+            fs,
+            nodes,
+            activity,
+            control,
+            writeback_cache,
+            seeker,
+            fsyncs: FsyncPool::default(),
+            dir_ends: DirEnds::default(),
+        }
     }
 
     /// The inode of a request. A number that no entry ever carried is stale.
@@ -102,6 +113,12 @@ impl Server {
     /// S1: runs `work`, then answers with `done` or the errno.
     fn answer<R: Refuse, T>(&self, reply: R, work: impl FnOnce() -> Result<T>, done: impl FnOnce(R, T)) {
         answer(&self.fs, reply, work, done);
+    }
+
+    /// fsync waits for devices; see [`FsyncPool`].
+    fn fsync_in_pool(&self, node: INodeNo, datasync: bool, reply: ReplyEmpty) {
+        let (fs, id) = (Arc::clone(&self.fs), self.id(node));
+        self.fsyncs.run(move || answer(&fs, reply, || fs.fsync(id?, datasync), |reply, ()| reply.ok()));
     }
 
     /// The same for requests that change the filesystem.
@@ -506,7 +523,7 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _req: &Request, node: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.answer(reply, || self.fs.fsync(self.id(node)?, datasync), |reply, ()| reply.ok());
+        self.fsync_in_pool(node, datasync, reply);
     }
 
     /// Directory streams are read by cookies alone; the kernel stops asking and caches what it has read.
@@ -557,7 +574,7 @@ impl Filesystem for Server {
     }
 
     fn fsyncdir(&self, _req: &Request, node: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.answer(reply, || self.fs.fsync(self.id(node)?, datasync), |reply, ()| reply.ok());
+        self.fsync_in_pool(node, datasync, reply);
     }
 
     fn statfs(&self, _req: &Request, _node: INodeNo, reply: ReplyStatfs) {
