@@ -19,7 +19,8 @@
 //! - I2. An inode without links in the log was an unlinked file that was still open: its items are passed over.
 //! - I3. A log is as untrusted as all else on disk: what contradicts the subvolume is an error, and nothing is written.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
@@ -47,6 +48,7 @@ pub(crate) fn replay(engine: &Arc<Engine>) -> Result<()> {
 
 fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
     let op = engine.begin_replay();
+    let mut csums = BTreeMap::new();
     for (root, log) in logs {
         if !root.is_subvolume() {
             return Err(corrupt(log, "subvolume", root.0, "expected a subvolume's id"));
@@ -63,6 +65,7 @@ fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
             tree: &tree,
             log,
             geometry,
+            csums: &mut csums,
             touched: BTreeSet::new(),
             passed_over: HashSet::new(),
         };
@@ -78,6 +81,8 @@ struct Replay<'a> {
     tree: &'a Tree,
     log: &'a Tree,
     geometry: Geometry,
+    /// Starts to ends of the data whose checksums were added: several files may have parts of one extent.
+    csums: &'a mut BTreeMap<u64, u64>,
     /// Inodes whose links are to be counted.
     touched: BTreeSet<Ino>,
     /// Inodes of I2.
@@ -445,7 +450,7 @@ impl Replay<'_> {
     }
 
     /// The checksums of data that may not be in the csum tree yet.
-    fn add_csums(&self, at: &ExtentAt) -> Result<()> {
+    fn add_csums(&mut self, at: &ExtentAt) -> Result<()> {
         let FileExtentBody::Regular(extent) = &at.extent.body else { return Ok(()) };
         if extent.disk_bytenr.0 == 0 {
             return Ok(());
@@ -454,8 +459,12 @@ impl Replay<'_> {
             Compression::None => (extent.disk_bytenr.0.saturating_add(extent.offset), extent.num_bytes),
             _ => (extent.disk_bytenr.0, extent.disk_num_bytes),
         };
-        for (at, csums) in self.engine.logged_csums(self.log, ubtrfs_format::Logical(start), len_bytes)? {
-            self.op.add_csums(at, csums);
+        for gap in gaps(self.csums, start..start.saturating_add(len_bytes)) {
+            let at = ubtrfs_format::Logical(gap.start);
+            for (at, csums) in self.engine.logged_csums(self.log, at, gap.end - gap.start)? {
+                self.op.add_csums(at, csums);
+            }
+            self.csums.insert(gap.start, gap.end);
         }
         Ok(())
     }
@@ -495,6 +504,23 @@ impl Replay<'_> {
         }
         Ok(u32::try_from(nr_links).unwrap_or(u32::MAX))
     }
+}
+
+/// The parts of a range that the map's ranges (start to end, disjoint) leave out.
+fn gaps(map: &BTreeMap<u64, u64>, range: Range<u64>) -> Vec<Range<u64>> {
+    let mut gaps = Vec::new();
+    let mut at = range.start;
+    let before = map.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
+    for (&start, &end) in map.range(before..range.end.max(before)) {
+        if start > at {
+            gaps.push(at..start);
+        }
+        at = at.max(end);
+    }
+    if at < range.end {
+        gaps.push(at..range.end);
+    }
+    gaps
 }
 
 fn inode_key(ino: Ino) -> Key {

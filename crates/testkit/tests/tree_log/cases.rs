@@ -545,6 +545,21 @@ pub(crate) const CASES: &[Case] = &[
         ..NOTHING
     },
     Case {
+        name: "parts of a new extent in several files",
+        before: two_files,
+        act: |to| {
+            file(to, "d/n", 100_000, 5);
+            fsync(to, "d/n");
+            for (name, at, len) in [("d/a", 0, 65_536), ("d/b", 0, 4096), ("d/c", 8192, 61_440), ("d/e", 4096, 8192)] {
+                file(to, name, 0, 0);
+                to.copy_range(b"d/n", at, name.as_bytes(), 0, len).unwrap();
+                fsync(to, name);
+            }
+        },
+        kept: &["d/n", "d/a", "d/b", "d/c", "d/e"],
+        ..NOTHING
+    },
+    Case {
         name: "compressed",
         options: "compress=zstd",
         before: |to| {
