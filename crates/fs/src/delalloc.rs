@@ -193,7 +193,7 @@ impl Fs {
         let mut nr_retries = 0;
         while at < range.end {
             let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, true)?;
-            if written.retry && nr_retries < 3 {
+            if written.retry && nr_retries < MAX_RETRIES {
                 nr_retries += 1;
                 continue;
             }
@@ -708,6 +708,9 @@ const BATCH_INODES: usize = 4096;
 const OWN_BYTES: u64 = 1 << 20;
 /// How long a writer waits for others' writeback before it goes on: `MAX_WAITS` times `WAIT`.
 const MAX_WAITS: u32 = 500;
+/// Attempts to write a small file that others change all the time: an fsync that gave up would have lost what was written
+/// before it.
+const MAX_RETRIES: u32 = 1000;
 const WAIT: Duration = Duration::from_millis(2);
 /// Items beside the planned ones: the inode, checksums, explicit holes.
 const EXTRA_ITEMS: usize = 8;

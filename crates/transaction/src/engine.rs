@@ -1,7 +1,7 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
-//! Lock order: commit lock -> gate -> listed trees -> a tree's view -> delayed item shards / ledger / space. Inode locks
-//! of `fs` come before the gate. Nobody waits for the commit lock with the gate held.
+//! Lock order: commit lock -> the tree log's state -> gate -> listed trees -> a tree's view -> delayed item shards /
+//! ledger / space. Inode locks of `fs` come before the gate. Nobody waits for the commit lock with the gate held.
 //!
 //! Invariants:
 //! - I1. Trees change under the commit lock only.
