@@ -65,7 +65,12 @@ fn main() -> ExitCode {
                         if let Err(error) = result {
                             bad += 1;
                             if bad <= 2 {
-                                fail(format!("{error:#}"));
+                                let linux = match run.compare_with_linux(&cut, image.path()) {
+                                    _ if linux == 0 => String::new(),
+                                    Ok(()) => "Linux's replay leaves the same\n".to_owned(),
+                                    Err(error) => format!("Linux's replay: {error:#}\n"),
+                                };
+                                fail(format!("{linux}{error:#}"));
                             } else if let Ok(mut failures) = failures.lock() {
                                 failures.push(String::new());
                             }

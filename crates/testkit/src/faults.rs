@@ -300,9 +300,15 @@ enum Request {
 impl FaultSweep {
     /// All kinds of filesystems and faults.
     pub fn all() -> Vec<Self> {
-        let script = Arc::new(Script::everything(1));
+        let everything = Arc::new(Script::everything(1));
+        let mut runs: Vec<_> =
+            configs().into_iter().map(|(config, mkfs, mount)| (config, mkfs, mount, Arc::clone(&everything))).collect();
+        for kind in 0..Script::KINDS {
+            let script = Arc::new(Script::about(kind, 1));
+            runs.push((script.name, MkfsOptions::default(), "commit=300", script));
+        }
         let mut sweeps = Vec::new();
-        for (config, mkfs, mount) in configs() {
+        for (config, mkfs, mount, script) in runs {
             let base = Medium::formatted(256 << 20, &mkfs).expect("an empty filesystem can be made in memory");
             let options = MountOptions::parse(mount).expect("known options");
             let has_copies = mkfs.metadata_profile == BlockGroupFlags::DUP;

@@ -155,6 +155,20 @@ impl PowerCuts {
     }
 }
 
+impl PowerCuts {
+    /// Whether Linux's replay of the cut leaves the same as ours: says of a broken promise whose it is.
+    pub fn compare_with_linux(&self, cut: &Cut, image: &Path) -> Result<()> {
+        let device: Arc<dyn Device> = Arc::new(MediumDevice::new(cut.medium.clone()));
+        let target = FsTarget::on_device(device, self.options.clone())?;
+        let ours = target.walk()?;
+        cut.medium.save(image)?;
+        let mount = LoopMount::new(image, "")?;
+        let theirs = walk_path(mount.path())?;
+        compare_entries(&ours, &theirs, Compare { root: false, ..Compare::ALL })
+            .context("our replay (first) and Linux's (second) differ")
+    }
+}
+
 /// Every problem that the in-process checker finds, checksums of data included.
 pub fn check(medium: &Medium) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium.clone()));

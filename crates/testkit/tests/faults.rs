@@ -16,12 +16,13 @@ use ubtrfs_testkit::{
 };
 
 /// Every `step`-th request of all scripted workloads, with every kind of fault.
-fn sweep(config: &str, step: usize) {
+fn sweep(wanted: impl Fn(&str) -> bool, step: usize) {
     hush_planned_panics();
     let oracle = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
     let mut runs = 0;
-    for (number, sweep) in FaultSweep::all().into_iter().filter(|sweep| sweep.config == config).enumerate() {
+    for (number, sweep) in FaultSweep::all().into_iter().filter(|sweep| wanted(sweep.config)).enumerate() {
+        let config = sweep.config;
         let plans = sweep.plans(2000);
         for plan in plans.iter().skip(number % step).step_by(step) {
             let outcome = sweep.run.run(*plan).unwrap_or_else(|error| panic!("{config} {}: {error:#}", sweep.kind()));
@@ -38,17 +39,22 @@ fn sweep(config: &str, step: usize) {
 
 #[test]
 fn faults_on_the_default_filesystem() {
-    sweep("default", 13);
+    sweep(|config| config == "default", 13);
 }
 
 #[test]
 fn faults_where_data_has_copies() {
-    sweep("dup-data", 23);
+    sweep(|config| config == "dup-data", 23);
 }
 
 #[test]
 fn faults_where_nothing_has_copies() {
-    sweep("single", 13);
+    sweep(|config| config == "single", 13);
+}
+
+#[test]
+fn faults_of_what_programs_rely_on() {
+    sweep(|config| !["default", "dup-data", "single"].contains(&config), 67);
 }
 
 /// All of one copy of everything cannot be written for a while: the other copies carry on, the errors are counted and
