@@ -102,6 +102,8 @@ impl DelayedRefHead {
 #[derive(Debug, Default)]
 pub struct DelayedRefs {
     heads: BTreeMap<Logical, DelayedRefHead>,
+    /// Two extents of different lengths at one address: items on disk lie.
+    conflict: Option<Extent>,
 }
 
 impl DelayedRefs {
@@ -153,6 +155,7 @@ impl DelayedRefs {
 
     /// Puts another queue's changes behind these.
     pub fn append(&mut self, other: Self) {
+        self.conflict = self.conflict.or(other.conflict);
         for (_, head) in other.heads {
             let DelayedRefHead { extent, kind, deltas, set_flags, generation } = head;
             for (reference, delta) in deltas {
@@ -169,6 +172,11 @@ impl DelayedRefs {
         self.heads.is_empty()
     }
 
+    /// An extent whose address another one of another length has: nothing that is in the queue then may be committed.
+    pub fn conflict(&self) -> Option<Extent> {
+        self.conflict
+    }
+
     /// Number of extents with changes.
     pub fn len(&self) -> usize {
         self.heads.len()
@@ -182,7 +190,10 @@ impl DelayedRefs {
             set_flags: ExtentFlags::empty(),
             generation,
         });
-        assert_eq!(head.extent, extent, "I2: one extent an address");
+        // I2: one extent an address.
+        if head.extent != extent {
+            self.conflict.get_or_insert(extent);
+        }
         head
     }
 

@@ -23,7 +23,7 @@ use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::item::{BlockGroupItem, QgroupStatus, Timespec};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
-use ubtrfs_format::{Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
 use ubtrfs_space::DelayedRefs;
 use ubtrfs_tree::{Batch, Node};
 
@@ -230,6 +230,15 @@ impl Engine {
         transid: Generation,
         freed_data: &mut Vec<std::ops::Range<u64>>,
     ) -> Result<bool> {
+        if let Some(extent) = committer.refs.conflict() {
+            let cause = FormatError::Value {
+                what: "FileExtent",
+                field: "disk_num_bytes",
+                value: extent.len_bytes,
+                expected: "expected the length that others say of this extent",
+            };
+            return Err(Corrupt::new(cause).at(extent.bytenr).into());
+        }
         let heads = committer.refs.take();
         if heads.is_empty() {
             return Ok(false);
