@@ -128,6 +128,12 @@ impl Fs {
         Ok(())
     }
 
+    /// Has what was changed so far committed in the background, dirty data left alone. For who makes very many changes
+    /// and wants little left to do at the end.
+    pub fn start_commit(&self) {
+        self.committer.commit_soon();
+    }
+
     /// Writes out all data, commits and stops (I2). Later changes fail.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {

@@ -141,14 +141,14 @@ impl Engine {
     ) -> Result<MetadataReservation<'_>> {
         self.check_writable()?;
         self.limit_delayed_items()?;
-        let queues = purpose == Purpose::Change && self.may_wait();
         let granted = || self.admit_most(most, least, purpose);
-        if (!queues || self.metadata_tickets.is_empty())
+        if (purpose != Purpose::Change || self.metadata_tickets.is_empty())
             && let Some(reservation) = granted()
         {
             self.reclaim_early(&reservation);
             return Ok(reservation);
         }
+        let queues = purpose == Purpose::Change && self.may_wait();
         let _waited = self.stats.span(Span::ReserveWait);
         let turn = queues.then(|| self.metadata_tickets.wait());
         if let Some(turn) = &turn

@@ -52,13 +52,13 @@ impl Engine {
     /// Data is only ever promised space that is there: a promise that could not be kept would lose what was written.
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;
-        let queues = self.may_wait();
         let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
-        if (!queues || self.data_tickets.is_empty())
+        if self.data_tickets.is_empty()
             && let Some(reservation) = granted()?
         {
             return Ok(reservation);
         }
+        let queues = self.may_wait();
         let _waited = self.stats.span(Span::ReserveWait);
         let turn = queues.then(|| self.data_tickets.wait());
         if let Some(turn) = &turn

@@ -123,6 +123,8 @@ struct Import<'a> {
     /// Times and attributes of directories, to set at the end (I2).
     dirs_to_finish: Vec<(InodeId, SetAttr, Xattrs)>,
     counts: Counts,
+    /// Bytes of file data when the last commit was started.
+    committed_bytes: u64,
 }
 
 impl<'a> Import<'a> {
@@ -142,7 +144,15 @@ impl<'a> Import<'a> {
                 Err(error) => return Err(error).with_context(path),
             };
         }
-        Ok(Self { fs, args, base, dirs: HashMap::new(), dirs_to_finish: Vec::new(), counts: Counts::default() })
+        Ok(Self {
+            fs,
+            args,
+            base,
+            dirs: HashMap::new(),
+            dirs_to_finish: Vec::new(),
+            counts: Counts::default(),
+            committed_bytes: 0,
+        })
     }
 
     fn run(&mut self, reader: &mut Reader, first: Option<Member>, progress: &ProgressBar) -> anyhow::Result<()> {
@@ -162,6 +172,10 @@ impl<'a> Import<'a> {
                 }
             }
             progress.set_position(reader.input().taken());
+            if self.counts.bytes - self.committed_bytes >= COMMIT_BYTES {
+                self.committed_bytes = self.counts.bytes;
+                self.fs.start_commit();
+            }
             next = reader.next_member().with_context(|| format!("{}", self.args.tar.display()))?;
         }
         for (dir, times, xattrs) in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
@@ -396,6 +410,8 @@ impl<'a> Import<'a> {
     }
 }
 
+/// Data between two commits in the background: trees are built while data is written, not all at the end.
+const COMMIT_BYTES: u64 = 256 << 20;
 /// Symbolic links followed on one way, as Linux limits them.
 const MAX_LINKS: usize = 40;
 /// Directories whose inodes are remembered.
