@@ -41,40 +41,31 @@ impl Direct {
 
     /// Writes from the start of `bufs`; how many bytes, which is 0 where this is not for direct I/O (I1).
     pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        let Some(file) = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return Ok(0) };
-        if !suits(offset, bufs.iter().map(|buf| &**buf)) {
-            return Ok(0);
+        match suits(offset, bufs.iter().map(|buf| &**buf)) {
+            true => self.run(|file| rustix::io::pwritev(file, bufs, offset)),
+            false => Ok(0),
         }
-        retry(|| match rustix::io::pwritev(file, bufs, offset) {
-            Err(Errno::INVAL | Errno::NOTSUP) => {
-                self.refused.store(true, Ordering::Relaxed);
-                Ok(0)
-            }
-            result => result,
-        })
     }
 
     /// Reads into the start of `buf`; how many bytes, which is 0 where this is not for direct I/O (I1).
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let Some(file) = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return Ok(0) };
-        if !suits(offset, std::iter::once(&*buf)) {
-            return Ok(0);
+        match suits(offset, std::iter::once(&*buf)) {
+            true => self.run(|file| rustix::io::pread(file, &mut *buf, offset)),
+            false => Ok(0),
         }
-        retry(|| match rustix::io::pread(file, &mut *buf, offset) {
-            Err(Errno::INVAL | Errno::NOTSUP) => {
-                self.refused.store(true, Ordering::Relaxed);
-                Ok(0)
-            }
-            result => result,
-        })
     }
-}
 
-fn retry(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            result => return Ok(result?),
+    fn run(&self, mut call: impl FnMut(&File) -> rustix::io::Result<usize>) -> io::Result<usize> {
+        let Some(file) = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return Ok(0) };
+        loop {
+            match call(file) {
+                Err(Errno::INTR) => {}
+                Err(Errno::INVAL | Errno::NOTSUP) => {
+                    self.refused.store(true, Ordering::Relaxed);
+                    return Ok(0);
+                }
+                result => return Ok(result?),
+            }
         }
     }
 }

@@ -5,18 +5,18 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::Fs;
+use crate::service_threads::ServiceThreads;
 
 /// Starts, feeds and stops the commit thread.
 #[derive(Debug)]
 pub(crate) struct Committer {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: ServiceThreads,
     interval: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Committer {
     pub(crate) fn new(commit_secs: u32) -> Self {
         Self {
             shared: Arc::default(),
-            thread: Mutex::default(),
+            thread: ServiceThreads::default(),
             interval: Duration::from_secs(commit_secs.max(1).into()),
         }
     }
@@ -56,31 +56,20 @@ impl Committer {
     pub(crate) fn commit_soon(&self) -> bool {
         self.shared.asked.store(true, Ordering::Release);
         self.shared.wake();
-        self.thread.lock().is_some()
+        self.thread.is_running()
     }
 
     /// Starts the thread.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
         let (shared, weak, interval) = (Arc::clone(&self.shared), Arc::downgrade(fs), self.interval);
-        let spawned =
-            std::thread::Builder::new().name("ubtrfs-commit".to_owned()).spawn(move || run(&shared, &weak, interval));
-        match spawned {
-            Ok(thread) => *self.thread.lock() = Some(thread),
-            Err(error) => tracing::warn!("no commit thread, changes are committed on sync and close only: {error}"),
-        }
+        self.thread.start("ubtrfs-commit", 1, move || run(&shared, &weak, interval));
     }
 
     /// Ends the thread and waits for it.
     pub(crate) fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         self.shared.wake();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
-            tracing::error!("the commit thread panicked");
-        }
+        self.thread.join();
     }
 }
 

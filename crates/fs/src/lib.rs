@@ -25,6 +25,7 @@ mod options;
 mod orphan;
 mod property;
 mod rename;
+mod service_threads;
 mod setattr;
 mod statfs;
 mod stats;

@@ -19,12 +19,12 @@
 //! - I2. An inode without links in the log was an unlinked file that was still open: its items are passed over.
 //! - I3. A log is as untrusted as all else on disk: what contradicts the subvolume is an error, and nothing is written.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ops::Range;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
+use ubtrfs_space::RangeSet;
 use ubtrfs_transaction::{Engine, Geometry, ItemRef, Operation, Tree};
 
 use crate::create::orphan_key;
@@ -48,7 +48,7 @@ pub(crate) fn replay(engine: &Arc<Engine>) -> Result<()> {
 
 fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
     let op = engine.begin_replay();
-    let mut csums = BTreeMap::new();
+    let mut csums = RangeSet::default();
     for (root, log) in logs {
         if !root.is_subvolume() {
             return Err(corrupt(log, "subvolume", root.0, "expected a subvolume's id"));
@@ -82,7 +82,7 @@ struct Replay<'a> {
     log: &'a Tree,
     geometry: Geometry,
     /// Starts to ends of the data whose checksums were added: several files may have parts of one extent.
-    csums: &'a mut BTreeMap<u64, u64>,
+    csums: &'a mut RangeSet,
     /// Inodes whose links are to be counted.
     touched: BTreeSet<Ino>,
     /// Inodes of I2.
@@ -459,12 +459,12 @@ impl Replay<'_> {
             Compression::None => (extent.disk_bytenr.0.saturating_add(extent.offset), extent.num_bytes),
             _ => (extent.disk_bytenr.0, extent.disk_num_bytes),
         };
-        for gap in gaps(self.csums, start..start.saturating_add(len_bytes)) {
+        for gap in self.csums.gaps(start..start.saturating_add(len_bytes)) {
             let at = ubtrfs_format::Logical(gap.start);
             for (at, csums) in self.engine.logged_csums(self.log, at, gap.end - gap.start)? {
                 self.op.add_csums(at, csums);
             }
-            self.csums.insert(gap.start, gap.end);
+            self.csums.insert(gap);
         }
         Ok(())
     }
@@ -504,23 +504,6 @@ impl Replay<'_> {
         }
         Ok(u32::try_from(nr_links).unwrap_or(u32::MAX))
     }
-}
-
-/// The parts of a range that the map's ranges (start to end, disjoint) leave out.
-fn gaps(map: &BTreeMap<u64, u64>, range: Range<u64>) -> Vec<Range<u64>> {
-    let mut gaps = Vec::new();
-    let mut at = range.start;
-    let before = map.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
-    for (&start, &end) in map.range(before..range.end.max(before)) {
-        if start > at {
-            gaps.push(at..start);
-        }
-        at = at.max(end);
-    }
-    if at < range.end {
-        gaps.push(at..range.end);
-    }
-    gaps
 }
 
 fn inode_key(ino: Ino) -> Key {

@@ -18,19 +18,19 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_device::AlignedBuf;
 
 use crate::inode::{Inode, InodeState};
+use crate::service_threads::ServiceThreads;
 use crate::{Fs, Result};
 
 /// The filesystem's read-ahead: its threads and its memory.
 #[derive(Debug)]
 pub(crate) struct Readahead {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: ServiceThreads,
     max_slots: usize,
 }
 
@@ -80,20 +80,13 @@ impl Readahead {
     /// Read-ahead that takes about `max_bytes`.
     pub(crate) fn new(max_bytes: u64) -> Self {
         let max_slots = usize::try_from(max_bytes / SLOT_BYTES).unwrap_or(usize::MAX).clamp(SLOTS_MIN, SLOTS_MAX);
-        Self { shared: Arc::default(), threads: Mutex::default(), max_slots }
+        Self { shared: Arc::default(), threads: ServiceThreads::default(), max_slots }
     }
 
     /// Starts the threads.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
-        for _ in 0..NR_THREADS {
-            let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
-            let spawned =
-                std::thread::Builder::new().name("ubtrfs-readahead".to_owned()).spawn(move || run(&shared, &weak));
-            match spawned {
-                Ok(thread) => self.threads.lock().push(thread),
-                Err(error) => tracing::warn!("less read-ahead: {error}"),
-            }
-        }
+        let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
+        self.threads.start("ubtrfs-readahead", NR_THREADS, move || run(&shared, &weak));
     }
 
     /// Ends the threads and waits for them. Slots that wait are for their readers to fill.
@@ -102,11 +95,7 @@ impl Readahead {
         let dropped = std::mem::take(&mut *self.shared.queue.lock());
         drop(dropped);
         self.shared.wake.notify_all();
-        for thread in std::mem::take(&mut *self.threads.lock()) {
-            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-                tracing::error!("a read-ahead thread panicked");
-            }
-        }
+        self.threads.join();
     }
 
     /// Notes a read of `len_bytes` at `offset`, has the next part read if that looks sequential, and returns the slots

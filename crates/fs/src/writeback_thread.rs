@@ -6,18 +6,18 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::Fs;
+use crate::service_threads::ServiceThreads;
 
 /// Starts, wakes and stops the threads.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackThreads {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: ServiceThreads,
 }
 
 #[derive(Debug, Default)]
@@ -33,15 +33,8 @@ struct Shared {
 impl WritebackThreads {
     /// Starts the threads.
     pub(crate) fn start(&self, fs: &Arc<Fs>) {
-        for _ in 0..NR_THREADS {
-            let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
-            let spawned =
-                std::thread::Builder::new().name("ubtrfs-writeback".to_owned()).spawn(move || run(&shared, &weak));
-            match spawned {
-                Ok(thread) => self.threads.lock().push(thread),
-                Err(error) => tracing::warn!("a writeback thread less, writers write back themselves: {error}"),
-            }
-        }
+        let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
+        self.threads.start("ubtrfs-writeback", NR_THREADS, move || run(&shared, &weak));
     }
 
     /// There is enough dirty data for the threads.
@@ -57,12 +50,7 @@ impl WritebackThreads {
         self.shared.stopped.store(true, Ordering::Release);
         *self.shared.calls.lock() = NR_THREADS;
         self.shared.wake.notify_all();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-                tracing::error!("a writeback thread panicked");
-            }
-        }
+        self.threads.join();
     }
 }
 

@@ -14,6 +14,7 @@ mod space_info;
 
 pub use block_group::BlockGroup;
 pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, RefKey};
+pub use range_set::{Joined, RangeSet};
 pub use reservation::{Reservation, Shortage};
 pub use space::{Space, SpaceConfig};
 pub use space_info::SpaceInfo;

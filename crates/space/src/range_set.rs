@@ -9,22 +9,25 @@ use std::ops::Range;
 
 /// Disjoint ranges by their start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RangeSet {
+pub struct RangeSet {
     ends: BTreeMap<u64, u64>,
     bytes: u64,
 }
 
 /// How a range joined its neighbours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Joined {
-    pub(crate) whole: Range<u64>,
-    pub(crate) left: Option<Range<u64>>,
-    pub(crate) right: Option<Range<u64>>,
+pub struct Joined {
+    /// The range of the set that it is part of now.
+    pub whole: Range<u64>,
+    /// The neighbour before it that it joined.
+    pub left: Option<Range<u64>>,
+    /// The neighbour behind it that it joined.
+    pub right: Option<Range<u64>>,
 }
 
 impl RangeSet {
     /// Adds a range that must be disjoint from all others. `None`, and no change, if it is not or is empty.
-    pub(crate) fn insert(&mut self, range: Range<u64>) -> Option<Joined> {
+    pub fn insert(&mut self, range: Range<u64>) -> Option<Joined> {
         let before = self.ends.range(..=range.start).next_back().map(|(&start, &end)| start..end);
         let after = self.ends.range(range.start..).next().map(|(&start, &end)| start..end);
         let overlaps = before.as_ref().is_some_and(|before| before.end > range.start)
@@ -82,7 +85,7 @@ impl RangeSet {
     }
 
     /// The parts of a range that are not in the set.
-    pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
+    pub fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut at = range.start;
         let first = self.containing(range.start).map_or(range.start, |held| held.start);

@@ -17,13 +17,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ubtrfs_format::Result;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{Error, Result};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::engine::{Engine, copies};
 use crate::operation::MetadataReservation;
-use crate::stats::Span;
 
 /// Who asks for metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,37 +147,19 @@ impl Engine {
             self.reclaim_early(&reservation);
             return Ok(reservation);
         }
-        let queues = purpose == Purpose::Change && self.may_wait();
-        let _waited = self.stats.span(Span::ReserveWait);
-        let turn = queues.then(|| self.metadata_tickets.wait());
-        if let Some(turn) = &turn
-            && turn.is_hopeless()
-        {
-            return granted().ok_or(Error::NoSpace);
-        }
+        let queue = (purpose == Purpose::Change).then_some(&self.metadata_tickets);
         // From cheap to dear: a commit turns estimates into facts and frees what is pinned; dirty data written first
         // turns more of them into facts.
-        for flushes_data in [false, true] {
-            if let Some(reservation) = granted() {
-                return Ok(reservation);
-            }
-            if flushes_data && purpose == Purpose::Change {
-                self.flush_data()?;
-            }
-            self.commit()?;
-        }
-        if let Some(reservation) = granted() {
-            return Ok(reservation);
-        }
-        if let Some(turn) = turn {
-            turn.fail();
-        }
-        Err(Error::NoSpace)
-    }
-
-    /// Whether the caller may wait for others' reclaim.
-    pub(crate) fn may_wait(&self) -> bool {
-        self.flusher().is_none_or(|flusher| flusher.may_wait())
+        self.reserve_with_reclaim(
+            queue,
+            || Ok(granted()),
+            |round| {
+                if round > 0 && purpose == Purpose::Change {
+                    self.flush_data()?;
+                }
+                self.commit()
+            },
+        )
     }
 
     /// Admits as many changes as there is room for, from `most` down to `least`.

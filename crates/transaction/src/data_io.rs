@@ -11,7 +11,6 @@ use crate::block_rsv::Purpose;
 use crate::csum_tree::{self, SectorCsums};
 use crate::data_ledger::Referrer;
 use crate::engine::Engine;
-use crate::stats::Span;
 
 /// Data space promised to a writer.
 #[must_use = "a reservation that is dropped at once holds nothing"]
@@ -58,29 +57,11 @@ impl Engine {
         {
             return Ok(reservation);
         }
-        let queues = self.may_wait();
-        let _waited = self.stats.span(Span::ReserveWait);
-        let turn = queues.then(|| self.data_tickets.wait());
-        if let Some(turn) = &turn
-            && turn.is_hopeless()
-        {
-            return granted()?.ok_or(Error::NoSpace);
-        }
-        for _ in 0..RECLAIMS {
-            if let Some(reservation) = granted()? {
-                return Ok(reservation);
-            }
-            // Flushing turns pessimistic promises into extents; committing frees what is pinned.
+        // Flushing turns pessimistic promises into extents; committing frees what is pinned.
+        self.reserve_with_reclaim(Some(&self.data_tickets), granted, |_| {
             self.flush_data()?;
-            self.commit()?;
-        }
-        if let Some(reservation) = granted()? {
-            return Ok(reservation);
-        }
-        if let Some(turn) = turn {
-            turn.fail();
-        }
-        Err(Error::NoSpace)
+            self.commit()
+        })
     }
 
     /// Reserves what is there or can be added with new chunks.
@@ -204,9 +185,6 @@ impl Engine {
         })
     }
 }
-
-/// Rounds of reclaim before a reservation fails: what the first one wrote may free more for the second.
-const RECLAIMS: usize = 2;
 
 /// Whether all references of the item are this file's, at one place: then all are in one inline reference.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {

@@ -19,6 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::{Error, Result};
+
+use crate::engine::Engine;
+use crate::stats::Span;
 
 /// The queue of one kind of space.
 #[derive(Debug, Default)]
@@ -63,6 +67,37 @@ impl TicketQueue {
     }
 }
 
+impl Engine {
+    /// For a reservation that did not fit, or found others waiting: tries `granted` again, with `reclaim` (by its round)
+    /// in between; in turn where there is a queue and the caller may wait.
+    pub(crate) fn reserve_with_reclaim<T>(
+        &self,
+        queue: Option<&TicketQueue>,
+        granted: impl Fn() -> Result<Option<T>>,
+        reclaim: impl Fn(usize) -> Result<()>,
+    ) -> Result<T> {
+        let _waited = self.stats.span(Span::ReserveWait);
+        let may_wait = || self.flusher().is_none_or(|flusher| flusher.may_wait());
+        let turn = queue.filter(|_| may_wait()).map(TicketQueue::wait);
+        if turn.as_ref().is_some_and(Turn::is_hopeless) {
+            return granted()?.ok_or(Error::NoSpace);
+        }
+        for round in 0..RECLAIMS {
+            if let Some(reservation) = granted()? {
+                return Ok(reservation);
+            }
+            reclaim(round)?;
+        }
+        if let Some(reservation) = granted()? {
+            return Ok(reservation);
+        }
+        if let Some(turn) = turn {
+            turn.fail();
+        }
+        Err(Error::NoSpace)
+    }
+}
+
 impl Turn<'_> {
     /// Whether reclaim was found not to help while this one waited (I3).
     pub(crate) fn is_hopeless(&self) -> bool {
@@ -85,6 +120,9 @@ impl Drop for Turn<'_> {
         }
     }
 }
+
+/// Rounds of reclaim before a reservation fails: what the first one wrote may free more for the second.
+const RECLAIMS: usize = 2;
 
 #[cfg(test)]
 mod tests {

@@ -168,7 +168,7 @@ impl Collector<'_> {
             _ => regular.disk_bytenr.0,
         };
         let len = if extent.compression == Compression::None { regular.num_bytes } else { regular.disk_num_bytes };
-        for gap in gaps(&self.log.csums, start..start + len) {
+        for gap in self.log.csums.gaps(start..start + len) {
             self.csums_in(gap);
         }
         Ok(())
@@ -189,30 +189,13 @@ impl Collector<'_> {
                     let key = Key::new(objectid::EXTENT_CSUM, KeyType::EXTENT_CSUM, start);
                     let end = start + (run.len() / csum_size) as u64 * sectorsize;
                     self.set(key, Some(std::mem::take(&mut run).into()));
-                    self.log.csums.insert(start, end);
+                    self.log.csums.insert(start..end);
                 }
                 first = index + usize::from(csum.is_none());
             }
             run.extend_from_slice(csum.unwrap_or_default());
         }
     }
-}
-
-/// The parts of a range that the map's ranges (start to end, disjoint) leave out.
-fn gaps(map: &BTreeMap<u64, u64>, range: Range<u64>) -> Vec<Range<u64>> {
-    let mut gaps = Vec::new();
-    let mut at = range.start;
-    let before = map.range(..=range.start).next_back().map(|(start, _)| *start).unwrap_or(range.start);
-    for (&start, &end) in map.range(before..range.end) {
-        if start > at {
-            gaps.push(at..start);
-        }
-        at = at.max(end);
-    }
-    if at < range.end {
-        gaps.push(at..range.end);
-    }
-    gaps
 }
 
 /// Sorted, without overlaps.

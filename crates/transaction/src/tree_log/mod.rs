@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::{Generation, Key, Logical, RootId};
-use ubtrfs_space::{Extent, Space};
+use ubtrfs_space::{Extent, RangeSet, Space};
 use ubtrfs_tree::Value;
 
 pub use load::FoundLog;
@@ -100,8 +100,8 @@ struct SubvolumeLog {
     items: BTreeMap<Key, Value>,
     item_bytes: u64,
     inodes: HashMap<u64, LoggedInode>,
-    /// Starts to ends of the data whose checksums are in it.
-    csums: BTreeMap<u64, u64>,
+    /// The data whose checksums are in it.
+    csums: RangeSet,
 }
 
 /// An inode whose items are in the log, as they are now or were at the last write of the log.
