@@ -166,9 +166,14 @@ impl<'n> NameSlot<'n> {
         Self { name, key: dir_item_key(dir, name), entries: Vec::new() }
     }
 
+    /// The entry of the name.
+    pub(crate) fn entry(&self) -> Option<&DirEntry> {
+        self.entries.iter().find(|entry| entry.name == self.name)
+    }
+
     /// Fails where the name exists.
     pub(crate) fn check_free(&self) -> Result<()> {
-        if self.entries.iter().any(|entry| entry.name == self.name) { Err(Error::Exists) } else { Ok(()) }
+        if self.entry().is_some() { Err(Error::Exists) } else { Ok(()) }
     }
 
     /// Plans the name, under `index`. It must not exist.
@@ -192,6 +197,16 @@ impl<'n> NameSlot<'n> {
         self.entries.push(entry);
         changes.push(Change::PutEntries(self.key, self.entries));
         Ok(())
+    }
+
+    /// Plans the end of the name, which has this index.
+    pub(crate) fn plan_remove(mut self, changes: &mut Vec<Change>, index: u64) {
+        self.entries.retain(|entry| entry.name != self.name);
+        changes.push(match self.entries.is_empty() {
+            true => Change::Delete(self.key),
+            false => Change::PutEntries(self.key, self.entries),
+        });
+        changes.push(Change::Delete(Key::new(self.key.objectid, KeyType::DIR_INDEX, index)));
     }
 }
 
@@ -222,10 +237,8 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
 /// Plans the end of an entry, whose index its inode or root reference told.
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name);
-    let mut entries = planned_entries(changes, tree, &key)?;
-    entries.retain(|entry| entry.name != name);
-    changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
-    changes.push(Change::Delete(dir_index_key(dir, index)));
+    let entries = planned_entries(changes, tree, &key)?;
+    NameSlot { name, key, entries }.plan_remove(changes, index);
     Ok(())
 }
 

@@ -39,6 +39,15 @@ impl<'i> Locked<'i> {
     }
 }
 
+/// A name to take away.
+struct Victim<'n> {
+    slot: NameSlot<'n>,
+    /// What it leads to.
+    id: InodeId,
+    /// The directory's sequence when it was found.
+    sequence: u64,
+}
+
 impl Fs {
     /// Gives an inode one more name in its subvolume.
     pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
@@ -102,7 +111,8 @@ impl Fs {
         dir_item::check_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
         loop {
-            let (entry, child) = self.find_victim(&dir_inode, name)?;
+            let victim = self.find_victim(&dir_inode, name)?;
+            let child = victim.id;
             if child.root != dir.root {
                 return Err(match directory {
                     true => Error::NotPermitted("subvolumes are deleted with `ubtrfs subvolume delete`"),
@@ -120,7 +130,8 @@ impl Fs {
             }
             let reservation = self.reserve_for_removal(LINK_ITEMS)?;
             let mut locked = Locked::new(&[&dir_inode, &inode])?;
-            if !self.still_there(&dir_inode, name, Some(&entry))? {
+            // Every change of a directory's names changes its sequence.
+            if locked.of(&dir_inode).item.sequence != victim.sequence {
                 continue;
             }
             check_may_remove(locked.of(&dir_inode))?;
@@ -129,7 +140,8 @@ impl Fs {
                 check_empty(&inode, locked.of(&inode))?;
             }
             let mut changes = Vec::with_capacity(4);
-            plan_unlink(&mut changes, &inode, dir.ino, name)?;
+            let index = plan_remove_ref(&mut changes, &inode, dir.ino, name)?;
+            victim.slot.plan_remove(&mut changes, index);
 
             let time = now();
             let op = self.engine.begin(reservation);
@@ -147,15 +159,14 @@ impl Fs {
         }
     }
 
-    /// The entry of a name to take away, and what it leads to.
-    fn find_victim(&self, dir: &Inode, name: &[u8]) -> Result<(DirEntry, InodeId)> {
+    fn find_victim<'n>(&self, dir: &Inode, name: &'n [u8]) -> Result<Victim<'n>> {
         let state = dir.read()?;
         if !state.is_dir() {
             return Err(Error::NotDirectory);
         }
-        let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
-        let child = self.target_id(dir.id, &entry)?;
-        Ok((entry, child))
+        let slot = NameSlot::read(&dir.tree, dir.id.ino, name)?;
+        let id = self.target_id(dir.id, slot.entry().ok_or(Error::NotFound)?)?;
+        Ok(Victim { slot, id, sequence: state.item.sequence })
     }
 
     /// Whether a name still leads where it did before the locks were taken.
@@ -186,12 +197,16 @@ impl Fs {
 
 /// Plans the end of an inode's name: its reference, its entry and its index.
 pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
-    let tree = &inode.tree;
-    let index = match dir_item::plan_remove_ref(changes, tree, inode.id.ino, dir, name)? {
-        Some(index) => index,
-        None => dir_item::find_index(tree, dir, name)?.ok_or(Error::NotFound)?,
-    };
-    dir_item::plan_remove(changes, tree, dir, name, index)
+    let index = plan_remove_ref(changes, inode, dir, name)?;
+    dir_item::plan_remove(changes, &inode.tree, dir, name, index)
+}
+
+/// Plans the end of an inode's reference to its name; returns the name's index.
+fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
+    match dir_item::plan_remove_ref(changes, &inode.tree, inode.id.ino, dir, name)? {
+        Some(index) => Ok(index),
+        None => dir_item::find_index(&inode.tree, dir, name)?.ok_or(Error::NotFound),
+    }
 }
 
 /// One link fewer. Without links the inode becomes an orphan: true.

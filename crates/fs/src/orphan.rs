@@ -37,8 +37,9 @@ impl Fs {
             }
             state.dead = true;
         }
-        if inode.state.read().is_regular() {
-            crate::truncate::drop_all_extents(self, inode)?;
+        let mut has_extents = inode.state.read().is_regular();
+        if has_extents {
+            crate::truncate::forget_all_dirty(self, inode);
         }
         let start = inode.item_key().successor().unwrap_or(Key::MAX);
         let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
@@ -47,6 +48,13 @@ impl Fs {
             let step = reservation.nr_items() - 2;
             let items = inode.tree.range(&start, &end, step)?;
             let is_last = items.len() < step;
+            if has_extents && !is_last {
+                // Too many for one operation: in steps, the size on disk following.
+                drop(reservation);
+                crate::truncate::drop_all_extents(self, inode)?;
+                has_extents = false;
+                continue;
+            }
             let op = self.engine.begin(reservation);
             for (key, _) in &items {
                 op.delete(&inode.tree, *key);

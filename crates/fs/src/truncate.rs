@@ -72,6 +72,20 @@ pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     shrink(fs, inode, &mut state, 0, None)
 }
 
+/// Drops what is dirty of an unlinked regular file, whose extents are then dropped with its other items. Locks as
+/// [`drop_all_extents`] does.
+pub(crate) fn forget_all_dirty(fs: &Fs, inode: &Inode) {
+    let _writeback = inode.writeback.lock();
+    forget_dirty_past(fs, &mut inode.state.write(), 0);
+}
+
+fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
+    let freed = state.data.truncate(size);
+    drop(state.data.take_reservation(freed));
+    fs.data.dequeue(&mut state.data);
+    state.data.extents_changed();
+}
+
 /// What is held beside the state while a file's extents are changed.
 pub(crate) type ChangeLocks<'i> = (NoFlush, MutexGuard<'i, ()>);
 
@@ -99,10 +113,7 @@ fn shrink(
         zeroed = zeroed_tail(fs, inode, state, size, &mut space)?;
     }
     state.item.size = size;
-    let freed = state.data.truncate(size);
-    drop(state.data.take_reservation(freed));
-    fs.data.dequeue(&mut state.data);
-    state.data.extents_changed();
+    forget_dirty_past(fs, state, size);
     loop {
         let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
         let step = reservation.nr_items() - 8;
