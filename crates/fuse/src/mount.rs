@@ -361,6 +361,19 @@ pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
+/// Has the kernel read files ahead in larger pieces than its 128 KiB: each piece is one request. Only root may, and only
+/// when the kernel has heard the server's limits; what fails leaves reading slower, so it is only logged.
+pub(crate) fn set_read_ahead(dir: &Path) {
+    let Some(mount) = find_mount(dir) else { return };
+    let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&mount.device)).join("read_ahead_kb");
+    if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
+        tracing::debug!("{}: {error}", file.display());
+    }
+}
+
+/// As large as the largest request.
+const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
+
 /// Whether the filesystem of this mount is mounted anywhere: at another place too, by `mount --bind`.
 pub(crate) fn is_mounted_somewhere(mount: &MountInfo) -> bool {
     mounts().iter().any(|other| other.device == mount.device)

@@ -55,7 +55,7 @@ const PLUS_BATCH: usize = 32;
 /// Background requests (readahead, writeback) that the kernel keeps in flight.
 const MAX_BACKGROUND: u16 = 64;
 /// Largest write request.
-const MAX_WRITE: u32 = 1 << 20;
+pub(crate) const MAX_WRITE: u32 = 1 << 20;
 
 /// The attribute whose value decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";

@@ -60,6 +60,7 @@ impl Session {
         match fuser::Session::from_fd(server, device, SessionACL::All, session) {
             Ok(requests) => {
                 let _ = notifier.set(requests.notifier());
+                mount::set_read_ahead(dir);
                 Ok(Self { dir: dir.to_owned(), fs, activity, control, requests, unmounter: None })
             }
             Err(source) => {
