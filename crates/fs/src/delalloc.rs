@@ -273,6 +273,11 @@ impl Fs {
                     None => continue,
                 },
             };
+            // A panic lets go of the lock in the middle of a writeback; by then nothing is written any more.
+            if let Err(error) = self.engine.check_writable() {
+                jobs.into_iter().for_each(|job| self.give_up(job));
+                return Err(error.into());
+            }
             let mut state = inode.state.write();
             let job = self.prepare(inode, &mut state, range.clone(), max_bytes - taken, guard);
             written.done[index] = !state.data.has_dirty();

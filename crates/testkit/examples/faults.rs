@@ -1,13 +1,14 @@
 //! Every fault of a scripted workload: the n-th read, write or flush fails, once or from then on, comes back short or
 //! wrong, is lost, or panics, for every n.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME] [--check N]`
-//! prints one line per kind of fault and ends with status 1 where a promise was broken. `--check N` has `btrfs check`
-//! look at every N-th result.
+//! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME] [--check N]
+//! [--threads 2] [--seconds N]` prints one line per kind of fault and ends with status 1 where a promise was broken.
+//! `--check N` has `btrfs check` look at every N-th result. The workload `--config long` makes 2,000 requests of each kind.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use ubtrfs_testkit::{FaultSweep, Image, btrfs_check_after_failures};
 
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
     let number = |name: &str, default: u64| after(name).map_or(default, |text| text.parse().unwrap_or(default));
     let (max, step, check) = (number("--max", 2000), number("--step", 1).max(1), number("--check", 0));
     let threads = number("--threads", 2);
+    let deadline = Instant::now() + Duration::from_secs(number("--seconds", 1 << 30));
     ubtrfs_testkit::hush_planned_panics();
     let mut broken = 0;
     for sweep in FaultSweep::all() {
@@ -24,8 +26,8 @@ fn main() -> ExitCode {
         if unwanted("--config", sweep.config) || unwanted("--kind", &sweep.kind()) {
             continue;
         }
-        let plans: Vec<_> = sweep.plans(max).into_iter().step_by(step as usize).collect();
-        let next = AtomicU64::new(0);
+        let plans: Vec<u64> = (0..sweep.requests().min(max)).step_by(step as usize).collect();
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let (faults, told, read_only, checked) =
             (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         let failures = Mutex::new(Vec::new());
@@ -34,8 +36,11 @@ fn main() -> ExitCode {
                 scope.spawn(|| {
                     loop {
                         let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(plan) = plans.get(index as usize) else { return };
-                        let result = sweep.run.run(*plan).and_then(|outcome| {
+                        let Some(nth) = plans.get(index as usize).filter(|_| Instant::now() < deadline) else {
+                            return;
+                        };
+                        done.fetch_add(1, Ordering::Relaxed);
+                        let result = sweep.run(*nth).and_then(|outcome| {
                             faults.fetch_add(u64::from(outcome.faults > 0), Ordering::Relaxed);
                             told.fetch_add(u64::from(outcome.told), Ordering::Relaxed);
                             read_only.fetch_add(u64::from(outcome.read_only), Ordering::Relaxed);
@@ -59,9 +64,10 @@ fn main() -> ExitCode {
         let failures = failures.into_inner().unwrap_or_default();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         println!(
-            "{} {}: {} runs, {} faults, {} told, {} read-only, {} seen by btrfs check, {} broken promises",
+            "{} {}: {} of {} runs, {} faults, {} told, {} read-only, {} seen by btrfs check, {} broken promises",
             sweep.config,
             sweep.kind(),
+            load(&done),
             plans.len(),
             load(&faults),
             load(&told),

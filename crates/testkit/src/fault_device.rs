@@ -13,6 +13,9 @@ use ubtrfs_device::Device;
 
 const SECTOR: usize = 4096;
 
+/// What the text of such a panic begins with.
+pub(crate) const PLANNED_PANIC: &str = "planned panic";
+
 /// What a planned fault does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultKind {
@@ -101,7 +104,7 @@ impl FaultDevice {
         self.faults.fetch_add(1, Ordering::SeqCst);
         let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).insert(thread);
-        assert!(self.plan.kind != FaultKind::Panic, "planned panic in {what} {number}");
+        assert!(self.plan.kind != FaultKind::Panic, "{PLANNED_PANIC} in {what} {number}");
         Some(self.plan.kind)
     }
 }

@@ -7,10 +7,14 @@
 //!   every later sync fails.
 //! - F4. Nothing hangs: each run has [`TIME_LIMIT`].
 //! - F5. Content that is read is right, or an error.
+//! - F6. A run starts at the last remount before the planned request, from what the script without faults has left there,
+//!   and goes on for [`ROUNDS_AFTER`] remounts more, unless somebody is told before: what a request deep in a long
+//!   script does is found out without all that came before it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -19,6 +23,7 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 
+use crate::fault_device::PLANNED_PANIC;
 use crate::{
     FaultDevice, FaultKind, FaultPlan, FsTarget, History, Medium, MediumDevice, Model, Script, Step, Target, walk_fs,
 };
@@ -26,11 +31,14 @@ use crate::{
 /// Longest time that a run may take.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
+/// Remounts that a run goes on for where nobody is told (F6).
+const ROUNDS_AFTER: usize = 2;
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct FaultRun {
-    /// Content to start from: an empty filesystem.
-    pub base: Medium,
+    /// Where to start.
+    pub start: Start,
     /// What to do.
     pub script: Arc<Script>,
     /// How to open it.
@@ -39,9 +47,30 @@ pub struct FaultRun {
     pub has_copies: bool,
 }
 
+/// A place between two mounts of a script.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// What the device holds.
+    pub content: Medium,
+    model: Model,
+    /// Steps before it.
+    step: usize,
+    /// Requests before it.
+    counts: (u64, u64, u64),
+}
+
+impl Start {
+    /// The beginning, on an empty filesystem.
+    pub fn empty(content: Medium) -> Self {
+        Self { content, model: Model::new(), step: 0, counts: (0, 0, 0) }
+    }
+}
+
 /// What happened.
 #[derive(Debug)]
 pub struct FaultOutcome {
+    /// Where it could have been started (F6): the start, and after each remount.
+    pub starts: Vec<Start>,
     /// Requests that the script made.
     pub counts: (u64, u64, u64),
     /// Faults that happened.
@@ -66,7 +95,7 @@ impl FaultRun {
         })?;
         let result = match receiver.recv_timeout(TIME_LIMIT) {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => bail!("{plan:?}: a panic came through"),
+            Ok(Err(panic)) => bail!("{plan:?}: a panic came through: {}", text_of(&*panic)),
             Err(RecvTimeoutError::Timeout) => bail!("{plan:?}: F4: it hangs"),
             Err(RecvTimeoutError::Disconnected) => bail!("{plan:?}: the thread is gone"),
         };
@@ -75,14 +104,16 @@ impl FaultRun {
     }
 
     fn run_here(&self, plan: FaultPlan) -> Result<FaultOutcome> {
-        let below = Arc::new(MediumDevice::new(self.base.clone()));
+        let below = Arc::new(MediumDevice::new(self.start.content.clone()));
         let device = Arc::new(FaultDevice::new(below.clone(), plan));
-        let mut history = History::new(Model::new());
+        let mut history = History::new(self.start.model.clone());
+        let mut starts = vec![self.start.clone()];
+        let has_faults = plan.read.or(plan.write).or(plan.flush).is_some();
         let mut told = false;
         let mut panicked = false;
         let mut read_only = false;
         let mut failed = None;
-        let mut steps = self.script.steps.iter();
+        let mut steps = self.script.steps.iter().enumerate().skip(self.start.step);
         'mounted: loop {
             let opened = caught(|| FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, self.options.clone()));
             let mut target = match opened {
@@ -95,21 +126,21 @@ impl FaultRun {
                 }
             };
             loop {
-                let Some(step) = steps.next() else {
+                let next = steps.next();
+                let Some((index, step)) = next.filter(|(_, step)| !matches!(step, Step::Remount)) else {
                     told |= self.close(target, &mut history, &device, told, panicked, &mut read_only)?;
-                    break 'mounted;
-                };
-                if matches!(step, Step::Remount) {
-                    if self.close(target, &mut history, &device, told, panicked, &mut read_only)? {
-                        told = true;
+                    let Some((index, _)) = next.filter(|_| !told) else { break 'mounted };
+                    let (content, model) = (below.content(), history.model().clone());
+                    starts.push(Start { content, model, step: index + 1, counts: device.counts() });
+                    if has_faults && starts.len() > 1 + ROUNDS_AFTER {
                         break 'mounted;
                     }
                     break;
-                }
+                };
                 let done = caught(|| perform(step, &mut target, &mut history));
                 match done {
                     Some(Ok(Done::Fine)) => {}
-                    Some(Err(error)) => return Err(error.context(format!("step {step:?}"))),
+                    Some(Err(error)) => return Err(error.context(format!("step {index}, {step:?}"))),
                     Some(Ok(Done::Failed(errno))) => {
                         ensure!(device.faults() > 0, "{step:?} fails without a fault: errno {errno}");
                         told = true;
@@ -121,7 +152,7 @@ impl FaultRun {
                     }
                 }
                 if told {
-                    failed = Some(format!("{step:?}"));
+                    failed = Some(format!("step {index}, {step:?},"));
                     after_failure(&mut target, step, &mut history, &device, plan)?;
                     self.close(target, &mut history, &device, told, panicked, &mut read_only)?;
                     break 'mounted;
@@ -130,6 +161,7 @@ impl FaultRun {
         }
         let content = below.content();
         let outcome = FaultOutcome {
+            starts,
             counts: device.counts(),
             faults: device.faults(),
             told,
@@ -198,6 +230,11 @@ impl FaultRun {
 pub(crate) fn read_all(target: &FsTarget, path: &[u8]) -> Result<Vec<u8>> {
     let size = target.lookup(path).map_err(|errno| anyhow::anyhow!("lookup: errno {errno}"))?.size;
     target.clone().read(path, 0, usize::try_from(size)?).map_err(|errno| anyhow::anyhow!("read: errno {errno}"))
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
 enum Done {
@@ -273,9 +310,13 @@ fn after_failure(
     Ok(())
 }
 
-/// `None` for a panic.
+/// `None` for the planned panic; any other goes on up and fails the run.
 fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(work)).ok()
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => Some(done),
+        Err(panic) if panic.downcast_ref::<String>().is_some_and(|text| text.contains(PLANNED_PANIC)) => None,
+        Err(panic) => resume_unwind(panic),
+    }
 }
 
 /// All runs with one kind of fault on one kind of filesystem.
@@ -283,11 +324,12 @@ fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
 pub struct FaultSweep {
     /// The filesystem.
     pub config: &'static str,
-    /// The run.
-    pub run: FaultRun,
+    run: FaultRun,
     request: Request,
     kind: FaultKind,
     persistent: bool,
+    /// What happens without faults, found out once for all kinds of faults.
+    healthy: Arc<OnceLock<FaultOutcome>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,6 +337,17 @@ enum Request {
     Read,
     Write,
     Flush,
+}
+
+impl Request {
+    /// How many of (reads, writes, flushes) it is.
+    fn of(self, (reads, writes, flushes): (u64, u64, u64)) -> u64 {
+        match self {
+            Self::Read => reads,
+            Self::Write => writes,
+            Self::Flush => flushes,
+        }
+    }
 }
 
 impl FaultSweep {
@@ -307,12 +360,15 @@ impl FaultSweep {
             let script = Arc::new(Script::about(kind, 1));
             runs.push((script.name, MkfsOptions::default(), "commit=300", script));
         }
+        let small_nodes = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
+        runs.push(("long", small_nodes, "commit=300,compress=zstd:1", Arc::new(Script::long(1))));
         let mut sweeps = Vec::new();
         for (config, mkfs, mount, script) in runs {
             let base = Medium::formatted(256 << 20, &mkfs).expect("an empty filesystem can be made in memory");
             let options = MountOptions::parse(mount).expect("known options");
             let has_copies = mkfs.metadata_profile == BlockGroupFlags::DUP;
-            let run = FaultRun { has_copies, base, script: Arc::clone(&script), options };
+            let run = FaultRun { has_copies, start: Start::empty(base), script: Arc::clone(&script), options };
+            let healthy = Arc::new(OnceLock::new());
             for (request, kind, persistent) in [
                 (Request::Read, FaultKind::Error, false),
                 (Request::Read, FaultKind::Error, true),
@@ -329,7 +385,8 @@ impl FaultSweep {
                 (Request::Flush, FaultKind::Error, true),
                 (Request::Flush, FaultKind::Panic, false),
             ] {
-                sweeps.push(Self { config, run: run.clone(), request, kind, persistent });
+                let healthy = Arc::clone(&healthy);
+                sweeps.push(Self { config, run: run.clone(), request, kind, persistent, healthy });
             }
         }
         sweeps
@@ -341,24 +398,29 @@ impl FaultSweep {
             .to_lowercase()
     }
 
-    /// One plan for every request of the script, at most so many.
-    pub fn plans(&self, max: u64) -> Vec<FaultPlan> {
-        let (reads, writes, flushes) =
-            self.run.run(FaultPlan::default()).expect("the script runs without faults").counts;
-        let count = match self.request {
-            Request::Read => reads,
-            Request::Write => writes,
-            Request::Flush => flushes,
+    /// Requests of this kind that the script makes: the n-th of each can be planned to fail.
+    pub fn requests(&self) -> u64 {
+        self.request.of(self.healthy().counts)
+    }
+
+    /// Has the `nth` request fail, counted from the beginning of the script. An error is a broken promise (F1 to F5).
+    pub fn run(&self, nth: u64) -> Result<FaultOutcome> {
+        let starts = &self.healthy().starts;
+        let before = |start: &&Start| self.request.of(start.counts) <= nth;
+        let start = starts.iter().rfind(before).unwrap_or(&starts[0]);
+        let from_there = Some(nth - self.request.of(start.counts));
+        let plan = FaultPlan { kind: self.kind, persistent: self.persistent, ..FaultPlan::default() };
+        let plan = match self.request {
+            Request::Read => FaultPlan { read: from_there, ..plan },
+            Request::Write => FaultPlan { write: from_there, ..plan },
+            Request::Flush => FaultPlan { flush: from_there, ..plan },
         };
-        let plan = |nth| {
-            let plan = FaultPlan { kind: self.kind, persistent: self.persistent, ..FaultPlan::default() };
-            match self.request {
-                Request::Read => FaultPlan { read: Some(nth), ..plan },
-                Request::Write => FaultPlan { write: Some(nth), ..plan },
-                Request::Flush => FaultPlan { flush: Some(nth), ..plan },
-            }
-        };
-        (0..count.min(max)).map(plan).collect()
+        let run = FaultRun { start: start.clone(), ..self.run.clone() };
+        run.run(plan).with_context(|| format!("{} {} {nth}, from step {}", self.config, self.kind(), start.step))
+    }
+
+    fn healthy(&self) -> &FaultOutcome {
+        self.healthy.get_or_init(|| self.run.run(FaultPlan::default()).expect("the script runs without faults"))
     }
 
     /// Whether `btrfs check` must find the result clean: not where the device wrote something else than it was given.
@@ -393,7 +455,7 @@ pub fn hush_planned_panics() {
         let print = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let message = info.payload().downcast_ref::<String>().map_or("", String::as_str);
-            if message.contains("planned panic") {
+            if message.contains(PLANNED_PANIC) {
                 // What opening installed still has to see it; only the printing is kept back.
                 ubtrfs_fs::note_panic(&info.to_string());
             } else {

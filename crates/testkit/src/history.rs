@@ -377,7 +377,7 @@ impl History {
         ensure!(content.len() as u64 == entry.size, "{} of {} bytes were read", content.len(), entry.size);
         for (index, block) in content.chunks(BLOCK).enumerate() {
             let at = (index * BLOCK) as u64;
-            let is_version = |node: &&crate::model::Node| {
+            let is_version = |node: &&std::sync::Arc<crate::model::Node>| {
                 let mut version = node.read(at, block.len());
                 version.resize(block.len(), 0);
                 version == block

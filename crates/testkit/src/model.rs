@@ -27,7 +27,8 @@ pub type ModelError = Errno;
 /// A filesystem in memory.
 #[derive(Clone, Debug)]
 pub struct Model {
-    pub(crate) nodes: BTreeMap<u64, Node>,
+    /// Shared with the states that it was cloned from and to: a clone after each step costs what the step changed.
+    pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
     next: u64,
     read_only_volumes: Vec<u64>,
 }
@@ -64,7 +65,7 @@ impl Model {
     /// An empty root directory.
     pub fn new() -> Self {
         let mut nodes = BTreeMap::new();
-        nodes.insert(ROOT, Node::new(NodeKind::Directory, 0o755, 0));
+        nodes.insert(ROOT, Arc::new(Node::new(NodeKind::Directory, 0o755, 0)));
         Self { nodes, next: 1, read_only_volumes: Vec::new() }
     }
 
@@ -82,7 +83,7 @@ impl Model {
                     let id = model.next;
                     model.next += 1;
                     let node = load_node(&full, &entry).with_context(|| format!("load {}", full.display()))?;
-                    model.nodes.insert(id, node);
+                    model.nodes.insert(id, Arc::new(node));
                     if let Some(group) = &entry.link_group {
                         groups.insert(group.clone(), id);
                     }
@@ -111,7 +112,7 @@ impl Model {
     pub fn fix(&mut self, path: &[u8]) -> Result<(), ModelError> {
         let mut stack = vec![self.find(path)?];
         while let Some(id) = stack.pop() {
-            let node = self.nodes.get_mut(&id).ok_or_else(|| errno(Sys::NOENT))?;
+            let node = Arc::make_mut(self.nodes.get_mut(&id).ok_or_else(|| errno(Sys::NOENT))?);
             node.fixed = true;
             stack.extend(node.children.values().copied());
         }
@@ -252,7 +253,7 @@ impl Model {
 
     fn node(&mut self, id: u64) -> &mut Node {
         // Whoever asks for it may change it.
-        let node = self.nodes.get_mut(&id).expect("I1: links name nodes that exist");
+        let node = Arc::make_mut(self.nodes.get_mut(&id).expect("I1: links name nodes that exist"));
         node.digest = OnceLock::new();
         node
     }
@@ -270,7 +271,7 @@ impl Model {
         }
         let id = self.next;
         self.next += 1;
-        self.nodes.insert(id, node);
+        self.nodes.insert(id, Arc::new(node));
         self.add_link(parent, name, id);
         Ok(())
     }

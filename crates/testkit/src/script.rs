@@ -3,6 +3,8 @@
 //! I1. A script is valid: on a filesystem without faults every step succeeds, and so it does on the model.
 //! I2. It depends on its seed alone.
 
+mod long;
+
 use crate::Rng;
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 

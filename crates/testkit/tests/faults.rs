@@ -22,13 +22,12 @@ fn sweep(wanted: impl Fn(&str) -> bool, step: usize) {
     let image = Image::empty(0).unwrap();
     let mut runs = 0;
     for (number, sweep) in FaultSweep::all().into_iter().filter(|sweep| wanted(sweep.config)).enumerate() {
-        let config = sweep.config;
-        let plans = sweep.plans(2000);
-        for plan in plans.iter().skip(number % step).step_by(step) {
-            let outcome = sweep.run.run(*plan).unwrap_or_else(|error| panic!("{config} {}: {error:#}", sweep.kind()));
+        for nth in (0..sweep.requests().min(2000)).skip(number % step).step_by(step) {
+            let outcome = sweep.run(nth).unwrap_or_else(|error| panic!("{error:#}"));
             if oracle && runs % 20 == 0 && sweep.btrfs_check_applies() {
                 outcome.content.save(image.path()).unwrap();
-                btrfs_check_after_failures(image.path()).unwrap_or_else(|error| panic!("{config} {plan:?}: {error:#}"));
+                btrfs_check_after_failures(image.path())
+                    .unwrap_or_else(|error| panic!("{} {} {nth}: {error:#}", sweep.config, sweep.kind()));
             }
             runs += 1;
         }
@@ -54,7 +53,20 @@ fn faults_where_nothing_has_copies() {
 
 #[test]
 fn faults_of_what_programs_rely_on() {
-    sweep(|config| !["default", "dup-data", "single"].contains(&config), 67);
+    sweep(|config| !["default", "dup-data", "single", "long"].contains(&config), 67);
+}
+
+#[test]
+fn faults_late_in_a_long_workload() {
+    sweep(|config| config == "long", 487);
+}
+
+/// "For every n up to 2,000" says something only where there are so many requests.
+#[test]
+fn the_long_workload_makes_two_thousand_requests_of_each_kind() {
+    for sweep in FaultSweep::all().iter().filter(|sweep| sweep.config == "long") {
+        assert!(sweep.requests() >= 2000, "{}: {}", sweep.kind(), sweep.requests());
+    }
 }
 
 /// All of one copy of everything cannot be written for a while: the other copies carry on, the errors are counted and
