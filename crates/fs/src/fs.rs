@@ -185,9 +185,10 @@ impl Fs {
         }
         let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
         let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
-        let subvolume = Arc::new(Subvolume::new(root, tree, &item));
+        let takes_changes = self.read_only().is_none();
+        let subvolume = Arc::new(Subvolume::enter(root, tree, &item, takes_changes));
         let subvolume = Arc::clone(self.subvolumes.write().entry(root).or_insert(subvolume));
-        if self.read_only().is_none() && !subvolume.read_only {
+        if takes_changes && !subvolume.read_only {
             // What is left over is not worth refusing the subvolume for.
             if let Err(error) = self.delete_orphans(&subvolume) {
                 tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");

@@ -12,7 +12,7 @@
 //! | names | `DIR_INDEX` | adds entries whose inodes' references are not in the log |
 //! | rest | `INODE_REF`, `INODE_EXTREF`, `XATTR_ITEM`, `EXTENT_DATA` | adds names, attributes and data |
 //!
-//! Then the links of all inodes that were touched are counted; who has none becomes an orphan.
+//! Then the links of all inodes that were touched are counted; who has none becomes an orphan, a directory without entries.
 //!
 //! Invariants:
 //! - I1. Sizes of directories and `nbytes` are not taken from the log but follow from what is added and removed.
@@ -20,6 +20,7 @@
 //! - I3. A log is as untrusted as all else on disk: what contradicts the subvolume is an error, and nothing is written.
 
 use std::collections::{BTreeSet, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
@@ -229,21 +230,29 @@ impl Replay<'_> {
                 .copied()
                 .ok_or_else(|| corrupt(self.log, "size of a directory range", item.len() as u64, "expected 8"))?;
             let last = u64::from_le_bytes(last);
-            self.remove_entries_in(dir, key.offset.max(from), last)?;
+            self.remove_entries_in(dir, key.offset.max(from)..=last, |log, key, entry| {
+                let logged = dir_item::read_entries(log, key)?;
+                Ok(logged.iter().any(|kept| kept.name == entry.name))
+            })?;
             from = from.max(last.saturating_add(1));
         }
         Ok(())
     }
 
-    fn remove_entries_in(&mut self, dir: Ino, first: u64, last: u64) -> Result<()> {
-        let mut first = first;
+    /// Removes the entries under these indexes, but those to be kept.
+    fn remove_entries_in(
+        &mut self,
+        dir: Ino,
+        indexes: RangeInclusive<u64>,
+        is_kept: impl Fn(&Tree, &Key, &DirEntry) -> Result<bool>,
+    ) -> Result<()> {
+        let (mut first, last) = indexes.into_inner();
         while first <= last {
             let (start, end) = (dir_item::dir_index_key(dir, first), dir_item::dir_index_key(dir, last));
             let items = self.tree.range(&start, &end, STEP)?;
             for (key, item) in &items {
-                let logged = dir_item::read_entries(self.log, key)?;
                 for entry in DirEntry::decode_all(item).map_err(in_tree(self.tree))? {
-                    if !logged.iter().any(|kept| kept.name == entry.name) {
+                    if !is_kept(self.log, key, &entry)? {
                         self.unlink(dir, &entry, key.offset)?;
                     }
                 }
@@ -296,7 +305,8 @@ impl Replay<'_> {
         dir_item::plan_add_ref(&mut changes, self.tree, &self.geometry, child, dir, name, index)?;
         self.apply(changes);
         self.resize_dir(dir, name.len(), true)?;
-        self.touched.insert(child);
+        // The directory too: one without links loses what the log puts there.
+        self.touched.extend([dir, child]);
         Ok(())
     }
 
@@ -481,7 +491,8 @@ impl Replay<'_> {
             }
             if nr_links == 0 {
                 if file_type(&item) == mode::DIRECTORY {
-                    self.remove_entries_in(ino, 0, u64::MAX)?;
+                    // Those of the log as well: who deletes an orphan expects none.
+                    self.remove_entries_in(ino, 0..=u64::MAX, |_, _, _| Ok(false))?;
                 }
                 self.op.put(self.tree, orphan_key(ino), Vec::new());
             } else if self.tree.get(&orphan_key(ino))?.is_some() {

@@ -6,6 +6,8 @@
 //! - R1. A new directory that it has a name in is logged too, and so on upwards.
 //! - R2. A directory that it has no name in any more is logged with its entries: the old name goes.
 //! - R3. A name that the last commit gives to another inode must belong to a dead one; its replay takes the name away.
+//!   An index of the last commit must not be another name's now: a directory that is loaded anew gives the indexes of
+//!   its last entries, if they are gone, to the next ones.
 //! - R4. Directories in which a file of several links, or of the last commit, has new names are logged with their entries,
 //!   as Linux does: who links or renames files and syncs one of them finds the others there.
 //!
@@ -13,6 +15,8 @@
 //!
 //! - R5. The inodes of new entries are logged (new directories with their entries): all of their names move at once.
 //! - R6. The inodes of removed entries are logged if they live on: else their last name might go.
+//!
+//! Inodes are the same if their numbers are: no number of the last commit's is given to a new inode before the next one.
 //!
 //! What these rules do not cover is committed instead: directories that moved, directories of the last commit that are
 //! gone, names taken over from living inodes, names of subvolumes, extended references, very many changes.
@@ -230,7 +234,21 @@ impl<'a> Collector<'a> {
             self.waiting.push_back((dir, false));
             return Ok(());
         }
-        names.iter().try_for_each(|name| self.check_name(dir, &name.name, key.objectid))
+        names.iter().try_for_each(|name| {
+            self.check_index(dir, name, key.objectid)?;
+            self.check_name(dir, &name.name, key.objectid)
+        })
+    }
+
+    /// R3
+    fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), Stop> {
+        let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
+        for entry in DirEntry::decode_all(&raw)? {
+            if entry.name != name.name || inode_of(&entry)? != ino {
+                return Err(Stop::Commit("a directory's index was used again"));
+            }
+        }
+        Ok(())
     }
 
     /// R3
