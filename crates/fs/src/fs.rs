@@ -69,7 +69,7 @@ impl Fs {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
             inodes,
-            names: NameBudget::new(budget.inode_bytes / 4),
+            names: NameBudget::new(budget.inode_bytes / 2),
             subvolumes: RwLock::default(),
             rename_lock: Mutex::default(),
             committer: Committer::new(options.commit_secs),

@@ -6,79 +6,133 @@
 //!   inode's state lock, by [`entry_changed`](crate::create::entry_changed), which every change of an entry calls.
 //! - I2. A directory that had entries when it was loaded has no set; one whose set would take too much memory loses it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ubtrfs_format::hash::name_hash;
 
-/// Names in the sets of all directories.
+/// Memory of the sets of all directories.
 #[derive(Debug)]
 pub(crate) struct NameBudget {
-    nr_names: AtomicUsize,
-    max_names: usize,
+    used_bytes: AtomicU64,
+    max_bytes: u64,
 }
 
-/// The hashes of all names of a directory.
+/// A set that holds the hash of every name of a directory, and may seem to hold some others: Bloom filters, each for twice
+/// as many names as the one before, so that a directory of millions of names takes little more than a byte for each.
 #[derive(Debug)]
 pub(crate) struct KnownNames {
-    hashes: HashSet<u64>,
+    filters: Vec<Box<[u64]>>,
+    /// Names that the last filter still takes.
+    room: usize,
     budget: Arc<NameBudget>,
 }
 
 impl NameBudget {
     /// Sets that take about `max_bytes` together.
     pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
-        let max_names = usize::try_from(max_bytes / NAME_BYTES).unwrap_or(usize::MAX);
-        Arc::new(Self { nr_names: AtomicUsize::new(0), max_names })
+        Arc::new(Self { used_bytes: AtomicU64::new(0), max_bytes })
     }
 }
 
 impl KnownNames {
     /// The names of an empty directory.
     pub(crate) fn of_empty(budget: &Arc<NameBudget>) -> Self {
-        Self { hashes: HashSet::default(), budget: Arc::clone(budget) }
+        Self { filters: Vec::new(), room: 0, budget: Arc::clone(budget) }
     }
 
     /// Whether the directory does not have the name.
     pub(crate) fn lacks(&self, name: &[u8]) -> bool {
-        !self.hashes.contains(&name_hash(name))
+        let hash = name_hash(name);
+        // The last filters hold most names.
+        !self.filters.iter().rev().any(|filter| bits(filter, hash).all(|(word, bit)| filter[word] & bit != 0))
     }
 
     /// The directory gets a name. False where the set is given up (I2).
     #[must_use]
     pub(crate) fn add(&mut self, name: &[u8]) -> bool {
-        if self.hashes.insert(name_hash(name)) {
-            self.budget.nr_names.fetch_add(1, Ordering::Relaxed) < self.budget.max_names
-        } else {
-            true
+        if self.room == 0 && !self.grow() {
+            return false;
         }
+        self.room -= 1;
+        if let Some(filter) = self.filters.last_mut() {
+            for (word, bit) in bits(filter, name_hash(name)) {
+                filter[word] |= bit;
+            }
+        }
+        true
+    }
+
+    fn grow(&mut self) -> bool {
+        let words = FIRST_WORDS << self.filters.len();
+        let bytes = filter_bytes(words);
+        if self.budget.used_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.budget.max_bytes {
+            self.budget.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        self.filters.push(vec![0; words].into_boxed_slice());
+        self.room = words * 64 / BITS_A_NAME;
+        true
     }
 }
 
 impl Drop for KnownNames {
     fn drop(&mut self) {
-        self.budget.nr_names.fetch_sub(self.hashes.len(), Ordering::Relaxed);
+        let bytes = self.filters.iter().map(|filter| filter_bytes(filter.len())).sum();
+        self.budget.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-/// Memory of a name in a set, about.
-const NAME_BYTES: u64 = 16;
+/// The bits of a hash in a filter, as words and masks: steps of a width that the hash gives, from where it says.
+fn bits(filter: &[u64], hash: u64) -> impl Iterator<Item = (usize, u64)> + use<> {
+    // The hash has 32 bits; two numbers that look independent are made of it.
+    let spread = (hash + 1).wrapping_mul(SPREAD);
+    let (start, step) = (spread >> 32, (spread & 0xffff_ffff) | 1);
+    // The number of words is a power of two.
+    let mask = filter.len() as u64 * 64 - 1;
+    (0..NR_PROBES).map(move |probe| {
+        let bit = start.wrapping_add(probe * step) & mask;
+        (usize::try_from(bit / 64).unwrap_or(0), 1 << (bit % 64))
+    })
+}
+
+fn filter_bytes(words: usize) -> u64 {
+    8 * words as u64
+}
+
+/// Words of a directory's first filter: 51 names.
+const FIRST_WORDS: usize = 8;
+/// With as many probes as below, one absent name of a hundred seems to be there in a full filter.
+const BITS_A_NAME: usize = 10;
+const NR_PROBES: u64 = 6;
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_that_were_added_are_not_lacking_and_the_budget_is_given_back() {
-        let budget = NameBudget::new(3 * NAME_BYTES);
-        let mut names = KnownNames::of_empty(&budget);
-        assert!(names.lacks(b"a"));
-        assert!(names.add(b"a") && names.add(b"b") && names.add(b"b"));
-        assert!(!names.lacks(b"a") && names.lacks(b"c"));
-        let mut others = KnownNames::of_empty(&budget);
-        assert!(others.add(b"x") && !others.add(b"y"));
+    fn names_that_were_added_are_not_lacking_and_few_others_are() {
+        let mut names = KnownNames::of_empty(&NameBudget::new(1 << 20));
+        assert!(names.lacks(b"0"));
+        let name = |number: usize| format!("file-{number:06}").into_bytes();
+        for number in 0..20_000 {
+            assert!(names.add(&name(number)), "{number}");
+            assert!(!names.lacks(&name(number)), "{number}");
+        }
+        assert!((0..20_000).all(|number| !names.lacks(&name(number))));
+        let seem_there = (20_000..40_000).filter(|&number| !names.lacks(&name(number))).count();
+        assert!(seem_there < 2_000, "{seem_there} of 20000");
+    }
+
+    #[test]
+    fn the_budget_is_kept_and_given_back() {
+        let budget = NameBudget::new(filter_bytes(FIRST_WORDS));
+        let (mut names, mut others) = (KnownNames::of_empty(&budget), KnownNames::of_empty(&budget));
+        assert!(names.add(b"a") && !others.add(b"x"));
+        let rest = (0..100).take_while(|number: &i32| names.add(&number.to_le_bytes())).count();
+        assert_eq!(rest, FIRST_WORDS * 64 / BITS_A_NAME - 1);
         drop(names);
-        assert!(others.add(b"z"));
+        assert!(others.add(b"x"));
     }
 }

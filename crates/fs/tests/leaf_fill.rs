@@ -50,5 +50,9 @@ fn files_in_one_directory_and_one_commit_fill_each_leaf_once() {
     assert_eq!(made, written, "a leaf was made more than once");
     assert!(fill > 0.95, "leaves are {fill} full");
     assert!(items >= FILES as f64 && batches <= 839.0, "{items} index items in {batches} leaves");
+    // What was written of the subvolume was not held: a few pieces of 2 MiB at a time, and the other trees' nodes.
+    let (waited, all) = (metric(&fs, "ubtrfs_unwritten_nodes_max_bytes", ""), written * 16384.0);
+    println!("{waited} bytes of nodes waited at most, {all} were written");
+    assert!(waited <= f64::from(12 << 20) && all >= f64::from(32 << 20), "{waited} of {all}");
     fs.close().unwrap();
 }

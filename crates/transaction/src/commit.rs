@@ -92,6 +92,7 @@ impl Engine {
     fn commit_locked(&self, committer: &mut Committer) -> Result<()> {
         let _commit = self.stats.span(Span::Commit);
         let mut superblock = self.superblock();
+        let _progress = self.throttle.begin();
         let (transid, frozen) = self.freeze_epoch()?;
         let apply = self.stats.span(Span::Apply);
         for tree in &frozen {

@@ -12,6 +12,8 @@
 //! Invariants:
 //! - I1. A node of the running transaction belongs to one tree alone.
 //! - I2. What an apply makes becomes visible in one step, [`Tree::publish`].
+//! - I3. A subvolume's tree is changed once in a transaction, so a large batch's nodes are final when they are made and
+//!   can be written at once ([`crate::node_stream`]).
 //!
 //! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
 
@@ -22,10 +24,12 @@ use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey, SpaceKind};
-use ubtrfs_tree::{ApplyStats, Batch, Node, NodeSink, RootPtr};
+use ubtrfs_tree::{ApplyStats, Batch, Node, NodeSink, NodeSource, RootPtr};
 
 use crate::engine::Engine;
 use crate::extent_tree;
+use crate::node_store::ScanSource;
+use crate::node_stream::NodeStream;
 use crate::operation::regular_extent;
 use crate::tree_view::Tree;
 
@@ -43,16 +47,24 @@ impl Engine {
             tree.publish(old_root, || ());
             return Ok(ApplyStats::default());
         }
-        let mut sink = CowSink::new(self, tree, refs, transid, old_root)?;
-        let (new_root, stats) =
-            ubtrfs_tree::apply(tree.source(), &mut sink, &old_root, batch).map_err(|error| error.in_tree(tree.id()))?;
-        sink.release_unused();
+        let made = if tree.id().is_fs_tree() && batch.len() >= STREAM_MIN {
+            NodeStream::with(self, |stream| {
+                let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), Some(stream))?;
+                make_nodes(&ScanSource(&self.store), &mut sink, &old_root, batch)
+            })
+        } else {
+            let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), None)?;
+            make_nodes(tree.source(), &mut sink, &old_root, batch)
+        };
+        let Made { new_root, stats, emitted, freed, left, nr_made, nr_left } =
+            made.map_err(|error| error.in_tree(tree.id()))?;
         self.stats.applied(tree.id(), &stats);
-        let CowSink { emitted, freed, nr_made, nr_left, .. } = sink;
         tree.publish(new_root, || {
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
         });
+        // Readers that are still on their way down the old tree read them again.
+        left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
         let nodesize = u64::from(self.geometry.nodesize);
         let mut state = tree.root.lock();
         state.changed |= new_root != old_root || nr_made != nr_left;
@@ -61,6 +73,39 @@ impl Engine {
         }
         Ok(stats)
     }
+}
+
+/// What an apply made, to be shown to readers.
+struct Made {
+    new_root: RootPtr,
+    stats: ApplyStats,
+    /// Nodes that are not written yet.
+    emitted: HashMap<Logical, Arc<Node>>,
+    /// Addresses of nodes of this transaction that are not used any more.
+    freed: Vec<Logical>,
+    /// Nodes of earlier transactions that nobody uses any more once this one is committed.
+    left: Vec<Logical>,
+    /// Blocks that the tree gained and lost.
+    nr_made: u64,
+    nr_left: u64,
+}
+
+fn make_nodes(source: &dyn NodeSource, sink: &mut CowSink<'_>, old_root: &RootPtr, batch: &Batch) -> Result<Made> {
+    let (new_root, stats) = ubtrfs_tree::apply(source, sink, old_root, batch)?;
+    sink.release_unused();
+    // Too few for a piece of their own: they are written with the other trees' nodes.
+    for node in std::mem::take(&mut sink.gathered) {
+        sink.emitted.insert(node.bytenr(), node);
+    }
+    Ok(Made {
+        new_root,
+        stats,
+        emitted: std::mem::take(&mut sink.emitted),
+        freed: std::mem::take(&mut sink.freed),
+        left: std::mem::take(&mut sink.left),
+        nr_made: sink.nr_made,
+        nr_left: sink.nr_left,
+    })
 }
 
 struct CowSink<'a> {
@@ -75,7 +120,14 @@ struct CowSink<'a> {
     allocated: HashSet<Logical>,
     emitted: HashMap<Logical, Arc<Node>>,
     freed: Vec<Logical>,
-    /// Blocks that the tree gained and lost.
+    left: Vec<Logical>,
+    stream: Option<&'a NodeStream<'a>>,
+    /// With a stream: nodes that are going to be its next piece.
+    gathered: Vec<Arc<Node>>,
+    piece_len: usize,
+    /// Items changed so far, of so many changes.
+    nr_changed: usize,
+    batch_len: usize,
     nr_made: u64,
     nr_left: u64,
 }
@@ -87,6 +139,8 @@ impl<'a> CowSink<'a> {
         refs: &'a mut DelayedRefs,
         transid: Generation,
         root: RootPtr,
+        batch_len: usize,
+        stream: Option<&'a NodeStream<'a>>,
     ) -> Result<Self> {
         let owner = tree.id();
         let last_snapshot = tree.root.lock().last_snapshot;
@@ -105,6 +159,12 @@ impl<'a> CowSink<'a> {
             allocated: HashSet::new(),
             emitted: HashMap::new(),
             freed: Vec::new(),
+            left: Vec::new(),
+            stream,
+            gathered: Vec::new(),
+            piece_len: NodeStream::nodes_a_piece(engine),
+            nr_changed: 0,
+            batch_len,
             nr_made: 0,
             nr_left: 0,
         })
@@ -177,7 +237,9 @@ impl<'a> CowSink<'a> {
 
 impl NodeSink for CowSink<'_> {
     fn is_fresh(&self, node: &Node) -> bool {
-        node.generation() == self.transid
+        let is_fresh = node.generation() == self.transid;
+        assert!(!is_fresh || self.stream.is_none(), "I3: block {} is changed again", node.bytenr());
+        is_fresh
     }
 
     fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
@@ -193,6 +255,9 @@ impl NodeSink for CowSink<'_> {
     }
 
     fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
+        if self.stream.is_some_and(NodeStream::has_failed) {
+            return Err(Error::ReadOnly { reason: "tree blocks could not be written".to_owned() });
+        }
         let nodesize = u64::from(self.engine.geometry.nodesize);
         let extent = self.engine.allocate_or_make_chunk(self.kind, nodesize, nodesize, near)?.ok_or(Error::NoSpace)?;
         self.allocated.insert(extent.bytenr);
@@ -233,10 +298,18 @@ impl NodeSink for CowSink<'_> {
             self.add_child_refs(node, Some(node.bytenr()), -1);
         }
         self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+        if refs == 1 {
+            self.engine.store.retire(node.bytenr());
+            self.left.push(node.bytenr());
+        }
         Ok(())
     }
 
     fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()> {
+        self.nr_changed += 1;
+        if self.stream.is_some() && self.nr_changed.is_multiple_of(PROGRESS_STEP) {
+            self.engine.throttle.applied(self.nr_changed, self.batch_len);
+        }
         if key.item_type != KeyType::EXTENT_DATA || !self.owner.is_fs_tree() {
             return Ok(());
         }
@@ -254,7 +327,16 @@ impl NodeSink for CowSink<'_> {
             self.nr_made += 1;
             self.add_ref(&node, RefKey::TreeBlock(self.owner), 1);
         }
-        self.emitted.insert(node.bytenr(), node);
+        let Some(stream) = self.stream else {
+            self.emitted.insert(node.bytenr(), node);
+            return;
+        };
+        self.gathered.push(node);
+        if self.gathered.len() >= self.piece_len {
+            let piece = std::mem::take(&mut self.gathered);
+            self.engine.store.streams(piece.len());
+            stream.push(piece);
+        }
     }
 }
 
@@ -268,3 +350,9 @@ fn no_references(bytenr: Logical) -> Corrupt {
     .in_tree(RootId::EXTENT_TREE)
     .at(bytenr)
 }
+
+/// Changes of a batch from which on its nodes are written as they are made: fewer touch no more leaves than can be held
+/// in memory.
+const STREAM_MIN: usize = 256;
+/// Changes between two reports of progress.
+const PROGRESS_STEP: usize = 1024;

@@ -27,6 +27,7 @@ use crate::data_ledger::DataLedger;
 use crate::metric::Metric;
 use crate::node_store::NodeStore;
 use crate::stats::Stats;
+use crate::throttle::Throttle;
 use crate::ticket::TicketQueue;
 use crate::tree_log::{FoundLog, TreeLog};
 use crate::tree_view::{RootState, Tree};
@@ -134,6 +135,7 @@ pub struct Engine {
     pub(crate) metadata_tickets: TicketQueue,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
+    pub(crate) throttle: Throttle,
     id: EngineId,
     read_only: AtomicBool,
     /// It turned read-only while it was open: what was put since the last commit is lost.
@@ -191,6 +193,7 @@ impl Engine {
             metadata_tickets: TicketQueue::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
+            throttle: Throttle::default(),
             id: EngineId::new(),
             read_only: AtomicBool::new(reason.is_some()),
             aborted: AtomicBool::new(false),
@@ -357,6 +360,8 @@ impl Engine {
         let hit_rate = cache.hits as f64 / (cache.hits + cache.misses).max(1) as f64;
         out.push(Metric::gauge("node_cache_hit_rate", "Share of lookups that found their node, from 0 to 1", hit_rate));
         out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
+        let unwritten = self.store.most_unwritten_bytes() as f64;
+        out.push(Metric::gauge("unwritten_nodes_max_bytes", "Most nodes that waited to be written", unwritten));
         for (kind, queue) in [("data", &self.data_tickets), ("metadata", &self.metadata_tickets)] {
             let (waiting, failed) = queue.counts();
             let queued = Metric::gauge("tickets_waiting", "Reservations that wait for their turn", waiting as f64);

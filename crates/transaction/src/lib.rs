@@ -35,11 +35,13 @@ mod free_space_tree;
 mod ledger_kernel_tests;
 mod metric;
 mod node_store;
+mod node_stream;
 mod open;
 mod operation;
 mod stats;
 #[cfg(test)]
 mod test_tree;
+mod throttle;
 mod ticket;
 mod timeline;
 mod tree_log;

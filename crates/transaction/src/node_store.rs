@@ -1,8 +1,8 @@
 //! Where the trees' nodes are: dirty ones in memory, others in the cache or on the devices.
 //!
 //! Invariants:
-//! - I1. A node of the running transaction is in the dirty map until the commit has written it; only then may the
-//!   cache drop it.
+//! - I1. A node of the running transaction is in the dirty map until the commit has written it, or was written before
+//!   readers can reach it ([`crate::node_stream`]); only then may the cache drop it.
 //! - I2. What comes from a device passed the tree checker and is what its parent promised.
 
 use std::collections::HashMap;
@@ -27,14 +27,30 @@ pub(crate) struct NodeStore {
     /// The running transaction: no block is newer.
     generation_limit: AtomicU64,
     nodesize: usize,
+    /// Nodes in memory because they are not written yet, and the most there were.
+    nr_unwritten: AtomicU64,
+    most_unwritten: AtomicU64,
 }
+
+/// Nodes for one walk through a tree that replaces most of them: what it reads is soon of no use, and displaces nothing
+/// in the cache.
+pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
 
 impl NodeStore {
     pub(crate) fn new(volumes: Arc<Volumes>, check: CheckContext, nodesize: usize, cache_bytes: u64) -> Self {
         let dirty = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
         let limit = check.generation_limit.map_or(u64::MAX, |limit| limit.0);
         let cache = NodeCache::new(cache_bytes);
-        Self { volumes, cache, dirty, check, generation_limit: AtomicU64::new(limit), nodesize }
+        Self {
+            volumes,
+            cache,
+            dirty,
+            check,
+            generation_limit: AtomicU64::new(limit),
+            nodesize,
+            nr_unwritten: AtomicU64::new(0),
+            most_unwritten: AtomicU64::new(0),
+        }
     }
 
     fn shard(&self, bytenr: Logical) -> &RwLock<NodeMap> {
@@ -44,12 +60,47 @@ impl NodeStore {
 
     /// Puts new content in place; it stays in memory until [`Self::written`].
     pub(crate) fn put_dirty(&self, node: Arc<Node>) {
-        self.shard(node.bytenr()).write().insert(node.bytenr(), node);
+        if self.shard(node.bytenr()).write().insert(node.bytenr(), node).is_none() {
+            self.count_unwritten(1);
+        }
     }
 
     /// A dirty node is no longer used.
     pub(crate) fn drop_dirty(&self, bytenr: Logical) {
-        self.shard(bytenr).write().remove(&bytenr);
+        if self.shard(bytenr).write().remove(&bytenr).is_some() {
+            self.nr_unwritten.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// So many nodes are handed over to be written.
+    pub(crate) fn streams(&self, nr_nodes: usize) {
+        self.count_unwritten(nr_nodes as u64);
+    }
+
+    /// These nodes were handed over and are on the devices now. No reader could reach them so far.
+    pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
+        self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
+        nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));
+    }
+
+    fn count_unwritten(&self, more: u64) {
+        let now = self.nr_unwritten.fetch_add(more, Ordering::Relaxed) + more;
+        self.most_unwritten.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// The most bytes of nodes that waited in memory to be written, at any time so far.
+    pub(crate) fn most_unwritten_bytes(&self) -> u64 {
+        self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
+    }
+
+    /// A node is being replaced: where the cache is full, its place is for the new one.
+    pub(crate) fn retire(&self, bytenr: Logical) {
+        self.cache.retire(bytenr);
+    }
+
+    /// No tree leads to this node any more.
+    pub(crate) fn forget(&self, bytenr: Logical) {
+        self.cache.remove(bytenr);
     }
 
     /// All dirty nodes, by address.
@@ -118,11 +169,17 @@ impl NodeStore {
     }
 }
 
+impl NodeStore {
+    fn find(&self, ptr: &NodePtr) -> Result<Option<Arc<Node>>> {
+        let dirty = self.shard(ptr.bytenr).read().get(&ptr.bytenr).cloned();
+        let found = dirty.or_else(|| self.cache.get(ptr.bytenr, ptr.generation));
+        found.map(|node| node.verify(ptr).map(|()| node)).transpose()
+    }
+}
+
 impl NodeSource for NodeStore {
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
-        let cached = self.shard(ptr.bytenr).read().get(&ptr.bytenr).cloned();
-        if let Some(node) = cached.or_else(|| self.cache.get(ptr.bytenr, ptr.generation)) {
-            node.verify(ptr)?;
+        if let Some(node) = self.find(ptr)? {
             return Ok(node);
         }
         let node = self.read_from_devices(ptr)?;
@@ -132,6 +189,19 @@ impl NodeSource for NodeStore {
 
     fn nodesize(&self) -> usize {
         self.nodesize
+    }
+}
+
+impl NodeSource for ScanSource<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        match self.0.find(ptr)? {
+            Some(node) => Ok(node),
+            None => self.0.read_from_devices(ptr),
+        }
+    }
+
+    fn nodesize(&self) -> usize {
+        self.0.nodesize
     }
 }
 

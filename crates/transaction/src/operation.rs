@@ -79,29 +79,6 @@ impl Engine {
     pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> Operation<'e> {
         Operation { engine: self, _reservation: reservation, _gate: self.gate.read() }
     }
-
-    /// Lets delayed items be merged into the trees: in the background when they take half of their share of memory,
-    /// by the caller where that was not fast enough.
-    pub(crate) fn limit_delayed_items(&self) -> Result<()> {
-        let (bytes, limit) = (self.epoch.memory_bytes(), self.options.memory_bytes / 4);
-        if bytes >= limit {
-            return self.commit();
-        }
-        if bytes >= limit / 2 {
-            self.ask_for_commit();
-        }
-        Ok(())
-    }
-
-    /// Has the running transaction committed in the background. Asking once is enough.
-    pub(crate) fn ask_for_commit(&self) {
-        let running = self.running.load(Ordering::Acquire);
-        if self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
-            && let Some(flusher) = self.flusher()
-        {
-            flusher.commit_soon();
-        }
-    }
 }
 
 impl Operation<'_> {

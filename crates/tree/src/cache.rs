@@ -67,6 +67,24 @@ impl NodeCache {
         self.shard(node.bytenr()).lock().insert(node);
     }
 
+    /// Adds a node where that displaces no other one: one of many that pass by once.
+    pub fn insert_if_room(&self, node: Arc<Node>) {
+        let mut shard = self.shard(node.bytenr()).lock();
+        if shard.bytes + node.raw().len() as u64 <= shard.budget_bytes {
+            shard.insert(node);
+        }
+    }
+
+    /// The node at this address is being replaced: where there is no room for another one, it goes now.
+    pub fn retire(&self, bytenr: Logical) {
+        let mut shard = self.shard(bytenr).lock();
+        if let Some(node) = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref())
+            && shard.bytes + node.raw().len() as u64 > shard.budget_bytes
+        {
+            shard.remove(bytenr);
+        }
+    }
+
     /// Forgets what is at this address.
     pub fn remove(&self, bytenr: Logical) {
         self.shard(bytenr).lock().remove(bytenr);

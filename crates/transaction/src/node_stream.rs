@@ -1,0 +1,154 @@
+//! Nodes go to the devices while the tree that they belong to is still being changed, so that a commit which copies most
+//! of a large tree never holds more than a few pieces of it in memory, and the devices work while the next leaves are
+//! made.
+//!
+//! ```text
+//! apply -- push --> queue (QUEUE_PIECES at most) -- writers --> devices --> the node cache, if it has room
+//! ```
+//!
+//! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for all writes,
+//! then flushes, then writes its superblock, as for the nodes that it writes at its end.
+//!
+//! Invariants:
+//! - I1. A node that was pushed is final: its tree is changed once in a transaction, and an apply makes each node once.
+//! - I2. Nobody reads a node that was pushed before the stream has ended: readers see the tree from before until then.
+//! - I3. After a failure nothing more is written, nobody waits, and [`NodeStream::finish`] answers the first error.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::{Error, Result};
+use ubtrfs_tree::Node;
+
+use crate::engine::Engine;
+
+/// A bounded queue of nodes, and the threads that write them.
+pub(crate) struct NodeStream<'e> {
+    engine: &'e Engine,
+    queue: Mutex<Queue>,
+    /// A piece came or went, or the stream ends.
+    changed: Condvar,
+    failed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    pieces: VecDeque<Vec<Arc<Node>>>,
+    ended: bool,
+    failure: Option<Error>,
+}
+
+/// Ends the stream when dropped: writers finish what is queued and return. Also on a panic, or the writers would wait.
+struct EndOnDrop<'s, 'e>(&'s NodeStream<'e>);
+
+/// A writer that panics ends the stream for those who wait for it.
+struct FailOnUnwind<'s, 'e>(&'s NodeStream<'e>);
+
+impl<'e> NodeStream<'e> {
+    /// Runs `make` with a stream that it can push nodes into. Returns after all of them are written, with the first error
+    /// of either.
+    pub(crate) fn with<T>(engine: &'e Engine, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let stream = Self { engine, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
+        let made = std::thread::scope(|scope| {
+            let _end = EndOnDrop(&stream);
+            for _ in 0..NR_WRITERS {
+                scope.spawn(|| stream.write_pieces());
+            }
+            make(&stream)
+        });
+        stream.finish()?;
+        made
+    }
+
+    /// Nodes of a piece: enough for large writes, few where memory is short.
+    pub(crate) fn nodes_a_piece(engine: &Engine) -> usize {
+        let bytes = (engine.options.memory_bytes / PIECE_PART).min(PIECE_BYTES);
+        usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(engine.geometry.nodesize as usize).max(PIECE_NODES_MIN)
+    }
+
+    /// Hands over a piece; waits while the queue is full.
+    pub(crate) fn push(&self, piece: Vec<Arc<Node>>) {
+        let mut queue = self.queue.lock();
+        while queue.pieces.len() >= QUEUE_PIECES && !self.has_failed() {
+            self.changed.wait(&mut queue);
+        }
+        if !self.has_failed() {
+            queue.pieces.push_back(piece);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether it is of no use to go on.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    fn write_pieces(&self) {
+        let _fail = FailOnUnwind(self);
+        while let Some(mut piece) = self.next_piece() {
+            piece.sort_unstable_by_key(|node| node.bytenr());
+            match self.engine.write_runs(&piece, false) {
+                Ok(()) => self.engine.store.streamed(piece),
+                Err(error) => self.fail(Some(error)),
+            }
+        }
+    }
+
+    fn next_piece(&self) -> Option<Vec<Arc<Node>>> {
+        let mut queue = self.queue.lock();
+        loop {
+            if self.has_failed() {
+                return None;
+            }
+            if let Some(piece) = queue.pieces.pop_front() {
+                self.changed.notify_all();
+                return Some(piece);
+            }
+            if queue.ended {
+                return None;
+            }
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    fn fail(&self, error: Option<Error>) {
+        let mut queue = self.queue.lock();
+        self.failed.store(true, Ordering::Release);
+        queue.pieces.clear();
+        if queue.failure.is_none() {
+            queue.failure = error;
+        }
+        self.changed.notify_all();
+    }
+
+    fn finish(self) -> Result<()> {
+        self.queue.into_inner().failure.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for EndOnDrop<'_, '_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Drop for FailOnUnwind<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(None);
+        }
+    }
+}
+
+/// One writer computes checksums while the other one waits for a device.
+const NR_WRITERS: usize = 2;
+/// Pieces that wait for a writer.
+const QUEUE_PIECES: usize = 2;
+/// Bytes of nodes that are handed over together.
+const PIECE_BYTES: u64 = 2 << 20;
+/// At most this part of the engine's memory.
+const PIECE_PART: u64 = 256;
+const PIECE_NODES_MIN: usize = 4;

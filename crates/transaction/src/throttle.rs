@@ -1,0 +1,162 @@
+//! Delayed items within their share of memory: when a commit is started for them, and how writers are slowed while it
+//! runs.
+//!
+//! ```text
+//! bytes of the active epoch   0 ........ start ............ limit
+//! writers                     run free   | paced: as far on their way from start to limit as the commit is on its own
+//!                                        a commit is asked for   | wait for the commit, and start the next
+//! ```
+//!
+//! Writers that are ahead of the commit sleep a little now and then, more the further they are ahead. So they arrive at
+//! the limit about when the commit ends and the next one can begin, and none of them waits for a whole commit.
+//!
+//! I1. Nobody waits for the commit thread alone: where it does not come, the writer commits. (The writer may be the commit
+//!     thread, which writes file data back before it commits.)
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ubtrfs_format::Result;
+
+use crate::engine::Engine;
+
+/// How far the running commit is, and what writers owe to it.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    /// Thousandths of the running commit; [`IDLE`] while none runs.
+    progress: AtomicU64,
+    /// Microseconds that writers are to sleep and did not yet.
+    debt_micros: AtomicU64,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self { progress: AtomicU64::new(IDLE), debt_micros: AtomicU64::new(0) }
+    }
+}
+
+/// Reports a commit's progress, and its end when dropped.
+pub(crate) struct CommitProgress<'a> {
+    throttle: &'a Throttle,
+}
+
+impl Throttle {
+    /// A commit begins.
+    pub(crate) fn begin(&self) -> CommitProgress<'_> {
+        self.progress.store(0, Ordering::Relaxed);
+        CommitProgress { throttle: self }
+    }
+
+    /// So much of the frozen items is applied.
+    pub(crate) fn applied(&self, done: usize, all: usize) {
+        let share = APPLY_SHARE * done as u64 / all.max(1) as u64;
+        self.progress.fetch_max(share.min(APPLY_SHARE), Ordering::Relaxed);
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.progress.load(Ordering::Relaxed)).filter(|&progress| progress != IDLE)
+    }
+
+    /// How long this writer is to sleep now, when the active epoch is `fill` thousandths of its way to the limit.
+    fn pause(&self, fill: u64) -> Option<Duration> {
+        let ahead = fill.saturating_sub(self.progress()?);
+        if ahead == 0 {
+            return None;
+        }
+        let nap = NAP.as_micros() as u64;
+        let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
+        // Of two who see the same debt one pays; the end of the commit forgives what is left.
+        let pays = |debt: u64| debt.checked_sub(nap);
+        if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
+            return None;
+        }
+        Some(NAP)
+    }
+}
+
+impl Drop for CommitProgress<'_> {
+    fn drop(&mut self) {
+        self.throttle.progress.store(IDLE, Ordering::Relaxed);
+        self.throttle.debt_micros.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Engine {
+    /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
+    pub(crate) fn limit_delayed_items(&self) -> Result<()> {
+        let start = self.options.memory_bytes / START_PART.1 * START_PART.0;
+        let limit = self.options.memory_bytes / LIMIT_PART.1 * LIMIT_PART.0;
+        let bytes = self.epoch.memory_bytes();
+        if bytes < start {
+            return Ok(());
+        }
+        self.ask_for_commit();
+        if bytes >= limit {
+            return self.wait_for_room(limit);
+        }
+        if let Some(nap) = self.throttle.pause((bytes - start) * 1000 / (limit - start).max(1)) {
+            std::thread::sleep(nap);
+        }
+        Ok(())
+    }
+
+    /// Waits until the commit that runs is over and the next one has taken the active items, or commits (I1).
+    fn wait_for_room(&self, limit: u64) -> Result<()> {
+        let mut idle_since = None;
+        while self.epoch.memory_bytes() >= limit {
+            self.check_writable()?;
+            if self.throttle.progress().is_some() {
+                idle_since = None;
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() > THREAD_COMES {
+                return self.commit();
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    /// Has the running transaction committed in the background. Asking once is enough.
+    pub(crate) fn ask_for_commit(&self) {
+        let running = self.running.load(Ordering::Acquire);
+        if self.epoch.asked_for_commit.load(Ordering::Relaxed) != running
+            && self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
+            && let Some(flusher) = self.flusher()
+        {
+            flusher.commit_soon();
+        }
+    }
+}
+
+const IDLE: u64 = u64::MAX;
+/// Thousandths of a commit that are over when the frozen items are applied.
+const APPLY_SHARE: u64 = 900;
+/// Microseconds that each change costs a writer for every thousandth that it is ahead.
+const MICROS_AHEAD: u64 = 2;
+const NAP: Duration = Duration::from_millis(1);
+/// The commit thread is given so long to come.
+const THREAD_COMES: Duration = Duration::from_millis(50);
+/// Part of the engine's memory that starts a commit, and the most that one epoch takes: two of them and the node cache
+/// are in memory while a commit runs.
+const START_PART: (u64, u64) = (1, 4);
+const LIMIT_PART: (u64, u64) = (3, 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_are_slowed_by_how_far_they_are_ahead_of_the_commit() {
+        let throttle = Throttle::default();
+        let naps = |fill| (0..1000).filter(|_| throttle.pause(fill).is_some()).count();
+        assert_eq!(naps(1000), 0, "no commit runs");
+        let commit = throttle.begin();
+        let (near, far) = (naps(100), naps(900));
+        assert!(near > 100 && far > 5 * near / 2, "{near} {far}");
+        throttle.applied(1, 2);
+        assert!(naps(400) <= 1, "the commit is ahead");
+        throttle.applied(1, 4);
+        assert_eq!(throttle.progress(), Some(450), "it never goes back");
+        drop(commit);
+        assert_eq!(throttle.progress(), None);
+    }
+}
