@@ -114,16 +114,15 @@ fn a_file_whose_index_was_used_again_is_not_lost() {
 /// A name in a directory, and the inode behind it: its number and the transaction that made it.
 type Names = BTreeMap<(u64, u64), (InodeId, Vec<u8>)>;
 
-fn entries(fs: &Fs, dir: InodeId) -> Vec<(Vec<u8>, InodeId)> {
+fn entries(fs: &Fs, dir: InodeId) -> Result<Vec<(Vec<u8>, InodeId)>, ubtrfs_fs::Error> {
     let mut found = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {
         if !matches!(entry.name, b"." | b"..") {
             found.push((entry.name.to_vec(), entry.id));
         }
         true
-    })
-    .unwrap();
-    found
+    })?;
+    Ok(found)
 }
 
 /// All inodes that have a name.
@@ -131,7 +130,7 @@ fn living(fs: &Fs) -> Names {
     let mut names = Names::new();
     let mut dirs = vec![fs.root()];
     while let Some(dir) = dirs.pop() {
-        for (name, id) in entries(fs, dir) {
+        for (name, id) in entries(fs, dir).unwrap() {
             let attr = fs.getattr(id).unwrap();
             names.insert((id.ino.0, attr.generation.0), (dir, name));
             if attr.is_dir() {
@@ -183,7 +182,7 @@ impl Worker {
         if !attr.is_dir() {
             return fs.unlink(dir, name);
         }
-        entries(fs, attr.id).iter().try_for_each(|(below, _)| Self::remove_all(fs, attr.id, below))?;
+        entries(fs, attr.id)?.iter().try_for_each(|(below, _)| Self::remove_all(fs, attr.id, below))?;
         fs.rmdir(dir, name)
     }
 
