@@ -596,15 +596,31 @@ fn a_confined_server_serves_all_the_same() {
     }
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     for by_signal in [false, true] {
+        // Root's image first, then another user's.
+        let (uid, gid) = if by_signal { (4321, 4322) } else { (65534, 65534) };
+        if by_signal {
+            std::os::unix::fs::chown(image.path(), Some(uid), Some(gid)).unwrap();
+        }
         let mount = Mount::new(image.path(), &["--sandbox", "-o", "compress=zstd"]);
         let server = server_of(mount.path());
         let mut threads = 0;
         for task in fs::read_dir(format!("/proc/{server}/task")).unwrap() {
             let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
             assert!(status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n"), "{status}");
+            let has = |name: &str, value: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), value, "{name} {status}");
+            };
+            has("Uid:", &format!("{uid} {uid} {uid} {uid}"));
+            has("Gid:", &format!("{gid} {gid} {gid} {gid}"));
+            has("Groups:", "");
+            for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
+                has(set, "0000000000000000");
+            }
             threads += 1;
         }
         assert!(threads > 2, "{threads} threads");
+        groups_decide(&mount);
         let mut rng = Rng::new(by_signal.into());
         for index in 0..40 {
             let file = fs::File::create(mount.join(&format!("file-{by_signal}-{index}"))).unwrap();
@@ -632,4 +648,24 @@ fn a_confined_server_serves_all_the_same() {
         compare_entries(&ours, &walk_path(theirs.path()).unwrap(), Compare::ALL).unwrap();
         theirs.close().unwrap();
     }
+}
+
+/// Who changes a set-group-id file that its group cannot execute keeps the bit if they are in the group: by any of their
+/// groups, which a server that opens nothing cannot look up by itself.
+fn groups_decide(mount: &Mount) {
+    if !capability::program("setpriv") {
+        return;
+    }
+    let file = mount.join("of-a-group");
+    for (group, expected) in [("500", 0o2745), ("501", 0o745)] {
+        fs::write(&file, b"text").unwrap();
+        std::os::unix::fs::chown(&file, Some(77), Some(500)).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o2745)).unwrap();
+        let script = "printf more >> \"$0\"";
+        let args = ["--reuid=77", "--regid=78", &format!("--groups={group}"), "sh", "-c", script];
+        ok(&Command::new("setpriv").args(args).arg(&file).output().unwrap());
+        let meta = fs::metadata(&file).unwrap();
+        assert_eq!((meta.uid(), meta.gid(), meta.len(), meta.mode() & 0o7777), (77, 500, 8, expected), "group {group}");
+    }
+    fs::remove_file(&file).unwrap();
 }

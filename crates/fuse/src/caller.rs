@@ -1,24 +1,47 @@
 //! Who a request comes from, and which privileges of a file a change by them takes away.
 //!
 //! A request carries the user and the first group; the other groups are in /proc. Who cannot be looked up there (another
-//! pid namespace, gone by now) is in no other group.
+//! pid namespace, gone by now) is in no other group. A confined server has no /proc and asks its helper.
+
+use std::sync::{Arc, OnceLock};
 
 use fuser::Request;
 use ubtrfs_fs::{Caller, mode};
 
+use crate::sandbox::Unmounter;
+
+/// Where groups are looked up: in /proc, until there is a helper.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Groups(Arc<OnceLock<Arc<Unmounter>>>);
+
+impl Groups {
+    /// From here on the helper looks.
+    pub(crate) fn ask(&self, helper: Arc<Unmounter>) {
+        let _ = self.0.set(helper);
+    }
+
+    fn has(&self, req: &Request, gid: u32) -> bool {
+        let look_up = || match self.0.get() {
+            Some(helper) => helper.is_in_group(req.pid(), gid),
+            None => has_group(req.pid(), gid),
+        };
+        req.gid() == gid || look_up()
+    }
+
+    /// What remains of a file's mode after its content was changed by this caller.
+    pub(crate) fn mode_after_change(&self, req: &Request, file_mode: u32, gid: u32) -> u32 {
+        without_suid_sgid(file_mode, || self.has(req, gid))
+    }
+
+    /// Whether a caller who gives a file an ACL may leave it set-group-id.
+    pub(crate) fn may_keep_sgid(&self, req: &Request, gid: u32) -> bool {
+        req.uid() == 0 || self.has(req, gid)
+    }
+}
+
 /// The caller, for `fs`.
 pub(crate) fn caller(req: &Request, umask: u32) -> Caller {
     Caller { uid: req.uid(), gid: req.gid(), umask }
-}
-
-/// What remains of a file's mode after its content was changed by this caller.
-pub(crate) fn mode_after_change(req: &Request, file_mode: u32, gid: u32) -> u32 {
-    without_suid_sgid(file_mode, || is_in_group(req, gid))
-}
-
-/// Whether a caller who gives a file an ACL may leave it set-group-id.
-pub(crate) fn may_keep_sgid(req: &Request, gid: u32) -> bool {
-    req.uid() == 0 || is_in_group(req, gid)
 }
 
 /// Takes set-user-id off; and set-group-id, but from a file that its group cannot execute, changed by one of the group
@@ -29,10 +52,9 @@ fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
     if kept & mode::SETGID != 0 && (kept & GROUP_EXECUTE != 0 || !in_group()) { kept & !mode::SETGID } else { kept }
 }
 
-fn is_in_group(req: &Request, gid: u32) -> bool {
-    req.gid() == gid
-        || std::fs::read_to_string(format!("/proc/{}/status", req.pid()))
-            .is_ok_and(|status| groups(&status).any(|group| group == gid))
+/// Whether /proc lists the group for a process.
+pub(crate) fn has_group(pid: u32, gid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| groups(&status).any(|group| group == gid))
 }
 
 /// The supplementary groups that a process's status lists.

@@ -15,7 +15,7 @@
 //! | `ioctl`    | the ioctls that reach us                                    |
 //! | `control`  | how umount waits for the last commit                        |
 //! | `seek`     | data and holes of files that are being written               |
-//! | `sandbox`  | seccomp and Landlock around the server                      |
+//! | `sandbox`  | seccomp and Landlock around the server, and no root in it   |
 //! | `activity` | commits when a burst of changes goes quiet                  |
 #![forbid(unsafe_code)]
 
@@ -35,5 +35,5 @@ mod server;
 mod session;
 
 pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, remount};
-pub use sandbox::{Confinement, Unmounter, confine, serve_unmounts};
+pub use sandbox::{Confinement, Identity, Unmounter, confine, serve_unmounts};
 pub use session::{Session, stats, sync, unmount};

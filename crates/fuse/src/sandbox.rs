@@ -5,21 +5,26 @@
 //!   the filter, and those that they start.
 //! - X2. Landlock denies the calling thread, and those that it starts, every path, as a second wall.
 //! - X3. What is not on the list fails; it does not kill the server, whose data would be lost with it.
-//! - X4. Unmounting needs rights that are gone then: [`Unmounter`] is a process that was started before and can do that
-//!   alone.
+//! - X4. Unmounting, and looking up a caller's groups, need rights that are gone then: [`Unmounter`] is a process that was
+//!   started before and can do these two alone.
+//! - X5. A server of root is root no more, nor of its groups, and without capabilities: each thread is the [`Identity`] that
+//!   it was given. What is open stays open.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use landlock::{ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetStatus};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use parking_lot::Mutex;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
+use crate::caller;
 use crate::mount::{self, MountError};
 
 /// What became of confining.
@@ -29,13 +34,44 @@ pub struct Confinement {
     pub seccomp: bool,
     /// Paths are denied by Landlock too.
     pub landlock: bool,
+    /// No thread is root.
+    pub unprivileged: bool,
     /// Why something is missing.
     pub missing: Vec<String>,
 }
 
-/// Takes every right from this process that serving a mount does not need (X1, X2). Cannot be undone.
-pub fn confine() -> Confinement {
+/// A user without privileges, and a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+impl Identity {
+    /// Who owns nothing.
+    pub const NOBODY: Self = Self { uid: 65534, gid: 65534 };
+
+    /// Who the server of this image becomes: the owner of the file, and `nobody` for root's files and for devices.
+    pub fn for_image(path: &Path) -> Self {
+        let is_user = |id: &u32| *id != 0;
+        let meta = std::fs::metadata(path).ok().filter(|meta| !meta.file_type().is_block_device());
+        match meta.filter(|meta| is_user(&meta.uid())) {
+            Some(meta) => Self { uid: meta.uid(), gid: Some(meta.gid()).filter(is_user).unwrap_or(Self::NOBODY.gid) },
+            None => Self::NOBODY,
+        }
+    }
+}
+
+/// Takes every right from this process that serving a mount does not need (X1, X2); where it is root's, it becomes
+/// `identity` (X5). Cannot be undone.
+pub fn confine(identity: Identity) -> Confinement {
     let mut done = Confinement::default();
+    match become_unprivileged(identity) {
+        Ok(()) => done.unprivileged = true,
+        Err(error) => done.missing.push(error),
+    }
     match restrict_paths() {
         Ok(true) => done.landlock = true,
         Ok(false) => done.missing.push("this kernel has no Landlock".to_owned()),
@@ -46,6 +82,23 @@ pub fn confine() -> Confinement {
         Err(error) => done.missing.push(format!("seccomp: {error}")),
     }
     done
+}
+
+/// The C library has all threads change, which the system calls themselves would not.
+fn become_unprivileged(to: Identity) -> Result<(), String> {
+    if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
+        let failed = |error: nix::Error| format!("it stays root: {error}");
+        let (uid, gid) = (Uid::from_raw(to.uid), Gid::from_raw(to.gid));
+        setgroups(&[]).map_err(failed)?;
+        setresgid(gid, gid, gid).map_err(failed)?;
+        setresuid(uid, uid, uid).map_err(failed)?;
+    }
+    // Giving up root gives them up too, unless the process was told to keep them.
+    match rustix::thread::capabilities(None) {
+        Ok(sets) if (sets.effective | sets.permitted).is_empty() => Ok(()),
+        Ok(_) => Err("it has capabilities".to_owned()),
+        Err(errno) => Err(format!("its capabilities are not known: {errno}")),
+    }
 }
 
 fn restrict_paths() -> Result<bool, landlock::RulesetError> {
@@ -80,6 +133,10 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     let thread = libc::CLONE_THREAD;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![argument(0, flag(thread), thread)?])?]);
     rules.insert(libc::SYS_clone3, Vec::new());
+    // Signals to itself: it may have a user's other processes beside it now.
+    let own = u64::from(std::process::id());
+    let to_itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
+    rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![to_itself])?]);
     // Nothing is typed into a terminal.
     let not = |value: u64| SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
     rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![not(libc::TIOCSTI)?])?]);
@@ -148,7 +205,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_restart_syscall,
     libc::SYS_gettid,
     libc::SYS_getpid,
-    libc::SYS_tgkill,
     libc::SYS_prctl,
     libc::SYS_getcpu,
     // Clocks and the rest.
@@ -176,7 +232,9 @@ const ALLOWED: &[i64] = &[
     libc::SYS_time,
 ];
 
-/// A process that unmounts one directory when the confined server asks for it (X4).
+/// A process that unmounts one directory, and knows the groups of processes, when the confined server asks (X4).
+///
+/// Each question is its kind and eight bytes, each answer one byte.
 #[derive(Debug)]
 pub struct Unmounter {
     child: Mutex<Child>,
@@ -184,7 +242,10 @@ pub struct Unmounter {
 
 const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
-const OK: u8 = b'k';
+/// Is the process (4 bytes, little-endian) in the group (likewise)?
+const GROUP: u8 = b'g';
+const YES: u8 = b'k';
+const NO: u8 = b'e';
 
 impl Unmounter {
     /// Starts it: `command` runs a program that calls [`serve_unmounts`].
@@ -196,29 +257,51 @@ impl Unmounter {
 
     /// Unmounts, as the server would.
     pub(crate) fn unmount(&self, dir: &Path, lazy: bool) -> Result<(), MountError> {
+        let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
+        match self.ask(if lazy { LAZY } else { PLAIN }, [0; 8]) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(failed(io::Error::other("it is in use, or may not be unmounted"))),
+            Err(source) => Err(failed(source)),
+        }
+    }
+
+    /// Whether a process is in a supplementary group.
+    pub(crate) fn is_in_group(&self, pid: u32, gid: u32) -> bool {
+        let mut text = [0; 8];
+        text[..4].copy_from_slice(&pid.to_le_bytes());
+        text[4..].copy_from_slice(&gid.to_le_bytes());
+        self.ask(GROUP, text).unwrap_or(false)
+    }
+
+    /// Unmounting waits for no request that asks here: while programs use the mount it fails at once, and later there is
+    /// nobody left whose groups matter.
+    fn ask(&self, kind: u8, text: [u8; 8]) -> io::Result<bool> {
         let mut child = self.child.lock();
         let child = &mut *child;
-        let mut ask = || {
-            let (Some(to), Some(from)) = (&mut child.stdin, &mut child.stdout) else {
-                return Err(io::Error::from(io::ErrorKind::BrokenPipe));
-            };
-            to.write_all(&[if lazy { LAZY } else { PLAIN }])?;
-            let mut answer = [0];
-            from.read_exact(&mut answer)?;
-            if answer[0] == OK { Ok(()) } else { Err(io::Error::other("it is in use, or may not be unmounted")) }
+        let (Some(to), Some(from)) = (&mut child.stdin, &mut child.stdout) else {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
         };
-        ask().map_err(|source| MountError::Session { dir: dir.display().to_string(), source })
+        let mut question = [kind; 9];
+        question[1..].copy_from_slice(&text);
+        to.write_all(&question)?;
+        let mut answer = [0];
+        from.read_exact(&mut answer)?;
+        Ok(answer[0] == YES)
     }
 }
 
-/// The other end: unmounts `dir` when asked for on standard input, until the server is gone.
+/// The other end: answers on standard output what is asked on standard input, until the server is gone.
 pub fn serve_unmounts(dir: &Path) {
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
-    let mut byte = [0];
-    while ask.read_exact(&mut byte).is_ok() {
-        let done = mount::unmount(dir, byte[0] == LAZY);
-        let text = if done.is_ok() { OK } else { b'e' };
-        if answer.write_all(&[text]).and_then(|()| answer.flush()).is_err() {
+    let mut question = [0; 9];
+    while ask.read_exact(&mut question).is_ok() {
+        let [kind, pid @ .., _, _, _, _] = question;
+        let [_, _, _, _, _, gid @ ..] = question;
+        let is_done = match kind {
+            GROUP => caller::has_group(u32::from_le_bytes(pid), u32::from_le_bytes(gid)),
+            kind => mount::unmount(dir, kind == LAZY).is_ok(),
+        };
+        if answer.write_all(&[if is_done { YES } else { NO }]).and_then(|()| answer.flush()).is_err() {
             return;
         }
     }

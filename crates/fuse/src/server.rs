@@ -32,7 +32,7 @@ use ubtrfs_fs::{
 
 use crate::activity::Activity;
 use crate::attr::{entry_kind, file_attr, set_time, timespec};
-use crate::caller::{caller, may_keep_sgid, mode_after_change};
+use crate::caller::{Groups, caller};
 use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
 use crate::fsync_pool::FsyncPool;
@@ -82,6 +82,7 @@ pub(crate) struct Server {
     seeker: Seeker,
     fsyncs: FsyncPool,
     dir_ends: DirEnds,
+    groups: Groups,
 }
 
 impl Server {
@@ -90,6 +91,7 @@ impl Server {
         activity: Arc<Activity>,
         control: Vec<u8>,
         seeker: Seeker,
+        groups: Groups,
         writeback_cache: bool,
     ) -> Self {
         let nodes = Nodes::new(fs.root());
@@ -102,6 +104,7 @@ impl Server {
             seeker,
             fsyncs: FsyncPool::default(),
             dir_ends: DirEnds::default(),
+            groups,
         }
     }
 
@@ -157,7 +160,7 @@ impl Server {
     /// Takes set-user-id and set-group-id off a file that was changed by someone without the right to keep them.
     fn kill_suid_sgid(&self, req: &Request, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
-        self.keep_of_mode(id, &attr, mode_after_change(req, attr.mode, attr.gid))
+        self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
 
     fn keep_of_mode(&self, id: InodeId, attr: &Attr, kept: u32) -> Result<()> {
@@ -605,7 +608,7 @@ impl Filesystem for Server {
             self.fs.setxattr(id, name.as_bytes(), value, flags, &caller(req, 0))?;
             if name.as_bytes() == ACCESS_ACL {
                 let attr = self.fs.getattr(id)?;
-                if attr.mode & mode::SETGID != 0 && !may_keep_sgid(req, attr.gid) {
+                if attr.mode & mode::SETGID != 0 && !self.groups.may_keep_sgid(req, attr.gid) {
                     self.keep_of_mode(id, &attr, attr.mode & !mode::SETGID)?;
                 }
             }

@@ -20,9 +20,10 @@ use signal_hook::iterator::Signals;
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
+use crate::caller::Groups;
 use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
-use crate::sandbox::{self, Confinement, Unmounter};
+use crate::sandbox::{self, Confinement, Identity, Unmounter};
 use crate::seek::Seeker;
 use crate::server::Server;
 
@@ -37,6 +38,7 @@ pub struct Session {
     activity: Arc<Activity>,
     control: Control,
     requests: fuser::Session<Server>,
+    groups: Groups,
     unmounter: Option<Arc<Unmounter>>,
 }
 
@@ -49,7 +51,8 @@ impl Session {
         let notifier = Arc::new(OnceLock::new());
         let seeker = Seeker::start(notifier.clone()).map_err(failed)?;
         let name = control.name().to_vec();
-        let server = Server::new(fs.clone(), activity.clone(), name, seeker, config.writeback_cache);
+        let groups = Groups::default();
+        let server = Server::new(fs.clone(), activity.clone(), name, seeker, groups.clone(), config.writeback_cache);
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
         let mut session = fuser::Config::default();
@@ -61,7 +64,7 @@ impl Session {
             Ok(requests) => {
                 let _ = notifier.set(requests.notifier());
                 mount::set_read_ahead(dir);
-                Ok(Self { dir: dir.to_owned(), fs, activity, control, requests, unmounter: None })
+                Ok(Self { dir: dir.to_owned(), fs, activity, control, requests, groups, unmounter: None })
             }
             Err(source) => {
                 let _ = mount::unmount(dir, true);
@@ -70,15 +73,18 @@ impl Session {
         }
     }
 
-    /// Takes every right from this process that serving does not need; from here on `unmounter` unmounts for it.
-    pub fn confine(&mut self, unmounter: Unmounter) -> Confinement {
-        self.unmounter = Some(Arc::new(unmounter));
-        sandbox::confine()
+    /// Takes every right from this process that serving does not need, those of root for `identity`; from here on
+    /// `unmounter` unmounts for it.
+    pub fn confine(&mut self, unmounter: Unmounter, identity: Identity) -> Confinement {
+        let unmounter = Arc::new(unmounter);
+        self.groups.ask(Arc::clone(&unmounter));
+        self.unmounter = Some(unmounter);
+        sandbox::confine(identity)
     }
 
     /// Serves until the mount is gone, commits, closes the image, and tells `umount` about it.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, requests, unmounter } = self;
+        let Self { dir, fs, activity, control, requests, unmounter, groups: _ } = self;
         let shown = dir.display().to_string();
         unmount_on_signals(dir.clone(), unmounter.clone())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;

@@ -10,6 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
+use ubtrfs_fuse::Identity;
+
 const CHILD: &str = "UBTRFS_SANDBOX_TEST_CHILD";
 
 #[test]
@@ -36,6 +38,7 @@ fn a_confined_process_serves_and_does_nothing_else() {
         "unix socket: denied",
         "program: denied",
         "other thread opens: denied",
+        "signal to another: denied",
         "new thread opens: denied",
         "reads and writes what is open",
         "starts threads",
@@ -45,17 +48,35 @@ fn a_confined_process_serves_and_does_nothing_else() {
     }
 }
 
+/// User ids, group ids, groups, capabilities (permitted, effective, ambient) and whether new ones are excluded.
+fn rights(status: &File) -> String {
+    let mut text = vec![0; 8192];
+    let len = status.read_at(&mut text, 0).unwrap();
+    let text = String::from_utf8(text[..len].to_vec()).unwrap();
+    let names = ["Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs"];
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    names.map(value).join("/")
+}
+
 fn child() {
+    let was_root = rustix::process::getuid().is_root();
+    let parent = rustix::process::getppid().unwrap();
     let path = std::env::temp_dir().join(format!("ubtrfs-sandbox-{}", std::process::id()));
     let scratch = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let (mut near, mut far) = UnixStream::pair().unwrap();
     let (go, wait) = std::sync::mpsc::channel();
+    let status = std::fs::File::open("/proc/self/status").unwrap();
     let before = std::thread::spawn(move || {
+        let status = std::fs::File::open("/proc/thread-self/status").unwrap();
         wait.recv().unwrap();
-        File::open("/etc/passwd").is_err()
+        (File::open("/etc/passwd").is_err(), rights(&status))
     });
-    let done = ubtrfs_fuse::confine();
+    let done = ubtrfs_fuse::confine(Identity { uid: 4321, gid: 4322 });
+    assert!(done.unprivileged, "{done:?}");
     if !done.seccomp || !done.landlock {
         println!("not confined: {done:?}");
         return;
@@ -67,7 +88,16 @@ fn child() {
     say("unix socket", UnixListener::bind("/tmp/ubtrfs-sandbox-test.socket").is_err());
     say("program", Command::new("/bin/true").status().is_err());
     go.send(()).unwrap();
-    say("other thread opens", before.join().unwrap());
+    let (denied, other) = before.join().unwrap();
+    say("other thread opens", denied);
+    say("signal to another", rustix::process::test_kill_process(parent).is_err());
+    for rights in [rights(&status), other] {
+        println!("{rights}");
+        if was_root {
+            assert!(rights.starts_with("4321 4321 4321 4321/4322 4322 4322 4322//"), "{rights}");
+        }
+        assert!(rights.ends_with("/0000000000000000/0000000000000000/0000000000000000/1"), "{rights}");
+    }
     let after = std::thread::spawn(|| File::open("/etc/passwd").is_err());
     println!("starts threads");
     say("new thread opens", after.join().unwrap());

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
-use ubtrfs_fuse::{MountConfig, Session, Unmounter};
+use ubtrfs_fuse::{Identity, MountConfig, Session, Unmounter};
 
 use crate::common::parse_size;
 use crate::logging;
@@ -59,8 +59,8 @@ pub(crate) struct Args {
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp, Landlock).
-    /// The default where an ordinary user mounts an image file
+    /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp, Landlock),
+    /// and is not root but the owner of the image file, or nobody. The default where an ordinary user mounts an image file
     #[arg(long, overrides_with = "no_sandbox")]
     sandbox: bool,
     /// Leave the server the rights of the user who mounts
@@ -106,15 +106,18 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         fs.start_timeline(file).with_context(|| format!("cannot write {}", file.display()))?;
     }
     // Before the mount: a server that cannot be confined as it was asked to shows nothing.
-    let unmounter = if config.sandbox { Some(start_unmounter(&args, &dir)?) } else { None };
+    let sandbox = match config.sandbox {
+        true => Some((start_unmounter(&args, &dir)?, Identity::for_image(&args.device))),
+        false => None,
+    };
     let mut session = Session::mount(fs, &dir, &config)?;
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     if args.serve {
         let _ = std::env::set_current_dir("/");
         logging::to_syslog();
     }
-    if let Some(unmounter) = unmounter {
-        let done = session.confine(unmounter);
+    if let Some((unmounter, identity)) = sandbox {
+        let done = session.confine(unmounter, identity);
         for missing in &done.missing {
             eprintln!("ubtrfs: the server is not fully confined: {missing}");
         }
