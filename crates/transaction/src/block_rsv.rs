@@ -15,13 +15,14 @@
 //!
 //! A commit turns estimates into facts, so a full filesystem commits often before it says that it is full.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use ubtrfs_format::Result;
 use ubtrfs_format::item::ChunkItem;
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::engine::{Engine, copies};
+use crate::item_map::Growth;
 use crate::operation::MetadataReservation;
 
 /// Who asks for metadata.
@@ -40,8 +41,10 @@ pub(crate) enum Purpose {
 pub(crate) struct EpochLoad {
     /// Changes put; those of file extents count for the other trees that they touch.
     nr_puts: AtomicU64,
+    /// Bytes that the changes may add to the trees.
+    item_bytes: AtomicU64,
     /// Bytes that the delayed items take in memory.
-    memory_bytes: AtomicU64,
+    memory_bytes: AtomicI64,
     /// Changes that reservations still may put.
     nr_reserved: AtomicU64,
     /// Bytes of checksums to come.
@@ -66,6 +69,8 @@ const NODES_A_PUT: u64 = 3;
 const NODES_A_COMMIT: u64 = 24;
 /// A file extent item changes the extent tree and the csum tree as well.
 const EXTRA_PUTS_AN_EXTENT: u64 = 2;
+/// A new item's head, and what its leaf and the nodes above it may leave empty, estimated from above.
+const ITEM_OVERHEAD: u64 = 64;
 /// Items that writeback puts for a dirty file, and for each further extent of it.
 const PUTS_A_DIRTY_FILE: u64 = 4;
 /// Compressed extents, the smallest that writeback makes of much data, hold this much.
@@ -80,9 +85,11 @@ const EARLY_LOOK: u64 = 64;
 
 impl EpochLoad {
     /// An item was put, or its absence.
-    pub(crate) fn put(&self, grown_bytes: u64, is_extent: bool) {
-        self.memory_bytes.fetch_add(grown_bytes, Ordering::Relaxed);
-        let puts = u64::from(grown_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
+    pub(crate) fn put(&self, growth: &Growth, is_extent: bool) {
+        let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
+        self.item_bytes.fetch_add(item_bytes, Ordering::Relaxed);
+        self.memory_bytes.fetch_add(growth.memory_bytes as i64, Ordering::Relaxed);
+        let puts = u64::from(item_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
         self.nr_puts.fetch_add(puts, Ordering::Relaxed);
     }
 
@@ -93,7 +100,7 @@ impl EpochLoad {
 
     /// Bytes that the delayed items of the active epoch take in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.memory_bytes.load(Ordering::Relaxed)
+        u64::try_from(self.memory_bytes.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     /// A reservation ends.
@@ -104,7 +111,7 @@ impl EpochLoad {
     fn active(&self) -> Load {
         Load {
             nr_puts: self.nr_puts.load(Ordering::Relaxed) + self.nr_reserved.load(Ordering::Relaxed),
-            new_bytes: self.memory_bytes() + self.csum_bytes.load(Ordering::Relaxed),
+            new_bytes: self.item_bytes.load(Ordering::Relaxed) + self.csum_bytes.load(Ordering::Relaxed),
         }
     }
 }
@@ -240,6 +247,7 @@ impl Engine {
         let load = &self.epoch;
         load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
         load.nr_puts.store(0, Ordering::Relaxed);
+        load.item_bytes.store(0, Ordering::Relaxed);
         load.memory_bytes.store(0, Ordering::Relaxed);
         load.csum_bytes.store(0, Ordering::Relaxed);
     }

@@ -96,8 +96,9 @@ impl Engine {
         let (transid, frozen) = self.freeze_epoch()?;
         let apply = self.stats.span(Span::Apply);
         for tree in &frozen {
-            let batch = tree.frozen_batch();
-            self.apply_batch(tree, &batch, &mut committer.refs, transid)?;
+            // Kept for longer than readers see them: it takes time to drop them.
+            let items = tree.frozen();
+            self.apply_batch(tree, &items.batch(), &mut committer.refs, transid)?;
         }
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);

@@ -24,7 +24,7 @@ use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey, SpaceKind};
-use ubtrfs_tree::{ApplyStats, Batch, Node, NodeSink, NodeSource, RootPtr};
+use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, RootPtr};
 
 use crate::engine::Engine;
 use crate::extent_tree;
@@ -38,7 +38,7 @@ impl Engine {
     pub(crate) fn apply_batch(
         &self,
         tree: &Tree,
-        batch: &Batch,
+        batch: &dyn Changes,
         refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<ApplyStats> {
@@ -90,7 +90,12 @@ struct Made {
     nr_left: u64,
 }
 
-fn make_nodes(source: &dyn NodeSource, sink: &mut CowSink<'_>, old_root: &RootPtr, batch: &Batch) -> Result<Made> {
+fn make_nodes(
+    source: &dyn NodeSource,
+    sink: &mut CowSink<'_>,
+    old_root: &RootPtr,
+    batch: &dyn Changes,
+) -> Result<Made> {
     let (new_root, stats) = ubtrfs_tree::apply(source, sink, old_root, batch)?;
     sink.release_unused();
     // Too few for a piece of their own: they are written with the other trees' nodes.

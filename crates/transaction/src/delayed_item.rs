@@ -5,22 +5,20 @@
 //! - I1. All items of one objectid are in one shard, so that a range inside one objectid needs one lock.
 //! - I2. An item moves only from active to frozen to the tree. A reader that looks in that order misses nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 use ubtrfs_format::{Key, KeyType};
-use ubtrfs_tree::{Batch, Value};
+use ubtrfs_tree::Changes;
 
-/// What is to become of a key: a new value, or absence.
-pub(crate) type Change = Option<Value>;
-
-type Shard = BTreeMap<Key, Change>;
+use crate::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
 
 /// Changes of some objectids, and what is watched among them.
 #[derive(Debug, Default)]
 struct ActiveShard {
-    changes: Shard,
+    changes: ItemMap,
     watched: HashSet<u64>,
     /// Keys of watched objectids that changed since they were last asked for.
     touched: BTreeSet<Key>,
@@ -36,7 +34,14 @@ pub(crate) struct DelayedItems {
 /// The changes of one tree that a running apply is merging into it.
 #[derive(Debug, Default)]
 pub(crate) struct FrozenItems {
-    shards: Vec<Shard>,
+    shards: Vec<ItemMap>,
+}
+
+/// Frozen changes in the order of their keys.
+pub(crate) struct FrozenBatch<'f> {
+    pages: Vec<&'f Page>,
+    /// Page and slot of each change: the slot in the lowest bits.
+    order: Vec<u32>,
 }
 
 impl DelayedItems {
@@ -45,41 +50,33 @@ impl DelayedItems {
         Self { shards, nr_touched: AtomicUsize::new(0) }
     }
 
-    /// Records a change; returns the bytes by which the map grew (0 where a change replaced another).
-    pub(crate) fn set(&self, key: Key, change: Change) -> u64 {
-        let bytes = ENTRY_BYTES + change.as_ref().map_or(0, |value| value.len() as u64);
+    /// Records a change.
+    pub(crate) fn set(&self, key: Key, value: Option<&[u8]>) -> Growth {
         let mut shard = self.shards[shard_of(key.objectid)].write();
         if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
         }
-        let replaced = shard.changes.insert(key, change);
-        drop(shard);
-        match replaced {
-            Some(old) => bytes.saturating_sub(ENTRY_BYTES + old.map_or(0, |value| value.len() as u64)),
-            None => bytes,
-        }
+        shard.changes.set(&key, value)
     }
 
     /// The change of this key, if there is one.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
-        self.shards[shard_of(key.objectid)].read().changes.get(key).cloned()
+        self.shards[shard_of(key.objectid)].read().changes.get(key)
     }
 
     /// Appends up to `limit` changes of `start..=end` in ascending order.
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
         if start.objectid == end.objectid {
             let shard = self.shards[shard_of(start.objectid)].read();
-            return range_of(&shard.changes, start, end, limit);
+            return shard.changes.range(start, end).take(limit).collect();
         }
         let shards = self.shards.iter().map(|shard| shard.read());
-        merge_ranges(shards.map(|shard| range_of(&shard.changes, start, end, limit)), limit)
+        merge_ranges(shards.map(|shard| shard.changes.range(start, end).take(limit).collect()), limit)
     }
 
     /// The largest changed key in `start..=end`.
     pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
-        let last = |shard: &RwLock<ActiveShard>| {
-            shard.read().changes.range(*start..=*end).next_back().map(|(key, change)| (*key, change.clone()))
-        };
+        let last = |shard: &RwLock<ActiveShard>| shard.read().changes.last(start, end);
         if start.objectid == end.objectid {
             return last(&self.shards[shard_of(start.objectid)]);
         }
@@ -97,8 +94,8 @@ impl DelayedItems {
     /// The changed keys of an objectid, in order.
     pub(crate) fn keys_of(&self, objectid: u64) -> Vec<Key> {
         let shard = self.shards[shard_of(objectid)].read();
-        let range = Key::new(objectid, KeyType(0), 0)..=Key::new(objectid, KeyType(u8::MAX), u64::MAX);
-        shard.changes.range(range).map(|(key, _)| *key).collect()
+        let (start, end) = (Key::new(objectid, KeyType(0), 0), Key::new(objectid, KeyType(u8::MAX), u64::MAX));
+        shard.changes.keys(&start, &end).collect()
     }
 
     /// From now on notes which keys of an objectid change, until the next freeze.
@@ -116,41 +113,88 @@ impl DelayedItems {
 }
 
 impl FrozenItems {
-    pub(crate) fn get(&self, key: &Key) -> Option<&Change> {
+    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
         self.shards.get(shard_of(key.objectid))?.get(key)
     }
 
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+        let of_shard = |shard: &ItemMap| shard.range(start, end).take(limit).collect();
         if start.objectid == end.objectid {
-            return self
-                .shards
-                .get(shard_of(start.objectid))
-                .map_or_else(Vec::new, |shard| range_of(shard, start, end, limit));
+            return self.shards.get(shard_of(start.objectid)).map_or_else(Vec::new, of_shard);
         }
-        merge_ranges(self.shards.iter().map(|shard| range_of(shard, start, end, limit)), limit)
+        merge_ranges(self.shards.iter().map(of_shard), limit)
     }
 
     pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
-        let last = |shard: &Shard| shard.range(*start..=*end).next_back().map(|(key, change)| (*key, change.clone()));
         if start.objectid == end.objectid {
-            return last(self.shards.get(shard_of(start.objectid))?);
+            return self.shards.get(shard_of(start.objectid))?.last(start, end);
         }
-        self.shards.iter().filter_map(last).max_by_key(|(key, _)| *key)
+        self.shards.iter().filter_map(|shard| shard.last(start, end)).max_by_key(|(key, _)| *key)
     }
 
-    /// All changes as one sorted batch. The shards are sorted runs, which the stable sort merges.
-    pub(crate) fn to_batch(&self) -> Batch {
-        let mut batch = Batch::with_capacity(self.shards.iter().map(BTreeMap::len).sum());
+    /// All changes as one batch. By I1 the shards are merged an objectid at a time.
+    pub(crate) fn batch(&self) -> FrozenBatch<'_> {
+        let pages: Vec<&Page> = self.shards.iter().flat_map(ItemMap::pages).collect();
+        let mut order = Vec::with_capacity(pages.iter().map(|page| page.len()).sum());
+        let mut places = Vec::with_capacity(self.shards.len());
+        let mut first_page = 0;
         for shard in &self.shards {
-            batch.extend(shard.iter().map(|(key, change)| (*key, change.clone())));
+            let nr_pages = shard.pages().count();
+            places.push(Place { page: first_page, slot: 0, end: first_page + nr_pages });
+            first_page += nr_pages;
         }
-        batch.sort_by_key(|(key, _)| *key);
-        batch
+        let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot).objectid);
+        let mut heap: BinaryHeap<_> = (0..places.len())
+            .filter_map(|shard| next(&places[shard]).map(|objectid| Reverse((objectid, shard))))
+            .collect();
+        while let Some(Reverse((objectid, shard))) = heap.pop() {
+            let place = &mut places[shard];
+            let mut upcoming = Some(objectid);
+            while upcoming == Some(objectid) {
+                let at = place.page * PAGE_ITEMS + place.slot;
+                order.push(u32::try_from(at).expect("so many changes would not fit into memory"));
+                place.slot += 1;
+                if place.slot == pages[place.page].len() {
+                    (place.page, place.slot) = (place.page + 1, 0);
+                }
+                upcoming = next(place);
+            }
+            if let Some(objectid) = upcoming {
+                heap.push(Reverse((objectid, shard)));
+            }
+        }
+        FrozenBatch { pages, order }
     }
 }
 
-fn range_of(shard: &Shard, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-    shard.range(*start..=*end).take(limit).map(|(key, change)| (*key, change.clone())).collect()
+/// Where a merge stands in the pages of a shard.
+struct Place {
+    page: usize,
+    slot: usize,
+    end: usize,
+}
+
+impl FrozenBatch<'_> {
+    fn place(&self, index: usize) -> (&Page, usize) {
+        let at = self.order[index] as usize;
+        (self.pages[at / PAGE_ITEMS], at % PAGE_ITEMS)
+    }
+}
+
+impl Changes for FrozenBatch<'_> {
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    fn key(&self, index: usize) -> Key {
+        let (page, slot) = self.place(index);
+        page.key(slot)
+    }
+
+    fn value(&self, index: usize) -> Option<&[u8]> {
+        let (page, slot) = self.place(index);
+        page.value(slot)
+    }
 }
 
 fn merge_ranges(ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
@@ -166,5 +210,29 @@ fn shard_of(objectid: u64) -> usize {
 }
 
 const NR_SHARDS: u64 = 64;
-/// Key, map node and allocation overhead of an entry, estimated.
-const ENTRY_BYTES: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_all_changes_in_order() {
+        let items = DelayedItems::new();
+        let mut keys: Vec<Key> = (0..20_000u64)
+            .map(|number| {
+                let objectid = 256 + number * 7919 % 1500;
+                Key::new(objectid, KeyType(u8::try_from(number % 5).unwrap()), number)
+            })
+            .collect();
+        for key in &keys {
+            items.set(*key, Some(&key.offset.to_le_bytes()));
+        }
+        keys.sort_unstable();
+        let frozen = items.freeze();
+        let batch = frozen.batch();
+        let found: Vec<Key> = (0..batch.len()).map(|index| batch.key(index)).collect();
+        assert_eq!(found, keys);
+        assert!((0..batch.len()).all(|index| batch.value(index) == Some(&keys[index].offset.to_le_bytes()[..])));
+        assert_eq!(items.freeze().batch().len(), 0);
+    }
+}

@@ -31,6 +31,7 @@ mod dev_stats;
 mod engine;
 mod extent_tree;
 mod free_space_tree;
+mod item_map;
 #[cfg(test)]
 mod ledger_kernel_tests;
 mod metric;

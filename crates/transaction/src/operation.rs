@@ -1,6 +1,5 @@
 //! [`Operation`]: a group of item changes that is in one epoch as a whole.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockReadGuard;
@@ -92,7 +91,7 @@ impl Operation<'_> {
         if key.item_type == KeyType::EXTENT_DATA && tree.id().is_fs_tree() {
             self.note_extent(tree, &key, &value);
         }
-        self.set(tree, key, Some(Arc::from(value)));
+        self.set(tree, key, Some(&value));
     }
 
     /// Deletes an item; an absent one is fine.
@@ -112,9 +111,9 @@ impl Operation<'_> {
         self.engine.ledger.add_csums(at, csums);
     }
 
-    fn set(&self, tree: &Tree, key: Key, value: Option<Arc<[u8]>>) {
-        let grown = tree.active.set(key, value);
-        self.engine.epoch.put(grown, key.item_type == KeyType::EXTENT_DATA);
+    fn set(&self, tree: &Tree, key: Key, value: Option<&[u8]>) {
+        let growth = tree.active.set(key, value);
+        self.engine.epoch.put(&growth, key.item_type == KeyType::EXTENT_DATA);
         if !tree.listed.swap(true, Ordering::AcqRel) {
             self.engine.listed.lock().push(tree.id());
         }

@@ -137,8 +137,8 @@ const NAP: Duration = Duration::from_millis(1);
 const THREAD_COMES: Duration = Duration::from_millis(50);
 /// Part of the engine's memory that starts a commit, and the most that one epoch takes: two of them and the node cache
 /// are in memory while a commit runs.
-const START_PART: (u64, u64) = (1, 4);
-const LIMIT_PART: (u64, u64) = (3, 8);
+const START_PART: (u64, u64) = (5, 16);
+const LIMIT_PART: (u64, u64) = (7, 16);
 
 #[cfg(test)]
 mod tests {

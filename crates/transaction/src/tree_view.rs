@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::item::RootItem;
 use ubtrfs_format::{Generation, Key, KeyType, Result, RootId, objectid};
-use ubtrfs_tree::{Batch, Cursor, Item, NodeSource, RootPtr, Value};
+use ubtrfs_tree::{Cursor, Item, NodeSource, RootPtr, Value};
 
-use crate::delayed_item::{Change, DelayedItems, FrozenItems};
+use crate::delayed_item::{DelayedItems, FrozenItems};
+use crate::item_map::Change;
 use crate::node_store::NodeStore;
 
 /// One tree: a subvolume, or one of the filesystem's own trees.
@@ -96,7 +97,7 @@ impl Tree {
         }
         let view = self.view.read();
         if let Some(change) = view.frozen.as_ref().and_then(|frozen| frozen.get(key)) {
-            return Ok(change.clone().map(ItemRef::Delayed));
+            return Ok(change.map(ItemRef::Delayed));
         }
         Ok(ubtrfs_tree::get(&*self.store, &view.root, key)?.map(ItemRef::Node))
     }
@@ -229,10 +230,9 @@ impl Tree {
         read(&*self.store, &view.root)
     }
 
-    /// The frozen items as a batch.
-    pub(crate) fn frozen_batch(&self) -> Batch {
-        let frozen = self.view.read().frozen.clone();
-        frozen.map_or_else(Batch::new, |frozen| frozen.to_batch())
+    /// The frozen items, none if there is no apply.
+    pub(crate) fn frozen(&self) -> Arc<FrozenItems> {
+        self.view.read().frozen.clone().unwrap_or_default()
     }
 
     /// A source of this tree's nodes.

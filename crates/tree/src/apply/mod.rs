@@ -19,6 +19,7 @@
 //!
 //! The pages: `leaf_run` packs items into leaves, `child_run` pointers into internal nodes, this one walks.
 
+mod changes;
 mod child_run;
 mod leaf_run;
 
@@ -29,19 +30,11 @@ use std::sync::Arc;
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, LEVEL_MAX};
 use ubtrfs_format::{Error, FormatError, Key, Logical, Result, RootId};
 
+pub use self::changes::{Batch, Changes, Value};
 use self::child_run::{ChildRef, ChildRun};
 use self::leaf_run::LeafRun;
 use crate::node::{Node, NodePtr, RootPtr};
 use crate::storage::{NodeSink, NodeSource, read};
-
-/// Data of an item in a batch.
-pub type Value = Arc<[u8]>;
-
-/// Changes in strictly ascending key order: `Some` inserts or replaces, `None` deletes (an absent key is fine).
-pub type Batch = Vec<(Key, Option<Value>)>;
-
-/// One change of a batch.
-type Change = (Key, Option<Value>);
 
 /// What one or more calls of [`apply`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,12 +73,13 @@ pub fn apply(
     source: &dyn NodeSource,
     sink: &mut dyn NodeSink,
     root: &RootPtr,
-    batch: &[Change],
+    batch: &dyn Changes,
 ) -> Result<(RootPtr, ApplyStats)> {
     check_batch(batch, source.nodesize()).map_err(|cause| Error::from(cause).in_tree(root.tree))?;
     let mut applier = Applier {
         source,
         sink,
+        batch,
         tree: root.tree,
         nodesize: source.nodesize(),
         leaves: LeafRun::default(),
@@ -96,23 +90,24 @@ pub fn apply(
         stats: ApplyStats { batches: 1, ..ApplyStats::default() },
     };
     let root_node = read(source, &root.node_ptr())?;
-    let Some(first) = applier.first_effect(&root_node, batch)? else { return Ok((*root, applier.stats)) };
-    let touched = Touched { node: root_node, batch: &batch[first..] };
+    let Some(first) = applier.first_effect(&root_node, 0..batch.len())? else { return Ok((*root, applier.stats)) };
+    let touched = Touched { node: root_node, changes: first..batch.len() };
     applier.walk(touched, root.node_ptr())?;
     let new_root = applier.finish(root)?;
     Ok((new_root, applier.stats))
 }
 
-fn check_batch(batch: &[Change], nodesize: usize) -> Result<(), FormatError> {
+fn check_batch(batch: &dyn Changes, nodesize: usize) -> Result<(), FormatError> {
     let max_len = nodesize - HEADER_SIZE - ITEM_HEAD_SIZE;
-    let mut last: Option<&Key> = None;
-    for (index, (key, value)) in batch.iter().enumerate() {
+    let mut last: Option<Key> = None;
+    for index in 0..batch.len() {
+        let key = batch.key(index);
         if last.is_some_and(|last| last >= key) {
             let (value, expected) = (index as u64, "expected strictly ascending keys");
             return Err(FormatError::Value { what: "batch", field: "index", value, expected });
         }
         last = Some(key);
-        if let Some(value) = value.as_ref().filter(|value| value.len() > max_len) {
+        if let Some(value) = batch.value(index).filter(|value| value.len() > max_len) {
             let (value, expected) = (value.len() as u64, "expected an item that fits into a leaf");
             return Err(FormatError::Value { what: "batch", field: "item size", value, expected });
         }
@@ -120,15 +115,16 @@ fn check_batch(batch: &[Change], nodesize: usize) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// A node and the part of the batch below it; the first change is known to have an effect.
-struct Touched<'b> {
+/// A node and the changes of the batch below it; the first one is known to have an effect.
+struct Touched {
     node: Arc<Node>,
-    batch: &'b [Change],
+    changes: Range<usize>,
 }
 
 struct Applier<'a> {
     source: &'a dyn NodeSource,
     sink: &'a mut dyn NodeSink,
+    batch: &'a dyn Changes,
     tree: RootId,
     nodesize: usize,
     /// The run of level 0.
@@ -145,58 +141,59 @@ struct Applier<'a> {
 }
 
 impl Applier<'_> {
-    /// Index of the first change that changes an item below this node. Only deletes need a look at the items.
-    fn first_effect(&self, node: &Arc<Node>, batch: &[Change]) -> Result<Option<usize>> {
+    /// The first of these changes that changes an item below this node. Only deletes need a look at the items.
+    fn first_effect(&self, node: &Arc<Node>, mut changes: Range<usize>) -> Result<Option<usize>> {
         if node.is_leaf() {
-            return Ok(batch.iter().position(|(key, value)| value.is_some() || node.search(key).is_ok()));
+            let has_effect = |&at: &usize| self.batch.value(at).is_some() || node.search(&self.batch.key(at)).is_ok();
+            return Ok(changes.find(has_effect));
         }
-        let mut at = 0;
-        while let Some((key, value)) = batch.get(at) {
-            if value.is_some() {
-                return Ok(Some(at));
+        while !changes.is_empty() {
+            if self.batch.value(changes.start).is_some() {
+                return Ok(Some(changes.start));
             }
-            let slot = node.child_slot(key);
-            let end = at + changes_below(node, slot, &batch[at..]);
+            let slot = node.child_slot(&self.batch.key(changes.start));
+            let end = changes_below(node, slot, self.batch, &changes);
             let child = read(self.source, &node.child_ptr(slot, self.tree))?;
-            if let Some(index) = self.first_effect(&child, &batch[at..end])? {
-                return Ok(Some(at + index));
+            if let Some(first) = self.first_effect(&child, changes.start..end)? {
+                return Ok(Some(first));
             }
-            at = end;
+            changes.start = end;
         }
         Ok(None)
     }
 
-    fn walk(&mut self, touched: Touched<'_>, ptr: NodePtr) -> Result<()> {
+    fn walk(&mut self, touched: Touched, ptr: NodePtr) -> Result<()> {
         if touched.node.is_leaf() { self.walk_leaf(touched, ptr) } else { self.walk_internal(touched) }
     }
 
-    fn walk_internal(&mut self, touched: Touched<'_>) -> Result<()> {
-        let Touched { node, mut batch } = touched;
+    fn walk_internal(&mut self, touched: Touched) -> Result<()> {
+        let Touched { node, mut changes } = touched;
         self.take_apart(&node)?;
         self.run_above(node.level() - 1).add_old_children(node.nritems());
         let mut slot = 0;
         // The first change is known to have an effect, so the child that it leads to is touched.
         let mut known = true;
-        while let Some((key, _)) = batch.first() {
-            let reached = node.child_slot(key);
-            let (below, rest) = batch.split_at(changes_below(&node, reached, batch));
-            batch = rest;
+        while !changes.is_empty() {
+            let reached = node.child_slot(&self.batch.key(changes.start));
+            let end = changes_below(&node, reached, self.batch, &changes);
+            let below = changes.start..end;
+            changes.start = end;
             let ptr = node.child_ptr(reached, self.tree);
             let child = read(self.source, &ptr)?;
-            let first = if known { Some(0) } else { self.first_effect(&child, below)? };
+            let first = if known { Some(below.start) } else { self.first_effect(&child, below.clone())? };
             known = false;
             let Some(first) = first else { continue };
             self.pass_children(&node, slot..reached)?;
-            self.walk(Touched { node: child, batch: &below[first..] }, ptr)?;
+            self.walk(Touched { node: child, changes: first..below.end }, ptr)?;
             slot = reached + 1;
         }
         self.pass_children(&node, slot..node.nritems())
     }
 
-    fn walk_leaf(&mut self, touched: Touched<'_>, ptr: NodePtr) -> Result<()> {
-        let Touched { node: leaf, batch } = touched;
-        if leaf.nritems() > 0 && batch[0].0 > leaf.key(leaf.nritems() - 1) {
-            let need = ITEM_HEAD_SIZE + batch[0].1.as_ref().map_or(0, |value| value.len());
+    fn walk_leaf(&mut self, touched: Touched, ptr: NodePtr) -> Result<()> {
+        let Touched { node: leaf, changes } = touched;
+        if leaf.nritems() > 0 && self.batch.key(changes.start) > leaf.key(leaf.nritems() - 1) {
+            let need = ITEM_HEAD_SIZE + self.batch.value(changes.start).map_or(0, <[u8]>::len);
             let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
             // Nothing fits behind the last item: the leaf stays, and a new one begins behind it.
             if need > free && !self.pull_leaf(&leaf)? {
@@ -207,19 +204,21 @@ impl Applier<'_> {
                 self.take_apart(&leaf)?;
                 self.copy_items(&leaf, 0..leaf.nritems())?;
             }
-            return self.merge(None, batch);
+            return self.merge(None, changes);
         }
         self.take_apart(&leaf)?;
-        self.merge(Some(&leaf), batch)
+        self.merge(Some(&leaf), changes)
     }
 
-    /// Merges a leaf's items and the changes into the run.
-    fn merge(&mut self, leaf: Option<&Arc<Node>>, batch: &[Change]) -> Result<()> {
+    /// Merges a leaf's items and these changes into the run.
+    fn merge(&mut self, leaf: Option<&Arc<Node>>, changes: Range<usize>) -> Result<()> {
+        let batch = self.batch;
         let mut slot = 0;
-        for (key, value) in batch {
+        for at in changes {
+            let key = batch.key(at);
             let mut old = None;
             if let Some(leaf) = leaf {
-                let found = gallop(leaf, slot, key);
+                let found = gallop(leaf, slot, &key);
                 let (Ok(at) | Err(at)) = found;
                 self.copy_items(leaf, slot..at)?;
                 slot = at;
@@ -228,14 +227,14 @@ impl Applier<'_> {
                     slot += 1;
                 }
             }
-            match value {
+            match batch.value(at) {
                 Some(value) => {
-                    self.sink.item_changed(key, old, Some(value))?;
-                    self.put_item(key, value, old.is_none())?;
+                    self.sink.item_changed(&key, old, Some(value))?;
+                    self.put_item(&key, value, old.is_none())?;
                     self.stats.items_put += 1;
                 }
                 None if old.is_some() => {
-                    self.sink.item_changed(key, old, None)?;
+                    self.sink.item_changed(&key, old, None)?;
                     self.stats.items_deleted += 1;
                 }
                 None => {}
@@ -396,19 +395,27 @@ impl Applier<'_> {
     }
 }
 
-/// How many changes lie below this child: those before the next child's key.
-fn changes_below(node: &Node, slot: usize, batch: &[Change]) -> usize {
+/// Where those of these changes end that lie below this child: before the next child's key.
+fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<usize>) -> usize {
     if slot + 1 == node.nritems() {
-        return batch.len();
+        return changes.end;
     }
     let end = node.key(slot + 1);
     // Doubling steps first: a child is reached by few of a long batch's changes.
     let mut step = 1;
-    while step < batch.len() && batch[step].0 < end {
+    while step < changes.len() && batch.key(changes.start + step) < end {
         step *= 2;
     }
-    let (low, high) = (step / 2, batch.len().min(step + 1));
-    low + batch[low..high].partition_point(|(key, _)| *key < end)
+    let (mut low, mut high) = (changes.start + step / 2, changes.end.min(changes.start + step + 1));
+    while low < high {
+        let mid = low.midpoint(high);
+        if batch.key(mid) < end {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    low
 }
 
 /// Searches a leaf from a slot on: like [`Node::search`], fast where the key is near.
