@@ -204,14 +204,7 @@ impl<'a> Collector<'a> {
         if is_dir(item) && !is_same && self.was_there(key.objectid)? {
             return Err(Stop::Commit("a directory moved"));
         }
-        // Power cuts and kills found logs of such names that lacked something: commit until the cause is known.
-        if !is_same && self.was_there(key.objectid)? {
-            return Err(Stop::Commit("a name of an older file changed"));
-        }
         let dir = key.offset;
-        if now.is_some() && !self.was_there(dir)? {
-            return Err(Stop::Commit("a directory is new"));
-        }
         let Some(now) = now else {
             self.set(key, None);
             if before.is_some() {
