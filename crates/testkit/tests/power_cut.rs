@@ -6,7 +6,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use ubtrfs_testkit::{Image, PowerCuts, Rng, capability};
+use std::sync::Arc;
+
+use ubtrfs_fs::MountOptions;
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{FsTarget, Image, Medium, MediumDevice, NodeKind, PowerCuts, RenameOp, Rng, Target, capability};
 
 /// Cuts of each of these seeds; every kind of workload has a seed in thirteen that follow each other.
 fn cut(seeds: std::ops::Range<u64>, cuts: usize) {
@@ -36,4 +40,35 @@ fn cuts_keep_promises() {
 #[test]
 fn cuts_keep_promises_with_other_seeds() {
     cut(2001..2014, 30);
+}
+
+/// A new file took an old one's name and was synced, and then gave the name up: the old file stays gone.
+#[test]
+fn a_file_that_was_replaced_does_not_come_back_when_the_name_is_given_up() {
+    for is_removed in [false, true] {
+        let base = Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap();
+        let device = Arc::new(MediumDevice::new(base));
+        let mut target = FsTarget::on_device(device.clone(), MountOptions::default()).unwrap();
+        target.create(b"name", NodeKind::File, 0o644, (0, 0)).unwrap();
+        target.sync().unwrap();
+        for path in [&b"new"[..], b"other"] {
+            target.create(path, NodeKind::File, 0o644, (0, 0)).unwrap();
+            target.fsync(path).unwrap();
+        }
+        target.rename(b"new", b"name", RenameOp::Replace).unwrap();
+        target.fsync(b"name").unwrap();
+        if is_removed {
+            target.unlink(b"name").unwrap();
+            target.write(b"other", 0, b"text").unwrap();
+            target.fsync(b"other").unwrap();
+        } else {
+            target.rename(b"name", b"moved", RenameOp::NoReplace).unwrap();
+            target.fsync(b"moved").unwrap();
+        }
+        let cut = Arc::new(MediumDevice::new(device.content()));
+        let after = FsTarget::on_device(cut, MountOptions::default()).unwrap();
+        assert!(after.lookup(b"name").is_err(), "the old file is back; removed: {is_removed}");
+        assert_eq!(after.lookup(b"moved").is_ok(), !is_removed);
+        after.lookup(b"other").unwrap();
+    }
 }

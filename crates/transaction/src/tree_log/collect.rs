@@ -6,6 +6,7 @@
 //! - R1. A new directory that it has a name in is logged too, and so on upwards.
 //! - R2. A directory that it has no name in any more is logged with its entries: the old name goes.
 //! - R3. A name that the last commit gives to another inode must belong to a dead one; its replay takes the name away.
+//!   What took such a name and then gave it up must have left it to another logged inode: else the dead one is back.
 //!   An index of the last commit must not be another name's now: a directory that is loaded anew gives the indexes of
 //!   its last entries, if they are gone, to the next ones.
 //! - R4. Directories in which a file of several links, or of the last commit, has new names are logged with their entries,
@@ -192,7 +193,10 @@ impl<'a> Collector<'a> {
         }
         let (start, end) = (Key::new(ino, KeyType(0), 0), Key::new(ino, KeyType(u8::MAX), u64::MAX));
         let keys: Vec<Key> = self.log.items.range(start..=end).map(|(key, _)| *key).collect();
-        keys.into_iter().for_each(|key| self.set(key, None));
+        for key in keys {
+            self.check_given_up(&key, &[])?;
+            self.set(key, None);
+        }
         Ok(())
     }
 
@@ -206,6 +210,7 @@ impl<'a> Collector<'a> {
         }
         let dir = key.offset;
         let Some(now) = now else {
+            self.check_given_up(&key, &[])?;
             self.set(key, None);
             if before.is_some() {
                 // R2
@@ -217,6 +222,7 @@ impl<'a> Collector<'a> {
             return Ok(());
         };
         let names = InodeRef::decode_all(&now)?;
+        self.check_given_up(&key, &names)?;
         self.set(key, Some(value_of(now)));
         if !is_dir(item) && !is_same && (item.nlink > 1 || self.was_there(key.objectid)?) {
             // R4
@@ -244,15 +250,33 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
+    /// R3: of the names that the log has here, those that are not kept.
+    fn check_given_up(&self, key: &Key, kept: &[InodeRef]) -> Result<(), Stop> {
+        let Some(logged) = self.log.items.get(key).filter(|_| key.item_type == KeyType::INODE_REF) else {
+            return Ok(());
+        };
+        for InodeRef { name, .. } in InodeRef::decode_all(logged)? {
+            if kept.iter().any(|kept| kept.name == name) {
+                continue;
+            }
+            let place = Key::new(key.offset, KeyType::DIR_ITEM, name_hash(&name));
+            let was_taken_over = match self.committed(&place)? {
+                Some(raw) => named(&raw, &name)?.is_some_and(|other| other != key.objectid),
+                None => false,
+            };
+            let heir = if was_taken_over { self.tree.get(&place)? } else { continue };
+            let heir = heir.map_or(Ok(None), |raw| named(&raw, &name))?;
+            if heir.is_none_or(|heir| !self.log.inodes.contains_key(&heir)) {
+                return Err(Stop::Commit("a name that was taken over was given up"));
+            }
+        }
+        Ok(())
+    }
+
     /// R3
     fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
-        let entries = DirEntry::decode_all(&raw)?;
-        let Some(entry) = entries.iter().find(|entry| entry.name == name) else { return Ok(()) };
-        let other = inode_of(entry)?;
-        if other == ino {
-            return Ok(());
-        }
+        let Some(other) = named(&raw, name)?.filter(|other| *other != ino) else { return Ok(()) };
         if self.living(other)?.is_some() {
             return Err(Stop::Commit("a name was taken over from an inode that lives on"));
         }
@@ -296,6 +320,11 @@ impl<'a> Collector<'a> {
         }
         Ok(())
     }
+}
+
+/// The inode that a directory item has this name for.
+fn named(dir_item: &[u8], name: &[u8]) -> Result<Option<u64>, Stop> {
+    DirEntry::decode_all(dir_item)?.iter().find(|entry| entry.name == name).map(inode_of).transpose()
 }
 
 /// The inode that an entry leads to.
