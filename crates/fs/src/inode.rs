@@ -106,6 +106,12 @@ impl InodeState {
         self.item.flags().intersects(flags)
     }
 
+    /// Whether forgetting it would forget names of a large directory, which cannot be learned again. The memory of them
+    /// is bounded by their own budget.
+    pub(crate) fn knows_many_names(&self) -> bool {
+        self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
+    }
+
     /// Whether a directory is known not to have the name; else the tree must be asked.
     pub(crate) fn lacks_name(&self, name: &[u8]) -> bool {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name))

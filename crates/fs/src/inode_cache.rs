@@ -161,8 +161,11 @@ impl ShardMap {
     fn insert(&mut self, inode: &Arc<Inode>, limit: usize) {
         if self.inodes.len() >= limit.max(self.sweep_at) {
             let users = &self.users;
-            self.inodes
-                .retain(|id, inode| Arc::strong_count(inode) > 1 || users.get(id).is_some_and(|users| users.opens > 0));
+            self.inodes.retain(|id, inode| {
+                Arc::strong_count(inode) > 1
+                    || users.get(id).is_some_and(|users| users.opens > 0)
+                    || inode.state.try_read().is_some_and(|state| state.knows_many_names())
+            });
             self.sweep_at = self.inodes.len() * 2;
         }
         self.inodes.insert(inode.id, Arc::clone(inode));

@@ -48,6 +48,11 @@ impl KnownNames {
         !self.filters.iter().rev().any(|filter| bits(filter, hash).all(|(word, bit)| filter[word] & bit != 0))
     }
 
+    /// Whether it takes more memory than an inode in the cache does.
+    pub(crate) fn is_large(&self) -> bool {
+        self.filters.len() >= LARGE_FILTERS
+    }
+
     /// The directory gets a name. False where the set is given up (I2).
     #[must_use]
     pub(crate) fn add(&mut self, name: &[u8]) -> bool {
@@ -102,6 +107,8 @@ fn filter_bytes(words: usize) -> u64 {
 
 /// Words of a directory's first filter: 51 names.
 const FIRST_WORDS: usize = 8;
+/// So many filters are for 150 names and more.
+const LARGE_FILTERS: usize = 3;
 /// With as many probes as below, one absent name of a hundred seems to be there in a full filter.
 const BITS_A_NAME: usize = 10;
 const NR_PROBES: u64 = 6;
@@ -123,6 +130,7 @@ mod tests {
         assert!((0..20_000).all(|number| !names.lacks(&name(number))));
         let seem_there = (20_000..40_000).filter(|&number| !names.lacks(&name(number))).count();
         assert!(seem_there < 2_000, "{seem_there} of 20000");
+        assert!(names.is_large());
     }
 
     #[test]

@@ -56,3 +56,31 @@ fn files_in_one_directory_and_one_commit_fill_each_leaf_once() {
     assert!(waited <= f64::from(12 << 20) && all >= f64::from(32 << 20), "{waited} of {all}");
     fs.close().unwrap();
 }
+
+/// Making a file looks for its name first; the names of a directory that was made in this session are known, however many
+/// other inodes came and went since.
+#[test]
+fn names_of_a_large_directory_stay_known() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 30));
+    ubtrfs_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+    let options = MountOptions { memory_bytes: 64 << 20, commit_secs: 3600, ..MountOptions::default() };
+    let fs = Fs::open(vec![device], options).unwrap();
+    let new_dir = |name: &[u8]| fs.create(fs.root(), name, NewInode::dir(0o755), &Caller::ROOT).unwrap().id;
+    let dirs = [new_dir(b"a"), new_dir(b"b"), new_dir(b"c"), new_dir(b"d")];
+    let make = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            let dir = dirs[number as usize % dirs.len()];
+            let id = fs.create(dir, format!("{number}").as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+            fs.forget(id, 1);
+        }
+        fs.sync().unwrap();
+    };
+    make(0..10_000);
+    let looked_up =
+        || metric(&fs, "ubtrfs_node_cache_hits_total", "") + metric(&fs, "ubtrfs_node_cache_misses_total", "");
+    let before = looked_up();
+    make(10_000..20_000);
+    let lookups = looked_up() - before;
+    assert!(lookups < 6_000.0, "{lookups} nodes looked up for 10000 new names");
+    fs.close().unwrap();
+}
