@@ -60,8 +60,9 @@ impl Engine {
             made.map_err(|error| error.in_tree(tree.id()))?;
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
-            emitted.into_values().for_each(|node| self.store.put_dirty(node));
+            // In this order: an address that was freed may have been given to a new node.
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
+            emitted.into_values().for_each(|node| self.store.put_dirty(node));
         });
         // Readers that are still on their way down the old tree read them again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
