@@ -171,6 +171,11 @@ impl<'n> NameSlot<'n> {
         self.entries.iter().find(|entry| entry.name == self.name)
     }
 
+    /// Where the name leads.
+    pub(crate) fn location(&self) -> Option<Key> {
+        self.entry().map(|entry| entry.location)
+    }
+
     /// Fails where the name exists.
     pub(crate) fn check_free(&self) -> Result<()> {
         if self.entry().is_some() { Err(Error::Exists) } else { Ok(()) }

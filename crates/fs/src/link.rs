@@ -111,7 +111,7 @@ impl Fs {
         dir_item::check_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
         loop {
-            let victim = self.find_victim(&dir_inode, name)?;
+            let mut victim = self.find_victim(&dir_inode, name)?;
             let child = victim.id;
             if child.root != dir.root {
                 return Err(match directory {
@@ -130,9 +130,13 @@ impl Fs {
             }
             let reservation = self.reserve_for_removal(LINK_ITEMS)?;
             let mut locked = Locked::new(&[&dir_inode, &inode])?;
-            // Every change of a directory's names changes its sequence.
+            // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
-                continue;
+                let slot = NameSlot::read(&dir_inode.tree, dir.ino, name)?;
+                if slot.location() != victim.slot.location() {
+                    continue;
+                }
+                victim.slot = slot;
             }
             check_may_remove(locked.of(&dir_inode))?;
             check_may_change(locked.of(&inode))?;

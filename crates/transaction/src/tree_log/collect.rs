@@ -260,12 +260,11 @@ impl<'a> Collector<'a> {
                 continue;
             }
             let place = Key::new(key.offset, KeyType::DIR_ITEM, name_hash(&name));
-            let was_taken_over = match self.committed(&place)? {
-                Some(raw) => named(&raw, &name)?.is_some_and(|other| other != key.objectid),
-                None => false,
-            };
-            let heir = if was_taken_over { self.tree.get(&place)? } else { continue };
-            let heir = heir.map_or(Ok(None), |raw| named(&raw, &name))?;
+            let Some(raw) = self.committed(&place)? else { continue };
+            if named(&raw, &name)?.is_none_or(|other| other == key.objectid) {
+                continue;
+            }
+            let heir = self.tree.get(&place)?.map_or(Ok(None), |raw| named(&raw, &name))?;
             if heir.is_none_or(|heir| !self.log.inodes.contains_key(&heir)) {
                 return Err(Stop::Commit("a name that was taken over was given up"));
             }
