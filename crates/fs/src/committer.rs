@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use ubtrfs_transaction::BackgroundWork;
 
 use crate::Fs;
 use crate::service_threads::ServiceThreads;
@@ -27,8 +28,10 @@ struct Shared {
     /// The thread sleeps long because there was nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
-    /// The engine wants its delayed items committed.
-    asked: AtomicBool,
+    /// A commit is asked for.
+    commit_asked: AtomicBool,
+    /// The engine wants its delayed items flushed.
+    flush_asked: AtomicBool,
     /// Guards the sleep; true asks for a look.
     wake: Mutex<bool>,
     changed: Condvar,
@@ -52,9 +55,13 @@ impl Committer {
         }
     }
 
-    /// Has the thread commit what the trees wait for, file data left alone. False where there is no thread.
-    pub(crate) fn commit_soon(&self) -> bool {
-        self.shared.asked.store(true, Ordering::Release);
+    /// Has the thread do this, file data left alone. False where there is no thread.
+    pub(crate) fn do_soon(&self, work: BackgroundWork) -> bool {
+        let asked = match work {
+            BackgroundWork::Commit => &self.shared.commit_asked,
+            BackgroundWork::FlushDelayedItems => &self.shared.flush_asked,
+        };
+        asked.store(true, Ordering::Release);
         self.shared.wake();
         self.thread.is_running()
     }
@@ -107,8 +114,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             continue;
         }
         shared.idle.store(false, Ordering::Release);
-        if shared.asked.swap(false, Ordering::AcqRel) {
-            if let Err(error) = fs.engine.commit() {
+        if let Some(done) = do_asked(shared, &fs) {
+            if let Err(error) = done {
                 tracing::error!("commit: {error}");
             }
             continue;
@@ -132,6 +139,15 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         seen = (shared.nr_changes.load(Ordering::Acquire), Instant::now());
         shared.idle.store(true, Ordering::Release);
     }
+}
+
+/// Does what the thread was asked for, or answers `None`.
+fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_format::Result<()>> {
+    let flush = shared.flush_asked.swap(false, Ordering::AcqRel);
+    if shared.commit_asked.swap(false, Ordering::AcqRel) {
+        return Some(fs.engine.commit());
+    }
+    flush.then(|| fs.engine.flush_delayed_items())
 }
 
 /// How often changes are looked for while there are some.

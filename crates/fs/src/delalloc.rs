@@ -26,7 +26,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical};
-use ubtrfs_transaction::{DataReservation, Flusher, Reclaim, Span};
+use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Reclaim, Span};
 
 use crate::compression::{self, Method};
 use crate::file_data::{BufPool, FileData, Run};
@@ -147,8 +147,8 @@ impl Flusher for Fs {
         !FLUSHING.get()
     }
 
-    fn commit_soon(&self) -> bool {
-        self.committer.commit_soon()
+    fn do_soon(&self, work: BackgroundWork) -> bool {
+        self.committer.do_soon(work)
     }
 }
 

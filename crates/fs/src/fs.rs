@@ -13,7 +13,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::item::{DevStatsItem, InodeItem, Timespec};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, FormatError, Ino, Key, KeyType, RootId};
-use ubtrfs_transaction::{Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
+use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
 use crate::committer::Committer;
 use crate::delalloc::DataPath;
@@ -131,7 +131,7 @@ impl Fs {
     /// Has what was changed so far committed in the background, dirty data left alone. For who makes very many changes
     /// and wants little left to do at the end.
     pub fn start_commit(&self) {
-        self.committer.commit_soon();
+        self.committer.do_soon(BackgroundWork::Commit);
     }
 
     /// Writes out all data, commits and stops (I2). Later changes fail.

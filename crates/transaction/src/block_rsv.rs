@@ -15,12 +15,13 @@
 //!
 //! A commit turns estimates into facts, so a full filesystem commits often before it says that it is full.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-use ubtrfs_format::Result;
 use ubtrfs_format::item::ChunkItem;
+use ubtrfs_format::{KeyType, Result};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
+use crate::delayed_item::is_name;
 use crate::engine::{Engine, copies};
 use crate::item_map::Growth;
 use crate::operation::MetadataReservation;
@@ -39,20 +40,29 @@ pub(crate) enum Purpose {
 /// What the active epoch has taken on so far, and what the frozen one needs.
 #[derive(Debug, Default)]
 pub(crate) struct EpochLoad {
-    /// Changes put; those of file extents count for the other trees that they touch.
-    nr_puts: AtomicU64,
-    /// Bytes that the changes may add to the trees.
-    item_bytes: AtomicU64,
-    /// Bytes that the delayed items take in memory.
-    memory_bytes: AtomicI64,
+    rows: Puts,
+    names: Puts,
     /// Changes that reservations still may put.
     nr_reserved: AtomicU64,
     /// Bytes of checksums to come.
     csum_bytes: AtomicU64,
     /// What the commit that runs now needs.
     frozen_need: AtomicU64,
-    /// The transaction whose commit was asked for because of its memory.
+    /// The transaction whose commit was asked for.
     pub(crate) asked_for_commit: AtomicU64,
+    /// Whether the delayed items that are active now are asked to be flushed.
+    pub(crate) asked_for_flush: AtomicBool,
+}
+
+/// Changes of one kind of delayed items.
+#[derive(Debug, Default)]
+struct Puts {
+    /// Changes put; those of file extents count for the other trees that they touch.
+    nr_puts: AtomicU64,
+    /// Bytes that the changes may add to the trees.
+    item_bytes: AtomicU64,
+    /// Bytes that the delayed items take in memory.
+    memory_bytes: AtomicI64,
 }
 
 /// A share of work for the trees.
@@ -80,17 +90,21 @@ const RESERVE_NODES_MIN: u64 = 128;
 const RESERVE_MAX: u64 = 512 << 20;
 /// Mixed block groups are for small filesystems.
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
+/// Room is ample where it is so many times what is needed.
+const AMPLE: u64 = 3;
 /// Changes between two looks at whether to reclaim early.
 const EARLY_LOOK: u64 = 64;
 
 impl EpochLoad {
     /// An item was put, or its absence.
-    pub(crate) fn put(&self, growth: &Growth, is_extent: bool) {
+    pub(crate) fn put(&self, growth: &Growth, item_type: KeyType) {
+        let puts = if is_name(item_type) { &self.names } else { &self.rows };
         let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
-        self.item_bytes.fetch_add(item_bytes, Ordering::Relaxed);
-        self.memory_bytes.fetch_add(growth.memory_bytes as i64, Ordering::Relaxed);
-        let puts = u64::from(item_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
-        self.nr_puts.fetch_add(puts, Ordering::Relaxed);
+        puts.item_bytes.fetch_add(item_bytes, Ordering::Relaxed);
+        puts.memory_bytes.fetch_add(growth.memory_bytes as i64, Ordering::Relaxed);
+        let is_extent = item_type == KeyType::EXTENT_DATA;
+        let nr_puts = u64::from(item_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
+        puts.nr_puts.fetch_add(nr_puts, Ordering::Relaxed);
     }
 
     /// Checksums were added.
@@ -100,7 +114,12 @@ impl EpochLoad {
 
     /// Bytes that the delayed items of the active epoch take in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        u64::try_from(self.memory_bytes.load(Ordering::Relaxed)).unwrap_or(0)
+        self.rows.memory_bytes() + self.names.memory_bytes()
+    }
+
+    /// The share of names in [`Self::memory_bytes`].
+    pub(crate) fn name_memory_bytes(&self) -> u64 {
+        self.names.memory_bytes()
     }
 
     /// A reservation ends.
@@ -109,10 +128,27 @@ impl EpochLoad {
     }
 
     fn active(&self) -> Load {
-        Load {
-            nr_puts: self.nr_puts.load(Ordering::Relaxed) + self.nr_reserved.load(Ordering::Relaxed),
-            new_bytes: self.item_bytes.load(Ordering::Relaxed) + self.csum_bytes.load(Ordering::Relaxed),
-        }
+        let reserved = Load {
+            nr_puts: self.nr_reserved.load(Ordering::Relaxed),
+            new_bytes: self.csum_bytes.load(Ordering::Relaxed),
+        };
+        self.rows.load() + self.names.load() + reserved
+    }
+}
+
+impl Puts {
+    fn load(&self) -> Load {
+        Load { nr_puts: self.nr_puts.load(Ordering::Relaxed), new_bytes: self.item_bytes.load(Ordering::Relaxed) }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        u64::try_from(self.memory_bytes.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    fn reset(&self) {
+        self.nr_puts.store(0, Ordering::Relaxed);
+        self.item_bytes.store(0, Ordering::Relaxed);
+        self.memory_bytes.store(0, Ordering::Relaxed);
     }
 }
 
@@ -246,15 +282,40 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
         load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
-        load.nr_puts.store(0, Ordering::Relaxed);
-        load.item_bytes.store(0, Ordering::Relaxed);
-        load.memory_bytes.store(0, Ordering::Relaxed);
+        load.rows.reset();
+        load.names.reset();
+        load.asked_for_flush.store(false, Ordering::Relaxed);
         load.csum_bytes.store(0, Ordering::Relaxed);
     }
 
-    /// The frozen epoch is on disk.
+    /// The active rows become the frozen ones, and names that take this much memory with them. (What these names need
+    /// of the trees stays counted until the commit: it is not known apart from that of the other names.)
+    pub(crate) fn freeze_rows_load(&self, names_bytes: isize) {
+        let info = self.space.info(SpaceKind::Metadata);
+        let load = &self.epoch;
+        load.frozen_need.store(load.rows.load().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
+        load.rows.reset();
+        load.names.memory_bytes.fetch_sub(names_bytes as i64, Ordering::Relaxed);
+        load.asked_for_flush.store(false, Ordering::Relaxed);
+    }
+
+    /// The frozen items are in the trees' nodes, and the accounting trees know of it.
     pub(crate) fn thaw_load(&self) {
         self.epoch.frozen_need.store(0, Ordering::Relaxed);
+    }
+
+    /// The frozen rows are in nodes, so many of them made or left: the accounting trees still have to learn of these, at
+    /// the commit of the active epoch.
+    pub(crate) fn thaw_rows_load(&self, nr_nodes: u64) {
+        self.epoch.rows.nr_puts.fetch_add(nr_nodes, Ordering::Relaxed);
+        self.epoch.rows.item_bytes.fetch_add(nr_nodes * ITEM_OVERHEAD, Ordering::Relaxed);
+        self.thaw_load();
+    }
+
+    /// Whether there is so much room for metadata that blocks may be taken which only a commit gives back.
+    pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
+        let info = self.space.info(SpaceKind::Metadata);
+        self.metadata_room(&info) / AMPLE >= self.metadata_need(&info, Purpose::Change)
     }
 
     fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {

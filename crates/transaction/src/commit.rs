@@ -36,7 +36,7 @@ use crate::{csum_tree, free_space_tree};
 /// What only the holder of the commit lock touches.
 #[derive(Debug)]
 pub(crate) struct Committer {
-    refs: DelayedRefs,
+    pub(crate) refs: DelayedRefs,
     quota_flagged: bool,
     uuid_tree_in_step: bool,
 }
@@ -67,11 +67,16 @@ impl Engine {
             return Ok(());
         }
         self.check_writable()?;
-        let mut guard = AbortOnUnwind { engine: self, armed: true };
-        let result = self.commit_locked(&mut committer);
+        self.or_abort("commit", || self.commit_locked(&mut committer))
+    }
+
+    /// Does what turns the filesystem read-only when it fails or panics (I2).
+    pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut guard = AbortOnUnwind { engine: self, what, armed: true };
+        let result = work();
         guard.armed = false;
         if let Err(error) = &result {
-            self.abort(format!("commit failed: {error}"));
+            self.abort(format!("{what} failed: {error}"));
         }
         result
     }
@@ -128,6 +133,7 @@ impl Engine {
         self.store.written(nodes);
         self.ledger.thaw();
         self.unpin(transid);
+        self.retired.lock().drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
         self.thaw_load();
         self.forget_chunks(&removed_chunks);
@@ -496,13 +502,14 @@ impl Engine {
 /// Turns the filesystem read-only when a commit panics.
 struct AbortOnUnwind<'e> {
     engine: &'e Engine,
+    what: &'e str,
     armed: bool,
 }
 
 impl Drop for AbortOnUnwind<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.engine.abort("a commit panicked".to_owned());
+            self.engine.abort(format!("{} panicked", self.what));
         }
     }
 }

@@ -12,8 +12,9 @@
 //! Invariants:
 //! - I1. A node of the running transaction belongs to one tree alone.
 //! - I2. What an apply makes becomes visible in one step, [`Tree::publish`].
-//! - I3. A subvolume's tree is changed once in a transaction, so a large batch's nodes are final when they are made and
-//!   can be written at once ([`crate::node_stream`]).
+//! - I3. A node that was written keeps its content: what changes it again in its transaction makes a copy at another
+//!   address, and its own address is not used again before the commit. So a large batch's nodes can be written when they
+//!   are made ([`crate::node_stream`]), and an address never has two contents of one generation on the devices.
 //!
 //! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
 
@@ -56,7 +57,7 @@ impl Engine {
             let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), None)?;
             make_nodes(tree.source(), &mut sink, &old_root, batch)
         };
-        let Made { new_root, stats, emitted, freed, left, nr_made, nr_left } =
+        let Made { new_root, stats, emitted, freed, left, retired, nr_made, nr_left } =
             made.map_err(|error| error.in_tree(tree.id()))?;
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
@@ -66,6 +67,7 @@ impl Engine {
         });
         // Readers that are still on their way down the old tree read them again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
+        self.retired.lock().extend(retired);
         let nodesize = u64::from(self.geometry.nodesize);
         let mut state = tree.root.lock();
         state.changed |= new_root != old_root || nr_made != nr_left;
@@ -86,6 +88,8 @@ struct Made {
     freed: Vec<Logical>,
     /// Nodes of earlier transactions that nobody uses any more once this one is committed.
     left: Vec<Logical>,
+    /// Blocks of this transaction that were written, and that no tree uses any more.
+    retired: Vec<Extent>,
     /// Blocks that the tree gained and lost.
     nr_made: u64,
     nr_left: u64,
@@ -109,6 +113,7 @@ fn make_nodes(
         emitted: std::mem::take(&mut sink.emitted),
         freed: std::mem::take(&mut sink.freed),
         left: std::mem::take(&mut sink.left),
+        retired: std::mem::take(&mut sink.retired),
         nr_made: sink.nr_made,
         nr_left: sink.nr_left,
     })
@@ -127,6 +132,7 @@ struct CowSink<'a> {
     emitted: HashMap<Logical, Arc<Node>>,
     freed: Vec<Logical>,
     left: Vec<Logical>,
+    retired: Vec<Extent>,
     stream: Option<&'a NodeStream<'a>>,
     /// With a stream: nodes that are going to be its next piece.
     gathered: Vec<Arc<Node>>,
@@ -166,6 +172,7 @@ impl<'a> CowSink<'a> {
             emitted: HashMap::new(),
             freed: Vec::new(),
             left: Vec::new(),
+            retired: Vec::new(),
             stream,
             gathered: Vec::new(),
             piece_len: NodeStream::nodes_a_piece(engine),
@@ -234,6 +241,22 @@ impl<'a> CowSink<'a> {
         self.refs.add(on_disk, ExtentKind::Data, reference, delta, self.transid);
     }
 
+    /// Leaves a block that this transaction made: nothing on the devices refers to it. Answers whether its address is
+    /// nobody's now.
+    fn drop_fresh(&mut self, node: &Node) -> bool {
+        let bytenr = node.bytenr();
+        self.nr_left += 1;
+        self.freed.push(bytenr);
+        let added_now = self.refs.get(bytenr).is_some_and(|head| head.net() > 0);
+        if added_now {
+            // Its extent item was never made.
+            self.refs.forget(bytenr);
+        } else {
+            self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+        }
+        added_now
+    }
+
     fn release_unused(&mut self) {
         for bytenr in std::mem::take(&mut self.allocated) {
             self.engine.space.release(self.extent_at(bytenr));
@@ -243,9 +266,8 @@ impl<'a> CowSink<'a> {
 
 impl NodeSink for CowSink<'_> {
     fn is_fresh(&self, node: &Node) -> bool {
-        let is_fresh = node.generation() == self.transid;
-        assert!(!is_fresh || self.stream.is_none(), "I3: block {} is changed again", node.bytenr());
-        is_fresh
+        // I3: a stream would write other content to the address of a node that readers still see.
+        node.generation() == self.transid && self.stream.is_none() && self.engine.store.is_dirty(node.bytenr())
     }
 
     fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
@@ -271,22 +293,21 @@ impl NodeSink for CowSink<'_> {
     }
 
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
-        let bytenr = node.bytenr();
-        self.nr_left += 1;
-        self.emitted.remove(&bytenr);
-        self.freed.push(bytenr);
-        let added_now = self.refs.get(bytenr).is_some_and(|head| head.net() > 0);
-        if added_now {
-            // Its extent item was never made.
-            self.refs.forget(bytenr);
-            self.engine.space.release(self.extent_at(bytenr));
-        } else {
-            self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+        self.emitted.remove(&node.bytenr());
+        if self.drop_fresh(node) {
+            self.engine.space.release(self.extent_at(node.bytenr()));
         }
         Ok(())
     }
 
     fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
+        if node.generation() == self.transid {
+            if self.drop_fresh(node) {
+                self.retired.push(self.extent_at(node.bytenr()));
+            }
+            self.left.push(node.bytenr());
+            return Ok(());
+        }
         let (refs, flags) = self.sharing(node)?;
         self.nr_left += 1;
         let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);

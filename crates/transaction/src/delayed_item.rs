@@ -1,9 +1,16 @@
 //! Delayed items: every item change of a tree goes first into an ordered map in memory; the map is later applied to
 //! the tree as one sorted batch.
 //!
+//! There are two kinds. *Rows* are items that are born beside their neighbours: an inode's own, and a directory's entries
+//! by index. *Names* are `DIR_ITEM`s, whose keys are hashes: a few thousand of them change every leaf of a large
+//! directory, so the more are applied together the fewer leaves are written. Rows can be frozen alone, which is why the
+//! two are kept apart.
+//!
 //! Invariants:
 //! - I1. All items of one objectid are in one shard, so that a range inside one objectid needs one lock.
 //! - I2. An item moves only from active to frozen to the tree. A reader that looks in that order misses nothing.
+//! - I3. Where names of a shard are to be deleted, they are frozen with its rows: a tree never has the names of a directory
+//!   without its inode.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};
@@ -15,10 +22,19 @@ use ubtrfs_tree::Changes;
 
 use crate::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
 
-/// Changes of some objectids, and what is watched among them.
+/// Changes of some objectids, rows and names apart.
+#[derive(Debug, Default)]
+struct Shard {
+    rows: ItemMap,
+    names: ItemMap,
+}
+
+/// Active changes of some objectids, and what is watched among them.
 #[derive(Debug, Default)]
 struct ActiveShard {
-    changes: ItemMap,
+    changes: Shard,
+    /// Whether a name is to be absent (I3).
+    deletes_names: bool,
     watched: HashSet<u64>,
     /// Keys of watched objectids that changed since they were last asked for.
     touched: BTreeSet<Key>,
@@ -34,7 +50,7 @@ pub(crate) struct DelayedItems {
 /// The changes of one tree that a running apply is merging into it.
 #[derive(Debug, Default)]
 pub(crate) struct FrozenItems {
-    shards: Vec<ItemMap>,
+    shards: Vec<Shard>,
 }
 
 /// Frozen changes in the order of their keys.
@@ -56,7 +72,8 @@ impl DelayedItems {
         if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
         }
-        shard.changes.set(&key, value)
+        shard.deletes_names |= value.is_none() && is_name(key.item_type);
+        shard.changes.map_mut(key.item_type).set(&key, value)
     }
 
     /// The change of this key, if there is one.
@@ -67,11 +84,9 @@ impl DelayedItems {
     /// Appends up to `limit` changes of `start..=end` in ascending order.
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
         if start.objectid == end.objectid {
-            let shard = self.shards[shard_of(start.objectid)].read();
-            return shard.changes.range(start, end).take(limit).collect();
+            return self.shards[shard_of(start.objectid)].read().changes.range(start, end, limit);
         }
-        let shards = self.shards.iter().map(|shard| shard.read());
-        merge_ranges(shards.map(|shard| shard.changes.range(start, end).take(limit).collect()), limit)
+        merge_ranges(self.shards.iter().map(|shard| shard.read().changes.range(start, end, limit)), limit)
     }
 
     /// The largest changed key in `start..=end`.
@@ -91,11 +106,30 @@ impl DelayedItems {
         FrozenItems { shards: frozen }
     }
 
+    /// Takes the rows, names only where they must not stay behind (I3), and leaves what is watched. Answers the memory of
+    /// the names as well. The caller holds the gate and the tree's view exclusively (I2).
+    pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
+        let mut names_bytes = 0;
+        let freeze = |shard: &RwLock<ActiveShard>| {
+            let mut shard = shard.write();
+            let mut frozen = Shard { rows: std::mem::take(&mut shard.changes.rows), names: ItemMap::default() };
+            if std::mem::take(&mut shard.deletes_names) {
+                std::mem::swap(&mut frozen.names, &mut shard.changes.names);
+                names_bytes += frozen.names.memory_bytes();
+            }
+            frozen
+        };
+        let shards = self.shards.iter().map(freeze).collect();
+        (FrozenItems { shards }, names_bytes)
+    }
+
     /// The changed keys of an objectid, in order.
     pub(crate) fn keys_of(&self, objectid: u64) -> Vec<Key> {
         let shard = self.shards[shard_of(objectid)].read();
         let (start, end) = (Key::new(objectid, KeyType(0), 0), Key::new(objectid, KeyType(u8::MAX), u64::MAX));
-        shard.changes.keys(&start, &end).collect()
+        let mut keys: Vec<Key> = shard.changes.maps().flat_map(|map| map.keys(&start, &end)).collect();
+        keys.sort_unstable();
+        keys
     }
 
     /// From now on notes which keys of an objectid change, until the next freeze.
@@ -118,7 +152,7 @@ impl FrozenItems {
     }
 
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-        let of_shard = |shard: &ItemMap| shard.range(start, end).take(limit).collect();
+        let of_shard = |shard: &Shard| shard.range(start, end, limit);
         if start.objectid == end.objectid {
             return self.shards.get(shard_of(start.objectid)).map_or_else(Vec::new, of_shard);
         }
@@ -132,42 +166,79 @@ impl FrozenItems {
         self.shards.iter().filter_map(|shard| shard.last(start, end)).max_by_key(|(key, _)| *key)
     }
 
-    /// All changes as one batch. By I1 the shards are merged an objectid at a time.
+    /// All changes as one batch.
     pub(crate) fn batch(&self) -> FrozenBatch<'_> {
-        let pages: Vec<&Page> = self.shards.iter().flat_map(ItemMap::pages).collect();
+        let maps = || self.shards.iter().flat_map(Shard::maps);
+        let pages: Vec<&Page> = maps().flat_map(ItemMap::pages).collect();
         let mut order = Vec::with_capacity(pages.iter().map(|page| page.len()).sum());
-        let mut places = Vec::with_capacity(self.shards.len());
+        let mut places = Vec::with_capacity(2 * self.shards.len());
         let mut first_page = 0;
-        for shard in &self.shards {
-            let nr_pages = shard.pages().count();
+        for map in maps() {
+            let nr_pages = map.pages().count();
             places.push(Place { page: first_page, slot: 0, end: first_page + nr_pages });
             first_page += nr_pages;
         }
-        let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot).objectid);
-        let mut heap: BinaryHeap<_> = (0..places.len())
-            .filter_map(|shard| next(&places[shard]).map(|objectid| Reverse((objectid, shard))))
-            .collect();
-        while let Some(Reverse((objectid, shard))) = heap.pop() {
-            let place = &mut places[shard];
-            let mut upcoming = Some(objectid);
-            while upcoming == Some(objectid) {
+        let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot));
+        let mut heap: BinaryHeap<_> =
+            (0..places.len()).filter_map(|map| next(&places[map]).map(|key| Reverse((key, map)))).collect();
+        while let Some(Reverse((_, map))) = heap.pop() {
+            let others = heap.peek().map(|Reverse((key, _))| *key);
+            let place = &mut places[map];
+            let upcoming = loop {
                 let at = place.page * PAGE_ITEMS + place.slot;
                 order.push(u32::try_from(at).expect("so many changes would not fit into memory"));
                 place.slot += 1;
                 if place.slot == pages[place.page].len() {
                     (place.page, place.slot) = (place.page + 1, 0);
                 }
-                upcoming = next(place);
-            }
-            if let Some(objectid) = upcoming {
-                heap.push(Reverse((objectid, shard)));
+                let upcoming = next(place);
+                if upcoming.is_none_or(|key| others.is_some_and(|other| other < key)) {
+                    break upcoming;
+                }
+            };
+            if let Some(key) = upcoming {
+                heap.push(Reverse((key, map)));
             }
         }
         FrozenBatch { pages, order }
     }
 }
 
-/// Where a merge stands in the pages of a shard.
+impl Shard {
+    fn maps(&self) -> impl Iterator<Item = &ItemMap> {
+        [&self.rows, &self.names].into_iter()
+    }
+
+    fn map(&self, item_type: KeyType) -> &ItemMap {
+        if is_name(item_type) { &self.names } else { &self.rows }
+    }
+
+    fn map_mut(&mut self, item_type: KeyType) -> &mut ItemMap {
+        if is_name(item_type) { &mut self.names } else { &mut self.rows }
+    }
+
+    fn get(&self, key: &Key) -> Option<Change> {
+        self.map(key.item_type).get(key)
+    }
+
+    fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+        if start.objectid == end.objectid && start.item_type == end.item_type {
+            return self.map(start.item_type).range(start, end).take(limit).collect();
+        }
+        merge_ranges(self.maps().map(|map| map.range(start, end).take(limit).collect()), limit)
+    }
+
+    fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
+        self.maps().filter_map(|map| map.last(start, end)).max_by_key(|(key, _)| *key)
+    }
+}
+
+/// Whether items of this type are names: their keys are spread over the whole of their directory.
+pub(crate) fn is_name(item_type: KeyType) -> bool {
+    item_type == KeyType::DIR_ITEM
+}
+
+/// Where a merge stands in the pages of a map.
 struct Place {
     page: usize,
     slot: usize,
@@ -199,6 +270,7 @@ impl Changes for FrozenBatch<'_> {
 
 fn merge_ranges(ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut merged: Vec<_> = ranges.flatten().collect();
+    // Rows and names alternate by inode, and often there are no names: stable sorting takes what is in order as it is.
     merged.sort_by_key(|(key, _)| *key);
     merged.truncate(limit);
     merged

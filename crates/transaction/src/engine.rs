@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, DevId, Error, Generation, Key, KeyType, Result, RootId};
-use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
+use ubtrfs_space::{Extent, Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
@@ -103,10 +103,20 @@ pub trait Flusher: Send + Sync {
         true
     }
 
-    /// Has a thread commit soon, without waiting for it. Returns whether there is such a thread.
-    fn commit_soon(&self) -> bool {
+    /// Has a thread do this soon, without waiting for it. Returns whether there is such a thread.
+    fn do_soon(&self, work: BackgroundWork) -> bool {
+        let _ = work;
         false
     }
+}
+
+/// What a thread of the floor above is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackgroundWork {
+    /// [`Engine::commit`].
+    Commit,
+    /// [`Engine::flush_delayed_items`].
+    FlushDelayedItems,
 }
 
 /// One open filesystem below the level of inodes.
@@ -128,6 +138,9 @@ pub struct Engine {
     pub(crate) listed: Mutex<Vec<RootId>>,
     pub(crate) ledger: DataLedger,
     pub(crate) pending_chunks: PendingChunks,
+    /// Addresses of blocks that the running transaction wrote and left again: they are free when it is committed. Changed
+    /// under the commit lock.
+    pub(crate) retired: Mutex<Vec<Extent>>,
     pub(crate) committer: Mutex<Committer>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
@@ -186,6 +199,7 @@ impl Engine {
             listed: Mutex::default(),
             ledger: DataLedger::default(),
             pending_chunks: PendingChunks::default(),
+            retired: Mutex::default(),
             committer: Mutex::new(Committer::new(&parts.superblock)),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),

@@ -146,6 +146,11 @@ impl ItemMap {
             .map(|(key, page, slot)| (key, page.change(slot)))
     }
 
+    /// Bytes that the map takes, as the growth of all changes adds up to.
+    pub(crate) fn memory_bytes(&self) -> isize {
+        self.pages.values().map(|page| page.memory_bytes() + PAGE_OVERHEAD).sum()
+    }
+
     /// The pages in order.
     pub(crate) fn pages(&self) -> impl Iterator<Item = &Page> {
         self.pages.values()
@@ -331,8 +336,7 @@ mod tests {
             assert_eq!(map.last(&low, &high).map(plain), expected.last().cloned());
             assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
         }
-        let all: isize = map.pages.values().map(|page| page.memory_bytes() + PAGE_OVERHEAD).sum();
-        assert_eq!(memory, all);
+        assert_eq!(memory, map.memory_bytes());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - [`tree_view`], [`delayed_item`]: trees as readers see them.
 //! - [`block_rsv`]: whether what an epoch takes on finds room at its commit.
 //! - [`commit`]: the one sequence that makes an epoch durable.
+//! - [`apply_rows`], [`throttle`]: delayed items stay within their memory.
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
 //! - [`chunk_alloc`]: chunks and block groups.
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
@@ -19,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod apply_rows;
 mod block_rsv;
 mod chunk_alloc;
 mod commit;
@@ -50,7 +52,7 @@ mod tree_view;
 mod unwind;
 
 pub use data_io::{DataExtent, DataReservation};
-pub use engine::{Engine, Flusher, Geometry, OpenOptions, Usage};
+pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use metric::{Metric, prometheus_text};
 pub use operation::{MetadataReservation, Operation};
 pub use stats::{Reclaim, Span, SpanGuard, Stats};

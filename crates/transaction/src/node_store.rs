@@ -65,6 +65,11 @@ impl NodeStore {
         }
     }
 
+    /// Whether the node at this address is only in memory.
+    pub(crate) fn is_dirty(&self, bytenr: Logical) -> bool {
+        self.shard(bytenr).read().contains_key(&bytenr)
+    }
+
     /// A dirty node is no longer used.
     pub(crate) fn drop_dirty(&self, bytenr: Logical) {
         if self.shard(bytenr).write().remove(&bytenr).is_some() {

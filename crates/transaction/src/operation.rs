@@ -113,7 +113,7 @@ impl Operation<'_> {
 
     fn set(&self, tree: &Tree, key: Key, value: Option<&[u8]>) {
         let growth = tree.active.set(key, value);
-        self.engine.epoch.put(&growth, key.item_type == KeyType::EXTENT_DATA);
+        self.engine.epoch.put(&growth, key.item_type);
         if !tree.listed.swap(true, Ordering::AcqRel) {
             self.engine.listed.lock().push(tree.id());
         }

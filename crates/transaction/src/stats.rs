@@ -38,6 +38,8 @@ pub enum Span {
     WriteData,
     /// A reservation waited for reclaim.
     ReserveWait,
+    /// Delayed rows of subvolumes are merged into their trees without a commit.
+    ApplyRows,
 }
 
 impl Span {
@@ -52,6 +54,7 @@ impl Span {
         (Self::Unpin, "unpin"),
         (Self::WriteData, "write_data"),
         (Self::ReserveWait, "reserve_wait"),
+        (Self::ApplyRows, "apply_rows"),
     ];
 
     fn name(self) -> &'static str {
@@ -59,7 +62,7 @@ impl Span {
     }
 }
 
-const NR_SPANS: usize = 10;
+const NR_SPANS: usize = 11;
 
 /// On whose behalf dirty data is written back before anybody asked for it to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

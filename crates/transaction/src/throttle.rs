@@ -1,16 +1,16 @@
-//! Delayed items within their share of memory: when a commit is started for them, and how writers are slowed while it
-//! runs.
+//! Delayed items within their share of memory: when they are flushed, and how writers are slowed meanwhile.
 //!
 //! ```text
-//! bytes of the active epoch   0 ........ start ............ limit
-//! writers                     run free   | paced: as far on their way from start to limit as the commit is on its own
-//!                                        a commit is asked for   | wait for the commit, and start the next
+//! bytes of active items   0 ........ start ............ limit
+//! writers                 run free   | paced: as far on their way from start to limit as the flush is on its own
+//!                                    a flush is asked for    | wait for the flush, and start the next
 //! ```
 //!
-//! Writers that are ahead of the commit sleep a little now and then, more the further they are ahead. So they arrive at
-//! the limit about when the commit ends and the next one can begin, and none of them waits for a whole commit.
+//! A flush is a commit, or an apply of rows that leaves the names ([`crate::apply_rows`]). Writers that are ahead of it
+//! sleep a little now and then, more the further they are ahead. So they arrive at the limit about when the flush ends and
+//! the next one can begin, and none of them waits for a whole flush.
 //!
-//! I1. Nobody waits for the commit thread alone: where it does not come, the writer commits. (The writer may be the commit
+//! I1. Nobody waits for the commit thread alone: where it does not come, the writer flushes. (The writer may be the commit
 //!     thread, which writes file data back before it commits.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_format::Result;
 
-use crate::engine::Engine;
+use crate::engine::{BackgroundWork, Engine};
 
-/// How far the running commit is, and what writers owe to it.
+/// How far the running flush is, and what writers owe to it.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    /// Thousandths of the running commit; [`IDLE`] while none runs.
+    /// Thousandths of the running flush; [`IDLE`] while none runs.
     progress: AtomicU64,
     /// Microseconds that writers are to sleep and did not yet.
     debt_micros: AtomicU64,
@@ -35,16 +35,16 @@ impl Default for Throttle {
     }
 }
 
-/// Reports a commit's progress, and its end when dropped.
-pub(crate) struct CommitProgress<'a> {
+/// Reports a flush's progress, and its end when dropped.
+pub(crate) struct FlushProgress<'a> {
     throttle: &'a Throttle,
 }
 
 impl Throttle {
-    /// A commit begins.
-    pub(crate) fn begin(&self) -> CommitProgress<'_> {
+    /// A flush begins.
+    pub(crate) fn begin(&self) -> FlushProgress<'_> {
         self.progress.store(0, Ordering::Relaxed);
-        CommitProgress { throttle: self }
+        FlushProgress { throttle: self }
     }
 
     /// So much of the frozen items is applied.
@@ -65,7 +65,7 @@ impl Throttle {
         }
         let nap = NAP.as_micros() as u64;
         let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
-        // Of two who see the same debt one pays; the end of the commit forgives what is left.
+        // Of two who see the same debt one pays; the end of the flush forgives what is left.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;
@@ -74,7 +74,7 @@ impl Throttle {
     }
 }
 
-impl Drop for CommitProgress<'_> {
+impl Drop for FlushProgress<'_> {
     fn drop(&mut self) {
         self.throttle.progress.store(IDLE, Ordering::Relaxed);
         self.throttle.debt_micros.store(0, Ordering::Relaxed);
@@ -84,13 +84,15 @@ impl Drop for CommitProgress<'_> {
 impl Engine {
     /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
-        let start = self.options.memory_bytes / START_PART.1 * START_PART.0;
-        let limit = self.options.memory_bytes / LIMIT_PART.1 * LIMIT_PART.0;
         let bytes = self.epoch.memory_bytes();
+        if bytes < self.memory_part(ROWS_PART) {
+            return Ok(());
+        }
+        let (start, limit) = (self.flush_start(), self.memory_part(LIMIT_PART));
         if bytes < start {
             return Ok(());
         }
-        self.ask_for_commit();
+        self.ask_for_flush();
         if bytes >= limit {
             return self.wait_for_room(limit);
         }
@@ -100,7 +102,32 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until the commit that runs is over and the next one has taken the active items, or commits (I1).
+    fn memory_part(&self, (part, of): (u64, u64)) -> u64 {
+        self.options.memory_bytes / of * part
+    }
+
+    /// From how many bytes of active items on they are flushed.
+    fn flush_start(&self) -> u64 {
+        let (names, names_max) = (self.epoch.name_memory_bytes(), self.memory_part(NAMES_PART));
+        if names >= names_max {
+            names_max
+        } else if self.tree_log.was_used_lately(self.generation()) {
+            self.memory_part(START_PART)
+        } else {
+            names + self.memory_part(ROWS_PART)
+        }
+    }
+
+    /// Whether a flush should apply rows and leave the names for a later one, rather than commit.
+    pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
+        let names = self.epoch.name_memory_bytes();
+        names < self.memory_part(NAMES_PART)
+            && self.epoch.memory_bytes() - names >= self.memory_part(ROWS_PART) / 2
+            && !self.tree_log.was_used_lately(self.generation())
+            && self.has_ample_room_for_metadata()
+    }
+
+    /// Waits until the flush that runs is over and the next one has taken the active items, or flushes (I1).
     fn wait_for_room(&self, limit: u64) -> Result<()> {
         let mut idle_since = None;
         while self.epoch.memory_bytes() >= limit {
@@ -108,7 +135,7 @@ impl Engine {
             if self.throttle.progress().is_some() {
                 idle_since = None;
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() > THREAD_COMES {
-                return self.commit();
+                return self.flush_delayed_items();
             }
             std::thread::sleep(NAP);
         }
@@ -122,22 +149,37 @@ impl Engine {
             && self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
             && let Some(flusher) = self.flusher()
         {
-            flusher.commit_soon();
+            flusher.do_soon(BackgroundWork::Commit);
+        }
+    }
+
+    /// Has the active delayed items flushed in the background. Asking once is enough.
+    fn ask_for_flush(&self) {
+        let asked = &self.epoch.asked_for_flush;
+        if !asked.load(Ordering::Relaxed)
+            && !asked.swap(true, Ordering::Relaxed)
+            && let Some(flusher) = self.flusher()
+        {
+            flusher.do_soon(BackgroundWork::FlushDelayedItems);
         }
     }
 }
 
 const IDLE: u64 = u64::MAX;
-/// Thousandths of a commit that are over when the frozen items are applied.
+/// Thousandths of a flush that are over when the frozen items are applied.
 const APPLY_SHARE: u64 = 900;
 /// Microseconds that each change costs a writer for every thousandth that it is ahead.
 const MICROS_AHEAD: u64 = 2;
 const NAP: Duration = Duration::from_millis(1);
 /// The commit thread is given so long to come.
 const THREAD_COMES: Duration = Duration::from_millis(50);
-/// Part of the engine's memory that starts a commit, and the most that one epoch takes: two of them and the node cache
-/// are in memory while a commit runs.
+/// Parts of the engine's memory. Rows that start an apply:
+const ROWS_PART: (u64, u64) = (2, 16);
+/// Names that start a commit.
+const NAMES_PART: (u64, u64) = (4, 16);
+/// What starts a commit where rows are not applied alone.
 const START_PART: (u64, u64) = (5, 16);
+/// The most that active items take: so many again that are frozen, and the node cache, are in memory beside them.
 const LIMIT_PART: (u64, u64) = (7, 16);
 
 #[cfg(test)]

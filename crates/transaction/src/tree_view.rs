@@ -216,6 +216,17 @@ impl Tree {
         self.listed.store(false, Ordering::Release);
     }
 
+    /// Moves the active rows to the frozen ones, and leaves the tree in the engine's list, because the next commit has to
+    /// write its root. Answers the memory of names that had to go with them. The caller holds the commit lock and the gate
+    /// exclusively.
+    pub(crate) fn freeze_rows(&self) -> isize {
+        let mut view = self.view.write();
+        debug_assert!(view.frozen.is_none(), "one apply at a time");
+        let (frozen, names_bytes) = self.active.freeze_rows();
+        view.frozen = Some(Arc::new(frozen));
+        names_bytes
+    }
+
     /// Shows the result of an apply to readers: `install` puts the new nodes in place.
     pub(crate) fn publish(&self, root: RootPtr, install: impl FnOnce()) {
         let mut view = self.view.write();

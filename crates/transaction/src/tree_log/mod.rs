@@ -26,7 +26,8 @@
 //!
 //! Invariants:
 //! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit, and the trees'
-//!   nodes show that commit while it is written.
+//!   nodes show that commit while it is written. From when rows are applied without a commit until there is one, no log
+//!   is written.
 //! - I2. What is written shows each logged inode as it is at one moment, at which no operation is half done: who was
 //!   logged before and changed since is logged again. So a log is a commit of some inodes.
 //! - I3. Whatever a log leaves out can stay as the last commit has it: where that would lose or duplicate a name, the other
@@ -73,6 +74,8 @@ pub(crate) struct TreeLog {
     found: Mutex<Option<FoundLog>>,
     /// Changed under the commit lock (I1).
     state: Mutex<LogState>,
+    /// The last transaction in which anything was fsynced.
+    last_used: AtomicU64,
     /// The last transaction in which a directory moved.
     dir_moved: AtomicU64,
     queue: Mutex<Queue>,
@@ -88,7 +91,8 @@ struct LogState {
     subvolumes: BTreeMap<RootId, SubvolumeLog>,
     roots: LogTree,
     blocks: LogBlocks,
-    /// The log in memory is not what is on the devices: nothing but a commit helps.
+    /// The log in memory is not what is on the devices, or the trees' nodes are not those of the last commit: nothing but
+    /// a commit helps.
     spoiled: bool,
 }
 
@@ -138,6 +142,17 @@ impl TreeLog {
     /// A directory was renamed in this transaction: a log does not tell where the files below it are found.
     pub(crate) fn note_dir_moved(&self, transid: Generation) {
         self.dir_moved.store(transid.0, Ordering::Release);
+    }
+
+    /// Trees change before the next commit: there is a commit for each fsync until then. The caller holds the commit lock.
+    pub(crate) fn spoil(&self) {
+        self.state.lock().spoiled = true;
+    }
+
+    /// Whether there was an fsync in this transaction or the one before it.
+    pub(crate) fn was_used_lately(&self, running: Generation) -> bool {
+        let last_used = self.last_used.load(Ordering::Relaxed);
+        last_used != 0 && last_used + 1 >= running.0
     }
 
     /// A commit is durable: its superblock has no log. The caller holds the commit lock.

@@ -57,6 +57,7 @@ impl Engine {
     /// The inode's data was written before. No inode lock may be held.
     pub fn sync_inode(&self, root: RootId, ino: Ino) -> Result<()> {
         let log = &self.tree_log;
+        log.last_used.store(self.generation().0, Ordering::Relaxed);
         let mut queue = log.queue.lock();
         let batch = queue.open;
         queue.requests.push((root, ino));
@@ -132,7 +133,7 @@ impl Engine {
         let mut guard = self.tree_log.state.lock();
         let state = &mut *guard;
         if state.spoiled {
-            return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices"));
+            return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
         }
         let transid = Generation(self.committed.load(Ordering::Acquire) + 1);
         let batches = match self.collect(state, &wanted, transid) {

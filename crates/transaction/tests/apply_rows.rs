@@ -1,0 +1,229 @@
+//! Delayed items that leave memory without a commit: what readers see, and what is on disk at the commit.
+//!
+//! Needs mkfs.btrfs and btrfs; says so loudly and passes where they are missing, unless `CI` is set.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::hash::name_hash;
+use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
+use ubtrfs_format::{Ino, Key, KeyType, RootId};
+use ubtrfs_transaction::{Engine, Metric, OpenOptions, Operation, Tree};
+
+use common::{check, inode};
+
+mod common;
+
+/// Little memory: some thousand items are worth an apply.
+const MEMORY: u64 = 4 << 20;
+const NR_DIRS: u64 = 5;
+
+struct Bed {
+    path: PathBuf,
+    engine: Arc<Engine>,
+    tree: Arc<Tree>,
+    dirs: Vec<u64>,
+    next_ino: u64,
+    /// All items of the subvolume.
+    model: BTreeMap<Key, Vec<u8>>,
+    random: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new(seed: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::File::create(&path).unwrap().set_len(2 << 30).unwrap();
+        let made = Command::new("mkfs.btrfs").args(["-q", "-n", "4096"]).arg(&path).status().unwrap();
+        assert!(made.success());
+        let engine = open(&path);
+        let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
+        let (model, dirs) = Default::default();
+        let mut bed = Self { path, engine, tree, dirs, next_ino: 257, model, random: seed | 1, _dir: dir };
+        bed.model = bed.items();
+        for _ in 0..NR_DIRS {
+            bed.make_dir();
+        }
+        bed
+    }
+
+    fn make_dir(&mut self) {
+        self.dirs.push(self.next_ino);
+        self.put_name(256, self.next_ino, true);
+        self.next_ino += 1;
+    }
+
+    fn make_file(&mut self) {
+        let nr = self.random(NR_DIRS) as usize;
+        let dir = self.dirs[nr];
+        self.put_name(dir, self.next_ino, false);
+        self.next_ino += 1;
+    }
+
+    /// Removes some files, or a directory with all of its files, in whose place there is a new one.
+    fn remove_some(&mut self) {
+        let whole = (self.random(8) == 0).then(|| self.dirs.swap_remove(0));
+        let count = if whole.is_some() { usize::MAX } else { 50 };
+        let from = 257 + self.random(self.next_ino - 257);
+        let refs = self.model.keys().filter(|key| key.item_type == KeyType::INODE_REF && key.offset != 256);
+        let chosen = refs.filter(|key| whole.map_or(key.objectid >= from, |dir| key.offset == dir)).take(count);
+        for (dir, ino) in chosen.map(|key| (key.offset, key.objectid)).collect::<Vec<_>>() {
+            self.remove_name(dir, ino);
+        }
+        if let Some(dir) = whole {
+            self.remove_name(256, dir);
+            self.make_dir();
+        }
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % below
+    }
+
+    fn items(&self) -> BTreeMap<Key, Vec<u8>> {
+        let items = self.tree.range(&Key::MIN, &Key::MAX, usize::MAX).unwrap();
+        items.into_iter().map(|(key, item)| (key, item.to_vec())).collect()
+    }
+
+    /// Gives an inode a name in a directory, with all that belongs to it.
+    fn put_name(&mut self, dir: u64, ino: u64, is_dir: bool) {
+        let op = self.engine.begin(self.engine.reserve(8).unwrap());
+        let (generation, name) = (op.generation(), name_of(ino));
+        let mode = if is_dir { 0o040_755 } else { 0o100_644 };
+        let entry = DirEntry {
+            location: Key::new(ino, KeyType::INODE_ITEM, 0),
+            transid: generation,
+            file_type: if is_dir { 2 } else { 1 },
+            name: name.clone().into(),
+            data: Vec::new(),
+        };
+        let mut bytes = Vec::new();
+        entry.encode_into(&mut bytes);
+        let mut back = Vec::new();
+        InodeRef { index: ino, name: name.clone().into() }.encode_into(&mut back);
+        let put = |key, value: Vec<u8>| (key, Some(value));
+        let changes = [
+            put(Key::new(ino, KeyType::INODE_ITEM, 0), inode(generation, mode, 0, 0).encode()),
+            put(Key::new(ino, KeyType::INODE_REF, dir), back),
+            put(Key::new(dir, KeyType::DIR_ITEM, name_hash(name.as_bytes())), bytes.clone()),
+            put(Key::new(dir, KeyType::DIR_INDEX, ino), bytes),
+            (self.resized(dir, 2 * name.len() as i64)),
+        ];
+        change(&op, &self.tree, &mut self.model, changes);
+    }
+
+    fn remove_name(&mut self, dir: u64, ino: u64) {
+        let op = self.engine.begin(self.engine.reserve(8).unwrap());
+        let name = name_of(ino);
+        let changes = [
+            (Key::new(ino, KeyType::INODE_ITEM, 0), None),
+            (Key::new(ino, KeyType::INODE_REF, dir), None),
+            (Key::new(dir, KeyType::DIR_ITEM, name_hash(name.as_bytes())), None),
+            (Key::new(dir, KeyType::DIR_INDEX, ino), None),
+            self.resized(dir, -2 * name.len() as i64),
+        ];
+        change(&op, &self.tree, &mut self.model, changes);
+    }
+
+    fn resized(&self, dir: u64, delta: i64) -> (Key, Option<Vec<u8>>) {
+        let key = Key::new(dir, KeyType::INODE_ITEM, 0);
+        let mut item = InodeItem::decode(&self.model[&key]).unwrap();
+        item.size = item.size.checked_add_signed(delta).unwrap();
+        (key, Some(item.encode()))
+    }
+}
+
+/// How often the engine applied rows alone.
+fn nr_applies(engine: &Engine) -> u64 {
+    let metrics = engine.metrics();
+    let counts = metrics.iter().filter(|metric| metric.name == "phase_seconds" && metric.suffix == "_count");
+    let of_rows = |metric: &&Metric| metric.labels.iter().any(|(_, value)| value == "apply_rows");
+    counts.filter(of_rows).map(|metric| metric.value as u64).sum()
+}
+
+fn name_of(ino: u64) -> String {
+    format!("file-{ino:x}")
+}
+
+fn change(
+    op: &Operation<'_>,
+    tree: &Tree,
+    model: &mut BTreeMap<Key, Vec<u8>>,
+    changes: impl IntoIterator<Item = (Key, Option<Vec<u8>>)>,
+) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => {
+                model.insert(key, value.clone());
+                op.put(tree, key, value);
+            }
+            None => {
+                model.remove(&key);
+                op.delete(tree, key);
+            }
+        }
+    }
+}
+
+fn open(path: &std::path::Path) -> Arc<Engine> {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite).unwrap());
+    let options = OpenOptions { memory_bytes: MEMORY, ..OpenOptions::default() };
+    Engine::open(vec![device], options).unwrap()
+}
+
+#[test]
+fn readers_see_all_items_whatever_was_applied() {
+    let mut bed = Bed::new(7);
+    for step in 0..60_000u64 {
+        if bed.random(200) == 0 {
+            bed.remove_some();
+        } else {
+            bed.make_file();
+        }
+        match bed.random(3_000) {
+            0 => bed.engine.commit().unwrap(),
+            1..=3 => bed.engine.flush_delayed_items().unwrap(),
+            _ => continue,
+        }
+        assert!(bed.items() == bed.model, "step {step}");
+    }
+    assert!(nr_applies(&bed.engine) > 20);
+    bed.engine.close().unwrap();
+    let (path, model) = (bed.path.clone(), std::mem::take(&mut bed.model));
+    check(&path);
+    drop((bed.engine, bed.tree));
+    let engine = open(&path);
+    let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
+    let items = tree.range(&Key::MIN, &Key::MAX, usize::MAX).unwrap();
+    assert!(items.into_iter().map(|(key, item)| (key, item.to_vec())).eq(model));
+}
+
+/// The log tells what changed since the last commit by delayed items and the nodes of that commit.
+#[test]
+fn fsync_commits_after_rows_were_applied() {
+    let mut bed = Bed::new(3);
+    let make_many = |bed: &mut Bed| (0..4_000).for_each(|_| bed.make_file());
+    make_many(&mut bed);
+    bed.engine.flush_delayed_items().unwrap();
+    assert_eq!(nr_applies(&bed.engine), 1);
+    let before = bed.engine.committed_generation();
+    bed.make_file();
+    bed.engine.sync_inode(RootId::FS_TREE, Ino(bed.next_ino - 1)).unwrap();
+    assert!(bed.engine.committed_generation() > before);
+    assert_eq!(bed.engine.log_stats().commits, 1);
+
+    // Where fsync is in use its log is worth more than memory.
+    make_many(&mut bed);
+    bed.engine.flush_delayed_items().unwrap();
+    assert_eq!(nr_applies(&bed.engine), 1);
+    assert!(bed.engine.committed_generation().0 > before.0 + 1);
+    bed.engine.close().unwrap();
+    check(&bed.path);
+}
