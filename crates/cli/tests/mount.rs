@@ -620,6 +620,10 @@ fn a_confined_server_serves_all_the_same() {
             threads += 1;
         }
         assert!(threads > 2, "{threads} threads");
+        // Rings are made before the right to make them is given up.
+        let rings = u8::from(ubtrfs_device::has_fuse_rings());
+        let stats = ubtrfs(["stats".as_ref(), "--prometheus".as_ref(), mount.path().as_os_str()]);
+        assert!(text(&stats).contains(&format!("\nubtrfs_fuse_io_uring {rings}\n")), "{}", text(&stats));
         groups_decide(&mount);
         let mut rng = Rng::new(by_signal.into());
         for index in 0..40 {

@@ -35,7 +35,7 @@ fn a_mount_and_its_image_show_their_numbers() {
     let (dir, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let timeline = out.path().join("timeline.json");
     let arg = |path: &Path| path.to_str().unwrap().to_owned();
-    ubtrfs(["mount", "--timeline", &arg(&timeline), &arg(image.path()), &arg(dir.path())]);
+    ubtrfs(["mount", "-o", "noio_uring", "--timeline", &arg(&timeline), &arg(image.path()), &arg(dir.path())]);
     for index in 0..500 {
         std::fs::write(dir.path().join(format!("file-{index}")), vec![1; 3000]).unwrap();
     }
@@ -44,6 +44,7 @@ fn a_mount_and_its_image_show_their_numbers() {
     assert!(value(&samples, "ubtrfs_phase_seconds_count", Some(("phase", "commit"))) >= 1.0);
     assert!(value(&samples, "ubtrfs_tree_items_put_total", Some(("tree", "subvolume"))) >= 4.0 * 500.0);
     assert!(value(&samples, "ubtrfs_dir_index_items_total", None) >= 500.0);
+    assert!(value(&samples, "ubtrfs_fuse_io_uring", None) < 0.5);
     let text = stats(dir.path(), "--prometheus");
     assert!(
         text.starts_with("# HELP ubtrfs_")

@@ -10,7 +10,7 @@
 //!   open, and the kernel has not mounted it (see [`open`](FileDevice::open)).
 //! - I4. After a failed flush every later flush fails too: what the failed one lost will never become durable.
 //!
-//! `unsafe` is allowed in one place, the ioctl in `discard.rs`.
+//! `unsafe` is allowed in two places: the ioctl in `discard.rs`, and `fuse_ring.rs`, whose memory the kernel shares.
 
 #![deny(unsafe_code)]
 
@@ -21,11 +21,13 @@ mod aligned_buf;
 mod direct;
 mod discard;
 mod file;
+mod fuse_ring;
 mod memory;
 mod mounted;
 
 pub use aligned_buf::AlignedBuf;
 pub use file::{Access, FileDevice, OpenError};
+pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
 
 /// One device: a fixed number of bytes with positioned I/O.

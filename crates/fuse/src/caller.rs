@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use fuser::Request;
 use ubtrfs_fs::{Caller, mode};
 
+use crate::protocol::Request;
 use crate::sandbox::Unmounter;
 
 /// Where groups are looked up: in /proc, until there is a helper.
@@ -20,28 +20,28 @@ impl Groups {
         let _ = self.0.set(helper);
     }
 
-    fn has(&self, req: &Request, gid: u32) -> bool {
+    fn has(&self, req: &Request<'_>, gid: u32) -> bool {
         let look_up = || match self.0.get() {
-            Some(helper) => helper.is_in_group(req.pid(), gid),
-            None => has_group(req.pid(), gid),
+            Some(helper) => helper.is_in_group(req.pid, gid),
+            None => has_group(req.pid, gid),
         };
-        req.gid() == gid || look_up()
+        req.gid == gid || look_up()
     }
 
     /// What remains of a file's mode after its content was changed by this caller.
-    pub(crate) fn mode_after_change(&self, req: &Request, file_mode: u32, gid: u32) -> u32 {
+    pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_suid_sgid(file_mode, || self.has(req, gid))
     }
 
     /// Whether a caller who gives a file an ACL may leave it set-group-id.
-    pub(crate) fn may_keep_sgid(&self, req: &Request, gid: u32) -> bool {
-        req.uid() == 0 || self.has(req, gid)
+    pub(crate) fn may_keep_sgid(&self, req: &Request<'_>, gid: u32) -> bool {
+        req.uid == 0 || self.has(req, gid)
     }
 }
 
 /// The caller, for `fs`.
-pub(crate) fn caller(req: &Request, umask: u32) -> Caller {
-    Caller { uid: req.uid(), gid: req.gid(), umask }
+pub(crate) fn caller(req: &Request<'_>, umask: u32) -> Caller {
+    Caller { uid: req.uid, gid: req.gid, umask }
 }
 
 /// Takes set-user-id off; and set-group-id, but from a file that its group cannot execute, changed by one of the group

@@ -6,12 +6,12 @@
 //! | `mount`    | mount(2), fusermount3, what can go wrong                    |
 //! | `session`  | a mount's life from mounting to the last commit             |
 //! | `server`   | one handler a request                                       |
-//! | `reply`    | answers and errnos                                          |
+//! | `protocol` | requests decoded, answers encoded                          |
+//! | `transport` | how they travel: /dev/fuse, rings of io_uring             |
 //! | `node`     | node ids and inode numbers                                  |
 //! | `attr`     | attributes and times on the wire                            |
 //! | `caller`   | who asks, and what a change by them takes off a file's mode |
 //! | `dir_end`  | where a reader of a directory stops                         |
-//! | `fsync_pool` | threads that wait for devices                             |
 //! | `ioctl`    | the ioctls that reach us                                    |
 //! | `control`  | how umount waits for the last commit                        |
 //! | `seek`     | data and holes of files that are being written               |
@@ -24,16 +24,16 @@ mod attr;
 mod caller;
 mod control;
 mod dir_end;
-mod fsync_pool;
 mod ioctl;
 mod mount;
 mod node;
-mod reply;
+pub mod protocol;
 mod sandbox;
 mod seek;
 mod server;
 mod session;
+pub mod transport;
 
-pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, remount};
+pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, mount, remount};
 pub use sandbox::{Confinement, Identity, Unmounter, confine, serve_unmounts};
 pub use session::{Session, stats, sync, unmount};

@@ -18,6 +18,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
 
+use crate::transport::Transport;
+
 /// The type that `mount` and /proc/mounts show.
 pub const SUBTYPE: &str = "ubtrfs";
 
@@ -26,6 +28,8 @@ pub const SUBTYPE: &str = "ubtrfs";
 pub struct MountConfig {
     /// What `mount` shows as the device.
     pub fsname: String,
+    /// The type that `mount` shows, behind `fuse.`.
+    pub subtype: &'static str,
     /// Let other users in.
     pub allow_other: bool,
     /// Mount over a directory that is not empty.
@@ -42,8 +46,10 @@ pub struct MountConfig {
     pub noatime: bool,
     /// Directory changes are synchronous.
     pub dirsync: bool,
-    /// Threads that take requests; 0 for the default.
+    /// Threads that read requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
+    /// Which way requests come.
+    pub transport: Transport,
     /// Let the kernel collect small writes before they come here. Off by default: then a write that does not fit fails
     /// when it is made. With it, the kernel promises space that it has not asked for, and the failure shows only at fsync
     /// and close.
@@ -56,6 +62,7 @@ impl Default for MountConfig {
     fn default() -> Self {
         Self {
             fsname: SUBTYPE.to_owned(),
+            subtype: SUBTYPE,
             allow_other: false,
             nonempty: false,
             read_only: false,
@@ -65,6 +72,7 @@ impl Default for MountConfig {
             noatime: false,
             dirsync: false,
             nr_threads: 0,
+            transport: Transport::Auto,
             writeback_cache: false,
             sandbox: false,
         }
@@ -180,7 +188,7 @@ pub fn is_root() -> bool {
 }
 
 /// Mounts; the descriptor carries the requests.
-pub(crate) fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
+pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     if is_root() {
         match mount_directly(dir, config) {
             // Root without the capability, as in some containers.
@@ -228,7 +236,7 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
     }
     let flags = mount_flags(config);
     let data = CString::new(data).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
-    let kind = format!("fuse.{SUBTYPE}");
+    let kind = format!("fuse.{}", config.subtype);
     rustix::mount::mount(config.fsname.as_str(), dir, kind.as_str(), flags, data.as_c_str())
         .map_err(|errno| failed(errno.into()))?;
     Ok(device.into())
@@ -268,7 +276,7 @@ fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErr
 fn helper_options(config: &MountConfig) -> String {
     // fusermount3 reads a backslash before commas in names.
     let fsname = config.fsname.replace('\\', "\\\\").replace(',', "\\,");
-    let mut options = format!("fsname={fsname},subtype={SUBTYPE},default_permissions");
+    let mut options = format!("fsname={fsname},subtype={},default_permissions", config.subtype);
     for (wanted, option) in [
         (config.allow_other, ",allow_other"),
         (config.read_only, ",ro"),

@@ -91,11 +91,6 @@ impl Nodes {
         if id.ino == Ino::ROOT_DIR || id.ino == EMPTY_SUBVOLUME { id.ino.0 } else { self.node(id) }
     }
 
-    /// Whether `st_ino` is not the node id, which only an answer to getattr can tell the kernel.
-    pub(crate) fn has_other_number(&self, id: InodeId) -> bool {
-        self.st_ino(id) != self.node(id)
-    }
-
     fn outlier(&self, id: InodeId) -> u64 {
         if let Some(&node) = self.outliers.read().nodes.get(&id) {
             return node;

@@ -140,6 +140,9 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     // Nothing is typed into a terminal.
     let not = |value: u64| SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
     rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![not(libc::TIOCSTI)?])?]);
+    // Rings for requests, which exist and take nothing else, are enabled by the threads that use them.
+    let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
+    rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
     // No code that is not there already.
     let no_exec =
         || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);
@@ -147,6 +150,8 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     rules.insert(libc::SYS_mprotect, no_exec()?);
     Ok(rules)
 }
+
+const IORING_REGISTER_ENABLE_RINGS: u64 = 12;
 
 const ALLOWED: &[i64] = &[
     // Devices, /dev/fuse, pipes, the control socket and the system's log, all of them open.

@@ -5,53 +5,34 @@
 //! (nobody else can have dirty pages: closing writes them back), the kernel is told to give up its pages before the
 //! question is answered.
 //!
-//! K1. Giving up pages makes the kernel send write requests and wait for them. So it never happens on a thread that
-//!     takes requests, but on one of its own.
+//! K1. Giving up pages makes the kernel send write requests and wait for them. So it only happens while another thread
+//!     takes requests.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
-use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
-/// Who has which file open for writing, and the thread of K1.
+use crate::transport::{Notifier, Place};
+
+/// Who has which file open for writing.
 #[derive(Debug)]
 pub(crate) struct Seeker {
     writers: Mutex<HashMap<u64, u32>>,
-    jobs: Mutex<Sender<Job>>,
     notifier: Arc<OnceLock<Notifier>>,
 }
 
-struct Job {
-    node: u64,
-    answer: Box<dyn FnOnce() + Send>,
-}
-
 impl Seeker {
-    /// `notifier` is set once the session exists. The thread ends with this value.
-    pub(crate) fn start(notifier: Arc<OnceLock<Notifier>>) -> std::io::Result<Self> {
-        let (sender, receiver) = channel::<Job>();
-        let kept = notifier.clone();
-        thread::Builder::new().name("seek".into()).spawn(move || {
-            for job in receiver {
-                if let Some(notifier) = notifier.get()
-                    && let Err(error) = notifier.inval_inode(INodeNo(job.node), 0, 0)
-                {
-                    tracing::debug!("node {}: the kernel keeps its pages: {error}", job.node);
-                }
-                (job.answer)();
-            }
-        })?;
-        Ok(Self { writers: Mutex::default(), jobs: Mutex::new(sender), notifier: kept })
+    /// `notifier` is set once the connection exists.
+    pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>) -> Self {
+        Self { writers: Mutex::default(), notifier }
     }
 
     /// Has the kernel forget attributes that changed by more than the request said. Waits for nothing, unlike K1: a
     /// negative offset leaves the pages alone.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0)
+            && let Err(error) = notifier.inval_inode(node, -1, 0)
         {
             tracing::debug!("node {node}: the kernel keeps its attributes: {error}");
         }
@@ -73,43 +54,33 @@ impl Seeker {
         }
     }
 
-    /// Runs `answer` when the kernel's dirty pages of the file have arrived here: at once if there can be none.
-    pub(crate) fn answer_with_all_data(&self, node: u64, answer: impl FnOnce() + Send + 'static) {
+    /// Has the kernel's dirty pages of the file arrive here, if there can be any. Says whether all data is here now; not, if
+    /// so many wait for the kernel that no thread would be left to take its pages.
+    pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.writers.lock().contains_key(&node) {
-            return answer();
+            return true;
         }
-        let job = Job { node, answer: Box::new(answer) };
-        let unsent = self.jobs.lock().send(job).err();
-        if let Some(unsent) = unsent {
-            (unsent.0.answer)();
+        let Some(notifier) = self.notifier.get() else { return true };
+        let done = place.aside_for_kernel(|| notifier.inval_inode(node, 0, 0));
+        if let Some(Err(error)) = &done {
+            tracing::debug!("node {node}: the kernel keeps its pages: {error}");
         }
+        done.is_some()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn the_answer_waits_only_for_files_open_for_writing() {
-        let seeker = Seeker::start(Arc::default()).unwrap();
-        let answers = Arc::new(AtomicU32::new(0));
-        let count = |answers: &Arc<AtomicU32>| {
-            let answers = answers.clone();
-            move || {
-                answers.fetch_add(1, Ordering::SeqCst);
-            }
-        };
-        seeker.answer_with_all_data(300, count(&answers));
-        assert_eq!(answers.load(Ordering::SeqCst), 1, "answered at once");
+    fn writers_are_counted() {
+        let seeker = Seeker::new(Arc::default());
         seeker.opened(300);
         seeker.opened(300);
         seeker.released(300);
         assert!(seeker.writers.lock().contains_key(&300));
-        let (sender, receiver) = channel();
-        seeker.answer_with_all_data(300, move || sender.send(()).unwrap_or_default());
-        receiver.recv().unwrap();
+        seeker.released(300);
         seeker.released(300);
         assert!(seeker.writers.lock().is_empty());
     }

@@ -10,36 +10,26 @@
 //! S4. A write is acknowledged when `fs` has taken it and reserved its space. Where the mount asks for the kernel's
 //!     writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
-use std::cell::RefCell;
-use std::ffi::OsStr;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
-};
+use rustix::io::Errno;
 use ubtrfs_fs::{
     Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, XattrFlags,
     mode,
 };
 
 use crate::activity::Activity;
-use crate::attr::{entry_kind, file_attr, set_time, timespec};
+use crate::attr::{entry_kind, set_time, timespec, wire_attr};
 use crate::caller::{Groups, caller};
 use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
-use crate::fsync_pool::FsyncPool;
 use crate::ioctl;
 use crate::node::Nodes;
-use crate::reply::{Caught, NO_ATTR, OPEN_FLAGS, Refuse, answer, sized_answer};
+use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
 use crate::seek::Seeker;
+use crate::transport::{Handler, Place};
 
 /// How long names, and attributes that only requests change, stay valid in the kernel.
 const TTL: Duration = Duration::from_secs(3600);
@@ -56,19 +46,21 @@ const PLUS_BATCH: usize = 32;
 const MAX_BACKGROUND: u16 = 64;
 /// Largest write request.
 pub(crate) const MAX_WRITE: u32 = 1 << 20;
+/// How much is taken at once.
+pub(crate) const LIMITS: Limits = Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND };
+
+/// Cached pages stay valid across opens (`FOPEN_KEEP_CACHE`), and direct writes may run side by side
+/// (`FOPEN_PARALLEL_DIRECT_WRITES`).
+const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
 
 /// The attribute whose value decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
-const SEEK_DATA: i32 = 3;
-const SEEK_HOLE: i32 = 4;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+const O_ACCMODE: i32 = 3;
 const O_TRUNC: i32 = 0o1000;
 const O_APPEND: i32 = 0o2000;
-
-thread_local! {
-    /// Answers to read requests; kept, because fresh memory costs a page fault for every 4 KiB.
-    static READ_BUF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 /// One mount's requests.
 #[derive(Debug)]
@@ -78,11 +70,11 @@ pub(crate) struct Server {
     activity: Arc<Activity>,
     /// Name of the control socket, handed out by [`CONTROL_XATTR`].
     control: Vec<u8>,
-    writeback_cache: bool,
     seeker: Seeker,
-    fsyncs: FsyncPool,
     dir_ends: DirEnds,
     groups: Groups,
+    /// Whether requests come in rings; known once the connection exists.
+    has_rings: Arc<OnceLock<bool>>,
 }
 
 impl Server {
@@ -92,42 +84,15 @@ impl Server {
         control: Vec<u8>,
         seeker: Seeker,
         groups: Groups,
-        writeback_cache: bool,
+        has_rings: Arc<OnceLock<bool>>,
     ) -> Self {
         let nodes = Nodes::new(fs.root());
-        Self {
-            fs,
-            nodes,
-            activity,
-            control,
-            writeback_cache,
-            seeker,
-            fsyncs: FsyncPool::default(),
-            dir_ends: DirEnds::default(),
-            groups,
-        }
+        Self { fs, nodes, activity, control, seeker, dir_ends: DirEnds::default(), groups, has_rings }
     }
 
     /// The inode of a request. A number that no entry ever carried is stale.
-    fn id(&self, node: INodeNo) -> Result<InodeId> {
-        self.nodes.id(node.0).ok_or(Error::Stale)
-    }
-
-    /// S1: runs `work`, then answers with `done` or the errno.
-    fn answer<R: Refuse, T>(&self, reply: R, work: impl FnOnce() -> Result<T>, done: impl FnOnce(R, T)) {
-        answer(&self.fs, reply, work, done);
-    }
-
-    /// fsync waits for devices; see [`FsyncPool`].
-    fn fsync_in_pool(&self, node: INodeNo, datasync: bool, reply: ReplyEmpty) {
-        let (fs, id) = (Arc::clone(&self.fs), self.id(node));
-        self.fsyncs.run(move || answer(&fs, reply, || fs.fsync(id?, datasync), |reply, ()| reply.ok()));
-    }
-
-    /// The same for requests that change the filesystem.
-    fn change<R: Refuse, T>(&self, reply: R, work: impl FnOnce() -> Result<T>, done: impl FnOnce(R, T)) {
-        self.activity.note_change();
-        self.answer(reply, work, done);
+    fn id(&self, node: u64) -> Result<InodeId> {
+        self.nodes.id(node).ok_or(Error::Stale)
     }
 
     /// How long the kernel may keep attributes (S3).
@@ -140,25 +105,23 @@ impl Server {
         if changed.saturating_add(RECENT) < now { TTL } else { RECENT_TTL }
     }
 
-    /// Answers with an entry, whose reference goes to the kernel.
-    fn entry(&self, reply: ReplyEntry, attr: &Attr) {
-        let (wire, ttl) = self.entry_attr(attr);
-        reply.entry_with_ttls(&ttl, &TTL, &wire, Generation(attr.generation.0));
+    /// An entry, whose reference goes to the kernel.
+    fn entry(&self, attr: &Attr) -> Entry {
+        Entry {
+            node: self.nodes.node(attr.id),
+            generation: attr.generation.0,
+            attr: wire_attr(attr, self.nodes.st_ino(attr.id)),
+            ttl: TTL,
+            attr_ttl: self.attr_ttl(attr),
+        }
     }
 
-    /// Attributes for an entry. fuser takes the node id from them, so where `st_ino` is another number the attributes
-    /// expire at once and the kernel asks again.
-    fn entry_attr(&self, attr: &Attr) -> (FileAttr, Duration) {
-        let ttl = if self.nodes.has_other_number(attr.id) { Duration::ZERO } else { self.attr_ttl(attr) };
-        (file_attr(attr, self.nodes.node(attr.id)), ttl)
-    }
-
-    fn attr(&self, reply: ReplyAttr, attr: &Attr) {
-        reply.attr(&self.attr_ttl(attr), &file_attr(attr, self.nodes.st_ino(attr.id)));
+    fn reply_attr(&self, attr: &Attr, reply: &mut Reply<'_>) {
+        reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
     /// Takes set-user-id and set-group-id off a file that was changed by someone without the right to keep them.
-    fn kill_suid_sgid(&self, req: &Request, id: InodeId) -> Result<()> {
+    fn kill_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
@@ -173,8 +136,8 @@ impl Server {
     }
 
     /// What opening must refuse because later requests come from the page cache, too late to fail the writer.
-    fn check_open(&self, id: InodeId, flags: OpenFlags) -> Result<()> {
-        let writes = flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & O_TRUNC != 0;
+    fn check_open(&self, id: InodeId, flags: i32) -> Result<()> {
+        let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {
             return Ok(());
         }
@@ -183,49 +146,61 @@ impl Server {
         if ioctl::is_immutable(attr.flags) {
             return Err(Error::NotPermitted("the file is immutable"));
         }
-        if ioctl::is_append_only(attr.flags) && (flags.0 & O_APPEND == 0 || flags.0 & O_TRUNC != 0) {
+        if ioctl::is_append_only(attr.flags) && (flags & O_APPEND == 0 || flags & O_TRUNC != 0) {
             return Err(Error::NotPermitted("the file is append-only"));
         }
         Ok(())
     }
 
-    fn new_inode(&self, parent: INodeNo, name: &OsStr, new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
-        self.fs.create(self.id(parent)?, name.as_bytes(), new, caller)
+    fn new_inode(&self, parent: u64, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
+        self.activity.note_change();
+        self.fs.create(self.id(parent)?, name, new, caller)
     }
 
     /// The attributes that are not on disk but doors to this server.
-    fn virtual_xattr(&self, name: &OsStr) -> Option<Result<Vec<u8>>> {
-        match name.as_bytes() {
+    fn virtual_xattr(&self, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
+        match name {
             name if name == CONTROL_XATTR.as_bytes() => Some(Ok(self.control.clone())),
-            name if name == SYNC_XATTR.as_bytes() => Some(self.fs.sync().map(|()| {
+            name if name == SYNC_XATTR.as_bytes() => Some(place.aside(|| self.fs.sync()).map(|()| {
                 self.activity.note_sync();
                 b"ok".to_vec()
             })),
-            name if name == STATS_XATTR.as_bytes() => Some(Ok(self.fs.metrics_text().into_bytes())),
+            name if name == STATS_XATTR.as_bytes() => Some(Ok(self.stats())),
             _ => None,
         }
     }
 
+    /// What the engine counted, and how requests come.
+    fn stats(&self) -> Vec<u8> {
+        let has_rings = u8::from(self.has_rings.get().copied().unwrap_or(false));
+        let text = format!(
+            "{}# HELP ubtrfs_fuse_io_uring Requests come in rings of io_uring (1) or through /dev/fuse (0).\n\
+             # TYPE ubtrfs_fuse_io_uring gauge\nubtrfs_fuse_io_uring {has_rings}\n",
+            self.fs.metrics_text()
+        );
+        text.into_bytes()
+    }
+
     /// The end of the reader who goes on at `cookie`.
-    fn dir_end(&self, dir: InodeId, node: INodeNo, cookie: u64) -> Result<u64> {
-        self.dir_ends.take(node.0, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
+    fn dir_end(&self, dir: InodeId, node: u64, cookie: u64) -> Result<u64> {
+        self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
     }
 
     /// Fetches up to [`PLUS_BATCH`] entries after `cookie`, those before `end`.
-    fn some_entries(&self, dir: InodeId, cookie: u64, end: u64) -> Result<Vec<Entry>> {
+    fn some_entries(&self, dir: InodeId, cookie: u64, end: u64) -> Result<Vec<Name>> {
         let mut entries = Vec::with_capacity(PLUS_BATCH);
         self.fs.readdir(dir, cookie, &mut |entry| {
             if entries.len() == PLUS_BATCH || entry.next_cookie > end {
                 return false;
             }
-            entries.push(Entry { id: entry.id, name: entry.name.to_vec(), cookie: entry.next_cookie });
+            entries.push(Name { id: entry.id, name: entry.name.to_vec(), cookie: entry.next_cookie });
             true
         })?;
         Ok(entries)
     }
 
     /// Fills a readdirplus answer; fails only if there is not a single entry to show for it.
-    fn fill_plus(&self, node: INodeNo, mut cookie: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
+    fn fill_plus(&self, node: u64, mut cookie: u64, reply: &mut Reply<'_>) -> Result<()> {
         let dir = self.id(node)?;
         let end = self.dir_end(dir, node, cookie)?;
         let mut filled = false;
@@ -250,14 +225,11 @@ impl Server {
                     Err(_) if filled => return Ok(()),
                     Err(error) => return Err(error),
                 };
-                let (wire, ttl) = self.entry_attr(&attr);
-                let name = OsStr::from_bytes(&entry.name);
-                let generation = Generation(attr.generation.0);
-                if reply.add(wire.ino, entry.cookie, name, &ttl, &wire, generation) {
+                if !reply.dirent_plus(&self.entry(&attr), entry.cookie, &entry.name) {
                     if !is_dot {
                         self.fs.forget(attr.id, 1);
                     }
-                    self.dir_ends.remember(node.0, cookie, end);
+                    self.dir_ends.remember(node, cookie, end);
                     return Ok(());
                 }
                 filled = true;
@@ -266,7 +238,7 @@ impl Server {
             if last_batch {
                 // The kernel asks until an answer is empty.
                 if filled {
-                    self.dir_ends.remember(node.0, cookie, end);
+                    self.dir_ends.remember(node, cookie, end);
                 }
                 return Ok(());
             }
@@ -275,489 +247,359 @@ impl Server {
 }
 
 /// A directory entry waiting for its attributes.
-struct Entry {
+struct Name {
     id: InodeId,
     name: Vec<u8>,
     cookie: u64,
 }
 
-impl Filesystem for Server {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Not FUSE_ASYNC_DIO: the kernel does not drop cached pages after asynchronous direct writes, so buffered readers
-        // would go on seeing the old content.
-        let mut wanted = vec![
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it has forgotten.
-            InitFlags::FUSE_EXPORT_SUPPORT,
-            InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_HAS_IOCTL_DIR,
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
-            // Spares a getxattr of security.capability for every write.
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        ];
-        if self.fs.options().acl {
-            wanted.push(InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK);
-        }
-        if self.writeback_cache {
-            wanted.push(InitFlags::FUSE_WRITEBACK_CACHE);
-        }
-        for flags in wanted {
-            if config.add_capabilities(flags).is_err() {
-                tracing::debug!("the kernel lacks {flags:?}");
+fn is_for_writing(flags: i32) -> bool {
+    flags & O_ACCMODE != 0
+}
+
+/// What the server makes use of.
+pub(crate) fn features(fs: &Fs, writeback_cache: bool) -> Features {
+    // Not asynchronous direct I/O: the kernel does not drop cached pages after such writes, so buffered readers would go on
+    // seeing the old content.
+    let mut features = Features::PARALLEL_DIROPS
+        // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it has forgotten.
+        | Features::EXPORT_SUPPORT
+        | Features::DO_READDIRPLUS
+        | Features::READDIRPLUS_AUTO
+        | Features::CACHE_SYMLINKS
+        | Features::HAS_IOCTL_DIR
+        | Features::ATOMIC_O_TRUNC
+        // Spares a getxattr of security.capability for every write.
+        | Features::HANDLE_KILLPRIV_V2;
+    if fs.options().acl {
+        features |= Features::POSIX_ACL | Features::DONT_MASK;
+    }
+    features.set(Features::WRITEBACK_CACHE, writeback_cache);
+    features
+}
+
+/// Why a request fails: what `fs` says, or what only the protocol knows.
+enum Failure {
+    Fs(Error),
+    Errno(Errno),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Fs(error)
+    }
+}
+
+type Done = std::result::Result<(), Failure>;
+
+impl Handler for Server {
+    /// S1
+    fn handle(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        place: &Place<'_>,
+    ) -> std::result::Result<(), Errno> {
+        match catch_unwind(AssertUnwindSafe(|| self.dispatch(request, reply, place))) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(Failure::Errno(errno))) => Err(errno),
+            Ok(Err(Failure::Fs(error))) => {
+                if let Error::Engine(cause) = &error
+                    && matches!(cause, ubtrfs_format::Error::Corrupt(_) | ubtrfs_format::Error::Io { .. })
+                {
+                    tracing::error!("{cause}");
+                }
+                Err(Errno::from_raw_os_error(error.errno()))
+            }
+            Err(_) => {
+                crate::session::abort(&self.fs, "a request handler panicked");
+                Err(Errno::IO)
             }
         }
-        // Larger values than the kernel's are cut down by it; errors here only name the nearest value allowed.
-        let _ = config.set_max_write(MAX_WRITE);
-        let _ = config.set_max_background(MAX_BACKGROUND);
-        let _ = config.set_time_granularity(Duration::from_nanos(1));
-        Ok(())
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let work = || match self.fs.lookup(self.id(parent)?, name.as_bytes()) {
-            Ok(attr) => Ok(Some(attr)),
-            Err(Error::NotFound) => Ok(None),
-            Err(error) => Err(error),
-        };
-        self.answer(reply, work, |reply, found| match found {
-            Some(attr) => self.entry(reply, &attr),
-            // Node id 0: the kernel remembers that the name does not exist.
-            None => reply.entry(&TTL, &NO_ATTR, Generation(0)),
-        });
-    }
-
-    fn forget(&self, _req: &Request, node: INodeNo, nlookup: u64) {
-        if node.0 == crate::node::ROOT_NODE {
+    fn forget(&self, node: u64, count: u64) {
+        if node == crate::node::ROOT_NODE {
             return;
         }
         if let Ok(id) = self.id(node)
-            && catch_unwind(AssertUnwindSafe(|| self.fs.forget(id, nlookup))).is_err()
+            && catch_unwind(AssertUnwindSafe(|| self.fs.forget(id, count))).is_err()
         {
             crate::session::abort(&self.fs, "forgetting an inode panicked");
         }
     }
+}
 
-    fn getattr(&self, _req: &Request, node: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.answer(reply, || self.fs.getattr(self.id(node)?), |reply, attr| self.attr(reply, &attr));
-    }
-
-    fn setattr(
-        &self,
-        req: &Request,
-        node: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let set = SetAttr {
-            mode: mode.map(|mode| mode & mode::PERMISSIONS),
-            uid,
-            gid,
-            size,
-            atime: atime.map(set_time),
-            mtime: mtime.map(set_time),
-            ctime: ctime.map(timespec),
-            otime: None,
-        };
-        let work = || {
-            let id = self.id(node)?;
-            let attr = self.fs.setattr(id, &set, &caller(req, 0))?;
-            if set.size.is_some() && req.uid() != 0 && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
-                self.kill_suid_sgid(req, id)?;
-                return self.fs.getattr(id);
+impl Server {
+    fn dispatch(&self, req: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Done {
+        let node = req.node;
+        match req.operation {
+            Operation::Lookup { name } => self.lookup(node, name, reply)?,
+            Operation::Getattr => self.reply_attr(&self.fs.getattr(self.id(node)?)?, reply),
+            Operation::Setattr(set) => self.setattr(req, &set, reply)?,
+            Operation::Readlink => reply.data(&self.fs.readlink(self.id(node)?)?),
+            Operation::Mknod { name, mode, rdev, umask } => {
+                let new = NewInode { mode, rdev, symlink_target: None };
+                reply.entry(&self.entry(&self.new_inode(node, name, new, &caller(req, umask))?));
             }
-            Ok(attr)
-        };
-        self.change(reply, work, |reply, attr| self.attr(reply, &attr));
-    }
-
-    fn readlink(&self, _req: &Request, node: INodeNo, reply: ReplyData) {
-        self.answer(reply, || self.fs.readlink(self.id(node)?), |reply, target| reply.data(&target));
-    }
-
-    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        let new = NewInode { mode, rdev, symlink_target: None };
-        let work = || self.new_inode(parent, name, new, &caller(req, umask));
-        self.change(reply, work, |reply, attr| self.entry(reply, &attr));
-    }
-
-    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let work = || self.new_inode(parent, name, NewInode::dir(mode), &caller(req, umask));
-        self.change(reply, work, |reply, attr| self.entry(reply, &attr));
-    }
-
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.change(reply, || self.fs.unlink(self.id(parent)?, name.as_bytes()), |reply, ()| reply.ok());
-    }
-
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.change(reply, || self.fs.rmdir(self.id(parent)?, name.as_bytes()), |reply, ()| reply.ok());
-    }
-
-    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let new = NewInode::symlink(target.as_os_str().as_bytes());
-        let work = || self.new_inode(parent, name, new, &caller(req, 0));
-        self.change(reply, work, |reply, attr| self.entry(reply, &attr));
-    }
-
-    fn rename(
-        &self,
-        _req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        newparent: INodeNo,
-        newname: &OsStr,
-        flags: fuser::RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        let work = || {
-            let flags = RenameFlags::from_bits(flags.bits()).ok_or(Error::InvalidArgument("rename flags"))?;
-            self.fs.rename(self.id(parent)?, name.as_bytes(), self.id(newparent)?, newname.as_bytes(), flags)
-        };
-        self.change(reply, work, |reply, ()| reply.ok());
-    }
-
-    fn link(&self, _req: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        let work = || self.fs.link(self.id(node)?, self.id(newparent)?, newname.as_bytes());
-        self.change(reply, work, |reply, attr| self.entry(reply, &attr));
-    }
-
-    fn open(&self, req: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let work = || {
-            let id = self.id(node)?;
-            self.check_open(id, flags)?;
-            if flags.0 & O_TRUNC != 0 {
+            Operation::Mkdir { name, mode, umask } => {
+                reply.entry(&self.entry(&self.new_inode(node, name, NewInode::dir(mode), &caller(req, umask))?));
+            }
+            Operation::Symlink { name, target } => {
+                reply.entry(&self.entry(&self.new_inode(node, name, NewInode::symlink(target), &caller(req, 0))?));
+            }
+            Operation::Create { name, flags, mode, umask } => {
+                let attr = self.new_inode(node, name, NewInode::file(mode), &caller(req, umask))?;
+                // The long lifetime serves: writing and closing the file makes the kernel ask for its blocks again.
+                let entry = Entry { attr_ttl: TTL, ..self.entry(&attr) };
+                if is_for_writing(flags) {
+                    self.seeker.opened(entry.node);
+                }
+                reply.created(&entry, OPEN_FLAGS);
+            }
+            Operation::Link { node: old, name } => {
                 self.activity.note_change();
-                let set = SetAttr { size: Some(0), ..SetAttr::default() };
-                self.fs.setattr(id, &set, &caller(req, 0))?;
-                if req.uid() != 0 {
+                reply.entry(&self.entry(&self.fs.link(self.id(old)?, self.id(node)?, name)?));
+            }
+            Operation::Unlink { name } => {
+                self.activity.note_change();
+                self.fs.unlink(self.id(node)?, name)?;
+            }
+            Operation::Rmdir { name } => {
+                self.activity.note_change();
+                self.fs.rmdir(self.id(node)?, name)?;
+            }
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                self.activity.note_change();
+                let flags = RenameFlags::from_bits(flags).ok_or(Error::InvalidArgument("rename flags"))?;
+                self.fs.rename(self.id(node)?, name, self.id(new_parent)?, new_name, flags)?;
+            }
+            Operation::Open { flags } => self.open(req, flags, reply)?,
+            Operation::Release { flags } => {
+                if is_for_writing(flags) {
+                    self.seeker.released(node);
+                }
+            }
+            Operation::Read { offset, size } => {
+                let id = self.id(node)?;
+                reply.fill(size as usize, |room| self.fs.read_into(id, offset, room))?;
+            }
+            Operation::Write { offset, data, kill_suid_sgid } => {
+                self.activity.note_change();
+                let id = self.id(node)?;
+                let written = self.fs.write(id, offset, data)?;
+                if kill_suid_sgid {
                     self.kill_suid_sgid(req, id)?;
                 }
+                reply.written(u32::try_from(written).unwrap_or(u32::MAX));
             }
-            Ok(())
+            Operation::Fsync { datasync } | Operation::Fsyncdir { datasync } => {
+                let id = self.id(node)?;
+                place.aside(|| self.fs.fsync(id, datasync))?;
+            }
+            Operation::Readdir { offset, size } => {
+                reply.limit(size);
+                self.readdir(node, offset, reply)?;
+            }
+            Operation::Readdirplus { offset, size } => {
+                reply.limit(size);
+                self.fill_plus(node, offset, reply)?;
+            }
+            Operation::Statfs => {
+                let stat = self.fs.statfs()?;
+                reply.statfs(&Statfs {
+                    blocks: stat.blocks,
+                    bfree: stat.bfree,
+                    bavail: stat.bavail,
+                    files: stat.files,
+                    ffree: stat.ffree,
+                    bsize: stat.bsize,
+                    namelen: stat.namelen,
+                    frsize: stat.bsize,
+                    ..Statfs::default()
+                });
+            }
+            Operation::Setxattr { name, value, flags } => self.setxattr(req, name, value, flags)?,
+            Operation::Getxattr { name, size } => {
+                let value = match self.virtual_xattr(name, place) {
+                    Some(value) => value?,
+                    None => self.fs.getxattr(self.id(node)?, name)?,
+                };
+                reply_sized(&value, size, reply)?;
+            }
+            Operation::Listxattr { size } => {
+                let names = self.fs.listxattr(self.id(node)?)?;
+                let list: Vec<u8> = names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
+                reply_sized(&list, size, reply)?;
+            }
+            Operation::Removexattr { name } => {
+                self.activity.note_change();
+                self.fs.removexattr(self.id(node)?, name, &caller(req, 0))?;
+            }
+            Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
+            Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,
+            Operation::Lseek { offset, whence } => reply.offset(self.lseek(node, offset, whence, place)?),
+            Operation::CopyFileRange { offset, to_node, to_offset, len } => {
+                self.activity.note_change();
+                let (src, dst) = (self.id(node)?, self.id(to_node)?);
+                let copied = self.fs.copy_range(src, offset, dst, to_offset, len.min(COPY_MAX))?;
+                if req.uid != 0 {
+                    self.kill_suid_sgid(req, dst)?;
+                }
+                reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
+            }
+            // What the kernel then asks no more. FLUSH: nothing is held back for close. OPENDIR: directories are read by
+            // cookies alone, and the kernel caches what it has read. INTERRUPT: nothing is waited for that long.
+            Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, parent: u64, name: &[u8], reply: &mut Reply<'_>) -> Result<()> {
+        match self.fs.lookup(self.id(parent)?, name) {
+            Ok(attr) => reply.entry(&self.entry(&attr)),
+            // The kernel remembers that the name does not exist.
+            Err(Error::NotFound) => reply.entry(&Entry::none(TTL)),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn setattr(&self, req: &Request<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
+        self.activity.note_change();
+        let set = SetAttr {
+            mode: wire.mode().map(|mode| mode & mode::PERMISSIONS),
+            uid: wire.uid(),
+            gid: wire.gid(),
+            size: wire.size(),
+            atime: wire.atime().map(set_time),
+            mtime: wire.mtime().map(set_time),
+            ctime: wire.ctime().map(timespec),
+            otime: None,
         };
-        self.answer(reply, work, |reply, ()| {
-            if flags.acc_mode() != OpenAccMode::O_RDONLY {
-                self.seeker.opened(node.0);
-            }
-            reply.opened(FileHandle(0), OPEN_FLAGS);
-        });
+        let id = self.id(req.node)?;
+        let mut attr = self.fs.setattr(id, &set, &caller(req, 0))?;
+        if set.size.is_some() && req.uid != 0 && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
+            self.kill_suid_sgid(req, id)?;
+            attr = self.fs.getattr(id)?;
+        }
+        self.reply_attr(&attr, reply);
+        Ok(())
     }
 
-    fn read(
-        &self,
-        _req: &Request,
-        node: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        READ_BUF.with_borrow_mut(|buf| {
-            let size = size as usize;
-            if buf.len() < size {
-                buf.resize(size, 0);
-            }
-            let work = || self.fs.read_into(self.id(node)?, offset, &mut buf[..size]);
-            let mut read = Ok(0);
-            self.answer(Caught(&mut read), work, |caught, len| *caught.0 = Ok(len));
-            match read {
-                Ok(len) => reply.data(&buf[..len]),
-                Err(errno) => reply.error(errno),
-            }
-        });
-    }
-
-    fn write(
-        &self,
-        req: &Request,
-        node: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let work = || {
-            let id = self.id(node)?;
-            let written = self.fs.write(id, offset, data)?;
-            if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+    fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>) -> Result<()> {
+        let id = self.id(req.node)?;
+        self.check_open(id, flags)?;
+        if flags & O_TRUNC != 0 {
+            self.activity.note_change();
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            self.fs.setattr(id, &set, &caller(req, 0))?;
+            if req.uid != 0 {
                 self.kill_suid_sgid(req, id)?;
             }
-            Ok(written)
-        };
-        self.change(reply, work, |reply, written| reply.written(u32::try_from(written).unwrap_or(u32::MAX)));
-    }
-
-    /// Nothing is held back for `close`; the kernel stops asking.
-    fn flush(&self, _req: &Request, _node: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn release(
-        &self,
-        _req: &Request,
-        node: INodeNo,
-        _fh: FileHandle,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        if flags.acc_mode() != OpenAccMode::O_RDONLY {
-            self.seeker.released(node.0);
         }
-        reply.ok();
-    }
-
-    fn fsync(&self, _req: &Request, node: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.fsync_in_pool(node, datasync, reply);
-    }
-
-    /// Directory streams are read by cookies alone; the kernel stops asking and caches what it has read.
-    fn opendir(&self, _req: &Request, _node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn readdir(&self, _req: &Request, node: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        let mut reply = reply;
-        let mut read = Ok(());
-        let work = || {
-            let dir = self.id(node)?;
-            let end = self.dir_end(dir, node, offset)?;
-            let mut cookie = offset;
-            self.fs.readdir(dir, offset, &mut |entry| {
-                if entry.next_cookie > end {
-                    return false;
-                }
-                let name = OsStr::from_bytes(entry.name);
-                let ino = INodeNo(self.nodes.st_ino(entry.id));
-                if reply.add(ino, entry.next_cookie, entry_kind(entry.file_type), name) {
-                    return false;
-                }
-                cookie = entry.next_cookie;
-                true
-            })?;
-            // The kernel asks until an answer is empty.
-            if cookie != offset {
-                self.dir_ends.remember(node.0, cookie, end);
-            }
-            Ok(())
-        };
-        self.answer(Caught(&mut read), work, |_, ()| ());
-        match read {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
+        if is_for_writing(flags) {
+            self.seeker.opened(req.node);
         }
+        reply.opened(OPEN_FLAGS);
+        Ok(())
     }
 
-    fn readdirplus(&self, _req: &Request, node: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
-        let mut reply = reply;
-        let mut read = Ok(());
-        self.answer(Caught(&mut read), || self.fill_plus(node, offset, &mut reply), |_, ()| ());
-        match read {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
+    fn readdir(&self, node: u64, offset: u64, reply: &mut Reply<'_>) -> Result<()> {
+        let dir = self.id(node)?;
+        let end = self.dir_end(dir, node, offset)?;
+        let mut cookie = offset;
+        self.fs.readdir(dir, offset, &mut |entry| {
+            let (ino, kind) = (self.nodes.st_ino(entry.id), entry_kind(entry.file_type));
+            if entry.next_cookie > end || !reply.dirent(ino, entry.next_cookie, kind, entry.name) {
+                return false;
+            }
+            cookie = entry.next_cookie;
+            true
+        })?;
+        // The kernel asks until an answer is empty.
+        if cookie != offset {
+            self.dir_ends.remember(node, cookie, end);
         }
+        Ok(())
     }
 
-    fn fsyncdir(&self, _req: &Request, node: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.fsync_in_pool(node, datasync, reply);
-    }
-
-    fn statfs(&self, _req: &Request, _node: INodeNo, reply: ReplyStatfs) {
-        self.answer(
-            reply,
-            || self.fs.statfs(),
-            |reply, stat| {
-                let (bsize, namelen) = (stat.bsize, stat.namelen);
-                reply.statfs(stat.blocks, stat.bfree, stat.bavail, stat.files, stat.ffree, bsize, namelen, bsize);
-            },
-        );
-    }
-
-    fn setxattr(
-        &self,
-        req: &Request,
-        node: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        let work = || {
-            let flags = u32::try_from(flags).ok().and_then(XattrFlags::from_bits);
-            let flags = flags.ok_or(Error::InvalidArgument("setxattr flags"))?;
-            let id = self.id(node)?;
-            self.fs.setxattr(id, name.as_bytes(), value, flags, &caller(req, 0))?;
-            if name.as_bytes() == ACCESS_ACL {
-                let attr = self.fs.getattr(id)?;
-                if attr.mode & mode::SETGID != 0 && !self.groups.may_keep_sgid(req, attr.gid) {
-                    self.keep_of_mode(id, &attr, attr.mode & !mode::SETGID)?;
-                }
+    fn setxattr(&self, req: &Request<'_>, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        self.activity.note_change();
+        let flags = XattrFlags::from_bits(flags).ok_or(Error::InvalidArgument("setxattr flags"))?;
+        let id = self.id(req.node)?;
+        self.fs.setxattr(id, name, value, flags, &caller(req, 0))?;
+        if name == ACCESS_ACL {
+            let attr = self.fs.getattr(id)?;
+            if attr.mode & mode::SETGID != 0 && !self.groups.may_keep_sgid(req, attr.gid) {
+                self.keep_of_mode(id, &attr, attr.mode & !mode::SETGID)?;
             }
-            Ok(())
-        };
-        self.change(reply, work, |reply, ()| reply.ok());
-    }
-
-    fn getxattr(&self, _req: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let work = || match self.virtual_xattr(name) {
-            Some(value) => value,
-            None => self.fs.getxattr(self.id(node)?, name.as_bytes()),
-        };
-        self.answer(reply, work, |reply, value| sized_answer(reply, &value, size));
-    }
-
-    fn listxattr(&self, _req: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
-        let work = || {
-            let names = self.fs.listxattr(self.id(node)?)?;
-            Ok(names.iter().flat_map(|name| name.iter().copied().chain([0])).collect::<Vec<u8>>())
-        };
-        self.answer(reply, work, |reply, list| sized_answer(reply, &list, size));
-    }
-
-    fn removexattr(&self, req: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let work = || self.fs.removexattr(self.id(node)?, name.as_bytes(), &caller(req, 0));
-        self.change(reply, work, |reply, ()| reply.ok());
-    }
-
-    fn create(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let work = || self.new_inode(parent, name, NewInode::file(mode), &caller(req, umask));
-        self.change(reply, work, |reply, attr| {
-            // fuser gives name and attributes one lifetime here. The long one serves: writing and closing the file makes
-            // the kernel ask for its blocks again.
-            let (wire, _) = self.entry_attr(&attr);
-            if OpenFlags(flags).acc_mode() != OpenAccMode::O_RDONLY {
-                self.seeker.opened(wire.ino.0);
-            }
-            reply.created(&TTL, &wire, Generation(attr.generation.0), FileHandle(0), OPEN_FLAGS);
-        });
+        }
+        Ok(())
     }
 
     fn ioctl(
         &self,
-        req: &Request,
-        node: INodeNo,
-        _fh: FileHandle,
-        _flags: IoctlFlags,
+        req: &Request<'_>,
         cmd: u32,
-        in_data: &[u8],
+        data: &[u8],
         out_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        let work = || {
-            let answer = ioctl::ioctl(&self.fs, self.id(node)?, cmd, in_data, &caller(req, 0)).transpose()?;
-            if answer.is_some() && ioctl::changes_attributes(cmd) {
-                self.seeker.attributes_changed(node.0);
-            }
-            Ok(answer)
-        };
-        self.change(reply, work, |reply, answer| match answer {
-            Some(mut data) => {
-                data.truncate(out_size as usize);
-                reply.ioctl(0, &data);
-            }
-            None => reply.error(Errno::ENOTTY),
-        });
+        reply: &mut Reply<'_>,
+        place: &Place<'_>,
+    ) -> Done {
+        self.activity.note_change();
+        let id = self.id(req.node)?;
+        let done = place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &caller(req, 0)));
+        let mut answer = done.ok_or(Failure::Errno(Errno::NOTTY))??;
+        if ioctl::changes_attributes(cmd) {
+            self.seeker.attributes_changed(req.node);
+        }
+        answer.truncate(out_size as usize);
+        reply.ioctl(&answer);
+        Ok(())
     }
 
-    fn fallocate(
-        &self,
-        req: &Request,
-        node: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let work = || {
-            let mode = u32::try_from(mode).ok().and_then(FallocateMode::from_bits);
-            let mode = mode.ok_or(Error::NotSupported("this fallocate mode"))?;
-            let id = self.id(node)?;
-            self.fs.fallocate(id, offset, length, mode)?;
-            if req.uid() != 0 {
-                self.kill_suid_sgid(req, id)?;
-            }
-            Ok(())
-        };
-        self.change(reply, work, |reply, ()| reply.ok());
+    fn fallocate(&self, req: &Request<'_>, offset: u64, length: u64, mode: u32) -> Result<()> {
+        self.activity.note_change();
+        let mode = FallocateMode::from_bits(mode).ok_or(Error::NotSupported("this fallocate mode"))?;
+        let id = self.id(req.node)?;
+        self.fs.fallocate(id, offset, length, mode)?;
+        if req.uid != 0 {
+            self.kill_suid_sgid(req, id)?;
+        }
+        Ok(())
     }
 
-    fn lseek(&self, _req: &Request, node: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let place = || {
-            let whence = match whence {
-                SEEK_DATA => SeekWhence::Data,
-                SEEK_HOLE => SeekWhence::Hole,
-                _ => return Err(Error::InvalidArgument("lseek whence")),
-            };
-            let offset = u64::try_from(offset).map_err(|_| Error::NoSuchOffset)?;
-            Ok((self.id(node)?, offset, whence))
+    fn lseek(&self, node: u64, offset: u64, whence: u32, place: &Place<'_>) -> Result<u64> {
+        let whence = match whence {
+            SEEK_DATA => SeekWhence::Data,
+            SEEK_HOLE => SeekWhence::Hole,
+            _ => return Err(Error::InvalidArgument("lseek whence")),
         };
-        let (id, offset, whence) = match place() {
-            Ok(place) => place,
-            Err(error) => return reply.error(Errno::from_i32(error.errno())),
-        };
-        let fs = self.fs.clone();
-        self.seeker.answer_with_all_data(node.0, move || {
-            answer(
-                &fs,
-                reply,
-                || fs.seek(id, offset, whence),
-                |reply, at| {
-                    reply.offset(i64::try_from(at).unwrap_or(i64::MAX));
-                },
-            );
-        });
+        if i64::try_from(offset).is_err() {
+            return Err(Error::NoSuchOffset);
+        }
+        let id = self.id(node)?;
+        if self.seeker.fetch_all_data(node, place) {
+            return self.fs.seek(id, offset, whence);
+        }
+        // Calling holes data loses nothing.
+        match (self.fs.getattr(id)?.size, whence) {
+            (size, _) if offset >= size => Err(Error::NoSuchOffset),
+            (_, SeekWhence::Data) => Ok(offset),
+            (size, SeekWhence::Hole) => Ok(size),
+        }
     }
+}
 
-    fn copy_file_range(
-        &self,
-        req: &Request,
-        ino_in: INodeNo,
-        _fh_in: FileHandle,
-        offset_in: u64,
-        ino_out: INodeNo,
-        _fh_out: FileHandle,
-        offset_out: u64,
-        len: u64,
-        _flags: CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        let work = || {
-            let (src, dst) = (self.id(ino_in)?, self.id(ino_out)?);
-            let copied = self.fs.copy_range(src, offset_in, dst, offset_out, len.min(COPY_MAX))?;
-            if req.uid() != 0 {
-                self.kill_suid_sgid(req, dst)?;
-            }
-            Ok(copied)
-        };
-        self.change(reply, work, |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)));
+/// A value whose size is asked for first (`size` 0), or that must fit.
+fn reply_sized(value: &[u8], size: u32, reply: &mut Reply<'_>) -> Done {
+    if size == 0 {
+        reply.xattr_size(u32::try_from(value.len()).unwrap_or(u32::MAX));
+    } else if value.len() > size as usize {
+        return Err(Failure::Errno(Errno::RANGE));
+    } else {
+        reply.data(value);
     }
+    Ok(())
 }

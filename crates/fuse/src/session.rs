@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
-use fuser::SessionACL;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
@@ -25,10 +24,8 @@ use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
 use crate::sandbox::{self, Confinement, Identity, Unmounter};
 use crate::seek::Seeker;
-use crate::server::Server;
-
-/// Threads that take requests when nothing else is said: enough that some may wait for the device.
-const NR_THREADS: usize = 4;
+use crate::server::{self, Server};
+use crate::transport::{Config, Connection};
 
 /// A mount that works and waits to be served.
 #[derive(Debug)]
@@ -37,7 +34,8 @@ pub struct Session {
     fs: Arc<Fs>,
     activity: Arc<Activity>,
     control: Control,
-    requests: fuser::Session<Server>,
+    connection: Connection,
+    server: Server,
     groups: Groups,
     unmounter: Option<Arc<Unmounter>>,
 }
@@ -49,22 +47,25 @@ impl Session {
         let control = Control::listen().map_err(failed)?;
         let activity = Arc::new(Activity::default());
         let notifier = Arc::new(OnceLock::new());
-        let seeker = Seeker::start(notifier.clone()).map_err(failed)?;
+        let seeker = Seeker::new(notifier.clone());
         let name = control.name().to_vec();
         let groups = Groups::default();
-        let server = Server::new(fs.clone(), activity.clone(), name, seeker, groups.clone(), config.writeback_cache);
+        let has_rings = Arc::new(OnceLock::new());
+        let server = Server::new(fs.clone(), activity.clone(), name, seeker, groups.clone(), has_rings.clone());
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
-        let mut session = fuser::Config::default();
-        session.n_threads = Some(if config.nr_threads == 0 { NR_THREADS } else { config.nr_threads });
-        // Where the device node is closed to ordinary users, all threads share the descriptor of the helper.
-        // The confined server opens nothing, so no descriptors for its threads.
-        session.clone_fd = !config.sandbox && std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
-        match fuser::Session::from_fd(server, device, SessionACL::All, session) {
-            Ok(requests) => {
-                let _ = notifier.set(requests.notifier());
+        let how = Config {
+            features: server::features(&fs, config.writeback_cache),
+            limits: server::LIMITS,
+            transport: config.transport,
+            nr_threads: config.nr_threads,
+        };
+        match Connection::open(device, &how) {
+            Ok(connection) => {
+                let _ = notifier.set(connection.notifier());
+                let _ = has_rings.set(connection.has_rings());
                 mount::set_read_ahead(dir);
-                Ok(Self { dir: dir.to_owned(), fs, activity, control, requests, groups, unmounter: None })
+                Ok(Self { dir: dir.to_owned(), fs, activity, control, connection, server, groups, unmounter: None })
             }
             Err(source) => {
                 let _ = mount::unmount(dir, true);
@@ -84,7 +85,7 @@ impl Session {
 
     /// Serves until the mount is gone, commits, closes the image, and tells `umount` about it.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, requests, unmounter, groups: _ } = self;
+        let Self { dir, fs, activity, control, connection, server, unmounter, groups: _ } = self;
         let shown = dir.display().to_string();
         unmount_on_signals(dir.clone(), unmounter.clone())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
@@ -92,7 +93,7 @@ impl Session {
             let (activity, fs) = (activity.clone(), fs.clone());
             thread::Builder::new().name("idle-commit".into()).spawn(move || activity.run(&fs))
         };
-        let served = requests.run();
+        let served = connection.serve(server);
         if let Err(error) = &served {
             // Requests would wait for ever, or fail, on a mount that nobody serves.
             tracing::error!("the FUSE session ended: {error}");

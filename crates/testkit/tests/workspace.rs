@@ -26,7 +26,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         "ubtrfs-fs",
         &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space", "ubtrfs-transaction"],
     ),
-    ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-fs"]),
+    ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-fs"]),
     (
         "ubtrfs-cli",
         &[

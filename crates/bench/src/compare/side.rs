@@ -59,7 +59,7 @@ pub(crate) struct Setup {
     pub(crate) image_bytes: u64,
     /// The loop device goes past the page cache of the image.
     pub(crate) loop_direct_io: bool,
-    /// `-o` options of `ubtrfs mount`; `threads=` and `writeback_cache` hold for the server that does nothing too.
+    /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring` and `writeback_cache` hold for the server that does nothing too.
     pub(crate) mount_options: String,
     /// `--memory` of the engine.
     pub(crate) memory_bytes: Option<u64>,
@@ -165,6 +165,9 @@ impl Side {
                 for option in self.setup.mount_options.split(',') {
                     if let Some(threads) = option.strip_prefix("threads=") {
                         command.arg(format!("--threads={threads}"));
+                    }
+                    if option == "noio_uring" {
+                        command.arg("--no-io-uring");
                     }
                     if option == "writeback_cache" {
                         command.arg("--writeback-cache");

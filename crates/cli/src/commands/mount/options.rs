@@ -3,6 +3,7 @@
 use anyhow::{Context, anyhow};
 use ubtrfs_fs::MountOptions;
 use ubtrfs_fuse::MountConfig;
+use ubtrfs_fuse::transport::Transport;
 
 use crate::common::parse_size;
 
@@ -56,6 +57,8 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "dirsync" => config.dirsync = true,
             "writeback_cache" => config.writeback_cache = true,
             "nowriteback_cache" => config.writeback_cache = false,
+            "io_uring" => config.transport = Transport::Auto,
+            "noio_uring" => config.transport = Transport::DevFuse,
             "loop" => continue,
             _ => {}
         }
@@ -96,6 +99,8 @@ fn is_ours(option: &str) -> bool {
             | "dirsync"
             | "writeback_cache"
             | "nowriteback_cache"
+            | "io_uring"
+            | "noio_uring"
     )
 }
 
@@ -116,6 +121,13 @@ mod tests {
         assert_eq!(options.subvol.as_deref(), Some(&b"a"[..]));
         let (config, options) = parsed("ro");
         assert!(config.read_only && options.read_only);
+    }
+
+    #[test]
+    fn rings_are_used_unless_told_otherwise() {
+        let transport = |text: &str| parsed(text).0.transport;
+        assert_eq!(transport("noatime"), Transport::Auto);
+        assert_eq!((transport("noio_uring"), transport("noio_uring,io_uring")), (Transport::DevFuse, Transport::Auto));
     }
 
     #[test]

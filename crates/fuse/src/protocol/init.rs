@@ -1,0 +1,152 @@
+//! The first exchange: the kernel offers what it can, the server takes what it wants.
+
+use std::io;
+
+use bitflags::bitflags;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::wire::{InHeader, InitIn, InitOut, OutHeader, opcode};
+
+bitflags! {
+    /// What the protocol can do beyond its first version.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Features: u64 {
+        /// Several reads of a file at once.
+        const ASYNC_READ = 1 << 0;
+        /// Opening with O_TRUNC truncates.
+        const ATOMIC_O_TRUNC = 1 << 3;
+        /// "." and ".." can be looked up.
+        const EXPORT_SUPPORT = 1 << 4;
+        /// Writes larger than a page.
+        const BIG_WRITES = 1 << 5;
+        /// The server applies the umask.
+        const DONT_MASK = 1 << 6;
+        /// ioctl on directories.
+        const HAS_IOCTL_DIR = 1 << 11;
+        /// Directories are read with attributes.
+        const DO_READDIRPLUS = 1 << 13;
+        /// The kernel decides when.
+        const READDIRPLUS_AUTO = 1 << 14;
+        /// The kernel collects small writes.
+        const WRITEBACK_CACHE = 1 << 16;
+        /// Several lookups in a directory at once.
+        const PARALLEL_DIROPS = 1 << 18;
+        /// The kernel obeys ACLs.
+        const POSIX_ACL = 1 << 20;
+        /// Requests larger than 128 KiB.
+        const MAX_PAGES = 1 << 22;
+        /// Targets of symbolic links are remembered.
+        const CACHE_SYMLINKS = 1 << 23;
+        /// The server takes set-user-id off files that change; spares a getxattr for every write.
+        const HANDLE_KILLPRIV_V2 = 1 << 28;
+        /// There are more than 32 features.
+        const INIT_EXT = 1 << 30;
+        /// Requests through rings of io_uring.
+        const OVER_IO_URING = 1 << 41;
+    }
+}
+
+/// How much the server takes at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Largest write request in bytes; reads are as large.
+    pub max_write: u32,
+    /// Background requests (read-ahead, writeback) that the kernel keeps in flight.
+    pub max_background: u16,
+}
+
+/// What the kernel said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    unique: u64,
+    pub(crate) major: u32,
+    minor: u32,
+    max_readahead: u32,
+    pub(crate) features: Features,
+}
+
+impl Offer {
+    /// Reads the kernel's first request.
+    pub(crate) fn decode(bytes: &[u8]) -> io::Result<Self> {
+        let wrong = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let (header, body) = InHeader::read_from_prefix(bytes).map_err(|_| wrong("a FUSE request without a header"))?;
+        if header.opcode != opcode::INIT {
+            return Err(wrong("the first FUSE request is not INIT"));
+        }
+        // Older kernels send less; what is missing is zero.
+        let mut init = InitIn::default();
+        let len = body.len().min(size_of::<InitIn>());
+        init.as_mut_bytes()[..len].copy_from_slice(&body[..len]);
+        if init.major < MAJOR || init.major == MAJOR && init.minor < MINOR_MIN {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel's FUSE is older than 7.23 (Linux 3.15)",
+            ));
+        }
+        let mut features = Features::from_bits_truncate(u64::from(init.flags));
+        if features.contains(Features::INIT_EXT) {
+            features |= Features::from_bits_truncate(u64::from(init.flags2) << 32);
+        }
+        let unique = header.unique;
+        Ok(Self { unique, major: init.major, minor: init.minor, max_readahead: init.max_readahead, features })
+    }
+}
+
+/// The answer: what of `wanted` was offered. To a kernel of a later major version the answer is our version, and it asks
+/// again.
+pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: Limits) -> Vec<u8> {
+    let features = if offer.major == MAJOR { offer.features & wanted } else { Features::empty() };
+    let [low, high] = [features.bits(), features.bits() >> 32].map(|bits| u32::try_from(bits & u64::from(u32::MAX)));
+    let init = InitOut {
+        major: MAJOR,
+        minor: offer.minor.min(MINOR),
+        max_readahead: offer.max_readahead,
+        flags: low.unwrap_or_default(),
+        max_background: limits.max_background,
+        congestion_threshold: limits.max_background / 4 * 3,
+        max_write: limits.max_write,
+        time_gran: 1,
+        max_pages: u16::try_from(limits.max_write.div_ceil(4096)).unwrap_or(u16::MAX),
+        flags2: high.unwrap_or_default(),
+        ..InitOut::default()
+    };
+    let len = u32::try_from(size_of::<OutHeader>() + size_of::<InitOut>()).unwrap_or_default();
+    let header = OutHeader { len, error: 0, unique: offer.unique };
+    [header.as_bytes(), init.as_bytes()].concat()
+}
+
+/// The version that this server speaks, and the oldest that it understands.
+pub(crate) const MAJOR: u32 = 7;
+const MINOR: u32 = 45;
+const MINOR_MIN: u32 = 23;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(major: u32, minor: u32, flags: u32, flags2: u32) -> io::Result<Offer> {
+        let header = InHeader { opcode: opcode::INIT, unique: 9, ..InHeader::default() };
+        let init = InitIn { major, minor, max_readahead: 4096, flags, flags2, ..InitIn::default() };
+        Offer::decode(&[header.as_bytes(), init.as_bytes()].concat())
+    }
+
+    #[test]
+    fn only_what_was_offered_is_taken() {
+        let limits = Limits { max_write: 1 << 20, max_background: 64 };
+        let offer = offer(7, 45, 1 | 1 << 30 | 1 << 18, 1 << 9).unwrap();
+        let answer = answer_init(&offer, Features::all(), limits);
+        let (header, body) = OutHeader::read_from_prefix(&answer).unwrap();
+        let (init, _) = InitOut::read_from_prefix(body).unwrap();
+        assert_eq!((header.len, header.error, header.unique), (80, 0, 9));
+        assert_eq!((init.flags, init.flags2), (1 | 1 << 30 | 1 << 18, 1 << 9));
+        assert_eq!((init.max_pages, init.max_write, init.congestion_threshold), (256, 1 << 20, 48));
+    }
+
+    #[test]
+    fn features_beyond_32_need_the_kernels_word_and_old_kernels_are_refused() {
+        assert!(!offer(7, 45, 1, 1 << 9).unwrap().features.contains(Features::OVER_IO_URING));
+        assert!(offer(7, 22, 1, 0).is_err());
+        assert!(offer(8, 0, 1, 0).unwrap().major > MAJOR);
+        assert!(Offer::decode(&[0; 10]).is_err());
+    }
+}

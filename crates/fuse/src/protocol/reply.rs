@@ -1,0 +1,198 @@
+//! What the kernel is answered: structs and data, written straight into the buffer that it takes them from.
+
+use std::time::Duration;
+
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs};
+
+/// The body of an answer.
+///
+/// - A1. What does not fit is not written; then [`is_whole`](Self::is_whole) says no and the kernel hears of an error.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    buf: &'a mut [u8],
+    len: usize,
+    overflowed: bool,
+}
+
+/// A name that was found or made, or that there is [none](Self::none).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Entry {
+    /// Node id; 0 for a name that does not exist.
+    pub node: u64,
+    /// Tells inodes apart that have the same node id one after the other.
+    pub generation: u64,
+    /// Attributes.
+    pub attr: Attr,
+    /// How long the name may be remembered.
+    pub ttl: Duration,
+    /// How long the attributes may be.
+    pub attr_ttl: Duration,
+}
+
+impl Entry {
+    /// A name that does not exist, to be remembered as such.
+    pub fn none(ttl: Duration) -> Self {
+        Self { ttl, ..Self::default() }
+    }
+
+    fn wire(&self) -> EntryOut {
+        EntryOut {
+            node: self.node,
+            generation: self.generation,
+            entry_valid: self.ttl.as_secs(),
+            attr_valid: self.attr_ttl.as_secs(),
+            entry_valid_nsec: self.ttl.subsec_nanos(),
+            attr_valid_nsec: self.attr_ttl.subsec_nanos(),
+            attr: self.attr,
+        }
+    }
+}
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(buf: &'a mut [u8]) -> Self {
+        Self { buf, len: 0, overflowed: false }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether everything fitted (A1).
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.overflowed
+    }
+
+    /// Appends bytes.
+    pub fn data(&mut self, bytes: &[u8]) {
+        match self.buf.get_mut(self.len..self.len + bytes.len()) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                self.len += bytes.len();
+            }
+            None => self.overflowed = true,
+        }
+    }
+
+    /// Has `fill` write up to `size` bytes into the buffer itself and say how many.
+    pub fn fill<E>(&mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
+        let end = self.buf.len().min(self.len.saturating_add(size));
+        let room = self.buf.get_mut(self.len..end).unwrap_or_default();
+        let room_len = room.len();
+        self.len += fill(room)?.min(room_len);
+        Ok(())
+    }
+
+    fn put<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        self.data(value.as_bytes());
+    }
+
+    /// A name.
+    pub fn entry(&mut self, entry: &Entry) {
+        self.put(&entry.wire());
+    }
+
+    /// A name that was made and opened at once.
+    pub fn created(&mut self, entry: &Entry, open_flags: u32) {
+        self.entry(entry);
+        self.opened(open_flags);
+    }
+
+    /// An open file; there are no handles.
+    pub fn opened(&mut self, open_flags: u32) {
+        self.put(&OpenOut { fh: 0, flags: open_flags, backing_id: 0 });
+    }
+
+    /// Attributes, and how long they may be remembered.
+    pub fn attr(&mut self, ttl: Duration, attr: &Attr) {
+        self.put(&AttrOut { valid: ttl.as_secs(), valid_nsec: ttl.subsec_nanos(), padding: 0, attr: *attr });
+    }
+
+    /// How many bytes were written or copied.
+    pub fn written(&mut self, len: u32) {
+        self.put(&[len, 0]);
+    }
+
+    /// An offset.
+    pub fn offset(&mut self, offset: u64) {
+        self.put(&offset);
+    }
+
+    /// How long an extended attribute, or the list of them, is.
+    pub fn xattr_size(&mut self, len: u32) {
+        self.put(&[len, 0]);
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&mut self, statfs: &Statfs) {
+        self.put(statfs);
+    }
+
+    /// What an ioctl gives back.
+    pub fn ioctl(&mut self, data: &[u8]) {
+        self.put(&IoctlOut { result: 0, flags: 0, in_iovs: 0, out_iovs: 0 });
+        self.data(data);
+    }
+
+    /// No more than `size` bytes, as the request wants it.
+    pub fn limit(&mut self, size: u32) {
+        let buf = std::mem::take(&mut self.buf);
+        let end = buf.len().min(size as usize);
+        self.buf = &mut buf[..end];
+    }
+
+    /// Appends a name of a directory; `kind` is the upper part of a mode (`DT_REG` and the like). Says whether it fitted.
+    pub fn dirent(&mut self, ino: u64, cookie: u64, kind: u32, name: &[u8]) -> bool {
+        self.dirent_behind(&[], ino, cookie, kind, name)
+    }
+
+    /// The same with what a lookup of it would give.
+    pub fn dirent_plus(&mut self, entry: &Entry, cookie: u64, name: &[u8]) -> bool {
+        self.dirent_behind(entry.wire().as_bytes(), entry.attr.ino, cookie, entry.attr.mode >> 12 & 15, name)
+    }
+
+    fn dirent_behind(&mut self, before: &[u8], ino: u64, cookie: u64, kind: u32, name: &[u8]) -> bool {
+        let Ok(name_len) = u32::try_from(name.len()) else { return false };
+        let end = self.len + (before.len() + size_of::<Dirent>() + name.len()).next_multiple_of(8);
+        if end > self.buf.len() {
+            return false;
+        }
+        self.data(before);
+        self.put(&Dirent { ino, cookie, name_len, kind });
+        self.data(name);
+        self.buf[self.len..end].zero();
+        self.len = end;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fill_a_buffer_and_no_more() {
+        let mut buf = [0xff; 100];
+        let mut reply = Reply::new(&mut buf);
+        reply.limit(96);
+        assert!(reply.dirent(256, 1, 4, b".") && reply.dirent(257, 2, 8, b"12345678"));
+        assert_eq!(reply.len(), 64);
+        assert!(!reply.dirent(258, 3, 8, b"123456789"), "32 bytes are left, 33 needed");
+        assert!(reply.dirent(258, 3, 8, b"x"));
+        assert!(reply.is_whole() && reply.len() == 96);
+        assert_eq!(buf[24..32], [b'.', 0, 0, 0, 0, 0, 0, 0], "padded with zeros");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told() {
+        let mut buf = [0; 20];
+        let mut reply = Reply::new(&mut buf);
+        reply.written(7);
+        reply.statfs(&Statfs::default());
+        assert!(!reply.is_whole() && reply.len() == 8);
+        let mut reply = Reply::new(&mut buf);
+        reply.fill(100, |room| Ok::<_, ()>(room.len() + 1)).unwrap();
+        assert_eq!(reply.len(), 20);
+    }
+}

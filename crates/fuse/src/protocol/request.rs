@@ -1,0 +1,308 @@
+//! What the kernel asks.
+//!
+//! A request is a header, a struct of fixed size that depends on the opcode, and names or data. Through /dev/fuse they
+//! come behind each other; in a ring the struct has a place of its own.
+//!
+//! - P1. Whatever the bytes are, decoding them does not panic: what is too short is no request.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+use super::wire::{InHeader, Setattr, opcode};
+
+/// A request, and who makes it.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The inode that it is about.
+    pub node: u64,
+    /// The user.
+    pub uid: u32,
+    /// The user's first group.
+    pub gid: u32,
+    /// The thread.
+    pub pid: u32,
+    /// What is asked.
+    pub operation: Operation<'a>,
+}
+
+/// What is asked. Names come without a terminator; flags and modes are those of the system calls.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the arguments of the system calls that they come from")]
+pub enum Operation<'a> {
+    Lookup {
+        name: &'a [u8],
+    },
+    Getattr,
+    Setattr(Setattr),
+    Readlink,
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    Mknod {
+        name: &'a [u8],
+        mode: u32,
+        rdev: u32,
+        umask: u32,
+    },
+    Mkdir {
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    Rmdir {
+        name: &'a [u8],
+    },
+    Rename {
+        name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        name: &'a [u8],
+    },
+    Open {
+        flags: i32,
+    },
+    Read {
+        offset: u64,
+        size: u32,
+    },
+    Write {
+        offset: u64,
+        data: &'a [u8],
+        kill_suid_sgid: bool,
+    },
+    Statfs,
+    Release {
+        flags: i32,
+    },
+    Fsync {
+        datasync: bool,
+    },
+    Fsyncdir {
+        datasync: bool,
+    },
+    Setxattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: u32,
+    },
+    Getxattr {
+        name: &'a [u8],
+        size: u32,
+    },
+    Listxattr {
+        size: u32,
+    },
+    Removexattr {
+        name: &'a [u8],
+    },
+    Readdir {
+        offset: u64,
+        size: u32,
+    },
+    Readdirplus {
+        offset: u64,
+        size: u32,
+    },
+    Create {
+        name: &'a [u8],
+        flags: i32,
+        mode: u32,
+        umask: u32,
+    },
+    Ioctl {
+        cmd: u32,
+        data: &'a [u8],
+        out_size: u32,
+    },
+    Fallocate {
+        offset: u64,
+        length: u64,
+        mode: u32,
+    },
+    Lseek {
+        offset: u64,
+        whence: u32,
+    },
+    CopyFileRange {
+        offset: u64,
+        to_node: u64,
+        to_offset: u64,
+        len: u64,
+    },
+    /// Something else, by its opcode.
+    Other(u32),
+}
+
+/// Bytes of the fixed part of a request.
+pub(crate) fn fixed_len(number: u32) -> usize {
+    match number {
+        opcode::SETATTR => size_of::<Setattr>(),
+        opcode::MKNOD | opcode::GETATTR | opcode::FSYNC | opcode::FSYNCDIR | opcode::CREATE | opcode::RENAME2 => 16,
+        opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN => 8,
+        opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR => 8,
+        opcode::READ | opcode::WRITE | opcode::READDIR | opcode::READDIRPLUS => 40,
+        opcode::RELEASE | opcode::LSEEK => 24,
+        opcode::IOCTL | opcode::FALLOCATE => 32,
+        opcode::COPY_FILE_RANGE => 56,
+        _ => 0,
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Reads a request from its three parts. `None` if they are too short (P1).
+    pub(crate) fn decode(header: &InHeader, fixed: &[u8], rest: &'a [u8]) -> Option<Self> {
+        let operation = Operation::decode(header.opcode, fixed, rest)?;
+        Some(Self { node: header.node, uid: header.uid, gid: header.gid, pid: header.pid, operation })
+    }
+}
+
+impl<'a> Operation<'a> {
+    fn decode(number: u32, fixed: &[u8], rest: &'a [u8]) -> Option<Self> {
+        let mut names = Names(rest);
+        Some(match number {
+            opcode::LOOKUP => Self::Lookup { name: names.take()? },
+            opcode::GETATTR => Self::Getattr,
+            opcode::SETATTR => Self::Setattr(take(fixed)?),
+            opcode::READLINK => Self::Readlink,
+            opcode::SYMLINK => Self::Symlink { name: names.take()?, target: names.take()? },
+            opcode::MKNOD => {
+                let [mode, rdev, umask, _]: [u32; 4] = take(fixed)?;
+                Self::Mknod { name: names.take()?, mode, rdev, umask }
+            }
+            opcode::MKDIR => {
+                let [mode, umask]: [u32; 2] = take(fixed)?;
+                Self::Mkdir { name: names.take()?, mode, umask }
+            }
+            opcode::UNLINK => Self::Unlink { name: names.take()? },
+            opcode::RMDIR => Self::Rmdir { name: names.take()? },
+            opcode::RENAME => {
+                let new_parent: u64 = take(fixed)?;
+                Self::Rename { name: names.take()?, new_parent, new_name: names.take()?, flags: 0 }
+            }
+            opcode::RENAME2 => {
+                let (new_parent, flags): (u64, u32) = (take(fixed)?, take(fixed.get(8..)?)?);
+                Self::Rename { name: names.take()?, new_parent, new_name: names.take()?, flags }
+            }
+            opcode::LINK => Self::Link { node: take(fixed)?, name: names.take()? },
+            opcode::OPEN => Self::Open { flags: take(fixed)? },
+            opcode::READ | opcode::READDIR | opcode::READDIRPLUS => {
+                let (offset, size): (u64, u32) = (take(fixed.get(8..)?)?, take(fixed.get(16..)?)?);
+                match number {
+                    opcode::READ => Self::Read { offset, size },
+                    opcode::READDIR => Self::Readdir { offset, size },
+                    _ => Self::Readdirplus { offset, size },
+                }
+            }
+            opcode::WRITE => {
+                let offset: u64 = take(fixed.get(8..)?)?;
+                let [size, flags]: [u32; 2] = take(fixed.get(16..)?)?;
+                let data = rest.get(..usize::try_from(size).ok()?)?;
+                Self::Write { offset, data, kill_suid_sgid: flags & WRITE_KILL_SUIDGID != 0 }
+            }
+            opcode::STATFS => Self::Statfs,
+            opcode::RELEASE => Self::Release { flags: take(fixed.get(8..)?)? },
+            opcode::FSYNC | opcode::FSYNCDIR => {
+                let flags: u32 = take(fixed.get(8..)?)?;
+                let datasync = flags & FSYNC_DATA != 0;
+                if number == opcode::FSYNC { Self::Fsync { datasync } } else { Self::Fsyncdir { datasync } }
+            }
+            opcode::SETXATTR => {
+                let [size, flags]: [u32; 2] = take(fixed)?;
+                let name = names.take()?;
+                Self::Setxattr { name, value: names.0.get(..usize::try_from(size).ok()?)?, flags }
+            }
+            opcode::GETXATTR => Self::Getxattr { size: take(fixed)?, name: names.take()? },
+            opcode::LISTXATTR => Self::Listxattr { size: take(fixed)? },
+            opcode::REMOVEXATTR => Self::Removexattr { name: names.take()? },
+            opcode::CREATE => {
+                let flags: i32 = take(fixed)?;
+                let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;
+                Self::Create { name: names.take()?, flags, mode, umask }
+            }
+            opcode::IOCTL => {
+                let cmd: u32 = take(fixed.get(12..)?)?;
+                let [in_size, out_size]: [u32; 2] = take(fixed.get(24..)?)?;
+                Self::Ioctl { cmd, data: rest.get(..usize::try_from(in_size).ok()?)?, out_size }
+            }
+            opcode::FALLOCATE => {
+                let [offset, length]: [u64; 2] = take(fixed.get(8..)?)?;
+                Self::Fallocate { offset, length, mode: take(fixed.get(24..)?)? }
+            }
+            opcode::LSEEK => Self::Lseek { offset: take(fixed.get(8..)?)?, whence: take(fixed.get(16..)?)? },
+            opcode::COPY_FILE_RANGE => {
+                let [offset, to_node, _, to_offset, len]: [u64; 5] = take(fixed.get(8..)?)?;
+                Self::CopyFileRange { offset, to_node, to_offset, len }
+            }
+            other => Self::Other(other),
+        })
+    }
+}
+
+/// The nodes that FORGET or BATCH_FORGET gives back, and how many references to each.
+pub(crate) fn forgotten(header: &InHeader, body: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let one = (header.opcode == opcode::FORGET).then(|| take(body)).flatten().map(|count: u64| (header.node, count));
+    let nr = if header.opcode == opcode::BATCH_FORGET { take::<u32>(body).unwrap_or(0) } else { 0 };
+    let rest = body.get(8..).unwrap_or_default();
+    let many = rest.chunks_exact(16).take(nr as usize).filter_map(take::<[u64; 2]>).map(<(u64, u64)>::from);
+    one.into_iter().chain(many)
+}
+
+fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Option<T> {
+    T::read_from_prefix(bytes).ok().map(|(value, _)| value)
+}
+
+/// Strings that end with a zero byte, behind each other.
+struct Names<'a>(&'a [u8]);
+
+impl<'a> Names<'a> {
+    fn take(&mut self) -> Option<&'a [u8]> {
+        let end = self.0.iter().position(|&byte| byte == 0)?;
+        let (name, rest) = self.0.split_at(end);
+        self.0 = rest.get(1..)?;
+        Some(name)
+    }
+}
+
+const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+const FSYNC_DATA: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_requests_are_none() {
+        for number in 0..60 {
+            let header = InHeader { opcode: number, ..InHeader::default() };
+            let bytes = [1; 200];
+            for len in 0..bytes.len() {
+                let fixed = &bytes[..len.min(fixed_len(number))];
+                let _ = Request::decode(&header, fixed, &bytes[fixed.len()..len]);
+                let _ = forgotten(&header, &bytes[..len]).count();
+            }
+            let needs_more = !matches!(Operation::decode(number, &[], &[]), None | Some(Operation::Other(_)));
+            let nothing = [opcode::GETATTR, opcode::READLINK, opcode::STATFS];
+            assert_eq!(needs_more, nothing.contains(&number), "{number}");
+        }
+    }
+
+    #[test]
+    fn names_and_values_are_found() {
+        let decoded = Operation::decode(opcode::SYMLINK, &[], b"name\0target\0").unwrap();
+        assert!(matches!(decoded, Operation::Symlink { name: b"name", target: b"target" }));
+        let fixed = [[3, 0, 0, 0], [1, 0, 0, 0]].concat();
+        let decoded = Operation::decode(opcode::SETXATTR, &fixed, b"user.x\0abc").unwrap();
+        assert!(matches!(decoded, Operation::Setxattr { name: b"user.x", value: b"abc", flags: 1 }));
+        assert!(Operation::decode(opcode::SETXATTR, &fixed, b"user.x\0ab").is_none());
+        let header = InHeader { opcode: opcode::BATCH_FORGET, ..InHeader::default() };
+        let body: Vec<u8> = [2u64, 300, 1, 301, 5].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(forgotten(&header, &body).collect::<Vec<_>>(), [(300, 1), (301, 5)]);
+    }
+}

@@ -1,0 +1,298 @@
+//! Structs that travel, in the byte order of the machine. Fields that nobody here reads keep their kernel's place.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Numbers of requests.
+pub(crate) mod opcode {
+    pub(crate) const LOOKUP: u32 = 1;
+    pub(crate) const FORGET: u32 = 2;
+    pub(crate) const GETATTR: u32 = 3;
+    pub(crate) const SETATTR: u32 = 4;
+    pub(crate) const READLINK: u32 = 5;
+    pub(crate) const SYMLINK: u32 = 6;
+    pub(crate) const MKNOD: u32 = 8;
+    pub(crate) const MKDIR: u32 = 9;
+    pub(crate) const UNLINK: u32 = 10;
+    pub(crate) const RMDIR: u32 = 11;
+    pub(crate) const RENAME: u32 = 12;
+    pub(crate) const LINK: u32 = 13;
+    pub(crate) const OPEN: u32 = 14;
+    pub(crate) const READ: u32 = 15;
+    pub(crate) const WRITE: u32 = 16;
+    pub(crate) const STATFS: u32 = 17;
+    pub(crate) const RELEASE: u32 = 18;
+    pub(crate) const FSYNC: u32 = 20;
+    pub(crate) const SETXATTR: u32 = 21;
+    pub(crate) const GETXATTR: u32 = 22;
+    pub(crate) const LISTXATTR: u32 = 23;
+    pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const INIT: u32 = 26;
+    pub(crate) const READDIR: u32 = 28;
+    pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const CREATE: u32 = 35;
+    pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const IOCTL: u32 = 39;
+    pub(crate) const BATCH_FORGET: u32 = 42;
+    pub(crate) const FALLOCATE: u32 = 43;
+    pub(crate) const READDIRPLUS: u32 = 44;
+    pub(crate) const RENAME2: u32 = 45;
+    pub(crate) const LSEEK: u32 = 46;
+    pub(crate) const COPY_FILE_RANGE: u32 = 47;
+}
+
+/// `struct fuse_in_header`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InHeader {
+    pub(crate) len: u32,
+    pub(crate) opcode: u32,
+    pub(crate) unique: u64,
+    pub(crate) node: u64,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+    pub(crate) total_extlen: u16,
+    pub(crate) padding: u16,
+}
+
+/// `struct fuse_out_header`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct OutHeader {
+    pub(crate) len: u32,
+    pub(crate) error: i32,
+    pub(crate) unique: u64,
+}
+
+/// A point in time: seconds since 1970 and nanoseconds that count forward, also before 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// Seconds since 1970.
+    pub sec: i64,
+    /// Nanoseconds, below 10^9.
+    pub nsec: u32,
+}
+
+/// `struct fuse_attr`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the fields of stat(2)")]
+pub struct Attr {
+    pub ino: u64,
+    pub size: u64,
+    pub blocks: u64,
+    pub atime: i64,
+    pub mtime: i64,
+    pub ctime: i64,
+    pub atimensec: u32,
+    pub mtimensec: u32,
+    pub ctimensec: u32,
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub blksize: u32,
+    pub flags: u32,
+}
+
+impl Attr {
+    /// Sets the time of the last read.
+    pub fn set_atime(&mut self, time: Time) {
+        (self.atime, self.atimensec) = (time.sec, time.nsec);
+    }
+
+    /// Sets the time of the last change of content.
+    pub fn set_mtime(&mut self, time: Time) {
+        (self.mtime, self.mtimensec) = (time.sec, time.nsec);
+    }
+
+    /// Sets the time of the last change.
+    pub fn set_ctime(&mut self, time: Time) {
+        (self.ctime, self.ctimensec) = (time.sec, time.nsec);
+    }
+}
+
+/// `struct fuse_setattr_in`: what is to change.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Setattr {
+    valid: u32,
+    padding: u32,
+    fh: u64,
+    size: u64,
+    lock_owner: u64,
+    atime: i64,
+    mtime: i64,
+    ctime: i64,
+    atimensec: u32,
+    mtimensec: u32,
+    ctimensec: u32,
+    mode: u32,
+    unused4: u32,
+    uid: u32,
+    gid: u32,
+    unused5: u32,
+}
+
+impl Setattr {
+    fn has(&self, bit: u32) -> bool {
+        self.valid & 1 << bit != 0
+    }
+
+    /// The new mode, with the file's type.
+    pub fn mode(&self) -> Option<u32> {
+        self.has(0).then_some(self.mode)
+    }
+
+    /// The new owner.
+    pub fn uid(&self) -> Option<u32> {
+        self.has(1).then_some(self.uid)
+    }
+
+    /// The new group.
+    pub fn gid(&self) -> Option<u32> {
+        self.has(2).then_some(self.gid)
+    }
+
+    /// The new size in bytes.
+    pub fn size(&self) -> Option<u64> {
+        self.has(3).then_some(self.size)
+    }
+
+    /// The new time of the last read; the inner `None` is the server's now.
+    pub fn atime(&self) -> Option<Option<Time>> {
+        let given = Time { sec: self.atime, nsec: self.atimensec };
+        self.has(4).then_some((!self.has(7)).then_some(given))
+    }
+
+    /// The new time of the last change of content; the inner `None` is the server's now.
+    pub fn mtime(&self) -> Option<Option<Time>> {
+        let given = Time { sec: self.mtime, nsec: self.mtimensec };
+        self.has(5).then_some((!self.has(8)).then_some(given))
+    }
+
+    /// The new time of the last change.
+    pub fn ctime(&self) -> Option<Time> {
+        self.has(10).then_some(Time { sec: self.ctime, nsec: self.ctimensec })
+    }
+}
+
+/// `struct fuse_kstatfs`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the fields of statfs(2)")]
+pub struct Statfs {
+    pub blocks: u64,
+    pub bfree: u64,
+    pub bavail: u64,
+    pub files: u64,
+    pub ffree: u64,
+    pub bsize: u32,
+    pub namelen: u32,
+    pub frsize: u32,
+    pub padding: u32,
+    pub spare: [u32; 6],
+}
+
+/// `struct fuse_entry_out`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct EntryOut {
+    pub(crate) node: u64,
+    pub(crate) generation: u64,
+    pub(crate) entry_valid: u64,
+    pub(crate) attr_valid: u64,
+    pub(crate) entry_valid_nsec: u32,
+    pub(crate) attr_valid_nsec: u32,
+    pub(crate) attr: Attr,
+}
+
+/// `struct fuse_attr_out`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct AttrOut {
+    pub(crate) valid: u64,
+    pub(crate) valid_nsec: u32,
+    pub(crate) padding: u32,
+    pub(crate) attr: Attr,
+}
+
+/// `struct fuse_open_out`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct OpenOut {
+    pub(crate) fh: u64,
+    pub(crate) flags: u32,
+    pub(crate) backing_id: i32,
+}
+
+/// `struct fuse_dirent` without its name.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Dirent {
+    pub(crate) ino: u64,
+    pub(crate) cookie: u64,
+    pub(crate) name_len: u32,
+    pub(crate) kind: u32,
+}
+
+/// `struct fuse_ioctl_out`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct IoctlOut {
+    pub(crate) result: i32,
+    pub(crate) flags: u32,
+    pub(crate) in_iovs: u32,
+    pub(crate) out_iovs: u32,
+}
+
+/// `struct fuse_notify_inval_inode_out`, behind its header.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InvalInode {
+    pub(crate) header: OutHeader,
+    pub(crate) node: u64,
+    pub(crate) offset: i64,
+    pub(crate) len: i64,
+}
+
+/// `struct fuse_init_in` of protocol 7.36.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InitIn {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) max_readahead: u32,
+    pub(crate) flags: u32,
+    pub(crate) flags2: u32,
+    pub(crate) unused: [u32; 11],
+}
+
+/// `struct fuse_init_out`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InitOut {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) max_readahead: u32,
+    pub(crate) flags: u32,
+    pub(crate) max_background: u16,
+    pub(crate) congestion_threshold: u16,
+    pub(crate) max_write: u32,
+    pub(crate) time_gran: u32,
+    pub(crate) max_pages: u16,
+    pub(crate) map_alignment: u16,
+    pub(crate) flags2: u32,
+    pub(crate) max_stack_depth: u32,
+    pub(crate) request_timeout: u16,
+    pub(crate) unused: [u16; 11],
+}
+
+const _: () = {
+    assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
+    assert!(size_of::<Attr>() == 88 && size_of::<Setattr>() == 88 && size_of::<Statfs>() == 80);
+    assert!(size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104 && size_of::<OpenOut>() == 16);
+    assert!(size_of::<Dirent>() == 24 && size_of::<IoctlOut>() == 16 && size_of::<InvalInode>() == 40);
+    assert!(size_of::<InitIn>() == 64 && size_of::<InitOut>() == 64);
+};

@@ -1,0 +1,185 @@
+//! A crew: the threads that take requests from one queue.
+//!
+//! - C1. However many wait aside, another one takes requests, as long as threads can be had.
+//! - C2. Of those who wait for the kernel itself (which may have to write to us first), never so many do that nobody is left:
+//!   who would be the last is not let go ([`Place::aside_for_kernel`]).
+//! - C3. A thread that came for one who stepped aside and is not needed any more rests, and ends after a while.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Counts the threads of a queue.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    base: usize,
+    state: Mutex<State>,
+    called: Condvar,
+    /// More threads than needed: looked at after every request, without a lock.
+    is_crowded: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Threads that take requests or handle one, those aside among them.
+    nr_serving: usize,
+    nr_aside: usize,
+    nr_resting: usize,
+    /// Of those resting, how many were called back.
+    nr_called: usize,
+    is_closed: bool,
+}
+
+impl Crew {
+    /// A crew of `base` threads, who are about to start.
+    pub(crate) fn new(base: usize) -> Self {
+        let state = State { nr_serving: base, nr_aside: 0, nr_resting: 0, nr_called: 0, is_closed: false };
+        Self { base, state: Mutex::new(state), called: Condvar::new(), is_crowded: AtomicBool::new(false) }
+    }
+
+    /// After a request: whether this thread is to go on, or to end (C3).
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.is_crowded.load(Ordering::Relaxed) || self.rest()
+    }
+
+    fn rest(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.is_closed || !self.is_crowded(&state) {
+            return true;
+        }
+        state.nr_serving -= 1;
+        state.nr_resting += 1;
+        self.is_crowded.store(self.is_crowded(&state), Ordering::Relaxed);
+        self.called.wait_while_for(&mut state, |state| state.nr_called == 0 && !state.is_closed, IDLE);
+        state.nr_resting -= 1;
+        if state.nr_called > 0 {
+            state.nr_called -= 1;
+            return true;
+        }
+        false
+    }
+
+    /// The connection is gone: nobody rests any longer.
+    pub(crate) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.called.notify_all();
+    }
+
+    fn is_crowded(&self, state: &State) -> bool {
+        state.nr_serving - state.nr_aside > self.base
+    }
+
+    /// Steps aside, with someone else in its place if all others are aside too. Says whether somebody is left.
+    fn step_aside(&self, grow: &dyn Fn() -> bool) -> bool {
+        let mut state = self.state.lock();
+        state.nr_aside += 1;
+        if state.nr_aside < state.nr_serving {
+            return true;
+        }
+        if state.nr_resting > state.nr_called {
+            state.nr_called += 1;
+            self.called.notify_one();
+        } else if !grow() {
+            return false;
+        }
+        state.nr_serving += 1;
+        true
+    }
+
+    fn step_back(&self) {
+        let mut state = self.state.lock();
+        state.nr_aside -= 1;
+        self.is_crowded.store(self.is_crowded(&state), Ordering::Relaxed);
+    }
+}
+
+/// Where a handler runs: a thread of a crew.
+pub struct Place<'a> {
+    pub(super) crew: &'a Crew,
+    /// Starts another thread of the crew.
+    pub(super) grow: &'a dyn Fn() -> bool,
+}
+
+impl Place<'_> {
+    /// Does what waits for a device, while another thread takes requests.
+    pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.crew.step_aside(self.grow);
+        let _back = StepBack(self.crew);
+        work()
+    }
+
+    /// Does what waits for the kernel, which may first have requests of its own. `None` if nobody would be left to take them
+    /// (C2); then it was not done.
+    pub fn aside_for_kernel<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let is_replaced = self.crew.step_aside(self.grow);
+        let _back = StepBack(self.crew);
+        is_replaced.then(work)
+    }
+}
+
+impl std::fmt::Debug for Place<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place").field("crew", self.crew).finish_non_exhaustive()
+    }
+}
+
+struct StepBack<'a>(&'a Crew);
+
+impl Drop for StepBack<'_> {
+    fn drop(&mut self) {
+        self.0.step_back();
+    }
+}
+
+/// A thread without work ends after this.
+const IDLE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn somebody_is_always_left_to_take_requests() {
+        let crew = Crew::new(2);
+        let started = Cell::new(0);
+        let grow = || {
+            started.set(started.get() + 1);
+            started.get() <= 1
+        };
+        let place = Place { crew: &crew, grow: &grow };
+        let nested = place.aside_for_kernel(|| {
+            assert_eq!(started.get(), 0, "the other one is there");
+            place.aside_for_kernel(|| {
+                assert_eq!(started.get(), 1, "one was started");
+                place.aside_for_kernel(|| unreachable!("C2"))
+            })
+        });
+        assert_eq!(nested, Some(Some(None)));
+        assert_eq!(started.get(), 2);
+        assert_eq!(crew.state.lock().nr_aside, 0);
+        assert!(place.aside(|| true), "what waits for a device only is always done");
+    }
+
+    #[test]
+    fn who_is_not_needed_rests_until_called() {
+        let crew = Crew::new(1);
+        let place = Place { crew: &crew, grow: &|| true };
+        place.aside(|| assert!(crew.goes_on(), "two serve, one of them aside"));
+        std::thread::scope(|scope| {
+            let resting = scope.spawn(|| crew.goes_on());
+            while crew.state.lock().nr_resting == 0 {
+                std::thread::yield_now();
+            }
+            let no_thread = Place { crew: &crew, grow: &|| unreachable!("someone rests") };
+            no_thread.aside(|| assert!(resting.join().unwrap(), "C1: called back"));
+            let closing = scope.spawn(|| crew.goes_on());
+            while crew.state.lock().nr_resting == 0 {
+                std::thread::yield_now();
+            }
+            crew.close();
+            assert!(!closing.join().unwrap());
+        });
+    }
+}

@@ -1,0 +1,83 @@
+//! Requests read from /dev/fuse.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Handler, Place, Shared, answer, forget, spawn};
+use crate::protocol::{InHeader, OutHeader, Reply, fixed_len, opcode};
+
+/// Starts the threads.
+pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, nr_threads: usize) -> io::Result<()> {
+    (0..nr_threads).try_for_each(|_| start_one(shared))
+}
+
+fn start_one<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
+    spawn(shared, "fuse", |shared| {
+        let done = work(shared);
+        shared.dev.close();
+        done
+    })
+}
+
+fn work<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
+    let mut request = vec![0; buffer_len(shared.max_write)];
+    let mut body = vec![0; buffer_len(shared.max_write)];
+    let grow = || start_one(shared).is_ok();
+    let place = Place { crew: &shared.dev, grow: &grow };
+    loop {
+        let len = match read(shared.device.as_fd(), &mut request) {
+            Ok(len) => len,
+            Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Ok((header, rest)) = InHeader::read_from_prefix(&request[..len]) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a FUSE request without a header"));
+        };
+        if matches!(header.opcode, opcode::FORGET | opcode::BATCH_FORGET) {
+            forget(&shared.handler, &header, rest);
+            continue;
+        }
+        let parts = rest.split_at_checked(fixed_len(header.opcode)).unwrap_or((rest, &[]));
+        let mut reply = Reply::new(&mut body);
+        let error = answer(&shared.handler, &header, parts, &mut reply, &place);
+        let len = if error == 0 { reply.len() } else { 0 };
+        send(shared.device.as_fd(), header.unique, error, &body[..len])?;
+        if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads a request. `ENODEV`: the mount is gone.
+pub(super) fn read(device: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match rustix::io::read(device, &mut *buffer) {
+            Ok(len) => return Ok(len),
+            // The request was withdrawn before it was read, or a signal came.
+            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
+    let len = u32::try_from(size_of::<OutHeader>() + body.len()).unwrap_or(u32::MAX);
+    let header = OutHeader { len, error, unique };
+    match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(body)]) {
+        // Whoever asked does not wait any more; or the mount is gone, which the next read tells.
+        Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
+        Err(errno) => {
+            tracing::debug!("the kernel does not take the answer {unique}: {errno}");
+            Ok(())
+        }
+    }
+}
+
+/// Room for the largest request, which is a write; and for the largest answer, which is a read as long or an attribute.
+pub(super) fn buffer_len(max_write: usize) -> usize {
+    max_write.max(64 << 10) + 4096
+}

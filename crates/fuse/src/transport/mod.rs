@@ -1,0 +1,243 @@
+//! How requests come from the kernel and answers go back.
+//!
+//! | module     | what                                                                     |
+//! |------------|--------------------------------------------------------------------------|
+//! | `crew`     | how many threads take requests                                           |
+//! | `dev_fuse` | requests read from /dev/fuse: works everywhere                           |
+//! | `ring`     | requests in rings of io_uring, handled on the processor they came from   |
+//!
+//! Invariants:
+//! - T1. A request that wants an answer gets one, from the thread that took it. A handler that waits steps
+//!   [aside](Place::aside), so that others are taken meanwhile.
+//! - T2. The kernel is told that there will be rings only when they exist: from then on it holds back all requests until
+//!   each queue has one.
+
+mod crew;
+mod dev_fuse;
+mod ring;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::thread::CpuSet;
+use zerocopy::IntoBytes;
+
+use crate::protocol::{
+    Features, InHeader, InvalInode, Limits, MAJOR, Offer, OutHeader, Reply, Request, answer_init, forgotten, opcode,
+};
+use crew::Crew;
+pub use crew::Place;
+
+/// Whoever answers requests. Called by many threads at once; must not panic.
+pub trait Handler: Send + Sync + 'static {
+    /// Writes the answer, or says why there is none.
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<(), Errno>;
+
+    /// The kernel gives back `count` references to a node.
+    fn forget(&self, node: u64, count: u64);
+}
+
+/// Which way requests come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// In rings where the kernel has them, else through /dev/fuse.
+    #[default]
+    Auto,
+    /// Through /dev/fuse.
+    DevFuse,
+}
+
+/// How to serve.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Features that the handler makes use of; the transport adds its own.
+    pub features: Features,
+    /// How much is taken at once.
+    pub limits: Limits,
+    /// Which way.
+    pub transport: Transport,
+    /// Threads that take requests from /dev/fuse; 0 for the default.
+    pub nr_threads: usize,
+}
+
+/// A connection to the kernel on which both sides have said what they can.
+#[derive(Debug)]
+pub struct Connection {
+    device: Arc<OwnedFd>,
+    rings: Option<ring::Rings>,
+    max_write: usize,
+    nr_threads: usize,
+}
+
+impl Connection {
+    /// Makes the first exchange on an open /dev/fuse that belongs to a mount.
+    pub fn open(device: OwnedFd, config: &Config) -> io::Result<Self> {
+        let mut wanted = config.features | TRANSPORT_FEATURES;
+        loop {
+            let mut request = vec![0; dev_fuse::buffer_len(0)];
+            let len = dev_fuse::read(device.as_fd(), &mut request)?;
+            let offer = Offer::decode(&request[..len])?;
+            let mut limits = config.limits;
+            let mut rings = None;
+            if config.transport == Transport::Auto && offer.features.contains(Features::OVER_IO_URING) {
+                rings = ring::Rings::new(&mut limits);
+            }
+            wanted.set(Features::OVER_IO_URING, rings.is_some());
+            rustix::io::write(&device, &answer_init(&offer, wanted, limits))?;
+            if offer.major == MAJOR {
+                tracing::debug!("requests come {}", if rings.is_some() { "in rings" } else { "through /dev/fuse" });
+                let nr_threads = if config.nr_threads == 0 { NR_THREADS } else { config.nr_threads };
+                let max_write = limits.max_write as usize;
+                return Ok(Self { device: Arc::new(device), rings, max_write, nr_threads });
+            }
+        }
+    }
+
+    /// Whether requests come in rings.
+    pub fn has_rings(&self) -> bool {
+        self.rings.is_some()
+    }
+
+    /// For telling the kernel what it does not ask.
+    pub fn notifier(&self) -> Notifier {
+        Notifier(Arc::clone(&self.device))
+    }
+
+    /// Serves until the mount is gone; gives up early when a thread fails.
+    pub fn serve<H: Handler>(self, handler: H) -> io::Result<()> {
+        let (ended, results) = channel();
+        let (places, nr_dev_threads) = match self.rings {
+            Some(rings) => (rings, 1),
+            None => (ring::Rings::default(), self.nr_threads),
+        };
+        let shared = Arc::new(Shared {
+            device: self.device,
+            handler,
+            max_write: self.max_write,
+            dev: Crew::new(nr_dev_threads),
+            queues: (0..places.nr_queues).map(|_| Crew::new(places.nr_in_queue)).collect(),
+            processors: places.processors,
+            nr_live: AtomicUsize::new(0),
+            ended: Mutex::new(ended),
+        });
+        ring::start(&shared, places.rings)?;
+        dev_fuse::start(&shared, nr_dev_threads)?;
+        wait_for_all(&shared, &results)
+    }
+}
+
+/// What the threads of a connection share.
+struct Shared<H> {
+    device: Arc<OwnedFd>,
+    handler: H,
+    max_write: usize,
+    /// Threads that read /dev/fuse.
+    dev: Crew,
+    /// Threads of each processor's queue.
+    queues: Vec<Crew>,
+    /// Where this process may run.
+    processors: Option<CpuSet>,
+    nr_live: AtomicUsize,
+    ended: Mutex<Sender<io::Result<()>>>,
+}
+
+/// Starts a thread; how it ends is heard by [`wait_for_all`].
+fn spawn<H: Handler>(
+    shared: &Arc<Shared<H>>,
+    name: &str,
+    work: impl FnOnce(&Arc<Shared<H>>) -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
+    /// Says so also when the thread panics.
+    struct Ended(Sender<io::Result<()>>, io::Result<()>);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.send(std::mem::replace(&mut self.1, Ok(())));
+        }
+    }
+    let (own, ended) = (Arc::clone(shared), shared.ended.lock().clone());
+    shared.nr_live.fetch_add(1, Ordering::AcqRel);
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let mut ended = Ended(ended, Err(io::Error::other("a thread that serves requests panicked")));
+        let result = work(&own);
+        // Before the end is known: then nobody but the session has the handler.
+        drop(own);
+        ended.1 = result;
+    });
+    if let Err(error) = started {
+        shared.nr_live.fetch_sub(1, Ordering::AcqRel);
+        return Err(error);
+    }
+    Ok(())
+}
+
+fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io::Result<()> {
+    while let Ok(result) = results.recv() {
+        result?;
+        if shared.nr_live.fetch_sub(1, Ordering::AcqRel) == 1 {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Handles a request and says how it went: 0 or a negative errno.
+fn answer<H: Handler>(
+    handler: &H,
+    header: &InHeader,
+    (fixed, rest): (&[u8], &[u8]),
+    reply: &mut Reply<'_>,
+    place: &Place<'_>,
+) -> i32 {
+    if header.opcode == opcode::DESTROY {
+        return 0;
+    }
+    let done = match Request::decode(header, fixed, rest) {
+        Some(request) => handler.handle(&request, reply, place),
+        None => Err(Errno::IO),
+    };
+    match done {
+        Ok(()) if reply.is_whole() => 0,
+        Ok(()) => -Errno::RANGE.raw_os_error(),
+        Err(errno) => -errno.raw_os_error(),
+    }
+}
+
+fn forget<H: Handler>(handler: &H, header: &InHeader, body: &[u8]) {
+    for (node, count) in forgotten(header, body) {
+        handler.forget(node, count);
+    }
+}
+
+/// Tells the kernel what it does not ask.
+#[derive(Clone, Debug)]
+pub struct Notifier(Arc<OwnedFd>);
+
+impl Notifier {
+    /// Has the kernel forget a node's attributes, and its pages from `offset` on, after writing back those that are dirty;
+    /// no pages if `offset` is negative, all to the end if `len` is 0. A node that it does not know is no error.
+    pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
+        let size = u32::try_from(size_of::<InvalInode>()).unwrap_or_default();
+        let header = OutHeader { len: size, error: NOTIFY_INVAL_INODE, unique: 0 };
+        match rustix::io::write(&self.0, InvalInode { header, node, offset, len }.as_bytes()) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+const NOTIFY_INVAL_INODE: i32 = 2;
+
+/// Threads that read /dev/fuse when nothing else is said: enough that some may wait for the device.
+const NR_THREADS: usize = 4;
+
+/// Without these requests are small.
+const TRANSPORT_FEATURES: Features = Features::ASYNC_READ
+    .union(Features::BIG_WRITES)
+    .union(Features::MAX_PAGES)
+    .union(Features::INIT_EXT)
+    .union(Features::OVER_IO_URING);

@@ -1,0 +1,157 @@
+//! Requests in rings of io_uring: a queue for every processor, and in each queue threads that stay on that processor. A
+//! request is handled where it came from, and answering it and waiting for the next one is one system call.
+//!
+//! - U1. Each thread has one place, so the kernel never gives a request to a thread that is busy while another is free. Of
+//!   those that are free it takes the one that was last to answer; the others cost nothing.
+//! - U2. References that the kernel gives back do not come in rings: one thread goes on reading /dev/fuse.
+//! - U3. All threads are there from the start. One that came later could not help: a new place gets none of the requests
+//!   that wait already. So nobody steps [aside](Place::aside_for_kernel) for the kernel who is the last of a queue.
+//! - U4. All rings are made before the process gives up the right to make any.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::thread::CpuSet;
+use ubtrfs_device::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Handler, Place, Shared, answer, spawn};
+use crate::protocol::{InHeader, Limits, OutHeader, Reply};
+
+/// Rings for all threads that there may be.
+#[derive(Debug, Default)]
+pub(super) struct Rings {
+    pub(super) rings: Vec<FuseRing>,
+    pub(super) nr_queues: usize,
+    pub(super) nr_in_queue: usize,
+    pub(super) processors: Option<CpuSet>,
+}
+
+impl Rings {
+    /// `None` where the kernel has or allows none. With many processors requests are smaller.
+    pub(super) fn new(limits: &mut Limits) -> Option<Self> {
+        let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
+        let nr_queues = nr_processors(&possible).filter(|nr| *nr <= MAX_QUEUES)?;
+        if !has_fuse_rings() {
+            return None;
+        }
+        let nr_in_queue = NR_THREADS.div_ceil(nr_queues).max(2);
+        let nr_threads = nr_queues * nr_in_queue;
+        let max_write = limits.max_write.min(MEMORY / u32::try_from(nr_threads).ok()?.next_power_of_two());
+        let len = super::dev_fuse::buffer_len(max_write as usize) + ROOM_FOR_ANSWER;
+        let made: io::Result<Vec<_>> = (0..nr_threads).map(|_| FuseRing::new(len)).collect();
+        let rings = made.inspect_err(|error| tracing::debug!("no rings of io_uring: {error}")).ok()?;
+        limits.max_write = max_write;
+        let processors = rustix::thread::sched_getaffinity(None).ok();
+        Some(Self { rings, nr_queues, nr_in_queue, processors })
+    }
+}
+
+/// Starts the threads of all queues, each with a ring.
+pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, rings: Vec<FuseRing>) -> io::Result<()> {
+    for (nr, ring) in rings.into_iter().enumerate() {
+        let queue = nr % shared.queues.len();
+        spawn(shared, &format!("fuse-{queue}"), move |shared| work(shared, queue, ring))?;
+    }
+    Ok(())
+}
+
+fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -> io::Result<()> {
+    stay_on(queue, shared.processors.as_ref());
+    let (device, number) = (shared.device.as_fd(), u16::try_from(queue).unwrap_or(u16::MAX));
+    // U3
+    let place = Place { crew: &shared.queues[queue], grow: &|| false };
+    let mut arrived = ring.enable().and_then(|()| ring.register(device, number));
+    loop {
+        match arrived {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let Some((header, payload)) = ring.buffers() else {
+            return Err(io::Error::other("a ring without a request"));
+        };
+        let commit_id = handle(&shared.handler, header, payload, &place);
+        arrived = ring.answer(device, number, commit_id);
+    }
+}
+
+/// Handles the request that lies in a place, and puts its answer there.
+fn handle<H: Handler>(handler: &H, header: &mut [u8; FUSE_RING_HEADER], payload: &mut [u8], place: &Place<'_>) -> u64 {
+    let Ok((entry, _)) = RingEntry::read_from_prefix(&header[RING_ENTRY..]) else { return 0 };
+    let Ok((request, _)) = InHeader::read_from_prefix(&header[..]) else { return 0 };
+    let in_len = payload.len().min(entry.payload_len as usize);
+    let (rest, room) = payload.split_at_mut(in_len);
+    let mut reply = Reply::new(room);
+    let error = answer(handler, &request, (&header[FIXED..RING_ENTRY], rest), &mut reply, place);
+    let len = if error == 0 { reply.len() } else { 0 };
+    // Where the request had a body, the answer was written behind it.
+    payload.copy_within(in_len..in_len + len, 0);
+    let payload_len = u32::try_from(len).unwrap_or_default();
+    let total = payload_len + size_of::<OutHeader>() as u32;
+    let out = OutHeader { len: total, error, unique: request.unique };
+    header[..size_of::<OutHeader>()].copy_from_slice(out.as_bytes());
+    header[RING_ENTRY..].copy_from_slice(RingEntry { payload_len, ..entry }.as_bytes());
+    entry.commit_id
+}
+
+/// `struct fuse_uring_ent_in_out`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C)]
+struct RingEntry {
+    flags: u64,
+    commit_id: u64,
+    payload_len: u32,
+    padding: u32,
+    reserved: u64,
+}
+
+/// Where the fixed part of a request lies in the header, and where [`RingEntry`] does.
+const FIXED: usize = 128;
+const RING_ENTRY: usize = 256;
+const _: () = assert!(RING_ENTRY + size_of::<RingEntry>() == FUSE_RING_HEADER);
+
+/// Keeps the calling thread on a processor, if the process may run there at all.
+fn stay_on(processor: usize, allowed: Option<&CpuSet>) {
+    if processor >= CpuSet::MAX_CPU || !allowed.is_some_and(|set| set.is_set(processor)) {
+        return;
+    }
+    let mut set = CpuSet::new();
+    set.set(processor);
+    if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::debug!("processor {processor}: {errno}");
+    }
+}
+
+/// How many processors a list like `0-7` names; `None` if they are not numbered from 0 without a gap.
+fn nr_processors(list: &str) -> Option<usize> {
+    match list.trim().split_once('-') {
+        None => (list.trim() == "0").then_some(1),
+        Some(("0", last)) => last.parse::<usize>().ok().map(|last| last + 1),
+        Some(_) => None,
+    }
+}
+
+/// Threads in all queues together, at least: as many fsyncs may be under way at once.
+const NR_THREADS: usize = 32;
+/// Memory for the largest requests in all queues at once. It is taken as they come, not before.
+const MEMORY: u32 = 64 << 20;
+/// Machines with more processors than this have a thread for each of them, most of which would never do anything.
+const MAX_QUEUES: usize = 128;
+/// An answer lies behind its request; the longest that has one is an extended attribute behind its name.
+const ROOM_FOR_ANSWER: usize = 68 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted() {
+        assert_eq!(
+            ["0\n", "0-1\n", "0-127", "1-2", "0-1,4", ""].map(nr_processors),
+            [Some(1), Some(2), Some(128), None, None, None]
+        );
+    }
+}
