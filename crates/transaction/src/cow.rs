@@ -29,7 +29,7 @@ use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, RootPtr};
 
 use crate::engine::Engine;
 use crate::extent_tree;
-use crate::node_store::ScanSource;
+use crate::leaf_reader::LeafReader;
 use crate::node_stream::NodeStream;
 use crate::operation::regular_extent;
 use crate::tree_view::Tree;
@@ -51,7 +51,7 @@ impl Engine {
         let made = if tree.id().is_fs_tree() && batch.len() >= STREAM_MIN {
             NodeStream::with(self, |stream| {
                 let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), Some(stream))?;
-                make_nodes(&ScanSource(&self.store), &mut sink, &old_root, batch)
+                LeafReader::with(&self.store, |source| make_nodes(source, &mut sink, &old_root, batch))
             })
         } else {
             let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), None)?;

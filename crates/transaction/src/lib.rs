@@ -10,6 +10,7 @@
 //! - [`commit`]: the one sequence that makes an epoch durable.
 //! - [`apply_rows`], [`throttle`]: delayed items stay within their memory.
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
+//! - [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
 //! - [`chunk_alloc`]: chunks and block groups.
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
 //! - [`dev_stats`]: error counters of the devices.
@@ -34,6 +35,7 @@ mod engine;
 mod extent_tree;
 mod free_space_tree;
 mod item_map;
+mod leaf_reader;
 #[cfg(test)]
 mod ledger_kernel_tests;
 mod metric;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
+use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Logical, Result};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
@@ -144,33 +145,54 @@ impl NodeStore {
         self.cache.stats()
     }
 
+    /// Whether reading this node asks no device.
+    pub(crate) fn is_in_memory(&self, ptr: &NodePtr) -> bool {
+        self.is_dirty(ptr.bytenr) || self.cache.contains(ptr.bytenr, ptr.generation)
+    }
+
     fn read_from_devices(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
         let mut raw = vec![0; self.nodesize];
-        let context = self.check_context(Expected {
-            bytenr: Some(ptr.bytenr),
-            level: Some(ptr.level),
-            tree: Some(ptr.tree),
-            generation: Some(ptr.generation),
-            first_key: ptr.first_key,
-        });
+        self.read_checked(std::slice::from_ref(ptr), &mut raw)?;
+        checked_node(raw.into_boxed_slice(), ptr)
+    }
+
+    /// Reads nodes that lie side by side, in one request if it can be, by way of `buf`.
+    pub(crate) fn read_run(&self, ptrs: &[NodePtr], buf: &mut AlignedBuf) -> Result<Vec<Arc<Node>>> {
+        let len = self.nodesize * ptrs.len();
+        if buf.capacity() < len {
+            *buf = AlignedBuf::with_capacity(len);
+        }
+        buf.resize(len);
+        self.read_checked(ptrs, buf)?;
+        buf.chunks_exact(self.nodesize).zip(ptrs).map(|(raw, ptr)| checked_node(raw.into(), ptr)).collect()
+    }
+
+    fn read_checked(&self, ptrs: &[NodePtr], buf: &mut [u8]) -> Result<()> {
+        let Some(first) = ptrs.first() else { return Ok(()) };
+        let context = |ptr: &NodePtr| {
+            self.check_context(Expected {
+                bytenr: Some(ptr.bytenr),
+                level: Some(ptr.level),
+                tree: Some(ptr.tree),
+                generation: Some(ptr.generation),
+                first_key: ptr.first_key,
+            })
+        };
         let failure = std::cell::RefCell::new(None);
-        let verify = |_: usize, raw: &[u8]| -> Result<(), FormatError> {
-            check_node(raw, &context).map_err(|corrupt| {
+        let verify = |index: usize, raw: &[u8]| -> Result<(), FormatError> {
+            check_node(raw, &context(&ptrs[index])).map_err(|corrupt| {
                 let cause = corrupt.cause.clone();
                 failure.replace(Some(corrupt));
                 cause
             })
         };
-        self.volumes.read(ptr.bytenr, &mut raw, self.nodesize, &verify).map_err(|error| {
+        self.volumes.read(first.bytenr, buf, self.nodesize, &verify).map_err(|error| {
             let error = match failure.take() {
                 Some(corrupt) if matches!(error, ubtrfs_format::Error::Corrupt(_)) => corrupt.into(),
                 _ => error,
             };
-            error.at(ptr.bytenr).in_tree(ptr.tree)
-        })?;
-        let node = Node::new(raw.into_boxed_slice())?;
-        node.verify(ptr)?;
-        Ok(Arc::new(node))
+            error.at(first.bytenr).in_tree(first.tree)
+        })
     }
 }
 
@@ -208,6 +230,13 @@ impl NodeSource for ScanSource<'_> {
     fn nodesize(&self) -> usize {
         self.0.nodesize
     }
+}
+
+/// A node of these bytes, if it is the one that the pointer promises.
+fn checked_node(raw: Box<[u8]>, ptr: &NodePtr) -> Result<Arc<Node>> {
+    let node = Node::new(raw)?;
+    node.verify(ptr)?;
+    Ok(Arc::new(node))
 }
 
 const NR_SHARDS: usize = 32;

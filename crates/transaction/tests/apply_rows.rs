@@ -4,7 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ impl Bed {
     fn new(seed: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        std::fs::File::create(&path).unwrap().set_len(2 << 30).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
         let made = Command::new("mkfs.btrfs").args(["-q", "-n", "4096"]).arg(&path).status().unwrap();
         assert!(made.success());
         let engine = open(&path);
@@ -226,4 +227,58 @@ fn fsync_commits_after_rows_were_applied() {
     assert!(bed.engine.committed_generation().0 > before.0 + 1);
     bed.engine.close().unwrap();
     check(&bed.path);
+}
+
+/// Leaves are read ahead many at a time; where one copy is bad, the other one serves.
+#[test]
+fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
+    let mut bed = Bed::new(5);
+    (0..8_000).for_each(|_| bed.make_file());
+    bed.engine.close().unwrap();
+    let Bed { path, engine, tree, model, next_ino, _dir: dir, .. } = bed;
+    drop((engine, tree));
+    let nr_spoiled = spoil_a_copy_of_each_leaf(&path);
+    assert!(nr_spoiled > 300, "{nr_spoiled} leaves");
+
+    let engine = open(&path);
+    let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
+    for ino in 257..next_ino {
+        let key = Key::new(ino, KeyType::INODE_ITEM, 0);
+        let mut item = InodeItem::decode(&model[&key]).unwrap();
+        item.mode ^= 0o007;
+        engine.begin(engine.reserve(1).unwrap()).put(&tree, key, item.encode());
+    }
+    engine.flush_delayed_items().unwrap();
+    engine.close().unwrap();
+    let corrupted: u64 = engine.device_stats().iter().map(|(_, stats)| stats.values[3]).sum();
+    assert!(corrupted > 100, "{corrupted} bad copies were met");
+    drop((engine, tree));
+    check(&path);
+    drop(dir);
+}
+
+/// Overwrites, of each leaf of the subvolume, the first copy on the device or the second.
+fn spoil_a_copy_of_each_leaf(path: &std::path::Path) -> u64 {
+    const NODESIZE: u64 = 4096;
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut fsid = [0; 16];
+    file.read_exact_at(&mut fsid, (64 << 10) + 32).unwrap();
+    let mut seen: HashMap<u64, u64> = HashMap::new();
+    let mut nr_spoiled = 0;
+    let mut block = [0; 101];
+    for at in (0..file.metadata().unwrap().len()).step_by(NODESIZE as usize) {
+        file.read_exact_at(&mut block, at).unwrap();
+        let field = |offset: usize| u64::from_le_bytes(block[offset..offset + 8].try_into().unwrap());
+        let (bytenr, owner, level) = (field(48), field(88), block[100]);
+        if block[32..48] != fsid || owner != RootId::FS_TREE.0 || level != 0 {
+            continue;
+        }
+        let copy = seen.entry(bytenr).or_default();
+        if *copy == bytenr / NODESIZE % 2 {
+            file.write_all_at(&[0xa5; 64], at + NODESIZE / 2).unwrap();
+            nr_spoiled += 1;
+        }
+        *copy += 1;
+    }
+    nr_spoiled
 }

@@ -62,6 +62,13 @@ impl NodeCache {
         found
     }
 
+    /// Whether the node at this address is here, and of this generation.
+    pub fn contains(&self, bytenr: Logical, generation: Generation) -> bool {
+        let shard = self.shard(bytenr).lock();
+        let node = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref());
+        node.is_some_and(|node| node.generation() == generation)
+    }
+
     /// Adds a node, in place of another one at its address.
     pub fn insert(&self, node: Arc<Node>) {
         self.shard(node.bytenr()).lock().insert(node);

@@ -13,6 +13,11 @@ pub trait NodeSource: Send + Sync {
     /// generation, level and first key ([`Node::verify`]).
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>>;
 
+    /// These nodes, in the order of their keys, are going to be read soon: a hint.
+    fn will_read(&self, ptrs: &[NodePtr]) {
+        let _ = ptrs;
+    }
+
     /// Bytes of every node.
     fn nodesize(&self) -> usize;
 }

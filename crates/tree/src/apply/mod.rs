@@ -167,27 +167,50 @@ impl Applier<'_> {
     }
 
     fn walk_internal(&mut self, touched: Touched) -> Result<()> {
-        let Touched { node, mut changes } = touched;
+        let Touched { node, changes } = touched;
         self.take_apart(&node)?;
         self.run_above(node.level() - 1).add_old_children(node.nritems());
         let mut slot = 0;
-        // The first change is known to have an effect, so the child that it leads to is touched.
-        let mut known = true;
-        while !changes.is_empty() {
-            let reached = node.child_slot(&self.batch.key(changes.start));
-            let end = changes_below(&node, reached, self.batch, &changes);
-            let below = changes.start..end;
-            changes.start = end;
+        let children = self.reached_children(&node, changes);
+        for (at, (reached, below)) in children.iter().cloned().enumerate() {
+            if node.level() == 1 {
+                self.read_ahead(&node, &children, at);
+            }
             let ptr = node.child_ptr(reached, self.tree);
             let child = read(self.source, &ptr)?;
-            let first = if known { Some(below.start) } else { self.first_effect(&child, below.clone())? };
-            known = false;
+            // The first change is known to have an effect, so the child that it leads to is touched.
+            let first = if at == 0 { Some(below.start) } else { self.first_effect(&child, below.clone())? };
             let Some(first) = first else { continue };
             self.pass_children(&node, slot..reached)?;
             self.walk(Touched { node: child, changes: first..below.end }, ptr)?;
             slot = reached + 1;
         }
         self.pass_children(&node, slot..node.nritems())
+    }
+
+    /// The children that changes lead to, with these changes.
+    fn reached_children(&self, node: &Node, mut changes: Range<usize>) -> Vec<(usize, Range<usize>)> {
+        let mut children = Vec::new();
+        while !changes.is_empty() {
+            let slot = node.child_slot(&self.batch.key(changes.start));
+            let end = changes_below(node, slot, self.batch, &changes);
+            children.push((slot, changes.start..end));
+            changes.start = end;
+        }
+        children
+    }
+
+    /// Tells the source which leaves come next, some at a time and some ahead: while they are merged, others are read.
+    fn read_ahead(&self, node: &Node, children: &[(usize, Range<usize>)], at: usize) {
+        if !at.is_multiple_of(READ_AHEAD) {
+            return;
+        }
+        let from = if at == 0 { 0 } else { (at + READ_AHEAD).min(children.len()) };
+        let coming = &children[from..(at + 2 * READ_AHEAD).min(children.len())];
+        if coming.len() > 1 {
+            let ptrs: Vec<NodePtr> = coming.iter().map(|(slot, _)| node.child_ptr(*slot, self.tree)).collect();
+            self.source.will_read(&ptrs);
+        }
     }
 
     fn walk_leaf(&mut self, touched: Touched, ptr: NodePtr) -> Result<()> {
@@ -445,4 +468,6 @@ fn gallop(leaf: &Node, from: usize, key: &Key) -> Result<usize, usize> {
     Err(low)
 }
 
+/// Leaves that are announced together.
+const READ_AHEAD: usize = 16;
 const NR_LEVELS: usize = LEVEL_MAX as usize + 1;
