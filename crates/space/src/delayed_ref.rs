@@ -14,6 +14,7 @@ use ubtrfs_format::item::{ExtentFlags, InlineRef};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 
 use crate::Extent;
+use crate::ref_deltas::RefDeltas;
 
 /// Who refers to an extent, without how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,7 +81,7 @@ pub struct DelayedRefHead {
     /// Tree block or data.
     pub kind: ExtentKind,
     /// References to add (positive) or drop (negative); never zero.
-    pub deltas: BTreeMap<RefKey, i64>,
+    pub deltas: RefDeltas,
     /// Flags to set on the extent item.
     pub set_flags: ExtentFlags,
     /// What an extent item that comes into being gets as its generation.
@@ -90,7 +91,7 @@ pub struct DelayedRefHead {
 impl DelayedRefHead {
     /// The change of the reference count.
     pub fn net(&self) -> i64 {
-        self.deltas.values().sum()
+        self.deltas.iter().map(|(_, delta)| delta).sum()
     }
 
     fn is_void(&self) -> bool {
@@ -114,23 +115,12 @@ impl DelayedRefs {
 
     /// Adds (`delta > 0`) or drops (`delta < 0`) references.
     pub fn add(&mut self, extent: Extent, kind: ExtentKind, reference: RefKey, delta: i64, generation: Generation) {
-        let head = self.head(extent, kind, generation);
-        match head.deltas.entry(reference) {
-            Entry::Vacant(entry) => {
-                entry.insert(delta);
-            }
-            Entry::Occupied(mut entry) => *entry.get_mut() += delta,
-        }
-        if head.deltas.get(&reference) == Some(&0) {
-            head.deltas.remove(&reference);
-        }
-        self.drop_void(extent.bytenr);
+        self.change(extent, kind, generation, |head| head.deltas.add(reference, delta));
     }
 
     /// Sets flags on the extent item.
     pub fn set_flags(&mut self, extent: Extent, kind: ExtentKind, flags: ExtentFlags, generation: Generation) {
-        self.head(extent, kind, generation).set_flags |= flags;
-        self.drop_void(extent.bytenr);
+        self.change(extent, kind, generation, |head| head.set_flags |= flags);
     }
 
     /// What is queued for the extent at `bytenr`: the change of its count, and flags that will be set.
@@ -148,18 +138,22 @@ impl DelayedRefs {
         self.heads.remove(&bytenr)
     }
 
-    /// Empties the queue: the heads sorted by bytenr.
-    pub fn take(&mut self) -> Vec<DelayedRefHead> {
-        std::mem::take(&mut self.heads).into_values().collect()
+    /// Empties the queue: the heads sorted by bytenr, whose memory is given back while they are gone through.
+    pub fn take(&mut self) -> impl Iterator<Item = DelayedRefHead> + use<> {
+        std::mem::take(&mut self.heads).into_values()
     }
 
     /// Puts another queue's changes behind these.
     pub fn append(&mut self, other: Self) {
         self.conflict = self.conflict.or(other.conflict);
+        if self.heads.is_empty() {
+            self.heads = other.heads;
+            return;
+        }
         for (_, head) in other.heads {
             let DelayedRefHead { extent, kind, deltas, set_flags, generation } = head;
-            for (reference, delta) in deltas {
-                self.add(extent, kind, reference, delta, generation);
+            for (reference, delta) in deltas.iter() {
+                self.add(extent, kind, *reference, delta, generation);
             }
             if !set_flags.is_empty() {
                 self.set_flags(extent, kind, set_flags, generation);
@@ -182,24 +176,33 @@ impl DelayedRefs {
         self.heads.len()
     }
 
-    fn head(&mut self, extent: Extent, kind: ExtentKind, generation: Generation) -> &mut DelayedRefHead {
-        let head = self.heads.entry(extent.bytenr).or_insert_with(|| DelayedRefHead {
-            extent,
-            kind,
-            deltas: BTreeMap::new(),
-            set_flags: ExtentFlags::empty(),
-            generation,
-        });
-        // I2: one extent an address.
-        if head.extent != extent {
-            self.conflict.get_or_insert(extent);
-        }
-        head
-    }
-
-    fn drop_void(&mut self, bytenr: Logical) {
-        if self.heads.get(&bytenr).is_some_and(DelayedRefHead::is_void) {
-            self.heads.remove(&bytenr);
+    /// Changes the extent's head, which begins and ends here where that must be (I1).
+    fn change(
+        &mut self,
+        extent: Extent,
+        kind: ExtentKind,
+        generation: Generation,
+        change: impl FnOnce(&mut DelayedRefHead),
+    ) {
+        match self.heads.entry(extent.bytenr) {
+            Entry::Vacant(entry) => {
+                let (deltas, set_flags) = (RefDeltas::default(), ExtentFlags::empty());
+                let mut head = DelayedRefHead { extent, kind, deltas, set_flags, generation };
+                change(&mut head);
+                if !head.is_void() {
+                    entry.insert(head);
+                }
+            }
+            Entry::Occupied(mut entry) => {
+                // I2: one extent an address.
+                if entry.get().extent != extent {
+                    self.conflict.get_or_insert(extent);
+                }
+                change(entry.get_mut());
+                if entry.get().is_void() {
+                    entry.remove();
+                }
+            }
         }
     }
 }
@@ -225,7 +228,7 @@ mod tests {
         refs.add(data(4096), ExtentKind::Data, file(257), -1, GENERATION);
         assert_eq!(refs.net(Logical(4096)), Some((1, ExtentFlags::empty())));
         refs.add(data(4096), ExtentKind::Data, file(257), -1, GENERATION);
-        assert!(refs.is_empty() && refs.take().is_empty());
+        assert!(refs.is_empty() && refs.take().next().is_none());
     }
 
     #[test]
@@ -235,9 +238,9 @@ mod tests {
         refs.add(data(8192), ExtentKind::Data, file(258), 1, GENERATION);
         refs.add(data(4096), ExtentKind::Data, file(257), 1, GENERATION);
         assert_eq!(refs.net(Logical(8192)), Some((0, ExtentFlags::empty())));
-        let heads = refs.take();
+        let heads: Vec<_> = refs.take().collect();
         assert_eq!(heads.iter().map(|head| head.extent.bytenr.0).collect::<Vec<_>>(), [4096, 8192]);
-        assert_eq!(heads[1].deltas, BTreeMap::from([(file(257), -1), (file(258), 1)]));
+        assert_eq!(heads[1].deltas, RefDeltas::from_iter([(file(257), -1), (file(258), 1)]));
         assert!(refs.is_empty());
     }
 

@@ -8,6 +8,7 @@
 mod block_group;
 pub mod delayed_ref;
 mod range_set;
+mod ref_deltas;
 mod reservation;
 mod space;
 mod space_info;
@@ -15,6 +16,7 @@ mod space_info;
 pub use block_group::BlockGroup;
 pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, RefKey};
 pub use range_set::{Joined, RangeSet};
+pub use ref_deltas::RefDeltas;
 pub use reservation::{Reservation, Shortage};
 pub use space::{Space, SpaceConfig};
 pub use space_info::SpaceInfo;

@@ -64,6 +64,14 @@ impl Reservation {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
+    /// Takes over up to `bytes` of another token of the same kind.
+    pub fn take_from(&mut self, other: &mut Reservation, bytes: u64) {
+        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: tokens of one kind are merged");
+        let bytes = bytes.min(other.bytes);
+        other.bytes -= bytes;
+        self.bytes += bytes;
+    }
+
     /// Gives back up to `bytes` of it: they were allocated, or are not needed. Returns how much that was.
     pub fn consume(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.bytes);

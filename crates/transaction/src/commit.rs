@@ -247,10 +247,10 @@ impl Engine {
             };
             return Err(Corrupt::new(cause).at(extent.bytenr).into());
         }
-        let heads = committer.refs.take();
-        if heads.is_empty() {
+        if committer.refs.is_empty() {
             return Ok(false);
         }
+        let heads = committer.refs.take();
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let config = LedgerConfig {
             nodesize: self.geometry.nodesize,

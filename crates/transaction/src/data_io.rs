@@ -30,6 +30,11 @@ impl DataReservation {
         self.inner.merge(other.inner);
     }
 
+    /// Takes over `bytes` (at most what it holds) of another reservation.
+    pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
+        self.inner.take_from(&mut other.inner, bytes);
+    }
+
     /// Takes `bytes` (at most what it holds) out into a reservation of their own.
     pub fn split(&mut self, bytes: u64) -> Self {
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())) }
@@ -155,7 +160,7 @@ impl Engine {
         let sectorsize = self.geometry.sectorsize;
         let csum_size = self.geometry.csum_type.size();
         // The ledger before the tree: I2 of data_ledger.
-        let mut csums = self.ledger.lookup_csums(at, len_bytes, u64::from(sectorsize), csum_size);
+        let mut csums = self.ledger.lookup_csums(at, len_bytes);
         if !csums.is_complete() {
             let tree = self.own_tree(RootId::CSUM_TREE)?;
             let stored = tree.with_root(|source, root| {

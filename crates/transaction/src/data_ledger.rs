@@ -11,7 +11,7 @@
 //! - I1. `allocated` holds exactly the bytes that space gave out as data and that no extent item covers.
 //! - I2. Checksums are looked up in the order active, frozen, csum tree; they move in that direction only.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,17 +24,35 @@ use crate::csum_tree::SectorCsums;
 /// Who put a file extent item: subvolume, inode, and file offset minus offset into the extent.
 pub(crate) type Referrer = (RootId, Ino, u64);
 
-type Puts = HashMap<Logical, PutExtent>;
+/// By address: extents are put about in the order in which they were allocated.
+type Puts = BTreeMap<Logical, PutExtent>;
+/// Address of the first sector -> checksums of consecutive sectors, which may be of several extents.
 type Csums = BTreeMap<u64, Vec<u8>>;
 
 #[derive(Clone, Debug)]
 struct PutExtent {
     len_bytes: u64,
-    referrers: HashSet<Referrer>,
+    first: Referrer,
+    /// Without the first one; most extents have no other.
+    others: Option<Box<HashSet<Referrer>>>,
 }
 
-#[derive(Debug, Default)]
+impl PutExtent {
+    fn add(&mut self, referrer: Referrer) {
+        if referrer != self.first {
+            self.others.get_or_insert_default().insert(referrer);
+        }
+    }
+
+    fn has_other_than(&self, referrer: &Referrer) -> bool {
+        self.first != *referrer || self.others.is_some()
+    }
+}
+
+#[derive(Debug)]
 pub(crate) struct DataLedger {
+    sectorsize: u64,
+    csum_size: usize,
     extents: Mutex<Extents>,
     active_csums: RwLock<Csums>,
     frozen_csums: RwLock<Arc<Csums>>,
@@ -49,6 +67,17 @@ struct Extents {
 }
 
 impl DataLedger {
+    /// A ledger for checksums of `csum_size` bytes, one a sector.
+    pub(crate) fn new(sectorsize: u32, csum_size: usize) -> Self {
+        Self {
+            sectorsize: sectorsize.into(),
+            csum_size,
+            extents: Mutex::default(),
+            active_csums: RwLock::default(),
+            frozen_csums: RwLock::default(),
+        }
+    }
+
     /// Space gave out these bytes.
     pub(crate) fn allocated(&self, extent: Extent) {
         insert_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
@@ -62,11 +91,8 @@ impl DataLedger {
     /// A file extent item that refers to this extent was put.
     pub(crate) fn put(&self, extent: Extent, referrer: Referrer) {
         let mut extents = self.extents.lock();
-        let entry = extents.active.entry(extent.bytenr);
-        entry
-            .or_insert_with(|| PutExtent { len_bytes: extent.len_bytes, referrers: HashSet::new() })
-            .referrers
-            .insert(referrer);
+        let new = || PutExtent { len_bytes: extent.len_bytes, first: referrer, others: None };
+        extents.active.entry(extent.bytenr).or_insert_with(new).add(referrer);
     }
 
     /// Whether an item of another file than `referrer` was put since the last commit, and whether the extent has no
@@ -76,11 +102,11 @@ impl DataLedger {
         let others = [&extents.active, &extents.frozen]
             .into_iter()
             .filter_map(|puts| puts.get(&bytenr))
-            .any(|put| put.referrers.iter().any(|other| other != referrer));
+            .any(|put| put.has_other_than(referrer));
         (others, covering(&extents.allocated, bytenr.0).is_some())
     }
 
-    /// Adds the checksums of an extent written before.
+    /// Adds the checksums of sectors written before, of one extent or of neighbours.
     pub(crate) fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.active_csums.write().insert(at.0, csums);
     }
@@ -109,12 +135,31 @@ impl DataLedger {
             let mut frozen = self.frozen_csums.write();
             let csums = Arc::make_mut(&mut frozen);
             for extent in &unreferenced {
-                let end = extent.bytenr.0 + extent.len_bytes;
-                let keys: Vec<u64> = csums.range(extent.bytenr.0..end).map(|(at, _)| *at).collect();
-                keys.iter().for_each(|at| drop(csums.remove(at)));
+                self.remove_csums(csums, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
             }
         }
         unreferenced
+    }
+
+    /// Takes the checksums of a range of sectors out.
+    fn remove_csums(&self, csums: &mut Csums, range: Range<u64>) {
+        let covered = |sums: &Vec<u8>| (sums.len() / self.csum_size) as u64 * self.sectorsize;
+        let bytes = |len_bytes: u64| (len_bytes / self.sectorsize) as usize * self.csum_size;
+        while let Some((&start, sums)) = csums.range_mut(..range.end).next_back() {
+            let end = start + covered(sums);
+            if end <= range.start {
+                return;
+            }
+            let behind = (end > range.end).then(|| sums.split_off(bytes(range.end - start)));
+            if start < range.start {
+                sums.truncate(bytes(range.start - start));
+            } else {
+                csums.remove(&start);
+            }
+            if let Some(behind) = behind {
+                csums.insert(range.end, behind);
+            }
+        }
     }
 
     /// The checksums of the frozen epoch.
@@ -133,19 +178,20 @@ impl DataLedger {
     }
 
     /// The checksums of these sectors that are not in the csum tree yet.
-    pub(crate) fn lookup_csums(&self, at: Logical, len_bytes: u64, sectorsize: u64, csum_size: usize) -> SectorCsums {
+    pub(crate) fn lookup_csums(&self, at: Logical, len_bytes: u64) -> SectorCsums {
+        let (sectorsize, csum_size) = (self.sectorsize, self.csum_size);
         let mut found = SectorCsums::absent(usize::try_from(len_bytes / sectorsize).unwrap_or(usize::MAX), csum_size);
         let end = at.0 + len_bytes;
         let mut fill = |csums: &Csums| {
             // An entry may start before the range and reach into it.
             let first = csums.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
             for (start, sums) in csums.range(first..end) {
-                for (index, sum) in sums.chunks_exact(csum_size).enumerate() {
-                    let sector = start + index as u64 * sectorsize;
-                    if (at.0..end).contains(&sector) {
-                        found.fill(usize::try_from((sector - at.0) / sectorsize).unwrap_or(usize::MAX), sum);
-                    }
-                }
+                let skipped = at.0.saturating_sub(*start) / sectorsize;
+                let sums = sums.chunks_exact(csum_size).skip(usize::try_from(skipped).unwrap_or(usize::MAX));
+                let sector = (start.max(&at.0) - at.0) / sectorsize;
+                // What is past the range is not taken.
+                let places = usize::try_from(sector).unwrap_or(usize::MAX)..found.len();
+                places.zip(sums).for_each(|(place, sum)| found.fill(place, sum));
             }
         };
         fill(&self.active_csums.read());
@@ -184,4 +230,76 @@ fn remove_range(ranges: &mut BTreeMap<u64, u64>, range: Range<u64>) -> bool {
         ranges.insert(range.end, outer.end);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECTOR: u64 = 4096;
+
+    fn ledger_with(csums: &[(u64, u64)]) -> DataLedger {
+        let ledger = DataLedger::new(SECTOR as u32, 4);
+        for (first, nr_sectors) in csums {
+            let sums = (*first..first + nr_sectors).flat_map(|sector| (sector as u32).to_le_bytes()).collect();
+            ledger.add_csums(Logical(first * SECTOR), sums);
+        }
+        ledger
+    }
+
+    /// The sectors of `range` that have checksums, each with its own.
+    fn found(ledger: &DataLedger, range: Range<u64>) -> Vec<u64> {
+        let csums = ledger.lookup_csums(Logical(range.start * SECTOR), (range.end - range.start) * SECTOR);
+        let sectors = range.clone().filter(|sector| {
+            let sum = csums.get((sector - range.start) as usize);
+            assert!(sum.is_none_or(|sum| sum == (*sector as u32).to_le_bytes()), "sector {sector}");
+            sum.is_some()
+        });
+        sectors.collect()
+    }
+
+    #[test]
+    fn checksums_of_neighbours_are_found_one_by_one() {
+        let ledger = ledger_with(&[(10, 6), (20, 2)]);
+        assert_eq!(found(&ledger, 0..30), [10, 11, 12, 13, 14, 15, 20, 21]);
+        assert_eq!(found(&ledger, 12..14), [12, 13]);
+        assert_eq!(found(&ledger, 15..21), [15, 20]);
+        ledger.freeze();
+        ledger.add_csums(Logical(9 * SECTOR), 9u32.to_le_bytes().to_vec());
+        assert_eq!(found(&ledger, 9..11), [9, 10]);
+        ledger.csums_applied();
+        assert_eq!(found(&ledger, 0..30), [9]);
+    }
+
+    #[test]
+    fn what_nobody_refers_to_leaves_without_its_neighbours() {
+        let ledger = ledger_with(&[(10, 6), (20, 2)]);
+        let of = |first: u64, nr_sectors: u64| Extent::new(Logical(first * SECTOR), nr_sectors * SECTOR);
+        for (number, extent) in [of(10, 2), of(12, 1), of(13, 3), of(20, 2)].into_iter().enumerate() {
+            ledger.allocated(extent);
+            ledger.put(extent, (RootId::FS_TREE, Ino(257), number as u64));
+        }
+        ledger.freeze();
+        // These two have extent items now.
+        assert!(ledger.settled(of(10, 2)) && ledger.settled(of(13, 3)));
+        let mut gone = ledger.take_unreferenced();
+        gone.sort_by_key(|extent| extent.bytenr);
+        assert_eq!(gone, [of(12, 1), of(20, 2)]);
+        assert_eq!(found(&ledger, 0..30), [10, 11, 13, 14, 15]);
+        assert_eq!(ledger.frozen_csums().keys().map(|at| at / SECTOR).collect::<Vec<_>>(), [10, 13]);
+    }
+
+    #[test]
+    fn a_second_referrer_is_told_from_the_first() {
+        let ledger = ledger_with(&[]);
+        let extent = Extent::new(Logical(SECTOR), SECTOR);
+        let (one, two) = ((RootId::FS_TREE, Ino(257), 0), (RootId::FS_TREE, Ino(258), 0));
+        ledger.allocated(extent);
+        ledger.put(extent, one);
+        ledger.put(extent, one);
+        assert_eq!(ledger.other_referrers(extent.bytenr, &one), (false, true));
+        assert_eq!(ledger.other_referrers(extent.bytenr, &two), (true, true));
+        ledger.put(extent, two);
+        assert_eq!(ledger.other_referrers(extent.bytenr, &one), (true, true));
+    }
 }

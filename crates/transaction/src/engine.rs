@@ -197,7 +197,7 @@ impl Engine {
             running: AtomicU64::new(committed.saturating_add(1)),
             committed: AtomicU64::new(committed),
             listed: Mutex::default(),
-            ledger: DataLedger::default(),
+            ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             pending_chunks: PendingChunks::default(),
             retired: Mutex::default(),
             committer: Mutex::new(Committer::new(&parts.superblock)),

@@ -55,14 +55,14 @@ pub(crate) struct ExtentInfo {
 pub(crate) fn run_delayed_refs(
     source: &dyn NodeSource,
     root: &RootPtr,
-    heads: Vec<DelayedRefHead>,
+    heads: impl IntoIterator<Item = DelayedRefHead>,
     config: &LedgerConfig,
 ) -> Result<ExtentChanges> {
     let mut changes = ExtentChanges::default();
     let mut scan = ForwardScan::new(source, *root);
     let mut probe = Cursor::new(source, *root);
-    for head in &heads {
-        let mut record = Record::load(&mut scan, &mut probe, head, config)?;
+    for head in heads {
+        let mut record = Record::load(&mut scan, &mut probe, &head, config)?;
         record.apply_deltas()?;
         record.finish(&mut changes)?;
     }
@@ -206,10 +206,10 @@ impl<'a, 's> Record<'a, 's> {
     /// Drops come first: they make room in the item.
     fn apply_deltas(&mut self) -> Result<()> {
         let head = self.head;
-        for (reference, delta) in head.deltas.iter().filter(|(_, delta)| **delta < 0) {
+        for (reference, delta) in head.deltas.iter().filter(|(_, delta)| *delta < 0) {
             self.drop_ref(reference, delta.unsigned_abs())?;
         }
-        for (reference, delta) in head.deltas.iter().filter(|(_, delta)| **delta > 0) {
+        for (reference, delta) in head.deltas.iter().filter(|(_, delta)| *delta > 0) {
             self.add_ref(reference, delta.unsigned_abs())?;
         }
         self.item.flags |= head.set_flags;

@@ -174,7 +174,7 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     let nodes = tree.build();
     let mut single = tree.clone();
 
-    let changes = run_delayed_refs(&nodes, &nodes.root, extents.iter().map(|known| known.head(-1)).collect(), &config);
+    let changes = run_delayed_refs(&nodes, &nodes.root, extents.iter().map(|known| known.head(-1)), &config);
     let changes = changes.expect("valid");
     tree.apply(&changes.batch);
     assert!(tree.items.keys().all(|key| key.item_type == KeyType::BLOCK_GROUP_ITEM));
@@ -183,7 +183,7 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     assert_eq!((changes.removed, changes.added.len()), (removed, 0));
 
     let nodes = tree.build();
-    let changes = run_delayed_refs(&nodes, &nodes.root, extents.iter().map(|known| known.head(1)).collect(), &config);
+    let changes = run_delayed_refs(&nodes, &nodes.root, extents.iter().map(|known| known.head(1)), &config);
     let changes = changes.expect("valid");
     tree.apply(&changes.batch);
     assert_eq!(changes.added, extents.iter().map(|known| known.extent).collect::<Vec<_>>());
@@ -193,11 +193,11 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     for sign in [-1, 1] {
         let heads = extents.iter().filter(|known| known.refs.len() > 1).map(|known| {
             let head = known.head(sign);
-            let deltas = head.deltas.into_iter().take(1).collect();
+            let deltas = head.deltas.iter().take(1).map(|(reference, delta)| (*reference, delta)).collect();
             DelayedRefHead { deltas, set_flags: ExtentFlags::empty(), ..head }
         });
         let nodes = single.build();
-        let changes = run_delayed_refs(&nodes, &nodes.root, heads.collect(), &config).expect("valid");
+        let changes = run_delayed_refs(&nodes, &nodes.root, heads, &config).expect("valid");
         assert!(changes.added.is_empty() && changes.removed.is_empty());
         single.apply(&changes.batch);
     }

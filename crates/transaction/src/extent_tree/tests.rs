@@ -264,7 +264,7 @@ proptest! {
             model.retain(|_, refs| !refs.is_empty());
             // Both kinds of tree block items occur side by side.
             let config = LedgerConfig { skinny: round % 2 == 0, ..CONFIG };
-            let changes = run(&mut tree, delayed.take(), &config).expect("valid");
+            let changes = run(&mut tree, delayed.take().collect(), &config).expect("valid");
 
             let added: Vec<Extent> = model.keys().filter(|extent| !before.contains_key(extent)).copied().collect();
             let removed: Vec<Extent> = before.keys().filter(|extent| !model.contains_key(extent)).copied().collect();

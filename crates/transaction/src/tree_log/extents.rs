@@ -178,7 +178,7 @@ impl Collector<'_> {
         let geometry = self.engine.geometry();
         let (sectorsize, csum_size) = (u64::from(geometry.sectorsize), geometry.csum_type.size());
         let len = range.end - range.start;
-        let csums = self.engine.ledger.lookup_csums(Logical(range.start), len, sectorsize, csum_size);
+        let csums = self.engine.ledger.lookup_csums(Logical(range.start), len);
         let mut run: Vec<u8> = Vec::new();
         let mut first = 0;
         for index in 0..=csums.len() {
