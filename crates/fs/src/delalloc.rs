@@ -8,104 +8,35 @@
 //! holds writes back itself, its own data first.
 //!
 //! Invariants:
-//! - I1: each inode with dirty data is in the queue, which keeps it in memory.
-//! - I2: lock order: writeback lock of an inode -> its state lock -> operation. A batch waits for at most one writeback
-//!   lock, its first; who else takes several takes them in ascending order of [`InodeId`](crate::InodeId). Space and
+//! - I1: each inode with dirty data is in the queue of [`crate::data_path`], which keeps it in memory.
+//! - I2: lock order: writeback lock of an inode ([`crate::writeback_lock`]) -> its state lock -> operation. A batch waits
+//!   for at most one writeback lock, its first; who else takes several takes them in ascending order of
+//!   [`InodeId`](crate::InodeId). Space and
 //!   metadata are reserved before locks are taken, or under [`NoFlush`]: then the reservation may commit, for which no
 //!   inode lock is needed, but does not write data back, for which locks of any inode are.
 //! - I3: data is on disk before an item refers to it; an inode's size on disk passes only data that is there.
 //! - I4: what could not be written is dirty again.
+//! - I5: an inode leaves the queue when all of its data is in the trees: who goes through the queue also finds what
+//!   others are writing, and waits for it.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical};
-use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Reclaim, Span};
+use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Operation, Reclaim, Span};
 
 use crate::compression::{self, Method};
-use crate::file_data::{BufPool, FileData, Run};
+use crate::file_data::Run;
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::ordered_data::{self, Batch, Policy, Target, Unit};
-use crate::writeback_thread::WritebackThreads;
+use crate::writeback_lock::{BatchGuard, Wait};
 use crate::{Error, Fs, Result};
-
-/// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
-#[derive(Debug)]
-pub(crate) struct DataPath {
-    pub(crate) pool: Arc<BufPool>,
-    /// Memory that dirty data may take.
-    limit_bytes: u64,
-    queue: Mutex<DirtyQueue>,
-    /// Where the last batch ended on disk.
-    hint: Mutex<Option<Logical>>,
-    pub(crate) threads: WritebackThreads,
-}
-
-/// Inodes with dirty data, in the order in which they became dirty.
-#[derive(Debug, Default)]
-struct DirtyQueue {
-    next: u64,
-    inodes: BTreeMap<u64, Arc<Inode>>,
-}
-
-impl DataPath {
-    pub(crate) fn new(limit_bytes: u64) -> Self {
-        Self {
-            pool: BufPool::new(limit_bytes),
-            limit_bytes,
-            queue: Mutex::default(),
-            hint: Mutex::default(),
-            threads: WritebackThreads::default(),
-        }
-    }
-
-    /// Puts an inode whose data became dirty into the queue. `data` is the inode's, locked.
-    pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
-        if data.queued.is_none() {
-            let mut queue = self.queue.lock();
-            let at = queue.next;
-            queue.next += 1;
-            queue.inodes.insert(at, Arc::clone(inode));
-            data.queued = Some(at);
-        }
-    }
-
-    /// Whether any inode has dirty data.
-    pub(crate) fn has_dirty(&self) -> bool {
-        !self.queue.lock().inodes.is_empty()
-    }
-
-    /// Takes an inode without dirty data out of the queue.
-    pub(crate) fn dequeue(&self, data: &mut FileData) {
-        if !data.has_dirty()
-            && let Some(at) = data.queued.take()
-        {
-            let inode = self.queue.lock().inodes.remove(&at);
-            // The caller holds the inode as well, so this never drops the last one under the lock.
-            drop(inode);
-        }
-    }
-
-    fn queued(&self, limit: usize) -> Vec<Arc<Inode>> {
-        self.queue.lock().inodes.values().take(limit).cloned().collect()
-    }
-
-    /// Whether the writeback threads should work.
-    fn is_half_full(&self) -> bool {
-        self.pool.used_bytes() > self.limit_bytes / 2
-    }
-
-    fn is_over_limit(&self) -> bool {
-        self.pool.used_bytes() > self.limit_bytes
-    }
-}
 
 thread_local! {
     /// Whether this thread is writing data back: a reservation made for that must not ask for more of it.
@@ -165,7 +96,7 @@ impl Fs {
         while !waiting.is_empty() {
             let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
             let batch: Vec<_> = batch.into_iter().rev().collect();
-            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, false)?;
+            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, Wait::Never)?;
             for (inode, is_done) in batch.iter().zip(written.done) {
                 if !is_done {
                     waiting.push(Arc::clone(inode));
@@ -192,7 +123,7 @@ impl Fs {
         let mut at = range.start;
         let mut nr_retries = 0;
         while at < range.end {
-            let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, true)?;
+            let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, Wait::ForAll)?;
             if written.retry && nr_retries < MAX_RETRIES {
                 nr_retries += 1;
                 continue;
@@ -212,7 +143,7 @@ impl Fs {
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
         while total < most {
             let inodes = self.data.queued(BATCH_INODES);
-            let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), false)?;
+            let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), Wait::Never)?;
             if written.bytes == 0 {
                 break;
             }
@@ -222,9 +153,9 @@ impl Fs {
         Ok(total)
     }
 
-    /// What the writeback threads do: writes back until a quarter of the memory is used.
+    /// What the writeback threads do: writes back until little waits for that.
     pub(crate) fn flush_background(&self) -> Result<()> {
-        while self.data.pool.used_bytes() > self.data.limit_bytes / 4 {
+        while self.data.should_go_on() {
             if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
                 break;
             }
@@ -235,18 +166,18 @@ impl Fs {
     /// Called by a writer before it adds data: where the filesystem's share of memory is used up, writes some back. No
     /// inode lock may be held.
     pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
-        if self.data.is_half_full() {
+        if self.data.should_write() {
             self.data.threads.wake();
         }
         if !self.data.is_over_limit() {
             return Ok(());
         }
         if inode.state.read().data.dirty_bytes() >= OWN_BYTES {
-            self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, BATCH_BYTES, true)?;
+            self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, Wait::ForExclusive)?;
         }
         let mut nr_waits = 0;
         while self.data.is_over_limit() && nr_waits < MAX_WAITS {
-            if self.flush_some(BATCH_BYTES, Reclaim::Writer)? == 0 {
+            if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
                 // Others are writing everything that there is.
                 std::thread::sleep(WAIT);
                 nr_waits += 1;
@@ -255,9 +186,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes back up to about `max_bytes` of the inodes' data in `range`. With `wait`, waits for the first one's
+    /// Writes back up to about `max_bytes` of the inodes' data in `range`. `wait` says how to wait for the first one's
     /// writeback lock; the others are passed over where theirs is taken.
-    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, wait: bool) -> Result<Written> {
+    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, wait: Wait) -> Result<Written> {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
         let mut jobs: Vec<Job<'_>> = Vec::new();
@@ -266,21 +197,16 @@ impl Fs {
             if taken >= max_bytes {
                 break;
             }
-            let guard = match wait && index == 0 {
-                true => inode.writeback.lock(),
-                false => match inode.writeback.try_lock() {
-                    Some(guard) => guard,
-                    None => continue,
-                },
-            };
+            let wait = if index == 0 { wait } else { Wait::Never };
+            let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
             // A panic lets go of the lock in the middle of a writeback; by then nothing is written any more.
             if let Err(error) = self.engine.check_writable() {
                 jobs.into_iter().for_each(|job| self.give_up(job));
                 return Err(error.into());
             }
-            let mut state = inode.state.write();
+            let others_write = state.data.has_writeback();
             let job = self.prepare(inode, &mut state, range.clone(), max_bytes - taken, guard);
-            written.done[index] = !state.data.has_dirty();
+            written.done[index] = !state.data.has_dirty() && !others_write;
             drop(state);
             if let Some(job) = job {
                 taken += job.bytes;
@@ -288,7 +214,11 @@ impl Fs {
                 jobs.push(job);
             }
         }
-        let _span = (!jobs.is_empty()).then(|| self.engine.stats().span(Span::WriteData));
+        if jobs.is_empty() {
+            return Ok(written);
+        }
+        let _span = self.engine.stats().span(Span::WriteData);
+        let _writing = self.data.start_writing(jobs.iter().flat_map(|job| &job.runs));
         if let Err(error) = self.write_jobs(&mut jobs) {
             jobs.into_iter().for_each(|job| self.give_up(job));
             return Err(error);
@@ -311,7 +241,7 @@ impl Fs {
         state: &mut InodeState,
         range: Range<u64>,
         max_bytes: u64,
-        guard: MutexGuard<'i, ()>,
+        guard: BatchGuard<'i>,
     ) -> Option<Job<'i>> {
         if state.dead {
             state.data.discard(0..u64::MAX);
@@ -328,7 +258,7 @@ impl Fs {
         Some(Job {
             inode,
             reservation: state.data.take_reservation(bytes),
-            in_place: state.has_flags(InodeFlags::NODATACOW | InodeFlags::PREALLOC),
+            in_place: guard.is_exclusive() && state.has_flags(IN_PLACE),
             overwrite: state.has_flags(InodeFlags::NODATACOW),
             may_be_new: state.item.nbytes == 0,
             start_failed: false,
@@ -371,7 +301,7 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let [run] = runs else { return None };
         let whole = run.offset == 0 && run.len_bytes == sectorsize && size > 0 && size <= sectorsize;
-        if !whole || state.data.has_dirty() || state.has_flags(InodeFlags::NODATACOW | InodeFlags::PREALLOC) {
+        if !whole || state.data.has_dirty() || state.has_flags(IN_PLACE) {
             return None;
         }
         let most = self.max_inline();
@@ -430,11 +360,10 @@ impl Fs {
             Some(reservation) => reservation,
             None => self.engine.reserve_data(0)?,
         };
-        let hint = *self.data.hint.lock();
-        let end = ordered_data::write_out(&self.engine, &mut batches, &mut reservation, hint);
+        let result = ordered_data::write_out(&self.engine, &mut batches, &mut reservation, &self.data.hint);
         let written: Vec<(Vec<Unit>, bool)> =
             batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
-        *self.data.hint.lock() = end?;
+        result?;
         for (job, (units, start_failed)) in jobs.iter_mut().filter(|job| job.inline.is_none()).zip(written) {
             (job.units, job.start_failed) = (units, start_failed);
         }
@@ -463,6 +392,7 @@ impl Fs {
     /// Puts the job's items; false where the inode changed such that its inline data is not all of it.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
+        let _extents = inode.writeback.extents();
         let mut plan = self.plan_items(job)?;
         let reservation = self.engine.reserve_for_writeback(plan.len() + EXTRA_ITEMS)?;
         let mut state = inode.state.write();
@@ -489,11 +419,7 @@ impl Fs {
         state.data.extents_changed();
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.tree, inode.id.ino);
-        for unit in &mut job.units {
-            if !unit.csums.is_empty() {
-                op.add_csums(unit.bytenr(), std::mem::take(&mut unit.csums));
-            }
-        }
+        job.put_csums(&op, self.geometry);
         inode.put_item(&op, state);
         drop(op);
         self.data.dequeue(&mut state.data);
@@ -554,7 +480,7 @@ impl Fs {
             bytes += state.data.fail_writeback(run);
         }
         if let Some(mut reservation) = job.reservation {
-            state.data.add_reservation(reservation.split(bytes));
+            state.data.add_reservation(&mut reservation, bytes);
         }
         self.data.enqueue(job.inode, &mut state.data);
     }
@@ -588,7 +514,7 @@ struct Job<'i> {
     may_be_new: bool,
     /// Compressing the file's start did not pay.
     start_failed: bool,
-    _guard: MutexGuard<'i, ()>,
+    _guard: BatchGuard<'i>,
 }
 
 impl Job<'_> {
@@ -610,6 +536,35 @@ impl Job<'_> {
         }
         self.units = units;
         Ok(())
+    }
+
+    /// Puts the checksums of all units. New extents that lie one behind the other are put as one.
+    fn put_csums(&mut self, op: &Operation<'_>, geometry: Geometry) {
+        let csum_size = geometry.csum_type.size();
+        let mut pending: Option<(Logical, Vec<u8>)> = None;
+        for unit in &mut self.units {
+            let csums = std::mem::take(&mut unit.csums);
+            if csums.is_empty() {
+                continue;
+            }
+            if !unit.is_new() {
+                op.add_csums(unit.bytenr(), csums);
+                continue;
+            }
+            let end =
+                |at: Logical, csums: &[u8]| at.0 + (csums.len() / csum_size) as u64 * u64::from(geometry.sectorsize);
+            match &mut pending {
+                Some((at, joined)) if end(*at, joined) == unit.bytenr().0 => joined.extend_from_slice(&csums),
+                pending => {
+                    if let Some((at, joined)) = pending.replace((unit.bytenr(), csums)) {
+                        op.add_csums(at, joined);
+                    }
+                }
+            }
+        }
+        if let Some((at, joined)) = pending {
+            op.add_csums(at, joined);
+        }
     }
 
     /// Sorts the parts of a range into those that need new extents and those that go into extents of the file: into
@@ -656,6 +611,18 @@ impl Job<'_> {
         let id = self.inode.id;
         Ok(extent.disk_bytenr.0 != 0 && !fs.engine.extent_is_shared(id.root, id.ino, at.start, extent)?)
     }
+}
+
+/// The locks of an inode for a batch: who may write into the file's extents works alone.
+fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, RwLockWriteGuard<'_, InodeState>)> {
+    let guard = inode.writeback.lock_for_batch(wait, false)?;
+    let state = inode.state.write();
+    if guard.is_exclusive() || !state.has_flags(IN_PLACE) {
+        return Some((guard, state));
+    }
+    drop((state, guard));
+    let guard = inode.writeback.lock_for_batch(wait, true)?;
+    Some((guard, inode.state.write()))
 }
 
 fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u64>) {
@@ -707,6 +674,10 @@ enum Finished {
 
 /// Data written back in one batch, about.
 const BATCH_BYTES: u64 = 16 << 20;
+/// The same where a writer does it, who waits for it.
+const WRITER_BYTES: u64 = 4 << 20;
+/// Files with one of these may be written into extents that they have.
+const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
 /// Inodes of a batch.
 const BATCH_INODES: usize = 4096;
 /// A writer with at least so much dirty data writes that back first.

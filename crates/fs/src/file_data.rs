@@ -14,6 +14,7 @@
 //! - I2: a dirty range hides a range under writeback, which hides the file's extent items.
 //! - I3: bytes past the end of the file are zero in the last sector.
 //! - I4: a range under writeback never changes; a write to it makes a new dirty range.
+//! - I5: no two batches write back the same bytes at a time: what is dirty anew waits for the range under it.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
@@ -135,6 +136,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Memory that its buffers take.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.bufs.iter().map(|buf| buf.size as u64).sum()
+    }
+
     /// One past its last byte in the file.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.len_bytes
@@ -189,11 +195,11 @@ impl FileData {
         self.sectorsize = sectorsize.into();
     }
 
-    /// Adds to the space for dirty bytes.
-    pub(crate) fn add_reservation(&mut self, more: DataReservation) {
+    /// Adds `bytes` of `from` to the space for dirty bytes.
+    pub(crate) fn add_reservation(&mut self, from: &mut DataReservation, bytes: u64) {
         match &mut self.reservation {
-            Some(reservation) => reservation.merge(more),
-            none => *none = Some(more),
+            Some(reservation) => reservation.take_from(from, bytes),
+            none => *none = Some(from.split(bytes)),
         }
     }
 
@@ -232,6 +238,11 @@ impl FileData {
     /// Whether nothing waits for writeback (some may be under it).
     pub(crate) fn has_dirty(&self) -> bool {
         !self.dirty.is_empty()
+    }
+
+    /// Whether a batch is writing data of the file.
+    pub(crate) fn has_writeback(&self) -> bool {
+        !self.writeback.is_empty()
     }
 
     /// Bytes of dirty ranges, those under writeback not counted.
@@ -434,17 +445,21 @@ impl FileData {
         self.discard(sector_end..u64::MAX)
     }
 
-    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). Nothing of
-    /// this file may be under writeback yet.
+    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). What lies
+    /// over data that another batch is writing stays where it is (I5).
     pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<Run> {
-        debug_assert!(self.writeback.is_empty(), "one writeback of a file at a time");
+        let is_alone = self.writeback.is_empty();
         let mut runs: Vec<Run> = Vec::new();
         let mut taken = 0;
         let mut at = range.start;
         while taken < max_bytes {
-            let Some(start) = ranges_from(&self.dirty, at).next().map(|(start, _)| start) else { break };
+            let Some((start, end)) = ranges_from(&self.dirty, at).next() else { break };
             if start >= range.end {
                 break;
+            }
+            if !is_alone && ranges_from(&self.writeback, start).next().is_some_and(|(other, _)| other < end) {
+                at = end;
+                continue;
             }
             let Some(buf) = self.dirty.remove(&start) else { break };
             let len_bytes = buf.len() as u64;
@@ -662,17 +677,19 @@ mod tests {
                         }
                         model.dirty[end..].fill(None);
                     }
-                    Op::Start { sector, max } if runs.is_empty() => {
-                        runs = data.start_writeback(sector as u64 * SECTOR..u64::MAX, max);
-                        for run in &runs {
+                    Op::Start { sector, max } => {
+                        let more = data.start_writeback(sector as u64 * SECTOR..u64::MAX, max);
+                        for run in &more {
                             let range = run.offset as usize..run.end() as usize;
                             let joined = run.pieces(run.offset..run.end()).concat();
                             prop_assert_eq!(joined.len() as u64, run.len_bytes);
                             for (at, byte) in range.zip(joined) {
                                 prop_assert_eq!(model.dirty[at], Some(byte));
+                                prop_assert_eq!(model.writeback[at], None, "I5");
                                 model.writeback[at] = model.dirty[at].take();
                             }
                         }
+                        runs.extend(more);
                     }
                     Op::End => for run in runs.drain(..) {
                         data.end_writeback(&run);
@@ -685,7 +702,7 @@ mod tests {
                         }
                         data.fail_writeback(run);
                     },
-                    Op::Truncate { .. } | Op::Start { .. } => {}
+                    Op::Truncate { .. } => {}
                 }
                 check(&data, &model);
             }

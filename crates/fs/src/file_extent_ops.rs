@@ -241,6 +241,12 @@ impl ExtentPlan {
 
     /// Takes `range` (sector-aligned) away from all of the file's items. Ranges dropped by one plan do not overlap.
     pub(crate) fn drop_range(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
+        // Most ranges are new, or part of one item: one look tells.
+        match last_extent_before(tree, ino, range.end, sectorsize)? {
+            Some(last) if last.end > range.start && last.start > range.start => {}
+            Some(last) if last.end > range.start => return self.drop_from(tree, &last, &range),
+            _ => return Ok(()),
+        }
         let mut from = range.start;
         while from < range.end {
             let extents = extents_in(tree, ino, from..range.end, STEP, sectorsize)?;

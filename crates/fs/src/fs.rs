@@ -16,7 +16,7 @@ use ubtrfs_format::{DevId, FormatError, Ino, Key, KeyType, RootId};
 use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
 use crate::committer::Committer;
-use crate::delalloc::DataPath;
+use crate::data_path::DataPath;
 use crate::dir_item::{self, in_tree};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, InodeState};

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_transaction::{Operation, Tree};
@@ -21,6 +21,7 @@ use crate::file_data::FileData;
 use crate::known_names::KnownNames;
 use crate::subvolume::Subvolume;
 use crate::types::{Attr, InodeId, mode, rdev_of_item};
+use crate::writeback_lock::WritebackLock;
 
 /// A loaded inode.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Inode {
     pub(crate) state: RwLock<InodeState>,
     /// Held while data of the inode is being written back, and by those who change its extents otherwise. Taken
     /// before the state lock.
-    pub(crate) writeback: Mutex<()>,
+    pub(crate) writeback: WritebackLock,
 }
 
 /// What changes about an inode.

@@ -36,6 +36,7 @@ mod xattr;
 
 // The data path.
 mod compression;
+mod data_path;
 mod delalloc;
 mod extent_map;
 mod fallocate;
@@ -47,6 +48,7 @@ mod readahead;
 mod reflink;
 mod truncate;
 mod write;
+mod writeback_lock;
 mod writeback_thread;
 
 pub use compression::decompress;

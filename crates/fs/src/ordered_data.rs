@@ -265,17 +265,19 @@ pub(crate) struct Batch<'r> {
 }
 
 /// Allocates, checksums and writes all units of several files: neighbours go into one allocation and one write.
-/// `reservation` covers them. After an error nothing that was allocated here is kept.
+/// `reservation` covers them, and they come behind `hint`, which moves on. After an error nothing that was allocated here
+/// is kept.
 pub(crate) fn write_out(
     engine: &Engine,
     batches: &mut [Batch<'_>],
     reservation: &mut DataReservation,
-    hint: Option<Logical>,
-) -> Result<Option<Logical>> {
+    hint: &Mutex<Option<Logical>>,
+) -> Result<()> {
     let mut extents = Vec::new();
-    let result = allocate(engine, batches, reservation, hint, &mut extents).and_then(|end| {
-        write_units(engine, batches)?;
-        Ok(end)
+    let behind = *hint.lock();
+    let result = allocate(engine, batches, reservation, behind, &mut extents).and_then(|end| {
+        *hint.lock() = end;
+        write_units(engine, batches)
     });
     if result.is_err() {
         extents.into_iter().for_each(|extent| engine.release_data(extent));

@@ -282,7 +282,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
 }
 
 /// Requests that the device works on at once.
-const NR_THREADS: usize = 4;
+const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
 /// How far ahead of the reader.
 const WINDOW_BYTES: u64 = 8 << 20;

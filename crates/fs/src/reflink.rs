@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::{MutexGuard, RwLockWriteGuard};
+use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{FileExtent, InodeFlags};
 
 use crate::delalloc::NoFlush;
@@ -16,6 +16,7 @@ use crate::file_extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
 use crate::inode::{Inode, InodeState};
 use crate::read::check_regular;
 use crate::write::MAX_SIZE;
+use crate::writeback_lock::ExclusiveGuard;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
@@ -209,7 +210,7 @@ struct LockedPair<'i> {
     first_state: RwLockWriteGuard<'i, InodeState>,
     second_state: Option<RwLockWriteGuard<'i, InodeState>>,
     source_is_first: bool,
-    _writeback: (MutexGuard<'i, ()>, Option<MutexGuard<'i, ()>>),
+    _writeback: (ExclusiveGuard<'i>, Option<ExclusiveGuard<'i>>),
     _no_flush: NoFlush,
 }
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{MutexGuard, RwLockWriteGuard};
+use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_transaction::{DataExtent, DataReservation};
@@ -19,6 +19,7 @@ use crate::fs::now;
 use crate::inode::{Inode, InodeState};
 use crate::read::check_regular;
 use crate::write::MAX_SIZE;
+use crate::writeback_lock::ExclusiveGuard;
 use crate::{Error, Fs, Result};
 
 /// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime.
@@ -87,7 +88,7 @@ fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
 }
 
 /// What is held beside the state while a file's extents are changed.
-pub(crate) type ChangeLocks<'i> = (NoFlush, MutexGuard<'i, ()>);
+pub(crate) type ChangeLocks<'i> = (NoFlush, ExclusiveGuard<'i>);
 
 /// Takes the locks under which a file's extents are changed.
 pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'_, InodeState>)> {

@@ -109,7 +109,7 @@ impl Fs {
         before.truncate((offset % sectorsize as u64) as usize);
         let dirtied = state.data.write(&self.data.pool, offset, data, &before, &after);
         if let Some(space) = space {
-            state.data.add_reservation(space.split(dirtied));
+            state.data.add_reservation(space, dirtied);
         }
         self.data.enqueue(inode, &mut state.data);
         Ok(())

@@ -1,0 +1,116 @@
+//! [`DataPath`]: what writeback keeps for the whole filesystem: memory for dirty data, and the queue of inodes that have
+//! some.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_format::Logical;
+
+use crate::file_data::{BufPool, FileData, Run};
+use crate::inode::Inode;
+use crate::writeback_thread::WritebackThreads;
+
+/// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
+#[derive(Debug)]
+pub(crate) struct DataPath {
+    pub(crate) pool: Arc<BufPool>,
+    /// Memory that dirty data may take.
+    limit_bytes: u64,
+    /// Memory of data that batches are writing.
+    writing_bytes: AtomicU64,
+    queue: Mutex<DirtyQueue>,
+    /// Where the last batch ended on disk.
+    pub(crate) hint: Mutex<Option<Logical>>,
+    pub(crate) threads: WritebackThreads,
+}
+
+/// Inodes with dirty data, in the order in which they became dirty.
+#[derive(Debug, Default)]
+struct DirtyQueue {
+    next: u64,
+    inodes: BTreeMap<u64, Arc<Inode>>,
+}
+
+impl DataPath {
+    pub(crate) fn new(limit_bytes: u64) -> Self {
+        Self {
+            pool: BufPool::new(limit_bytes),
+            limit_bytes,
+            writing_bytes: AtomicU64::new(0),
+            queue: Mutex::default(),
+            hint: Mutex::default(),
+            threads: WritebackThreads::default(),
+        }
+    }
+
+    /// Puts an inode whose data became dirty into the queue. `data` is the inode's, locked.
+    pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
+        if data.queued.is_none() {
+            let mut queue = self.queue.lock();
+            let at = queue.next;
+            queue.next += 1;
+            queue.inodes.insert(at, Arc::clone(inode));
+            data.queued = Some(at);
+        }
+    }
+
+    /// Whether any inode has dirty data.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.queue.lock().inodes.is_empty()
+    }
+
+    /// Takes an inode out of the queue whose data is all in the trees (I5 of [`crate::delalloc`]).
+    pub(crate) fn dequeue(&self, data: &mut FileData) {
+        if data.is_clean()
+            && let Some(at) = data.queued.take()
+        {
+            let inode = self.queue.lock().inodes.remove(&at);
+            // The caller holds the inode as well, so this never drops the last one under the lock.
+            drop(inode);
+        }
+    }
+
+    pub(crate) fn queued(&self, limit: usize) -> Vec<Arc<Inode>> {
+        self.queue.lock().inodes.values().take(limit).cloned().collect()
+    }
+
+    /// Memory of data that nobody is writing yet.
+    fn waiting_bytes(&self) -> u64 {
+        self.pool.used_bytes().saturating_sub(self.writing_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is enough for the writeback threads to begin.
+    pub(crate) fn should_write(&self) -> bool {
+        self.waiting_bytes() > self.limit_bytes / 4
+    }
+
+    /// Whether there is enough for the writeback threads to go on.
+    pub(crate) fn should_go_on(&self) -> bool {
+        self.waiting_bytes() > self.limit_bytes / 8
+    }
+
+    pub(crate) fn is_over_limit(&self) -> bool {
+        self.pool.used_bytes() > self.limit_bytes
+    }
+
+    /// Counts the memory of what a batch writes, as long as the token lives.
+    pub(crate) fn start_writing<'r>(&self, runs: impl Iterator<Item = &'r Run>) -> Writing<'_> {
+        let bytes = runs.map(Run::memory_bytes).sum();
+        self.writing_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Writing { data: self, bytes }
+    }
+}
+
+/// A batch that is being written.
+pub(crate) struct Writing<'d> {
+    data: &'d DataPath,
+    bytes: u64,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.data.writing_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
