@@ -31,6 +31,9 @@ use crate::readahead::ReadWindow;
 /// The largest buffer: what a sequential writer fills before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
+/// The part of the pool's memory that idle buffers may take beyond it: writers run into the limit all the time, and the
+/// buffers that are written then are the next to be filled.
+const SLACK: u64 = 8;
 const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
 
 /// Memory for dirty data, in size classes of powers of two, and its accounting for the whole filesystem.
@@ -43,7 +46,7 @@ pub(crate) struct BufPool {
 }
 
 impl BufPool {
-    /// A pool that keeps memory for reuse while it takes at most `max_bytes` in all.
+    /// A pool that keeps memory for reuse while it takes little more than `max_bytes` in all.
     pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             idle: Default::default(),
@@ -75,6 +78,22 @@ impl BufPool {
         };
         self.used_bytes.fetch_add(size as u64, Ordering::Relaxed);
         Buf { bytes, size, pool: Arc::clone(self) }
+    }
+
+    /// Keeps a buffer of a class for reuse. Where there is too much memory, others make room: sizes that nobody asks for
+    /// any more must not keep out those that are in use.
+    fn keep(&self, mut bytes: AlignedBuf, class: usize) {
+        bytes.clear();
+        self.idle_bytes.fetch_add(bytes.capacity() as u64, Ordering::Relaxed);
+        self.idle[class].lock().push(bytes);
+        let most = self.max_bytes + self.max_bytes / SLACK;
+        while self.idle_bytes.load(Ordering::Relaxed) + self.used_bytes() > most {
+            let others = (0..NR_CLASSES).filter(|other| *other != class);
+            let largest = others.max_by_key(|other| self.idle[*other].lock().len() << other).unwrap_or(class);
+            let evicted = self.idle[largest].lock().pop();
+            let Some(evicted) = evicted.or_else(|| self.idle[class].lock().pop()) else { return };
+            self.idle_bytes.fetch_sub(evicted.capacity() as u64, Ordering::Relaxed);
+        }
     }
 }
 
@@ -113,14 +132,8 @@ impl Deref for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        let size = self.size as u64;
-        let used = self.pool.used_bytes.fetch_sub(size, Ordering::Relaxed);
-        if self.pool.idle_bytes.load(Ordering::Relaxed) + used <= self.pool.max_bytes {
-            let mut bytes = std::mem::take(&mut self.bytes);
-            bytes.clear();
-            self.pool.idle_bytes.fetch_add(size, Ordering::Relaxed);
-            self.pool.idle[BufPool::class(self.size)].lock().push(bytes);
-        }
+        self.pool.used_bytes.fetch_sub(self.size as u64, Ordering::Relaxed);
+        self.pool.keep(std::mem::take(&mut self.bytes), BufPool::class(self.size));
     }
 }
 
@@ -709,6 +722,22 @@ mod tests {
             drop((data, runs));
             prop_assert_eq!(pool.used_bytes(), 0);
         }
+    }
+
+    #[test]
+    fn sizes_that_are_in_use_displace_others() {
+        let pool = BufPool::new(4 << 20);
+        let small: Vec<Buf> = (0..1100).map(|_| pool.take(4096)).collect();
+        drop(small);
+        assert_eq!(pool.idle_bytes.load(Ordering::Relaxed), 1100 * 4096);
+        for _ in 0..3 {
+            let large = [pool.take(BUF_MAX), pool.take(BUF_MAX)];
+            assert_eq!(pool.used_bytes(), 2 << 20);
+            drop(large);
+            assert_eq!(pool.idle[NR_CLASSES - 1].lock().len(), 2);
+            assert!(pool.idle_bytes.load(Ordering::Relaxed) <= (4 << 20) + (4 << 20) / SLACK);
+        }
+        assert_eq!(pool.idle[0].lock().len(), (4 << 20) / 4096 + (4 << 20) / 4096 / SLACK as usize - 512);
     }
 
     #[test]

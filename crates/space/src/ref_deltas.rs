@@ -18,7 +18,7 @@ enum Deltas {
     #[default]
     None,
     One(RefKey, i64),
-    Many(Box<BTreeMap<RefKey, i64>>),
+    Many(BTreeMap<RefKey, i64>),
 }
 
 impl RefDeltas {
@@ -27,7 +27,7 @@ impl RefDeltas {
         self.deltas = match std::mem::take(&mut self.deltas) {
             Deltas::None => Deltas::One(reference, delta),
             Deltas::One(known, before) if known == reference => Deltas::One(known, before + delta),
-            Deltas::One(known, before) => Deltas::Many(Box::new(BTreeMap::from([(known, before), (reference, delta)]))),
+            Deltas::One(known, before) => Deltas::Many(BTreeMap::from([(known, before), (reference, delta)])),
             Deltas::Many(mut many) => {
                 *many.entry(reference).or_default() += delta;
                 Deltas::Many(many)

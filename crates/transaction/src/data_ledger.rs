@@ -11,7 +11,7 @@
 //! - I1. `allocated` holds exactly the bytes that space gave out as data and that no extent item covers.
 //! - I2. Checksums are looked up in the order active, frozen, csum tree; they move in that direction only.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,18 +34,18 @@ struct PutExtent {
     len_bytes: u64,
     first: Referrer,
     /// Without the first one; most extents have no other.
-    others: Option<Box<HashSet<Referrer>>>,
+    others: BTreeSet<Referrer>,
 }
 
 impl PutExtent {
     fn add(&mut self, referrer: Referrer) {
         if referrer != self.first {
-            self.others.get_or_insert_default().insert(referrer);
+            self.others.insert(referrer);
         }
     }
 
     fn has_other_than(&self, referrer: &Referrer) -> bool {
-        self.first != *referrer || self.others.is_some()
+        self.first != *referrer || !self.others.is_empty()
     }
 }
 
@@ -91,7 +91,7 @@ impl DataLedger {
     /// A file extent item that refers to this extent was put.
     pub(crate) fn put(&self, extent: Extent, referrer: Referrer) {
         let mut extents = self.extents.lock();
-        let new = || PutExtent { len_bytes: extent.len_bytes, first: referrer, others: None };
+        let new = || PutExtent { len_bytes: extent.len_bytes, first: referrer, others: BTreeSet::new() };
         extents.active.entry(extent.bytenr).or_insert_with(new).add(referrer);
     }
 
