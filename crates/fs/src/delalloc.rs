@@ -192,6 +192,8 @@ impl Fs {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
         let mut jobs: Vec<Job<'_>> = Vec::new();
+        // Where the jobs' inodes are in `inodes`.
+        let mut places = Vec::new();
         let mut taken = 0;
         for (index, inode) in inodes.iter().enumerate() {
             if taken >= max_bytes {
@@ -212,6 +214,7 @@ impl Fs {
                 taken += job.bytes;
                 written.end = job.runs.last().map(Run::end);
                 jobs.push(job);
+                places.push(index);
             }
         }
         if jobs.is_empty() {
@@ -224,10 +227,10 @@ impl Fs {
             return Err(error);
         }
         let mut failure = None;
-        for job in jobs {
+        for (job, place) in jobs.into_iter().zip(places) {
             match self.finish(job) {
                 Ok(Finished::Written(bytes)) => written.bytes += bytes,
-                Ok(Finished::Retry) => written.retry = true,
+                Ok(Finished::Retry) => (written.retry, written.done[place]) = (true, false),
                 Err(error) => failure = Some(error),
             }
         }
@@ -659,7 +662,7 @@ impl InlineData {
 #[derive(Default)]
 struct Written {
     bytes: u64,
-    /// For each inode, whether all of its dirty data was taken.
+    /// For each inode, whether all of its data that was pending is in the trees.
     done: Vec<bool>,
     /// End of the last run taken.
     end: Option<u64>,

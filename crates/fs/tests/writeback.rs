@@ -1,5 +1,5 @@
-//! Several batches of one file on their way to the device at once: none waits for the other, sync waits for all, and what
-//! was written last stays.
+//! Writeback with several threads in it: batches of one file do not wait for each other, sync waits for all, and what was
+//! written last stays.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -173,5 +173,27 @@ fn what_is_written_over_data_under_way_follows_it() {
     for (at, byte) in [(0, 1), (4 * MIB, 2), (6 * MIB, 1)] {
         assert!(fs.read(id, at as u64, 2 * MIB).unwrap().iter().all(|found| *found == byte), "at {at}");
     }
+    fs.close().unwrap();
+}
+
+#[test]
+fn sync_writes_a_small_file_that_grows_meanwhile() {
+    let (gate, fs, large) = fresh();
+    let small = fs.create(fs.root(), b"small", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    fs.write(small, 0, &[1; 100]).unwrap();
+    fs.write(large, 0, &vec![3; 8 * MIB]).unwrap();
+    gate.close();
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| fs.sync());
+        let is_under_way = gate.has_waiting(1, LONG);
+        // What was going to be the whole file, inside its item, is no longer all of it.
+        fs.write(small, 100, &[2; 100]).unwrap();
+        gate.open();
+        assert!(is_under_way);
+        sync.join().unwrap().unwrap();
+    });
+    let device: Arc<dyn Device> = Arc::clone(&gate) as _;
+    let committed = Fs::open(vec![device], MountOptions { read_only: true, ..MountOptions::default() }).unwrap();
+    assert_eq!(committed.read(small, 0, 100).unwrap(), [1; 100]);
     fs.close().unwrap();
 }
