@@ -16,7 +16,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Condvar, Mutex};
@@ -56,6 +56,8 @@ pub(crate) struct Slot {
     content: Mutex<Content>,
     done: Condvar,
     shared: Arc<Shared>,
+    /// Bytes that readers took.
+    nr_read: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -74,6 +76,25 @@ pub(crate) struct ReadWindow {
     /// Bytes read in sequence.
     run_bytes: u64,
     slots: VecDeque<Arc<Slot>>,
+}
+
+impl ReadWindow {
+    /// Notes a read and drops slots that nobody will ask for. Says whether it belongs to the sequence; one that does not
+    /// begins another. A sequence may come out of order: its parts are asked for by several threads at once.
+    fn goes_on(&mut self, offset: u64, end: u64) -> bool {
+        if offset > self.next.saturating_add(SLOT_BYTES) || offset.saturating_add(LAG_BYTES) < self.next {
+            *self = Self { next: end, run_bytes: end - offset, slots: VecDeque::new() };
+            return false;
+        }
+        self.next = self.next.max(end);
+        self.run_bytes = self.run_bytes.saturating_add(end - offset);
+        let next = self.next;
+        self.slots.retain(|slot| {
+            let lag = if slot.is_used_up() { SLOT_BYTES } else { LAG_BYTES };
+            slot.range.end.saturating_add(lag) > next
+        });
+        true
+    }
 }
 
 impl Readahead {
@@ -109,14 +130,8 @@ impl Readahead {
     ) -> Vec<Arc<Slot>> {
         let end = offset + len_bytes;
         let mut window = state.data.read_window().lock();
-        if offset.abs_diff(window.next) > SLOT_BYTES {
-            *window = ReadWindow { next: end, run_bytes: len_bytes, slots: VecDeque::new() };
+        if !window.goes_on(offset, end) {
             return Vec::new();
-        }
-        window.next = window.next.max(end);
-        window.run_bytes = window.run_bytes.saturating_add(len_bytes);
-        while window.slots.front().is_some_and(|slot| slot.range.end + SLOT_BYTES <= offset) {
-            window.slots.pop_front();
         }
         let found = window.slots.iter().filter(|slot| slot.range.start < end && slot.range.end > offset);
         let found: Vec<_> = found.cloned().collect();
@@ -137,6 +152,7 @@ impl Readahead {
                 content: Mutex::new(Content::Queued),
                 done: Condvar::new(),
                 shared: Arc::clone(&self.shared),
+                nr_read: AtomicU64::new(0),
             });
             window.slots.push_back(Arc::clone(&slot));
             jobs.push(Job { inode: Arc::clone(inode), slot });
@@ -170,6 +186,7 @@ impl Slot {
                 Content::Ready(bytes) => {
                     let from = (offset - self.range.start) as usize;
                     out.copy_from_slice(&bytes[from..from + out.len()]);
+                    self.nr_read.fetch_add(out.len() as u64, Ordering::Relaxed);
                     return true;
                 }
                 Content::Reading => self.done.wait(&mut content),
@@ -179,6 +196,11 @@ impl Slot {
                 }
             }
         }
+    }
+
+    /// Whether as much was taken as there is.
+    fn is_used_up(&self) -> bool {
+        self.nr_read.load(Ordering::Relaxed) >= self.range.end - self.range.start
     }
 
     /// A thread begins to fill the slot, unless a reader took it over.
@@ -286,7 +308,55 @@ const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
 /// How far ahead of the reader.
 const WINDOW_BYTES: u64 = 8 << 20;
+/// How far behind the first of a sequence its last may come.
+const LAG_BYTES: u64 = 4 << 20;
 /// So many bytes in sequence make a sequential reader.
 const RUN_BYTES: u64 = 256 << 10;
 const SLOTS_MIN: usize = 4;
 const SLOTS_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(start: u64) -> Arc<Slot> {
+        Arc::new(Slot {
+            range: start..start + SLOT_BYTES,
+            content: Mutex::new(Content::Queued),
+            done: Condvar::new(),
+            shared: Arc::new(Shared { nr_slots: AtomicUsize::new(1), ..Shared::default() }),
+            nr_read: AtomicU64::new(0),
+        })
+    }
+
+    fn starts(window: &ReadWindow) -> Vec<u64> {
+        window.slots.iter().map(|slot| slot.range.start / SLOT_BYTES).collect()
+    }
+
+    #[test]
+    fn a_sequence_out_of_order_stays_one() {
+        const MIB: u64 = SLOT_BYTES;
+        let mut window = ReadWindow::default();
+        window.goes_on(0, MIB);
+        window.slots = (1..7).map(|at| slot(at * MIB)).collect();
+        // The second part is asked for last.
+        for at in [2, 3, 4] {
+            assert!(window.goes_on(at * MIB, (at + 1) * MIB));
+            window
+                .slots
+                .iter()
+                .find(|slot| slot.range.start == at * MIB)
+                .unwrap()
+                .nr_read
+                .store(MIB, Ordering::Relaxed);
+        }
+        assert!(starts(&window).contains(&1), "{:?}", starts(&window));
+        assert!(window.goes_on(MIB, 2 * MIB), "it belongs to the sequence");
+        assert_eq!(window.next, 5 * MIB);
+        assert!(window.goes_on(5 * MIB, 6 * MIB));
+        assert!(!starts(&window).contains(&2), "taken, and behind: {:?}", starts(&window));
+        assert!(!window.goes_on(0, MIB), "too far behind: from the start again");
+        assert_eq!((window.next, window.slots.len()), (MIB, 0));
+        assert!(!window.goes_on(3 * MIB, 4 * MIB), "a jump");
+    }
+}
