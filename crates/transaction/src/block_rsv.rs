@@ -65,6 +65,21 @@ struct Puts {
     memory_bytes: AtomicI64,
 }
 
+/// What the changes of one operation add to the load of their epoch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OperationLoad {
+    rows: OperationPuts,
+    names: OperationPuts,
+}
+
+/// Changes of one operation and one kind; see [`Puts`].
+#[derive(Clone, Copy, Debug, Default)]
+struct OperationPuts {
+    nr_puts: u64,
+    item_bytes: u64,
+    memory_bytes: i64,
+}
+
 /// A share of work for the trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Load {
@@ -96,15 +111,10 @@ const AMPLE: u64 = 3;
 const EARLY_LOOK: u64 = 64;
 
 impl EpochLoad {
-    /// An item was put, or its absence.
-    pub(crate) fn put(&self, growth: &Growth, item_type: KeyType) {
-        let puts = if is_name(item_type) { &self.names } else { &self.rows };
-        let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
-        puts.item_bytes.fetch_add(item_bytes, Ordering::Relaxed);
-        puts.memory_bytes.fetch_add(growth.memory_bytes as i64, Ordering::Relaxed);
-        let is_extent = item_type == KeyType::EXTENT_DATA;
-        let nr_puts = u64::from(item_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
-        puts.nr_puts.fetch_add(nr_puts, Ordering::Relaxed);
+    /// An operation ends.
+    pub(crate) fn add(&self, load: &OperationLoad) {
+        self.rows.add(&load.rows);
+        self.names.add(&load.names);
     }
 
     /// Checksums were added.
@@ -137,6 +147,17 @@ impl EpochLoad {
 }
 
 impl Puts {
+    fn add(&self, of_operation: &OperationPuts) {
+        let OperationPuts { nr_puts, item_bytes, memory_bytes } = *of_operation;
+        if nr_puts > 0 {
+            self.nr_puts.fetch_add(nr_puts, Ordering::Relaxed);
+            self.item_bytes.fetch_add(item_bytes, Ordering::Relaxed);
+        }
+        if memory_bytes != 0 {
+            self.memory_bytes.fetch_add(memory_bytes, Ordering::Relaxed);
+        }
+    }
+
     fn load(&self) -> Load {
         Load { nr_puts: self.nr_puts.load(Ordering::Relaxed), new_bytes: self.item_bytes.load(Ordering::Relaxed) }
     }
@@ -149,6 +170,18 @@ impl Puts {
         self.nr_puts.store(0, Ordering::Relaxed);
         self.item_bytes.store(0, Ordering::Relaxed);
         self.memory_bytes.store(0, Ordering::Relaxed);
+    }
+}
+
+impl OperationLoad {
+    /// An item was put, or its absence.
+    pub(crate) fn add(&mut self, growth: &Growth, item_type: KeyType) {
+        let puts = if is_name(item_type) { &mut self.names } else { &mut self.rows };
+        let item_bytes = growth.data_bytes as u64 + if growth.is_new { ITEM_OVERHEAD } else { 0 };
+        puts.item_bytes += item_bytes;
+        puts.memory_bytes += growth.memory_bytes as i64;
+        let is_extent = item_type == KeyType::EXTENT_DATA;
+        puts.nr_puts += u64::from(item_bytes > 0) + if is_extent { EXTRA_PUTS_AN_EXTENT } else { 0 };
     }
 }
 

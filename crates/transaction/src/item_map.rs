@@ -1,23 +1,28 @@
 //! [`ItemMap`]: an ordered map of item changes that takes little more memory than the items do. Millions of them wait
 //! for a commit, most of them small.
 //!
-//! Changes lie in pages, each with sorted heads and the data that they point to:
+//! Changes lie in pages, each with sorted heads and the data that they point to, and pages in groups:
 //!
 //! ```text
-//! pages     [MIN.. ]  [k1.. ]  [k2.. ]             by the lowest key that belongs to a page
+//! groups    [MIN.. ]  [k5.. ]                      by the lowest key that belongs to a group
+//! group     [MIN.. ]  [k1.. ]  [k2.. ]             by the lowest key that belongs to a page; at most GROUP_PAGES
 //! page      heads  key, start, len | key, start, len | ...    at most PAGE_ITEMS, ascending
 //!           data   bytes of items, in the order in which they came
 //! ```
 //!
-//! A full page is split in half, but where a key comes behind all others of its page it begins a new one: rows of
-//! ascending keys fill their pages.
+//! A full page is split in half, but in a row of ascending keys where the row goes on: a key behind all others of its page
+//! begins a new one. So rows fill their pages. Groups are split alike.
+//!
+//! Most changes follow on one before: new inodes come last, new names of a directory behind its others, and the directory's
+//! own item changes with each. So the last page is looked at before any search, and then the page where a change of this
+//! objectid and type went last.
 //!
 //! Invariants:
-//! - I1. The keys of a page are not below its lowest key, and below that of the next page. The first page begins at
-//!   [`Key::MIN`].
+//! - I1. The keys of a page are not below its lowest key, and below that of the next page; so are those of a group. The
+//!   first page and the first group begin at [`Key::MIN`]. A group has a page at least.
 //! - I2. A head's data lies within its page; `garbage` counts the bytes of data that no head points to.
+//! - I3. `recent` is a hint: it may name any page, or none.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ubtrfs_format::{Key, KeyType};
@@ -29,7 +34,25 @@ pub(crate) type Change = Option<Value>;
 /// Item changes by key.
 #[derive(Debug, Default)]
 pub(crate) struct ItemMap {
-    pages: BTreeMap<Key, Page>,
+    /// The groups' lowest keys.
+    lowest: Vec<Key>,
+    groups: Vec<Group>,
+    recent: [PageAt; NR_RECENT],
+}
+
+/// Neighbouring pages.
+#[derive(Debug, Default)]
+struct Group {
+    /// The pages' lowest keys.
+    lowest: Vec<Key>,
+    pages: Vec<Page>,
+}
+
+/// Where a page is: its group, and its place there.
+#[derive(Clone, Copy, Debug, Default)]
+struct PageAt {
+    group: u32,
+    page: u32,
 }
 
 /// Neighbouring changes.
@@ -51,7 +74,7 @@ struct Head {
     item_type: KeyType,
 }
 
-/// What a change did to the map's memory.
+/// What changes did to the map's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Growth {
     /// Whether the key had no change so far.
@@ -66,53 +89,38 @@ impl ItemMap {
     /// Records a change.
     pub(crate) fn set(&mut self, key: &Key, value: Option<&[u8]>) -> Growth {
         let mut growth = Growth::default();
-        if self.pages.is_empty() {
-            self.pages.insert(Key::MIN, Page::default());
+        if self.groups.is_empty() {
+            self.lowest.push(Key::MIN);
+            self.groups.push(Group { lowest: vec![Key::MIN], pages: vec![Page::default()] });
             growth.memory_bytes += PAGE_OVERHEAD;
         }
-        let page = self.pages.range_mut(..=*key).next_back().map(|(_, page)| page);
-        let page = page.expect("I1: the first page begins at the lowest key");
+        let at = self.page_to_change(key);
+        let page = &mut self.groups[at.group()].pages[at.page()];
         let memory_before = page.memory_bytes();
-        let mut begun = None;
-        match page.search(key) {
+        let begun = match page.search(key) {
             Ok(slot) => {
                 let old_len = page.heads[slot].data_len();
                 growth.data_bytes = value.map_or(0, <[u8]>::len).saturating_sub(old_len);
                 page.replace(slot, value);
+                None
             }
             Err(slot) => {
                 growth.is_new = true;
                 growth.data_bytes = value.map_or(0, <[u8]>::len);
-                if page.has_room(growth.data_bytes) {
-                    page.insert(slot, key, value);
-                } else if slot == page.heads.len() {
-                    page.close();
-                    let mut next = Page::default();
-                    next.insert(0, key, value);
-                    begun = Some((*key, next));
-                } else {
-                    let mut upper = page.split_off(page.heads.len() / 2);
-                    let middle = page.heads.len();
-                    let first = upper.heads[0].key();
-                    match slot <= middle {
-                        true => page.insert(slot, key, value),
-                        false => upper.insert(slot - middle, key, value),
-                    }
-                    begun = Some((first, upper));
-                }
+                page.add(slot, key, value)
             }
-        }
+        };
         growth.memory_bytes += page.memory_bytes() - memory_before;
         if let Some((first, page)) = begun {
             growth.memory_bytes += page.memory_bytes() + PAGE_OVERHEAD;
-            self.pages.insert(first, page);
+            self.insert_page(at, first, page);
         }
         growth
     }
 
     /// The change of this key: a value, or absence; or `None`.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
-        let (_, page) = self.pages.range(..=*key).next_back()?;
+        let page = self.page(self.search(key)?);
         Some(page.change(page.search(key).ok()?))
     }
 
@@ -131,11 +139,15 @@ impl ItemMap {
         if start > end {
             return None;
         }
+        let at = self.search(end)?;
+        let of_group = &self.groups[at.group()].pages[..=at.page()];
+        let before = self.groups[..at.group()].iter().rev().flat_map(|group| group.pages.iter().rev());
         // A page has none that are low enough where all of its own are above `end`.
-        self.pages
-            .range(..=*end)
+        of_group
+            .iter()
             .rev()
-            .find_map(|(_, page)| {
+            .chain(before)
+            .find_map(|page| {
                 let slot = match page.search(end) {
                     Ok(slot) => slot,
                     Err(slot) => slot.checked_sub(1)?,
@@ -148,23 +160,106 @@ impl ItemMap {
 
     /// Bytes that the map takes, as the growth of all changes adds up to.
     pub(crate) fn memory_bytes(&self) -> isize {
-        self.pages.values().map(|page| page.memory_bytes() + PAGE_OVERHEAD).sum()
+        self.pages().map(|page| page.memory_bytes() + PAGE_OVERHEAD).sum()
     }
 
     /// The pages in order.
     pub(crate) fn pages(&self) -> impl Iterator<Item = &Page> {
-        self.pages.values()
+        self.groups.iter().flat_map(|group| &group.pages)
     }
 
     /// Pages and slots of the keys of `start..=end`, in order.
     fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (&Page, usize)> {
         let (start, end) = (*start, *end);
-        let first = self.pages.range(..=start).next_back().map_or(Key::MIN, |(lowest, _)| *lowest);
-        let pages = (start <= end).then(|| self.pages.range(first..=end)).into_iter().flatten();
-        pages.flat_map(move |(_, page)| {
+        let first = self.search(&start).filter(|_| start <= end);
+        let groups = first.map_or(&[][..], |first| &self.groups[first.group()..]);
+        let skipped = first.map_or(0, PageAt::page);
+        let pages = groups.iter().flat_map(|group| group.lowest.iter().zip(&group.pages)).skip(skipped);
+        pages.take_while(move |(lowest, _)| **lowest <= end).flat_map(move |(_, page)| {
             let from = page.search(&start).unwrap_or_else(|slot| slot);
             (from..page.len()).map(move |slot| (page, slot)).take_while(move |(page, slot)| page.key(*slot) <= end)
         })
+    }
+
+    fn page(&self, at: PageAt) -> &Page {
+        &self.groups[at.group()].pages[at.page()]
+    }
+
+    /// The page that the key belongs to; `None` where there are no pages.
+    fn search(&self, key: &Key) -> Option<PageAt> {
+        let group = self.lowest.partition_point(|lowest| !is_below(key, lowest)).checked_sub(1)?;
+        let page = self.groups[group].lowest.partition_point(|lowest| !is_below(key, lowest));
+        Some(PageAt::new(group, page.checked_sub(1).expect("I1: a group's first page begins where the group does")))
+    }
+
+    /// The same by way of the hints. There are pages.
+    fn page_to_change(&mut self, key: &Key) -> PageAt {
+        let last_group = self.groups.len() - 1;
+        let last = self.groups[last_group].pages.len() - 1;
+        if !is_below(key, &self.groups[last_group].lowest[last]) {
+            return PageAt::new(last_group, last);
+        }
+        let slot = recent_slot(key);
+        if !self.covers(self.recent[slot], key) {
+            self.recent[slot] = self.search(key).expect("I1: the first page begins at the lowest key");
+        }
+        self.recent[slot]
+    }
+
+    /// Whether there is such a page and the key belongs to it.
+    fn covers(&self, at: PageAt, key: &Key) -> bool {
+        let Some(group) = self.groups.get(at.group()) else { return false };
+        let Some(lowest) = group.lowest.get(at.page()) else { return false };
+        let next = group.lowest.get(at.page() + 1).or_else(|| self.lowest.get(at.group() + 1));
+        !is_below(key, lowest) && next.is_none_or(|next| is_below(key, next))
+    }
+
+    /// Adds a page behind another one.
+    fn insert_page(&mut self, behind: PageAt, first: Key, page: Page) {
+        let group = &mut self.groups[behind.group()];
+        let place = behind.page() + 1;
+        if group.pages.len() < GROUP_PAGES {
+            group.insert(place, first, page);
+            return;
+        }
+        let middle = if place == group.pages.len() { place } else { group.pages.len() / 2 };
+        let mut upper = group.split_off(middle);
+        match place < middle {
+            true => group.insert(place, first, page),
+            false => upper.insert(place - middle, first, page),
+        }
+        self.lowest.insert(behind.group() + 1, upper.lowest[0]);
+        self.groups.insert(behind.group() + 1, upper);
+    }
+}
+
+impl Group {
+    fn insert(&mut self, place: usize, first: Key, page: Page) {
+        self.lowest.insert(place, first);
+        self.pages.insert(place, page);
+    }
+
+    /// Leaves the first `at` pages here and answers the others, with room for more.
+    fn split_off(&mut self, at: usize) -> Self {
+        let mut upper = Self { lowest: Vec::with_capacity(GROUP_PAGES), pages: Vec::with_capacity(GROUP_PAGES) };
+        upper.lowest.extend(self.lowest.drain(at..));
+        upper.pages.extend(self.pages.drain(at..));
+        upper
+    }
+}
+
+impl PageAt {
+    fn new(group: usize, page: usize) -> Self {
+        let place = |number| u32::try_from(number).expect("so many changes would not fit into memory");
+        Self { group: place(group), page: place(page) }
+    }
+
+    fn group(self) -> usize {
+        self.group as usize
+    }
+
+    fn page(self) -> usize {
+        self.page as usize
     }
 }
 
@@ -189,8 +284,49 @@ impl Page {
         self.value(slot).map(Arc::from)
     }
 
+    /// The slot of the key, or else where it belongs.
     fn search(&self, key: &Key) -> Result<usize, usize> {
-        self.heads.binary_search_by(|head| head.key().cmp(key))
+        match self.heads.last() {
+            Some(last) if !is_below(&last.key(), key) => {
+                let slot = self.heads.partition_point(|head| is_below(&head.key(), key));
+                if self.heads[slot].key() == *key { Ok(slot) } else { Err(slot) }
+            }
+            _ => Err(self.heads.len()),
+        }
+    }
+
+    /// Adds a change in this slot. Where the page is full, part of it or the new change becomes another page, with its
+    /// lowest key.
+    fn add(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) -> Option<(Key, Self)> {
+        if self.has_room(value.map_or(0, <[u8]>::len)) {
+            self.insert(slot, key, value);
+            return None;
+        }
+        if slot == self.heads.len() {
+            self.close();
+            let mut next = Self::with_room();
+            next.insert(0, key, value);
+            return Some((*key, next));
+        }
+        let middle = if self.is_row_before(slot) { slot } else { self.heads.len() / 2 };
+        let mut upper = self.split_off(middle);
+        let first = upper.heads[0].key();
+        match slot <= middle {
+            true => self.insert(slot, key, value),
+            false => upper.insert(slot - middle, key, value),
+        }
+        Some((first, upper))
+    }
+
+    /// Whether the last change that was added is the one before this slot, as in a row of ascending keys.
+    fn is_row_before(&self, slot: usize) -> bool {
+        let before = slot.checked_sub(1).map(|before| &self.heads[before]);
+        before.is_some_and(|head| head.data_len() > 0 && head.start as usize + head.data_len() == self.data.len())
+    }
+
+    /// A page that is going to be filled.
+    fn with_room() -> Self {
+        Self { heads: Vec::with_capacity(PAGE_ITEMS / 2), data: Vec::with_capacity(PAGE_DATA / 2), garbage: 0 }
     }
 
     fn has_room(&self, data_len: usize) -> bool {
@@ -278,6 +414,18 @@ impl Head {
     }
 }
 
+/// Whether a key comes before another one; by arithmetic, because nobody foresees the branches of a search.
+fn is_below(key: &Key, other: &Key) -> bool {
+    let rest = |key: &Key| u128::from(key.item_type.0) << 64 | u128::from(key.offset);
+    (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
+}
+
+/// Which hint is for this key.
+fn recent_slot(key: &Key) -> usize {
+    let mixed = (key.objectid ^ u64::from(key.item_type.0) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 32) as usize % NR_RECENT
+}
+
 /// Longer than any item: blocks are at most 64 KiB, with their header and the item's head.
 const DELETED: u16 = u16::MAX;
 /// Changes of a page.
@@ -288,11 +436,16 @@ const PAGE_DATA: usize = 4096;
 const DATA_STEP: usize = 512;
 const HEADS_STEP: usize = 16;
 const GARBAGE_MAX: usize = 1024;
+/// Pages of a group.
+const GROUP_PAGES: usize = 128;
+const NR_RECENT: usize = 8;
 /// A page's place in the map, with what its allocations cost.
 const PAGE_OVERHEAD: isize = 160;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn key(number: u64) -> Key {
@@ -337,6 +490,20 @@ mod tests {
             assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
         }
         assert_eq!(memory, map.memory_bytes());
+    }
+
+    #[test]
+    fn a_row_fills_its_pages_also_before_other_keys() {
+        let mut map = ItemMap::default();
+        for ino in 300..360 {
+            map.set(&Key::new(ino, KeyType::INODE_ITEM, 0), Some(&[0; 160]));
+        }
+        let nr_names = 50 * PAGE_ITEMS;
+        for index in 0..nr_names as u64 {
+            map.set(&Key::new(256, KeyType::DIR_INDEX, index), Some(&[0; 40]));
+        }
+        assert!(map.pages().count() <= 50 + 4, "{} pages", map.pages().count());
+        assert_eq!(map.pages().map(Page::len).sum::<usize>(), nr_names + 60);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! [`Operation`]: a group of item changes that is in one epoch as a whole.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockReadGuard;
@@ -8,7 +9,7 @@ use ubtrfs_format::item::{FileExtent, RegularExtent};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, Result};
 use ubtrfs_space::Extent;
 
-use crate::block_rsv::Purpose;
+use crate::block_rsv::{OperationLoad, Purpose};
 use crate::engine::Engine;
 use crate::tree_view::Tree;
 
@@ -45,6 +46,9 @@ impl Drop for MetadataReservation<'_> {
 #[derive(Debug)]
 pub struct Operation<'e> {
     engine: &'e Engine,
+    /// What its changes are for the epoch, which learns of it once, when the operation ends: threads would wait for each
+    /// other's counting. Until then the reservation stands for it.
+    load: Cell<OperationLoad>,
     // Before the gate: what a panic left is cut off from the next commit first.
     _reservation: MetadataReservation<'e>,
     _gate: RwLockReadGuard<'e, ()>,
@@ -76,7 +80,7 @@ impl Engine {
 
     /// Enters the epoch gate. The inode locks that the operation needs are held already.
     pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> Operation<'e> {
-        Operation { engine: self, _reservation: reservation, _gate: self.gate.read() }
+        Operation { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.gate.read() }
     }
 }
 
@@ -87,11 +91,12 @@ impl Operation<'_> {
     }
 
     /// Inserts or replaces an item.
-    pub fn put(&self, tree: &Tree, key: Key, value: Vec<u8>) {
+    pub fn put(&self, tree: &Tree, key: Key, value: impl AsRef<[u8]>) {
+        let value = value.as_ref();
         if key.item_type == KeyType::EXTENT_DATA && tree.id().is_fs_tree() {
-            self.note_extent(tree, &key, &value);
+            self.note_extent(tree, &key, value);
         }
-        self.set(tree, key, Some(&value));
+        self.set(tree, key, Some(value));
     }
 
     /// Deletes an item; an absent one is fine.
@@ -113,8 +118,11 @@ impl Operation<'_> {
 
     fn set(&self, tree: &Tree, key: Key, value: Option<&[u8]>) {
         let growth = tree.active.set(key, value);
-        self.engine.epoch.put(&growth, key.item_type);
-        if !tree.listed.swap(true, Ordering::AcqRel) {
+        let mut load = self.load.get();
+        load.add(&growth, key.item_type);
+        self.load.set(load);
+        // Looked at first: nearly always it is, and then nobody's copy of it goes stale. The gate keeps it so.
+        if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
             self.engine.listed.lock().push(tree.id());
         }
     }
@@ -124,6 +132,13 @@ impl Operation<'_> {
             let referrer = (tree.id(), Ino(key.objectid), key.offset.wrapping_sub(extent.offset));
             self.engine.ledger.put(Extent::new(extent.disk_bytenr, extent.disk_num_bytes), referrer);
         }
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        // With the gate still held, so that it counts for this epoch.
+        self.engine.epoch.add(&self.load.get());
     }
 }
 
