@@ -54,8 +54,14 @@ pub trait Field: Sized {
     const SIZE: usize;
     /// Reads one.
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError>;
+    /// Writes one over `out`, which has [`Field::SIZE`] bytes.
+    fn store(&self, out: &mut [u8]);
     /// Appends one.
-    fn write(&self, out: &mut Vec<u8>);
+    fn write(&self, out: &mut Vec<u8>) {
+        let before = out.len();
+        out.resize(before.saturating_add(Self::SIZE), 0);
+        self.store(out.split_at_mut(before).1);
+    }
 }
 
 macro_rules! int_field {
@@ -65,8 +71,9 @@ macro_rules! int_field {
             fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
                 Ok(Self::from_le_bytes(reader.array()?))
             }
-            fn write(&self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
+            #[inline]
+            fn store(&self, out: &mut [u8]) {
+                out.copy_from_slice(&self.to_le_bytes());
             }
         }
     )*};
@@ -78,8 +85,8 @@ impl<const N: usize> Field for [u8; N] {
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         reader.array()
     }
-    fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
+    fn store(&self, out: &mut [u8]) {
+        out.copy_from_slice(self);
     }
 }
 
@@ -92,8 +99,9 @@ impl<const N: usize> Field for [u64; N] {
         }
         Ok(array)
     }
-    fn write(&self, out: &mut Vec<u8>) {
-        self.iter().for_each(|value| value.write(out));
+    #[inline]
+    fn store(&self, out: &mut [u8]) {
+        out.chunks_exact_mut(8).zip(self).for_each(|(out, value)| value.store(out));
     }
 }
 
@@ -102,8 +110,8 @@ impl Field for crate::key::Key {
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         Ok(Self::decode(&reader.array()?))
     }
-    fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.encode());
+    fn store(&self, out: &mut [u8]) {
+        out.copy_from_slice(&self.encode());
     }
 }
 
@@ -112,8 +120,8 @@ impl Field for uuid::Uuid {
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         Ok(Self::from_bytes(reader.array()?))
     }
-    fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self.as_bytes());
+    fn store(&self, out: &mut [u8]) {
+        out.copy_from_slice(self.as_bytes());
     }
 }
 
@@ -124,8 +132,9 @@ macro_rules! id_field {
             fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
                 Ok(Self(u64::read(reader)?))
             }
-            fn write(&self, out: &mut Vec<u8>) {
-                self.0.write(out);
+            #[inline]
+            fn store(&self, out: &mut [u8]) {
+                self.0.store(out);
             }
         }
     )*};
@@ -154,8 +163,13 @@ macro_rules! disk_struct {
 
             /// Its bytes on disk.
             pub fn encode(&self) -> Vec<u8> {
-                let mut out = Vec::with_capacity(Self::SIZE);
-                $crate::codec::Field::write(self, &mut out);
+                self.encode_array().to_vec()
+            }
+
+            /// The same without an allocation.
+            pub fn encode_array(&self) -> [u8; Self::SIZE] {
+                let mut out = [0; Self::SIZE];
+                $crate::codec::Field::store(self, &mut out);
                 out
             }
         }
@@ -165,8 +179,11 @@ macro_rules! disk_struct {
             fn read(reader: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::error::FormatError> {
                 Ok(Self { $($field: $crate::codec::Field::read(reader)?),* })
             }
-            fn write(&self, out: &mut Vec<u8>) {
-                $($crate::codec::Field::write(&self.$field, out);)*
+            #[inline]
+            fn store(&self, out: &mut [u8]) {
+                $(let (field, out) = out.split_at_mut(<$ty as $crate::codec::Field>::SIZE);
+                  $crate::codec::Field::store(&self.$field, field);)*
+                debug_assert!(out.is_empty(), "the fields fill the structure");
             }
         }
 

@@ -162,8 +162,8 @@ impl Field for [RootBackup; NR_ROOT_BACKUPS] {
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         Ok([RootBackup::read(reader)?, RootBackup::read(reader)?, RootBackup::read(reader)?, RootBackup::read(reader)?])
     }
-    fn write(&self, out: &mut Vec<u8>) {
-        self.iter().for_each(|backup| backup.write(out));
+    fn store(&self, out: &mut [u8]) {
+        out.chunks_exact_mut(RootBackup::SIZE).zip(self).for_each(|(out, backup)| backup.store(out));
     }
 }
 

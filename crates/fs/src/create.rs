@@ -9,7 +9,7 @@ use ubtrfs_transaction::Operation;
 
 use crate::Fs;
 use crate::acl::{self, Acl};
-use crate::dir_item::{self, Change, NameSlot};
+use crate::dir_item::{self, Change, HashedName, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::now;
 use crate::inode::{Inherited, Inode, InodeState};
@@ -21,6 +21,7 @@ use crate::xattr;
 /// An inode that is about to be made: its items are planned, its state is not visible yet.
 pub(crate) struct Draft {
     pub(crate) inode: Arc<Inode>,
+    pub(crate) file_type: FileType,
     /// Attributes, symbolic link target.
     changes: Vec<Change>,
     symlink_target: Option<Vec<u8>>,
@@ -34,26 +35,26 @@ impl Fs {
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
+        let name = HashedName::from(name);
         let slot = match dir_state.lacks_name(name) {
             true => NameSlot::absent(dir.ino, name),
             false => NameSlot::read(&dir_inode.tree, dir.ino, name)?,
         };
         slot.check_free()?;
+        slot.check_room(&self.geometry)?;
         let index = next_index(&dir_inode, &mut dir_state)?;
         let time = now();
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
         let ino = draft.inode.id.ino;
-        let file_type = draft.file_type();
-        let mut changes = Vec::with_capacity(4);
         let tree = &dir_inode.tree;
-        slot.plan_add(&mut changes, &self.geometry, (dir_item::inode_location(ino), file_type as u8), index)?;
-        dir_item::plan_new_ref(&mut changes, ino, dir.ino, name, index);
+        let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE + name.bytes.len());
 
         // Users are counted before the items can be seen: whoever meets an inode without links looks for them.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, tree, changes);
         let attr = draft.put(&op, 1, self);
+        dir_item::put_new_ref(&op, tree, (ino, dir.ino), name.bytes, index, &mut buf);
+        slot.put_add(&op, tree, (dir_item::inode_location(ino), draft.file_type as u8), index, &mut buf);
         dir_state.next_index = Some(index + 1);
         entry_changed(&mut dir_state, time, Some(name), None);
         dir_inode.put_item(&op, &mut dir_state);
@@ -88,9 +89,7 @@ impl Fs {
         time: Timespec,
     ) -> Result<Draft> {
         let type_bits = if new.mode & mode::TYPE == 0 { mode::REGULAR } else { new.mode & mode::TYPE };
-        if FileType::from_mode(type_bits).is_none() {
-            return Err(Error::InvalidArgument("unknown file type"));
-        }
+        let file_type = FileType::from_mode(type_bits).ok_or(Error::InvalidArgument("unknown file type"))?;
         let symlink_target = self.check_symlink(type_bits, &new)?;
         let inherited = inherited(dir, dir_state)?;
         let mut item = new_item(dir_state, type_bits | new.mode & mode::PERMISSIONS, caller, time);
@@ -131,7 +130,7 @@ impl Fs {
             state: RwLock::new(state),
             writeback: Default::default(),
         });
-        Ok(Draft { inode, changes, symlink_target })
+        Ok(Draft { inode, file_type, changes, symlink_target })
     }
 
     fn check_symlink(&self, type_bits: u32, new: &NewInode<'_>) -> Result<Option<Vec<u8>>> {
@@ -194,10 +193,6 @@ impl Fs {
 }
 
 impl Draft {
-    pub(crate) fn file_type(&self) -> FileType {
-        FileType::from_mode(self.inode.state.read().item.mode).unwrap_or(FileType::Regular)
-    }
-
     /// Puts the inode's own items: with `nlink` links, whose items the caller puts.
     pub(crate) fn put(&self, op: &Operation<'_>, nlink: u32, fs: &Fs) -> Attr {
         let tree = &self.inode.tree;
@@ -259,11 +254,16 @@ pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
 
 /// What a change of a directory's entries does to its own item and to what is known of its names. Every entry counts
 /// its name twice: in `DIR_ITEM` and in `DIR_INDEX`.
-pub(crate) fn entry_changed(dir: &mut InodeState, time: Timespec, added: Option<&[u8]>, removed: Option<&[u8]>) {
+pub(crate) fn entry_changed(
+    dir: &mut InodeState,
+    time: Timespec,
+    added: Option<HashedName<'_>>,
+    removed: Option<&[u8]>,
+) {
     let bytes = |name: Option<&[u8]>| 2 * name.map_or(0, <[u8]>::len) as u64;
-    dir.item.size = dir.item.size.saturating_add(bytes(added)).saturating_sub(bytes(removed));
+    dir.item.size = dir.item.size.saturating_add(bytes(added.map(|name| name.bytes))).saturating_sub(bytes(removed));
     if let (Some(names), Some(name)) = (&mut dir.known_names, added)
-        && !names.add(name)
+        && !names.add(name.hash)
     {
         dir.known_names = None;
     }

@@ -95,7 +95,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > ubtrfs_format::item::NAME_LEN_MAX {
         return Err(Error::NameTooLong);
     }
-    if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+    if name.is_empty() || name.iter().any(|byte| matches!(byte, b'/' | 0)) {
         return Err(Error::InvalidArgument("a name is not empty and has neither slash nor zero byte"));
     }
     Ok(())
@@ -109,8 +109,21 @@ pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
     check_name(name)
 }
 
-pub(crate) fn dir_item_key(dir: Ino, name: &[u8]) -> Key {
-    Key::new(dir.0, KeyType::DIR_ITEM, name_hash(name))
+/// A name and its hash, which a look-up needs several times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HashedName<'n> {
+    pub(crate) bytes: &'n [u8],
+    pub(crate) hash: u64,
+}
+
+impl<'n> From<&'n [u8]> for HashedName<'n> {
+    fn from(bytes: &'n [u8]) -> Self {
+        Self { bytes, hash: name_hash(bytes) }
+    }
+}
+
+fn dir_item_key(dir: Ino, name: HashedName<'_>) -> Key {
+    Key::new(dir.0, KeyType::DIR_ITEM, name.hash)
 }
 
 pub(crate) fn dir_index_key(dir: Ino, index: u64) -> Key {
@@ -132,8 +145,9 @@ pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
 }
 
 /// The entry of a name.
-pub(crate) fn find_entry(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<DirEntry>> {
-    Ok(read_entries(tree, &dir_item_key(dir, name))?.into_iter().find(|entry| entry.name == name))
+pub(crate) fn find_entry<'n>(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Option<DirEntry>> {
+    let name = name.into();
+    Ok(read_entries(tree, &dir_item_key(dir, name))?.into_iter().find(|entry| entry.name == name.bytes))
 }
 
 /// The offset of the next `DIR_INDEX` of a directory.
@@ -156,14 +170,15 @@ pub(crate) struct NameSlot<'n> {
 }
 
 impl<'n> NameSlot<'n> {
-    pub(crate) fn read(tree: &Tree, dir: Ino, name: &'n [u8]) -> Result<Self> {
+    pub(crate) fn read(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Self> {
+        let name = name.into();
         let key = dir_item_key(dir, name);
-        Ok(Self { name, key, entries: read_entries(tree, &key)? })
+        Ok(Self { name: name.bytes, key, entries: read_entries(tree, &key)? })
     }
 
     /// The slot of a name that the directory is known not to have; others of its hash it has not either.
-    pub(crate) fn absent(dir: Ino, name: &'n [u8]) -> Self {
-        Self { name, key: dir_item_key(dir, name), entries: Vec::new() }
+    pub(crate) fn absent(dir: Ino, name: HashedName<'n>) -> Self {
+        Self { name: name.bytes, key: dir_item_key(dir, name), entries: Vec::new() }
     }
 
     /// The entry of the name.
@@ -181,6 +196,28 @@ impl<'n> NameSlot<'n> {
         if self.entry().is_some() { Err(Error::Exists) } else { Ok(()) }
     }
 
+    /// Fails where the item has no room for the name as well.
+    pub(crate) fn check_room(&self, geometry: &Geometry) -> Result<()> {
+        let bytes: usize = self.entries.iter().map(entry_bytes).sum();
+        if bytes > 0 && bytes + DirEntry::HEADER_SIZE + self.name.len() > max_extended_bytes(geometry) {
+            return Err(Error::Overflow);
+        }
+        Ok(())
+    }
+
+    /// Puts the name, under `index`. It must not exist, and must have room. `buf` is for encoding.
+    pub(crate) fn put_add(&self, op: &Operation<'_>, tree: &Tree, target: (Key, u8), index: u64, buf: &mut Vec<u8>) {
+        buf.clear();
+        DirEntry::append(buf, target, op.generation(), self.name, &[]);
+        op.put(tree, Key::new(self.key.objectid, KeyType::DIR_INDEX, index), &*buf);
+        if !self.entries.is_empty() {
+            buf.clear();
+            self.entries.iter().for_each(|entry| entry.encode_into(buf));
+            DirEntry::append(buf, target, op.generation(), self.name, &[]);
+        }
+        op.put(tree, self.key, &*buf);
+    }
+
     /// Plans the name, under `index`. It must not exist.
     pub(crate) fn plan_add(
         mut self,
@@ -189,14 +226,9 @@ impl<'n> NameSlot<'n> {
         (target, file_type): (Key, u8),
         index: u64,
     ) -> Result<()> {
+        self.check_room(geometry)?;
         let name = self.name.to_vec();
         let entry = DirEntry { location: target, transid: PENDING, file_type, name, data: Vec::new() };
-        if !self.entries.is_empty() {
-            let bytes: usize = self.entries.iter().chain([&entry]).map(entry_bytes).sum();
-            if bytes > max_extended_bytes(geometry) {
-                return Err(Error::Overflow);
-            }
-        }
         let index_key = Key::new(self.key.objectid, KeyType::DIR_INDEX, index);
         changes.push(Change::PutEntries(index_key, vec![entry.clone()]));
         self.entries.push(entry);
@@ -225,14 +257,23 @@ pub(crate) fn plan_add(
     target: (Key, u8),
     index: u64,
 ) -> Result<()> {
-    let key = dir_item_key(dir, name);
+    let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
     NameSlot { name, key, entries }.plan_add(changes, geometry, target, index)
 }
 
-/// Plans the only reference of a new inode.
-pub(crate) fn plan_new_ref(changes: &mut Vec<Change>, ino: Ino, dir: Ino, name: &[u8], index: u64) {
-    changes.push(Change::Put(ref_key(ino, dir), encode_refs(&[InodeRef { index, name: name.to_vec() }])));
+/// Puts the only reference of a new inode. `buf` is for encoding.
+pub(crate) fn put_new_ref(
+    op: &Operation<'_>,
+    tree: &Tree,
+    (ino, dir): (Ino, Ino),
+    name: &[u8],
+    index: u64,
+    buf: &mut Vec<u8>,
+) {
+    buf.clear();
+    InodeRef::append(buf, index, name);
+    op.put(tree, ref_key(ino, dir), &*buf);
 }
 
 pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
@@ -241,7 +282,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
 
 /// Plans the end of an entry, whose index its inode or root reference told.
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
-    let key = dir_item_key(dir, name);
+    let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
     NameSlot { name, key, entries }.plan_remove(changes, index);
     Ok(())

@@ -166,6 +166,13 @@ impl Fs {
         Ok(self.engine.reserve_for_removal(nr_items)?)
     }
 
+    /// The same for `most` item changes or, where space is short, for fewer, but `least`.
+    pub(crate) fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
+        self.check_open()?;
+        self.committer.note_change();
+        Ok(self.engine.reserve_for_removal_steps(most, least)?)
+    }
+
     /// Whether anything is not on disk yet.
     pub(crate) fn has_changes(&self) -> bool {
         self.data.has_dirty() || self.engine.has_changes()

@@ -16,6 +16,7 @@ use ubtrfs_format::{Key, KeyType};
 use ubtrfs_transaction::{Operation, Tree};
 
 use crate::acl::Acl;
+use crate::dir_item::HashedName;
 use crate::error::{Error, Result};
 use crate::file_data::FileData;
 use crate::known_names::KnownNames;
@@ -114,8 +115,8 @@ impl InodeState {
     }
 
     /// Whether a directory is known not to have the name; else the tree must be asked.
-    pub(crate) fn lacks_name(&self, name: &[u8]) -> bool {
-        self.known_names.as_ref().is_some_and(|names| names.lacks(name))
+    pub(crate) fn lacks_name(&self, name: HashedName<'_>) -> bool {
+        self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
     /// The item to put: as in memory, with the size that is on disk (I1).
@@ -157,6 +158,11 @@ impl Inode {
         Key::new(self.id.ino.0, KeyType::INODE_ITEM, 0)
     }
 
+    /// The last key that an item of the inode can have.
+    pub(crate) fn last_key(&self) -> Key {
+        Key::new(self.id.ino.0, KeyType(u8::MAX), u64::MAX)
+    }
+
     /// The state for reading; fails once the inode was deleted.
     pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, InodeState>> {
         let state = self.state.read();
@@ -172,6 +178,6 @@ impl Inode {
     /// Puts the `INODE_ITEM` as `state` shows it, as of the operation's transaction (I2).
     pub(crate) fn put_item(&self, op: &Operation<'_>, state: &mut InodeState) {
         state.item.transid = op.generation();
-        op.put(&self.tree, self.item_key(), state.disk_item().encode());
+        op.put(&self.tree, self.item_key(), state.disk_item().encode_array());
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! - I1. An inode is in memory at most once: it is loaded by one thread while others wait, and dropped only while nobody
 //!   else holds it (its `Arc` is the cache's own).
-//! - I2. References (lookups that FUSE remembers, opens) are counted apart from the inodes, so that a kernel that
+//! - I2. What was made and not asked for since goes first: making many inodes neither drives out those that are used nor
+//!   takes more memory than the processor's caches have.
+//! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes, so that a kernel that
 //!   remembers a million names does not keep a million inodes in memory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,11 +34,20 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct ShardMap {
-    inodes: HashMap<InodeId, Arc<Inode>>,
-    loading: HashSet<InodeId>,
-    users: HashMap<InodeId, Users>,
+    inodes: HashMap<InodeId, Cached, IdHash>,
+    /// The inodes that were made last, in that order.
+    young: VecDeque<InodeId>,
+    loading: HashSet<InodeId, IdHash>,
+    users: HashMap<InodeId, Users, IdHash>,
     /// Size at which the next sweep is worth it.
     sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Cached {
+    inode: Arc<Inode>,
+    /// Somebody asked for it.
+    wanted: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,8 +77,8 @@ impl InodeCache {
         let shard = self.shard(id);
         let mut map = shard.map.lock();
         loop {
-            if let Some(inode) = map.inodes.get(&id) {
-                return Ok(Arc::clone(inode));
+            if let Some(inode) = map.find(id) {
+                return Ok(inode);
             }
             if map.loading.insert(id) {
                 break;
@@ -78,7 +90,7 @@ impl InodeCache {
         let loading = Loading { shard, id };
         let result = load();
         if let Ok(inode) = &result {
-            shard.map.lock().insert(inode, self.shard_limit.load(Ordering::Relaxed));
+            shard.map.lock().insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
         }
         drop(loading);
         result
@@ -87,10 +99,13 @@ impl InodeCache {
     /// Adds a new inode, with this many lookups and opens.
     pub(crate) fn insert(&self, inode: &Arc<Inode>, lookups: u64, opens: u32) {
         let mut map = self.shard(inode.id).map.lock();
-        map.insert(inode, self.shard_limit.load(Ordering::Relaxed));
+        map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
         if lookups > 0 || opens > 0 {
             map.users.insert(inode.id, Users { lookups, opens, unlinked: false });
         }
+        let unwanted = map.add_young(inode.id);
+        drop(map);
+        drop(unwanted);
     }
 
     /// Takes a deleted inode out.
@@ -135,7 +150,7 @@ impl InodeCache {
 
     /// The inode, if it is in memory.
     pub(crate) fn peek(&self, id: InodeId) -> Option<Arc<Inode>> {
-        self.shard(id).map.lock().inodes.get(&id).cloned()
+        self.shard(id).map.lock().find(id)
     }
 
     /// Whether lookups or opens refer to the inode.
@@ -158,17 +173,39 @@ impl Drop for Loading<'_> {
 }
 
 impl ShardMap {
-    fn insert(&mut self, inode: &Arc<Inode>, limit: usize) {
+    fn find(&mut self, id: InodeId) -> Option<Arc<Inode>> {
+        let cached = self.inodes.get_mut(&id)?;
+        if !cached.wanted {
+            cached.wanted = true;
+        }
+        Some(Arc::clone(&cached.inode))
+    }
+
+    fn insert(&mut self, inode: &Arc<Inode>, wanted: bool, limit: usize) {
         if self.inodes.len() >= limit.max(self.sweep_at) {
             let users = &self.users;
-            self.inodes.retain(|id, inode| {
-                Arc::strong_count(inode) > 1
+            self.inodes.retain(|id, cached| {
+                Arc::strong_count(&cached.inode) > 1
                     || users.get(id).is_some_and(|users| users.opens > 0)
-                    || inode.state.try_read().is_some_and(|state| state.knows_many_names())
+                    || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names())
             });
             self.sweep_at = self.inodes.len() * 2;
         }
-        self.inodes.insert(inode.id, Arc::clone(inode));
+        self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
+    }
+
+    /// Counts an inode among the young ones. Returns the one that is too old to be, where nobody wants it (I2).
+    fn add_young(&mut self, id: InodeId) -> Option<Cached> {
+        self.young.push_back(id);
+        if self.young.len() <= MAX_YOUNG {
+            return None;
+        }
+        let oldest = self.young.pop_front()?;
+        let cached = self.inodes.get(&oldest)?;
+        let is_used = cached.wanted
+            || Arc::strong_count(&cached.inode) > 1
+            || self.users.get(&oldest).is_some_and(|users| users.opens > 0);
+        if is_used { None } else { self.inodes.remove(&oldest) }
     }
 
     fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
@@ -181,4 +218,88 @@ impl ShardMap {
     }
 }
 
+/// Hashes inode ids: a few multiplications, with a secret, so that nobody makes an image whose inodes have one hash.
+#[derive(Clone, Debug)]
+struct IdHash {
+    secret: u64,
+}
+
+#[derive(Debug)]
+struct IdHasher {
+    state: u64,
+}
+
+impl Default for IdHash {
+    fn default() -> Self {
+        Self { secret: RandomState::new().hash_one(0) }
+    }
+}
+
+impl BuildHasher for IdHash {
+    type Hasher = IdHasher;
+
+    fn build_hasher(&self) -> IdHasher {
+        IdHasher { state: self.secret }
+    }
+}
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.state
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = u128::from(self.state ^ number) * u128::from(MIX);
+        self.state = product as u64 ^ (product >> 64) as u64;
+    }
+}
+
 const NR_SHARDS: usize = 64;
+/// Inodes of a shard that were made last; all together they take about 1 MiB.
+const MAX_YOUNG: usize = 16;
+/// An odd number whose bits look random.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use ubtrfs_device::MemoryDevice;
+    use ubtrfs_format::{Ino, RootId};
+
+    use super::*;
+    use crate::types::{Caller, NewInode};
+    use crate::{Fs, MountOptions};
+
+    #[test]
+    fn what_was_made_and_not_asked_for_goes_first() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let (wanted, open) = (make("wanted"), make("open"));
+        fs.lookup(fs.root(), b"wanted").unwrap();
+        fs.inodes.add_open(open);
+        let others: Vec<_> = (0..3000).map(|number| make(&number.to_string())).collect();
+        let is_cached = |id: &InodeId| fs.inodes.shard(*id).map.lock().inodes.contains_key(id);
+        assert!(is_cached(&wanted) && is_cached(&open) && is_cached(others.last().unwrap()));
+        let cached = others.iter().filter(|id| is_cached(id)).count();
+        assert!(cached <= NR_SHARDS * MAX_YOUNG, "{cached}");
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn neighbours_have_other_hashes() {
+        let hash = IdHash::default();
+        let id = |number: u64| InodeId { root: RootId(5 + number / 5000), ino: Ino(257 + number % 5000) };
+        let all: HashSet<_> = (0..50_000).map(|number| hash.hash_one(id(number))).collect();
+        assert_eq!(all.len(), 50_000);
+        // What a hash table goes by.
+        let low: HashSet<_> = all.iter().map(|hash| hash & 0xffff).collect();
+        assert!(low.len() > 30_000, "{}", low.len());
+    }
+}

@@ -9,8 +9,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ubtrfs_format::hash::name_hash;
-
 /// Memory of the sets of all directories.
 #[derive(Debug)]
 pub(crate) struct NameBudget {
@@ -41,9 +39,8 @@ impl KnownNames {
         Self { filters: Vec::new(), room: 0, budget: Arc::clone(budget) }
     }
 
-    /// Whether the directory does not have the name.
-    pub(crate) fn lacks(&self, name: &[u8]) -> bool {
-        let hash = name_hash(name);
+    /// Whether the directory does not have a name of this hash.
+    pub(crate) fn lacks(&self, hash: u64) -> bool {
         // The last filters hold most names.
         !self.filters.iter().rev().any(|filter| bits(filter, hash).all(|(word, bit)| filter[word] & bit != 0))
     }
@@ -53,15 +50,15 @@ impl KnownNames {
         self.filters.len() >= LARGE_FILTERS
     }
 
-    /// The directory gets a name. False where the set is given up (I2).
+    /// The directory gets a name of this hash. False where the set is given up (I2).
     #[must_use]
-    pub(crate) fn add(&mut self, name: &[u8]) -> bool {
+    pub(crate) fn add(&mut self, hash: u64) -> bool {
         if self.room == 0 && !self.grow() {
             return false;
         }
         self.room -= 1;
         if let Some(filter) = self.filters.last_mut() {
-            for (word, bit) in bits(filter, name_hash(name)) {
+            for (word, bit) in bits(filter, hash) {
                 filter[word] |= bit;
             }
         }
@@ -116,19 +113,21 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
 mod tests {
+    use ubtrfs_format::hash::name_hash;
+
     use super::*;
 
     #[test]
     fn names_that_were_added_are_not_lacking_and_few_others_are() {
         let mut names = KnownNames::of_empty(&NameBudget::new(1 << 20));
-        assert!(names.lacks(b"0"));
-        let name = |number: usize| format!("file-{number:06}").into_bytes();
+        assert!(names.lacks(name_hash(b"0")));
+        let name = |number: usize| name_hash(format!("file-{number:06}").as_bytes());
         for number in 0..20_000 {
-            assert!(names.add(&name(number)), "{number}");
-            assert!(!names.lacks(&name(number)), "{number}");
+            assert!(names.add(name(number)), "{number}");
+            assert!(!names.lacks(name(number)), "{number}");
         }
-        assert!((0..20_000).all(|number| !names.lacks(&name(number))));
-        let seem_there = (20_000..40_000).filter(|&number| !names.lacks(&name(number))).count();
+        assert!((0..20_000).all(|number| !names.lacks(name(number))));
+        let seem_there = (20_000..40_000).filter(|&number| !names.lacks(name(number))).count();
         assert!(seem_there < 2_000, "{seem_there} of 20000");
         assert!(names.is_large());
     }
@@ -137,10 +136,10 @@ mod tests {
     fn the_budget_is_kept_and_given_back() {
         let budget = NameBudget::new(filter_bytes(FIRST_WORDS));
         let (mut names, mut others) = (KnownNames::of_empty(&budget), KnownNames::of_empty(&budget));
-        assert!(names.add(b"a") && !others.add(b"x"));
-        let rest = (0..100).take_while(|number: &i32| names.add(&number.to_le_bytes())).count();
+        assert!(names.add(1) && !others.add(2));
+        let rest = (0..100).take_while(|&number| names.add(number)).count();
         assert_eq!(rest, FIRST_WORDS * 64 / BITS_A_NAME - 1);
         drop(names);
-        assert!(others.add(b"x"));
+        assert!(others.add(2));
     }
 }

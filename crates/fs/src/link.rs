@@ -78,7 +78,7 @@ impl Fs {
         dir_item::put_changes(&op, tree, changes);
         let dir_state = locked.of(&dir_inode);
         dir_state.next_index = Some(index + 1);
-        entry_changed(dir_state, time, Some(name), None);
+        entry_changed(dir_state, time, Some(name.into()), None);
         dir_inode.put_item(&op, dir_state);
         let state = locked.of(&inode);
         if state.item.nlink == 0 {
@@ -128,7 +128,7 @@ impl Fs {
                 (false, true) => return Err(Error::NotDirectory),
                 _ => {}
             }
-            let reservation = self.reserve_for_removal(LINK_ITEMS)?;
+            let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
             let mut locked = Locked::new(&[&dir_inode, &inode])?;
             // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
@@ -143,8 +143,11 @@ impl Fs {
             if directory {
                 check_empty(&inode, locked.of(&inode))?;
             }
+            let last_items =
+                self.last_items(&inode, locked.of(&inode), reservation.nr_items().saturating_sub(LINK_ITEMS))?;
             let mut changes = Vec::with_capacity(4);
-            let index = plan_remove_ref(&mut changes, &inode, dir.ino, name)?;
+            let told = last_items.as_ref().map_or(Ok(None), |items| items.index_of(dir.ino, name))?;
+            let index = told.map_or_else(|| plan_remove_ref(&mut changes, &inode, dir.ino, name), Ok)?;
             victim.slot.plan_remove(&mut changes, index);
 
             let time = now();
@@ -153,6 +156,13 @@ impl Fs {
             let dir_state = locked.of(&dir_inode);
             entry_changed(dir_state, time, None, Some(name));
             dir_inode.put_item(&op, dir_state);
+            if let Some(items) = last_items {
+                items.delete(self, &op, locked.of(&inode));
+                drop(op);
+                drop(locked);
+                self.inodes.remove(child);
+                return Ok(());
+            }
             let unlinked = drop_link(&op, &inode, locked.of(&inode), time);
             drop(op);
             drop(locked);
@@ -261,3 +271,5 @@ pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
 const LINK_MAX: u32 = 65_535;
 /// Entry, index, reference, both inodes, orphan item.
 const LINK_ITEMS: usize = 8;
+/// Items of an inode that go in one operation with its last name.
+const LAST_ITEMS: usize = 16;

@@ -6,7 +6,7 @@ use ubtrfs_format::item::{FileExtent, FileExtentBody, FileType};
 use ubtrfs_format::{Key, KeyType};
 
 use crate::Fs;
-use crate::dir_item::{self, FIRST_INDEX, in_tree};
+use crate::dir_item::{self, FIRST_INDEX, HashedName, in_tree};
 use crate::error::{Error, Result};
 use crate::fs::EMPTY_DIR;
 use crate::inode::Inode;
@@ -80,6 +80,7 @@ impl Fs {
             }
             return Ok(inode);
         }
+        let name = HashedName::from(name);
         let state = dir_inode.read()?;
         if !state.is_dir() {
             return Err(Error::NotDirectory);

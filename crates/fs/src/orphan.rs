@@ -1,20 +1,74 @@
-//! Inodes without links: kept while someone uses them, then deleted; after a crash, by the next session.
+//! Inodes without links: kept while someone uses them, then deleted; after a crash, by the next session. One that nobody
+//! uses and that has few items goes with its last name, in one operation.
 //!
 //! - I1. An inode with no links has an `ORPHAN_ITEM` until its last item is deleted, in the same operation.
 //! - I2. Its `INODE_ITEM` goes last, so that a deletion that was interrupted can go on.
 
 use std::sync::Arc;
 
+use ubtrfs_format::item::InodeRef;
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
+use ubtrfs_transaction::{ItemRef, Operation};
 
 use crate::Fs;
 use crate::create::orphan_key;
+use crate::dir_item::{in_tree, ref_key};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
+use crate::inode::{Inode, InodeState};
 use crate::subvolume::Subvolume;
 use crate::types::InodeId;
+use crate::writeback_lock::ExclusiveGuard;
+
+/// An inode that nobody uses, with all of its items but the `INODE_ITEM`: to be deleted with its last name.
+pub(crate) struct LastItems<'i> {
+    inode: &'i Inode,
+    items: Vec<(Key, ItemRef)>,
+    /// None of its data is being written.
+    _writeback: ExclusiveGuard<'i>,
+}
+
+impl LastItems<'_> {
+    /// The index of the inode's name in a directory; `None` where its `INODE_REF` items do not tell.
+    pub(crate) fn index_of(&self, dir: Ino, name: &[u8]) -> Result<Option<u64>> {
+        let key = ref_key(self.inode.id.ino, dir);
+        let Some((_, item)) = self.items.iter().find(|(found, _)| *found == key) else { return Ok(None) };
+        let refs = InodeRef::decode_all(item).map_err(in_tree(&self.inode.tree))?;
+        Ok(refs.iter().find(|inode_ref| inode_ref.name == name).map(|inode_ref| inode_ref.index))
+    }
+
+    /// Deletes the inode. The caller still locks it, and takes it out of memory afterwards.
+    pub(crate) fn delete(self, fs: &Fs, op: &Operation<'_>, state: &mut InodeState) {
+        state.dead = true;
+        state.item.nlink = 0;
+        if state.is_regular() {
+            crate::truncate::forget_dirty_past(fs, state, 0);
+        }
+        for (key, _) in &self.items {
+            op.delete(&self.inode.tree, *key);
+        }
+        op.delete(&self.inode.tree, self.inode.item_key());
+    }
+}
 
 impl Fs {
+    /// The items of an inode that is about to lose a name, where that is its last, nobody uses it, and there are at most
+    /// `limit` of them. The caller locks the inode and the directory of the name, so that nobody begins to use it.
+    pub(crate) fn last_items<'i>(
+        &self,
+        inode: &'i Inode,
+        state: &InodeState,
+        limit: usize,
+    ) -> Result<Option<LastItems<'i>>> {
+        if state.item.nlink != 1 || self.inodes.is_used(inode.id) {
+            return Ok(None);
+        }
+        // Who holds it may be waiting for the state.
+        let Some(writeback) = inode.writeback.try_lock() else { return Ok(None) };
+        let items =
+            inode.tree.range(&inode.item_key().successor().unwrap_or(Key::MAX), &inode.last_key(), limit + 1)?;
+        Ok((items.len() <= limit).then_some(LastItems { inode, items, _writeback: writeback }))
+    }
+
     /// Deletes an inode if it has no links and no users.
     pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
         let Ok(inode) = self.inode(id) else { return };
@@ -42,7 +96,7 @@ impl Fs {
             crate::truncate::forget_all_dirty(self, inode);
         }
         let start = inode.item_key().successor().unwrap_or(Key::MAX);
-        let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+        let end = inode.last_key();
         loop {
             let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
             let step = reservation.nr_items() - 2;

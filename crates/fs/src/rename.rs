@@ -10,7 +10,7 @@ use ubtrfs_format::item::{DirEntry, Timespec};
 
 use crate::Fs;
 use crate::create::{Draft, check_dir_takes_names, entry_changed, next_index};
-use crate::dir_item::{self, Change};
+use crate::dir_item::{self, Change, HashedName};
 use crate::error::{Error, Result};
 use crate::fs::{EMPTY_DIR, now};
 use crate::inode::Inode;
@@ -101,6 +101,7 @@ impl Fs {
             if !state.is_dir() {
                 return Err(Error::NotDirectory);
             }
+            let name = HashedName::from(name);
             if state.lacks_name(name) { None } else { dir_item::find_entry(&dir.tree, dir.id.ino, name)? }
         };
         let inode = match &entry {
@@ -152,7 +153,7 @@ impl Fs {
         if flags.contains(RenameFlags::WHITEOUT) {
             let draft = self.draft_whiteout(&from.dir, locked, time)?;
             let ino = draft.inode.id.ino;
-            let entry = (dir_item::inode_location(ino), draft.file_type() as u8);
+            let entry = (dir_item::inode_location(ino), draft.file_type as u8);
             self.plan_place(&mut changes, locked, from, ino, entry)?;
             self.inodes.insert(&draft.inode, 0, 0);
             whiteout = Some(draft);
@@ -163,10 +164,10 @@ impl Fs {
         if source_is_dir {
             op.note_directory_moved();
         }
-        let kept = whiteout.is_some().then_some(from.name);
+        let kept = whiteout.is_some().then_some(from.name.into());
         entry_changed(locked.of(&from.dir), time, kept, Some(from.name));
         let replaced = to.inode.is_some().then_some(to.name);
-        entry_changed(locked.of(&to.dir), time, Some(to.name), replaced);
+        entry_changed(locked.of(&to.dir), time, Some(to.name.into()), replaced);
         from.dir.put_item(&op, locked.of(&from.dir));
         to.dir.put_item(&op, locked.of(&to.dir));
         inode_changed(locked.of(source), time);

@@ -80,7 +80,8 @@ pub(crate) fn forget_all_dirty(fs: &Fs, inode: &Inode) {
     forget_dirty_past(fs, &mut inode.state.write(), 0);
 }
 
-fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
+/// Drops what is dirty past a size. The caller holds the inode's `writeback` and state locks.
+pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
     let freed = state.data.truncate(size);
     drop(state.data.take_reservation(freed));
     fs.data.dequeue(&mut state.data);

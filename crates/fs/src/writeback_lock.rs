@@ -44,11 +44,16 @@ impl WritebackLock {
         self.batches.write()
     }
 
+    /// The same without waiting.
+    pub(crate) fn try_lock(&self) -> Option<ExclusiveGuard<'_>> {
+        self.batches.try_write()
+    }
+
     /// The lock for a batch; with `alone` not together with others.
     pub(crate) fn lock_for_batch(&self, wait: Wait, alone: bool) -> Option<BatchGuard<'_>> {
         match (wait, alone) {
             (Wait::Never, false) => self.batches.try_read().map(|_guard| BatchGuard::Shared { _guard }),
-            (Wait::Never, true) => self.batches.try_write().map(|_guard| BatchGuard::Exclusive { _guard }),
+            (Wait::Never, true) => self.try_lock().map(|_guard| BatchGuard::Exclusive { _guard }),
             (Wait::ForExclusive, false) => Some(BatchGuard::Shared { _guard: self.batches.read() }),
             (Wait::ForExclusive, true) | (Wait::ForAll, _) => Some(BatchGuard::Exclusive { _guard: self.lock() }),
         }

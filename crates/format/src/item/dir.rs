@@ -1,6 +1,7 @@
 //! Directory entries and extended attributes, which share one layout.
 
 use crate::codec::{Field, Reader};
+use crate::disk_struct;
 use crate::error::FormatError;
 use crate::ids::Generation;
 use crate::key::Key;
@@ -61,17 +62,26 @@ impl FileType {
     }
 }
 
+disk_struct! {
+    /// What is before the name of a [`DirEntry`], 30 bytes.
+    DirEntryHeader {
+        /// Where the entry points.
+        location: Key,
+        /// Transaction that wrote the entry.
+        transid: Generation,
+        /// Bytes of data.
+        data_len: u16,
+        /// Bytes of the name.
+        name_len: u16,
+        /// Type byte, [`FileType`].
+        file_type: u8,
+    }
+}
+
 /// One entry of a `DIR_ITEM` (key `(dir DIR_ITEM hash(name))`), `DIR_INDEX` (key `(dir DIR_INDEX index)`) or
 /// `XATTR_ITEM` (key `(ino XATTR_ITEM hash(name))`); names whose hashes collide share an item.
 ///
-/// | offset | size | field |
-/// |---|---|---|
-/// | 0 | 17 | location |
-/// | 17 | 8 | transid |
-/// | 25 | 2 | data_len |
-/// | 27 | 2 | name_len |
-/// | 29 | 1 | type |
-/// | 30 | | name, then data |
+/// On disk a [`DirEntryHeader`], then the name, then the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     /// `(ino INODE_ITEM 0)`, or `(root id ROOT_ITEM u64::MAX or 0)` for a subvolume; zero for an attribute.
@@ -88,20 +98,17 @@ pub struct DirEntry {
 
 impl DirEntry {
     /// Bytes before the name.
-    pub const HEADER_SIZE: usize = 30;
+    pub const HEADER_SIZE: usize = DirEntryHeader::SIZE;
 
     /// Reads all entries of an item.
     pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
         let mut reader = Reader::new("DirEntry", data);
         let mut entries = Vec::new();
         while !reader.is_empty() {
-            let location = Key::read(&mut reader)?;
-            let transid = Generation::read(&mut reader)?;
-            let data_len = u16::read(&mut reader)?;
-            let name_len = u16::read(&mut reader)?;
-            let file_type = u8::read(&mut reader)?;
-            let name = reader.bytes(usize::from(name_len))?.to_vec();
-            let data = reader.bytes(usize::from(data_len))?.to_vec();
+            let header = DirEntryHeader::read(&mut reader)?;
+            let name = reader.bytes(usize::from(header.name_len))?.to_vec();
+            let data = reader.bytes(usize::from(header.data_len))?.to_vec();
+            let DirEntryHeader { location, transid, file_type, .. } = header;
             entries.push(Self { location, transid, file_type, name, data });
         }
         Ok(entries)
@@ -109,12 +116,16 @@ impl DirEntry {
 
     /// Appends this entry to an item's bytes.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
-        self.location.write(out);
-        self.transid.write(out);
-        super::inode::name_len(&self.data).write(out);
-        super::inode::name_len(&self.name).write(out);
-        self.file_type.write(out);
-        out.extend_from_slice(&self.name);
-        out.extend_from_slice(&self.data);
+        Self::append(out, (self.location, self.file_type), self.transid, &self.name, &self.data);
+    }
+
+    /// Appends an entry to an item's bytes: where it points, as what type, the transaction that writes it, its name, its
+    /// data.
+    pub fn append(out: &mut Vec<u8>, (location, file_type): (Key, u8), transid: Generation, name: &[u8], data: &[u8]) {
+        let (data_len, name_len) = (super::inode::name_len(data), super::inode::name_len(name));
+        let header = DirEntryHeader { location, transid, data_len, name_len, file_type };
+        out.extend_from_slice(&header.encode_array());
+        out.extend_from_slice(name);
+        out.extend_from_slice(data);
     }
 }

@@ -100,7 +100,17 @@ bitflags! {
     }
 }
 
-/// One name in an `INODE_REF` item, key `(ino INODE_REF parent-ino)`: index u64, name_len u16, name.
+disk_struct! {
+    /// What is before the name of an [`InodeRef`], 10 bytes.
+    InodeRefHeader {
+        /// Sequence number of the name in its directory.
+        index: u64,
+        /// Bytes of the name.
+        name_len: u16,
+    }
+}
+
+/// One name in an `INODE_REF` item, key `(ino INODE_REF parent-ino)`: an [`InodeRefHeader`], then the name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InodeRef {
     /// Sequence number of the name in its directory (the offset of its `DIR_INDEX`).
@@ -115,8 +125,7 @@ impl InodeRef {
         let mut reader = Reader::new("InodeRef", data);
         let mut refs = Vec::new();
         while !reader.is_empty() {
-            let index = u64::read(&mut reader)?;
-            let name_len = u16::read(&mut reader)?;
+            let InodeRefHeader { index, name_len } = InodeRefHeader::read(&mut reader)?;
             refs.push(Self { index, name: reader.bytes(usize::from(name_len))?.to_vec() });
         }
         Ok(refs)
@@ -124,9 +133,13 @@ impl InodeRef {
 
     /// Appends this name to an item's bytes.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
-        self.index.write(out);
-        name_len(&self.name).write(out);
-        out.extend_from_slice(&self.name);
+        Self::append(out, self.index, &self.name);
+    }
+
+    /// Appends a name with its index to an item's bytes.
+    pub fn append(out: &mut Vec<u8>, index: u64, name: &[u8]) {
+        out.extend_from_slice(&InodeRefHeader { index, name_len: name_len(name) }.encode_array());
+        out.extend_from_slice(name);
     }
 }
 

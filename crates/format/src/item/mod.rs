@@ -12,10 +12,10 @@ mod qgroup;
 mod root;
 
 pub use chunk::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, Stripe};
-pub use dir::{DirEntry, FileType, NAME_LEN_MAX};
+pub use dir::{DirEntry, DirEntryHeader, FileType, NAME_LEN_MAX};
 pub use extent::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 pub use file_extent::{Compression, FileExtent, FileExtentBody, RegularExtent};
 pub use free_space::{FREE_SPACE_BITMAP_BITS, FREE_SPACE_BITMAP_SIZE, FreeSpaceHeader, FreeSpaceInfo};
-pub use inode::{InodeExtref, InodeFlags, InodeItem, InodeRef, Timespec};
+pub use inode::{InodeExtref, InodeFlags, InodeItem, InodeRef, InodeRefHeader, Timespec};
 pub use qgroup::{QgroupInfo, QgroupLimit, QgroupStatus};
 pub use root::{RootFlags, RootItem, RootRef};
