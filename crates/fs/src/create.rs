@@ -12,7 +12,7 @@ use crate::acl::{self, Acl};
 use crate::dir_item::{self, Change, HashedName, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::now;
-use crate::inode::{Inherited, Inode, InodeState};
+use crate::inode::{Inherited, Inode, InodeState, NextInos};
 use crate::known_names::KnownNames;
 use crate::property;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
@@ -105,7 +105,7 @@ impl Fs {
         } else {
             item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
         }
-        let ino = dir.subvolume.allocate_ino()?;
+        let ino = self.next_ino(dir, dir_state)?;
         let mut state = InodeState::new(item);
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
@@ -131,6 +131,20 @@ impl Fs {
             writeback: Default::default(),
         });
         Ok(Draft { inode, file_type, changes, symlink_target })
+    }
+
+    /// A number for a new inode of a directory.
+    fn next_ino(&self, dir: &Inode, state: &mut InodeState) -> Result<Ino> {
+        let generation = self.engine.generation();
+        let next = &mut state.next_inos;
+        if next.generation != generation {
+            *next = NextInos { generation, ..NextInos::default() };
+        }
+        if next.numbers.is_empty() {
+            next.numbers = dir.subvolume.allocate_inos(next.nr_given >= SINGLE_INOS)?;
+        }
+        next.nr_given += 1;
+        next.numbers.next().map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
     }
 
     fn check_symlink(&self, type_bits: u32, new: &NewInode<'_>) -> Result<Option<Vec<u8>>> {
@@ -323,5 +337,8 @@ fn new_item(dir: &InodeState, inode_mode: u32, caller: &Caller, time: Timespec) 
 
 /// Items of a new inode: itself, reference, entry, index, target, up to three attributes, orphan; its directory.
 const CREATE_ITEMS: usize = 12;
+/// So many inodes of a directory get the next number each, as Linux's do; those that the transaction makes after them get
+/// numbers in rows.
+const SINGLE_INOS: u64 = 64;
 /// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
 const SYMLINK_MAX: usize = 4095;

@@ -8,11 +8,12 @@
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards of
 //!   the inode cache. Nobody waits for a state lock, a reservation or I/O inside an operation.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
-use ubtrfs_format::{Key, KeyType};
+use ubtrfs_format::{Generation, Key, KeyType};
 use ubtrfs_transaction::{Operation, Tree};
 
 use crate::acl::Acl;
@@ -49,6 +50,8 @@ pub(crate) struct InodeState {
     pub(crate) compression: CompressionProperty,
     /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
     pub(crate) next_index: Option<u64>,
+    /// Numbers for the next inodes that are made here. Directories only.
+    pub(crate) next_inos: NextInos,
     /// All names, of a directory that was empty once since it was loaded.
     pub(crate) known_names: Option<KnownNames>,
     /// What new entries take over from this directory, once it is known; forgotten when an attribute changes.
@@ -57,6 +60,16 @@ pub(crate) struct InodeState {
     pub(crate) dead: bool,
     /// Made by `tmpfile`: may get its first name.
     pub(crate) linkable: bool,
+}
+
+/// Numbers that a directory keeps for its next inodes, so that the inodes of a busy directory are neighbours.
+#[derive(Debug, Default)]
+pub(crate) struct NextInos {
+    /// The transaction that they are for: each transaction's inodes lie behind those of the ones before.
+    pub(crate) generation: Generation,
+    /// Numbers that the directory gave to its inodes in the transaction.
+    pub(crate) nr_given: u64,
+    pub(crate) numbers: Range<u64>,
 }
 
 /// The `btrfs.compression` property of an inode, read once from its attributes.
@@ -85,6 +98,7 @@ impl InodeState {
             data: FileData::default(),
             compression: CompressionProperty::default(),
             next_index: None,
+            next_inos: NextInos::default(),
             known_names: None,
             inherit: None,
             dead: false,

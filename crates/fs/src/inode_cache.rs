@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use ubtrfs_transaction::INODES_A_ROW;
 
 use crate::error::Result;
 use crate::inode::Inode;
@@ -68,7 +69,9 @@ impl InodeCache {
     }
 
     fn shard(&self, id: InodeId) -> &Shard {
-        let mixed = (id.ino.0 ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        // Numbers that are given out together go to one shard, and so to one processor's cache.
+        let row = id.ino.0 / INODES_A_ROW;
+        let mixed = (row ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         &self.shards[usize::try_from(mixed).unwrap_or_default() % NR_SHARDS]
     }
 
@@ -259,8 +262,8 @@ impl Hasher for IdHasher {
 }
 
 const NR_SHARDS: usize = 64;
-/// Inodes of a shard that were made last; all together they take about 1 MiB.
-const MAX_YOUNG: usize = 16;
+/// Inodes of a shard that were made last; all together they take a quarter of a MiB.
+const MAX_YOUNG: usize = 4;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -4,12 +4,13 @@
 //!   another one: the tree log knows inodes by their numbers, and takes one that the last commit has for the same inode.
 //!   So the highest number is looked up when the subvolume is entered, before anything can be deleted, its orphans too.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::{RootFlags, RootItem};
-use ubtrfs_format::{Ino, RootId, objectid};
-use ubtrfs_transaction::Tree;
+use ubtrfs_format::{RootId, objectid};
+use ubtrfs_transaction::{INODES_A_ROW, Tree};
 
 use crate::error::{Error, Result};
 
@@ -19,7 +20,7 @@ pub(crate) struct Subvolume {
     pub(crate) id: RootId,
     pub(crate) tree: Arc<Tree>,
     pub(crate) read_only: bool,
-    /// The last inode number that was in use (I1); unknown where nothing is made here, or the tree's end is damaged.
+    /// The last inode number that was in use or given out (I1); unknown where nothing is made here, or the tree's end is damaged.
     last_ino: Mutex<Option<u64>>,
     /// Whether unlinked inodes of an earlier time were deleted.
     pub(crate) orphans_deleted: Mutex<bool>,
@@ -41,8 +42,8 @@ impl Subvolume {
         if self.read_only { Err(Error::ReadOnlySubvolume) } else { Ok(()) }
     }
 
-    /// A number for a new inode.
-    pub(crate) fn allocate_ino(&self) -> Result<Ino> {
+    /// Numbers for new inodes: the first that is not given out, or what is left of its row.
+    pub(crate) fn allocate_inos(&self, row: bool) -> Result<Range<u64>> {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {
             Error::Engine(ubtrfs_format::Error::Refused {
@@ -53,7 +54,10 @@ impl Subvolume {
         if highest >= objectid::LAST_FREE {
             return Err(ubtrfs_format::Error::NoSpace.into());
         }
-        *last = Some(highest + 1);
-        Ok(Ino(highest + 1))
+        let first = highest + 1;
+        let end = if row { (first / INODES_A_ROW + 1) * INODES_A_ROW } else { first + 1 };
+        let end = end.min(objectid::LAST_FREE + 1);
+        *last = Some(end - 1);
+        Ok(first..end)
     }
 }

@@ -460,3 +460,31 @@ fn orphans_of_an_earlier_session_are_deleted() {
     close_and_verify(&copy, target_after).unwrap();
     target.close().unwrap();
 }
+
+#[test]
+fn busy_directories_give_numbers_in_rows() -> Result<()> {
+    let image = Image::kernel_made(IMAGE_BYTES, &[])?;
+    let target = open(&image);
+    let fs = target.fs();
+    let (a, b) = (dir(fs, fs.root(), b"a"), dir(fs, fs.root(), b"b"));
+    let make = |range: std::ops::Range<u64>| {
+        let both = |number: u64| {
+            let name = number.to_string();
+            (file(fs, a, name.as_bytes()).id.ino.0, file(fs, b, name.as_bytes()).id.ino.0)
+        };
+        range.map(both).collect::<Vec<_>>()
+    };
+    let few = make(0..64);
+    assert_eq!((few[0].0..).take(128).collect::<Vec<_>>(), few.iter().flat_map(|(a, b)| [*a, *b]).collect::<Vec<_>>());
+    let many = make(64..464);
+    let neighbours = many.windows(2).filter(|pair| pair[0].0 + 1 == pair[1].0).count();
+    assert!(neighbours > 360, "{neighbours}");
+    let mut all: Vec<_> = few.iter().chain(&many).flat_map(|(a, b)| [*a, *b]).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 928);
+    fs.sync()?;
+    // Behind what the transactions before made.
+    assert!(make(464..465)[0].0 > all[927]);
+    close_and_verify(&image, target)
+}

@@ -277,11 +277,14 @@ fn merge_ranges(ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) 
 }
 
 fn shard_of(objectid: u64) -> usize {
-    // Neighbouring inodes go to different shards, so that threads in different files meet seldom.
-    usize::try_from(objectid % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
+    // Rows of inodes go to different shards, so that threads in different directories meet seldom.
+    usize::try_from(objectid / INODES_A_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }
 
 const NR_SHARDS: u64 = 64;
+/// Inodes whose delayed items share a lock and lie side by side: from one multiple of this to the next. Who gives numbers to
+/// new inodes and keeps those together that one thread makes lets threads work apart.
+pub const INODES_A_ROW: u64 = 16;
 
 #[cfg(test)]
 mod tests {

@@ -61,6 +61,8 @@ pub(crate) struct Page {
     heads: Vec<Head>,
     data: Vec<u8>,
     garbage: usize,
+    /// The slot that was added last.
+    last_added: u8,
 }
 
 /// A key and where its data is.
@@ -320,13 +322,13 @@ impl Page {
 
     /// Whether the last change that was added is the one before this slot, as in a row of ascending keys.
     fn is_row_before(&self, slot: usize) -> bool {
-        let before = slot.checked_sub(1).map(|before| &self.heads[before]);
-        before.is_some_and(|head| head.data_len() > 0 && head.start as usize + head.data_len() == self.data.len())
+        slot.checked_sub(1) == Some(self.last_added.into())
     }
 
     /// A page that is going to be filled.
     fn with_room() -> Self {
-        Self { heads: Vec::with_capacity(PAGE_ITEMS / 2), data: Vec::with_capacity(PAGE_DATA / 2), garbage: 0 }
+        let (heads, data) = (Vec::with_capacity(PAGE_ITEMS / 2), Vec::with_capacity(PAGE_DATA / 2));
+        Self { heads, data, ..Self::default() }
     }
 
     fn has_room(&self, data_len: usize) -> bool {
@@ -340,6 +342,7 @@ impl Page {
         let (start, len) = self.add_data(value);
         let head = Head { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type };
         self.heads.insert(slot, head);
+        self.last_added = u8::try_from(slot).expect("a page has PAGE_ITEMS slots");
     }
 
     fn replace(&mut self, slot: usize, value: Option<&[u8]>) {
@@ -389,7 +392,7 @@ impl Page {
         let mut copy = Self {
             heads: Vec::with_capacity(heads.len()),
             data: Vec::with_capacity(heads.iter().map(Head::data_len).sum()),
-            garbage: 0,
+            ..Self::default()
         };
         for (head, slot) in heads.iter().zip(slots) {
             let (start, len) = copy.add_data(self.value(slot));
@@ -501,9 +504,10 @@ mod tests {
         let nr_names = 50 * PAGE_ITEMS;
         for index in 0..nr_names as u64 {
             map.set(&Key::new(256, KeyType::DIR_INDEX, index), Some(&[0; 40]));
+            map.set(&Key::new(257, KeyType::DIR_INDEX, index), None);
         }
-        assert!(map.pages().count() <= 50 + 4, "{} pages", map.pages().count());
-        assert_eq!(map.pages().map(Page::len).sum::<usize>(), nr_names + 60);
+        assert!(map.pages().count() <= 2 * 50 + 6, "{} pages", map.pages().count());
+        assert_eq!(map.pages().map(Page::len).sum::<usize>(), 2 * nr_names + 60);
     }
 
     #[test]

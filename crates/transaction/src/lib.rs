@@ -54,6 +54,7 @@ mod tree_view;
 mod unwind;
 
 pub use data_io::{DataExtent, DataReservation};
+pub use delayed_item::INODES_A_ROW;
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use metric::{Metric, prometheus_text};
 pub use operation::{MetadataReservation, Operation};
