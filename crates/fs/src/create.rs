@@ -16,7 +16,7 @@ use crate::inode::{Inherited, Inode, InodeState, NextInos};
 use crate::known_names::KnownNames;
 use crate::property;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
-use crate::xattr;
+use crate::xattr::{self, KnownXattrs};
 
 /// An inode that is about to be made: its items are planned, its state is not visible yet.
 pub(crate) struct Draft {
@@ -117,6 +117,7 @@ impl Fs {
             property::Value::Method(method).apply(&mut state);
             attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
         }
+        state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
         let mut changes = Vec::new();
         for (name, value) in attributes {
             // The inode is new: nothing is there to collide with but these, whose hashes differ.
@@ -295,16 +296,15 @@ fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
     if let Some(inherited) = &state.inherit {
         return Ok(Arc::clone(inherited));
     }
-    let default_acl = match xattr::read(&dir.tree, dir.id.ino, acl::DEFAULT)? {
+    let default_acl = match xattr::get(dir, state, acl::DEFAULT)? {
         Some(value) => Acl::parse(&value)?,
         None => None,
     };
     // "none" is not inherited as an attribute: the directory's flag does that.
-    let compression =
-        match xattr::read(&dir.tree, dir.id.ino, property::COMPRESSION)?.map(|value| property::Value::parse(&value)) {
-            Some(Ok(property::Value::Method(method))) => Some(method),
-            _ => None,
-        };
+    let compression = match xattr::get(dir, state, property::COMPRESSION)?.map(|value| property::Value::parse(&value)) {
+        Some(Ok(property::Value::Method(method))) => Some(method),
+        _ => None,
+    };
     let inherited = Arc::new(Inherited { default_acl, compression });
     state.inherit = Some(Arc::clone(&inherited));
     Ok(inherited)

@@ -24,6 +24,7 @@ use crate::known_names::KnownNames;
 use crate::subvolume::Subvolume;
 use crate::types::{Attr, InodeId, mode, rdev_of_item};
 use crate::writeback_lock::WritebackLock;
+use crate::xattr::KnownXattrs;
 
 /// A loaded inode.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ pub(crate) struct InodeState {
     pub(crate) next_index: Option<u64>,
     /// Numbers for the next inodes that are made here. Directories only.
     pub(crate) next_inos: NextInos,
+    /// Whether it has extended attributes.
+    pub(crate) xattrs: KnownXattrs,
     /// All names, of a directory that was empty once since it was loaded.
     pub(crate) known_names: Option<KnownNames>,
     /// What new entries take over from this directory, once it is known; forgotten when an attribute changes.
@@ -99,6 +102,7 @@ impl InodeState {
             compression: CompressionProperty::default(),
             next_index: None,
             next_inos: NextInos::default(),
+            xattrs: KnownXattrs::unknown(),
             known_names: None,
             inherit: None,
             dead: false,

@@ -173,3 +173,55 @@ fn orphans(subvolume: &Subvolume) -> Result<Vec<Ino>> {
 const DELETE_STEP: usize = 64;
 /// The same where space is short.
 const DELETE_STEP_MIN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_device::MemoryDevice;
+
+    use crate::types::{Caller, NewInode, XattrFlags};
+    use crate::{Fs, InodeId, MountOptions};
+
+    use super::*;
+
+    fn goes_at_once(fs: &Fs, id: InodeId) -> bool {
+        let inode = fs.inode(id).unwrap();
+        let state = inode.write().unwrap();
+        fs.last_items(&inode, &state, 16).unwrap().is_some()
+    }
+
+    #[test]
+    fn an_unused_inode_goes_with_its_last_name() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let make = |name: &[u8]| fs.create(fs.root(), name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let [unused, used, linked, busy, large] = [&b"unused"[..], b"used", b"linked", b"busy", b"large"].map(make);
+        fs.open_inode(used).unwrap();
+        fs.link(linked, fs.root(), b"other").unwrap();
+        for number in 0..17 {
+            let name = format!("user.{number}");
+            fs.setxattr(large, name.as_bytes(), b"x", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        }
+        fs.write(unused, 0, b"dirty data").unwrap();
+        let busy = fs.inode(busy).unwrap();
+        let writes_back = busy.writeback.lock();
+        assert!([unused].iter().all(|id| goes_at_once(&fs, *id)));
+        assert!([used, linked, busy.id, large].iter().all(|id| !goes_at_once(&fs, *id)));
+        drop(writes_back);
+
+        for name in [&b"unused"[..], b"used", b"linked", b"other", b"busy", b"large"] {
+            fs.unlink(fs.root(), name).unwrap();
+        }
+        let tree = Arc::clone(&busy.tree);
+        let is_there = |id: InodeId| {
+            let start = Key::new(id.ino.0, KeyType(0), 0);
+            let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+            tree.first_ge(&start, &end).unwrap().is_some() || tree.get(&orphan_key(id.ino)).unwrap().is_some()
+        };
+        assert!([unused, linked, busy.id, large].iter().all(|id| !is_there(*id)));
+        assert!(is_there(used), "it is open");
+        fs.release_inode(used);
+        assert!(!is_there(used));
+        fs.close().unwrap();
+    }
+}

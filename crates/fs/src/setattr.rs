@@ -43,11 +43,11 @@ impl Fs {
         if set.uid.or(set.gid).is_some() && !state.is_dir() {
             new_mode = Some(new_mode.unwrap_or_else(|| without_privileges(state.item.mode)));
             if state.is_regular() {
-                self.plan_drop_capability(&mut changes, &inode)?;
+                self.plan_drop_capability(&mut changes, &inode, &state)?;
             }
         }
         if set.mode.is_some() && state.file_type_bits() != mode::SYMLINK {
-            self.plan_acl_mode(&mut changes, &inode, new_mode.unwrap_or_default())?;
+            self.plan_acl_mode(&mut changes, (&inode, &state), new_mode.unwrap_or_default())?;
         }
         let time = now();
         apply(&mut state, set, new_mode, time);
@@ -57,18 +57,28 @@ impl Fs {
         Ok(self.attr_of(&state, id))
     }
 
-    fn plan_drop_capability(&self, changes: &mut Vec<dir_item::Change>, inode: &Inode) -> Result<()> {
+    fn plan_drop_capability(
+        &self,
+        changes: &mut Vec<dir_item::Change>,
+        inode: &Inode,
+        state: &InodeState,
+    ) -> Result<()> {
         let gone = (xattr::CAPABILITY, None);
-        xattr::plan_set(changes, &inode.tree, &self.geometry, inode.id.ino, gone, XattrFlags::empty())
+        xattr::plan_set(changes, (inode, state), &self.geometry, gone, XattrFlags::empty())
     }
 
     /// Takes a new mode into the access ACL, if there is one.
-    fn plan_acl_mode(&self, changes: &mut Vec<dir_item::Change>, inode: &Inode, new_mode: u32) -> Result<()> {
-        let Some(raw) = xattr::read(&inode.tree, inode.id.ino, acl::ACCESS)? else { return Ok(()) };
+    fn plan_acl_mode(
+        &self,
+        changes: &mut Vec<dir_item::Change>,
+        (inode, state): (&Inode, &InodeState),
+        new_mode: u32,
+    ) -> Result<()> {
+        let Some(raw) = xattr::get(inode, state, acl::ACCESS)? else { return Ok(()) };
         let Some(mut acl) = Acl::parse(&raw)? else { return Ok(()) };
         acl.set_mode(new_mode);
         let value = (acl::ACCESS, Some(acl.encode()));
-        xattr::plan_set(changes, &inode.tree, &self.geometry, inode.id.ino, value, XattrFlags::empty())
+        xattr::plan_set(changes, (inode, state), &self.geometry, value, XattrFlags::empty())
     }
 
     /// Flags as FS_IOC_GETFLAGS shows them.
@@ -138,7 +148,7 @@ impl Fs {
         }
         state.item.flags = flags.bits();
         let attribute = (property::COMPRESSION, value);
-        xattr::plan_set(changes, &inode.tree, &self.geometry, inode.id.ino, attribute, XattrFlags::empty())
+        xattr::plan_set(changes, (inode, state), &self.geometry, attribute, XattrFlags::empty())
     }
 }
 

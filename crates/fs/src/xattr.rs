@@ -2,6 +2,8 @@
 //!
 //! Item: key (inode, XATTR_ITEM, hash(name)), holding every attribute whose name has that hash.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX};
 use ubtrfs_format::{Ino, Key, KeyType};
@@ -12,7 +14,7 @@ use crate::acl::{self, Acl};
 use crate::dir_item::{self, Change, PENDING, in_tree};
 use crate::error::{Error, Result};
 use crate::fs::now;
-use crate::inode::InodeState;
+use crate::inode::{Inode, InodeState};
 use crate::property;
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
@@ -21,6 +23,47 @@ pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 fn key_of(ino: Ino, name: &[u8]) -> Key {
     Key::new(ino.0, KeyType::XATTR_ITEM, name_hash(name))
+}
+
+/// Whether an inode has attributes, once somebody asked. Most have none, and programs ask before most that they do.
+///
+/// Learned under the inode's state lock, and changed to [`Self::SOME`] under it held for writing before one is added; that
+/// the last one went is not noticed.
+#[derive(Debug)]
+pub(crate) struct KnownXattrs(AtomicU8);
+
+impl KnownXattrs {
+    const UNKNOWN: u8 = 0;
+    const NONE: u8 = 1;
+    const SOME: u8 = 2;
+
+    /// Of an inode that is loaded.
+    pub(crate) fn unknown() -> Self {
+        Self(AtomicU8::new(Self::UNKNOWN))
+    }
+
+    /// Of a new inode.
+    pub(crate) fn of_new(has_some: bool) -> Self {
+        Self(AtomicU8::new(if has_some { Self::SOME } else { Self::NONE }))
+    }
+
+    /// Whether the inode has no attributes.
+    fn is_none(&self, inode: &Inode) -> Result<bool> {
+        let known = self.0.load(Ordering::Relaxed);
+        if known != Self::UNKNOWN {
+            return Ok(known == Self::NONE);
+        }
+        let ino = inode.id.ino.0;
+        let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
+        let is_none = inode.tree.first_ge(&start, &end)?.is_none();
+        self.0.store(if is_none { Self::NONE } else { Self::SOME }, Ordering::Relaxed);
+        Ok(is_none)
+    }
+}
+
+/// The value of an attribute of an inode whose state is locked.
+pub(crate) fn get(inode: &Inode, state: &InodeState, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    if state.xattrs.is_none(inode)? { Ok(None) } else { read(&inode.tree, inode.id.ino, name) }
 }
 
 /// The value of an attribute.
@@ -39,17 +82,22 @@ pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> Change {
     Change::PutEntries(key_of(ino, name), vec![entry(name, value)])
 }
 
-/// Plans a new value of an attribute, or its end.
+/// Plans a new value of an attribute, or its end. The inode's state is locked for writing.
 pub(crate) fn plan_set(
     changes: &mut Vec<Change>,
-    tree: &Tree,
+    (inode, state): (&Inode, &InodeState),
     geometry: &Geometry,
-    ino: Ino,
     (name, value): (&[u8], Option<Vec<u8>>),
     flags: XattrFlags,
 ) -> Result<()> {
-    let key = key_of(ino, name);
-    let mut entries = dir_item::read_entries(tree, &key)?;
+    let key = key_of(inode.id.ino, name);
+    let mut entries = match state.xattrs.is_none(inode)? {
+        true => Vec::new(),
+        false => dir_item::read_entries(&inode.tree, &key)?,
+    };
+    if value.is_some() {
+        state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
+    }
     let at = entries.iter().position(|entry| entry.name == name);
     match (at, value) {
         (Some(_), Some(_)) if flags.contains(XattrFlags::CREATE) => return Err(Error::Exists),
@@ -128,14 +176,17 @@ impl Fs {
             return Err(Error::NotSupported("ACLs, by the mount option noacl"));
         }
         let inode = self.inode(id)?;
-        let _state = inode.read()?;
-        read(&inode.tree, id.ino, name)?.ok_or(Error::NoData)
+        let state = inode.read()?;
+        get(&inode, &state, name)?.ok_or(Error::NoData)
     }
 
     /// The names of all attributes.
     pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
         let inode = self.inode(id)?;
-        let _state = inode.read()?;
+        let state = inode.read()?;
+        if state.xattrs.is_none(&inode)? {
+            return Ok(Vec::new());
+        }
         let mut start = Key::new(id.ino.0, KeyType::XATTR_ITEM, 0);
         let end = Key::new(id.ino.0, KeyType::XATTR_ITEM, u64::MAX);
         let mut names = Vec::new();
@@ -201,7 +252,7 @@ impl Fs {
             Namespace::User | Namespace::Trusted | Namespace::Security => value.map(<[u8]>::to_vec),
         };
         let flags = if namespace.is_acl() { XattrFlags::empty() } else { flags };
-        plan_set(&mut changes, &inode.tree, &self.geometry, id.ino, (name, value), flags)?;
+        plan_set(&mut changes, (&inode, &state), &self.geometry, (name, value), flags)?;
         state.item.mode = new_mode.unwrap_or(state.item.mode);
         attribute_changed(&mut state);
         let op = self.engine.begin(reservation);
@@ -228,7 +279,7 @@ impl Fs {
         let stored = value.filter(|value| !value.is_empty()).map(<[u8]>::to_vec);
         let mut changes = Vec::new();
         let attribute = (property::COMPRESSION, stored);
-        plan_set(&mut changes, &inode.tree, &self.geometry, inode.id.ino, attribute, flags)?;
+        plan_set(&mut changes, (inode, &state), &self.geometry, attribute, flags)?;
         property.apply(&mut state);
         attribute_changed(&mut state);
         let op = self.engine.begin(reservation);
