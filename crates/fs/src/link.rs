@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Ino;
-use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, Timespec};
+use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
 use ubtrfs_transaction::Operation;
 
 use crate::Fs;
@@ -181,12 +181,6 @@ impl Fs {
         let slot = NameSlot::read(&dir.tree, dir.id.ino, name)?;
         let id = self.target_id(dir.id, slot.entry().ok_or(Error::NotFound)?)?;
         Ok(Victim { slot, id, sequence: state.item.sequence })
-    }
-
-    /// Whether a name still leads where it did before the locks were taken.
-    pub(crate) fn still_there(&self, dir: &Inode, name: &[u8], before: Option<&DirEntry>) -> Result<bool> {
-        let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?;
-        Ok(entry.as_ref().map(|entry| entry.location) == before.map(|entry| entry.location))
     }
 
     /// Takes away the name of a subvolume that is not at home here.

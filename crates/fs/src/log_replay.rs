@@ -110,7 +110,7 @@ impl Replay<'_> {
                 KeyType::INODE_EXTREF => replay.inode_extref(key, item),
                 KeyType::XATTR_ITEM => {
                     DirEntry::decode_all(item).map_err(in_tree(replay.log))?;
-                    replay.op.put(replay.tree, *key, item.to_vec());
+                    replay.op.put(replay.tree, *key, item);
                     Ok(())
                 }
                 KeyType::EXTENT_DATA => replay.extent(key, item),

@@ -24,6 +24,8 @@ struct End<'n> {
     name: &'n [u8],
     entry: Option<DirEntry>,
     inode: Option<Arc<Inode>>,
+    /// The directory's sequence when the name was looked up.
+    sequence: u64,
 }
 
 impl Fs {
@@ -63,9 +65,7 @@ impl Fs {
             let inodes: Vec<_> =
                 [Some(&dir), Some(&new_dir), from.inode.as_ref(), to.inode.as_ref()].into_iter().flatten().collect();
             let mut locked = Locked::new(&inodes)?;
-            let same = self.still_there(&dir, name, from.entry.as_ref())?
-                && self.still_there(&new_dir, new_name, to.entry.as_ref())?;
-            if !same {
+            if !self.is_as_found(&from, &mut locked)? || !self.is_as_found(&to, &mut locked)? {
                 continue;
             }
             let unlinked = match flags.contains(RenameFlags::EXCHANGE) {
@@ -96,13 +96,17 @@ impl Fs {
     }
 
     fn end<'n>(&self, dir: &Arc<Inode>, name: &'n [u8]) -> Result<End<'n>> {
-        let entry = {
+        let (entry, sequence) = {
             let state = dir.read()?;
             if !state.is_dir() {
                 return Err(Error::NotDirectory);
             }
-            let name = HashedName::from(name);
-            if state.lacks_name(name) { None } else { dir_item::find_entry(&dir.tree, dir.id.ino, name)? }
+            let hashed = HashedName::from(name);
+            let found = match state.lacks_name(hashed) {
+                true => None,
+                false => dir_item::find_entry(&dir.tree, dir.id.ino, hashed)?,
+            };
+            (found, state.item.sequence)
         };
         let inode = match &entry {
             None => None,
@@ -114,7 +118,17 @@ impl Fs {
                 Some(self.inode(id)?)
             }
         };
-        Ok(End { dir: Arc::clone(dir), name, entry, inode })
+        Ok(End { dir: Arc::clone(dir), name, entry, inode, sequence })
+    }
+
+    /// Whether a name still leads where it did before the locks were taken. Every change of a directory's names changes its
+    /// sequence.
+    fn is_as_found(&self, end: &End<'_>, locked: &mut Locked<'_>) -> Result<bool> {
+        if locked.of(&end.dir).item.sequence == end.sequence {
+            return Ok(true);
+        }
+        let entry = dir_item::find_entry(&end.dir.tree, end.dir.id.ino, end.name)?;
+        Ok(entry.map(|entry| entry.location) == end.entry.as_ref().map(|entry| entry.location))
     }
 
     /// Plain rename: returns the replaced inode if that was its last name.

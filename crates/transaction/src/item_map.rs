@@ -14,8 +14,8 @@
 //! begins a new one. So rows fill their pages. Groups are split alike.
 //!
 //! Most changes follow on one before: new inodes come last, new names of a directory behind its others, and the directory's
-//! own item changes with each. So the last page is looked at before any search, and then the page where a change of this
-//! objectid and type went last.
+//! own item changes with each. So the last page is looked at before any search, and then the page where a change of these
+//! objectids and types went last.
 //!
 //! Invariants:
 //! - I1. The keys of a page are not below its lowest key, and below that of the next page; so are those of a group. The
@@ -27,6 +27,8 @@ use std::sync::Arc;
 
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::Value;
+
+use crate::delayed_item::INODES_A_ROW;
 
 /// What is to become of a key: a new value, or absence.
 pub(crate) type Change = Option<Value>;
@@ -423,9 +425,10 @@ fn is_below(key: &Key, other: &Key) -> bool {
     (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
 }
 
-/// Which hint is for this key.
+/// Which hint is for this key: an inode's own items lie together, its entries and its extents apart from them.
 fn recent_slot(key: &Key) -> usize {
-    let mixed = (key.objectid ^ u64::from(key.item_type.0) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let kind = u64::from(key.item_type.0 >> 5);
+    let mixed = ((key.objectid / INODES_A_ROW) ^ (kind << 56)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as usize % NR_RECENT
 }
 
