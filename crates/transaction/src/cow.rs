@@ -19,13 +19,15 @@
 //! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey, SpaceKind};
-use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, RootPtr};
+use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 
 use crate::engine::Engine;
 use crate::extent_tree;
@@ -48,17 +50,20 @@ impl Engine {
             tree.publish(old_root, || ());
             return Ok(ApplyStats::default());
         }
+        let nr_changed = AtomicUsize::new(0);
+        let job = ApplyJob::new(self, tree, refs, transid, &nr_changed, batch.len())?;
         let made = if tree.id().is_fs_tree() && batch.len() >= STREAM_MIN {
             NodeStream::with(self, |stream| {
-                let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), Some(stream))?;
-                LeafReader::with(&self.store, |source| make_nodes(source, &mut sink, &old_root, batch))
+                let sink = || CowSink::new(job, Some(stream));
+                let parts = (0..job.nr_parts()).map(|_| sink()).collect();
+                LeafReader::with(&self.store, |source| make_nodes(source, sink(), parts, &old_root, batch))
             })
         } else {
-            let mut sink = CowSink::new(self, tree, refs, transid, old_root, batch.len(), None)?;
-            make_nodes(tree.source(), &mut sink, &old_root, batch)
+            make_nodes(tree.source(), CowSink::new(job, None), Vec::new(), &old_root, batch)
         };
-        let Made { new_root, stats, emitted, freed, left, retired, nr_made, nr_left } =
-            made.map_err(|error| error.in_tree(tree.id()))?;
+        let (new_root, stats, made) = made.map_err(|error| error.in_tree(tree.id()))?;
+        let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
+        new_refs.put_behind(refs);
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
             // In this order: an address that was freed may have been given to a new node.
@@ -78,10 +83,10 @@ impl Engine {
     }
 }
 
-/// What an apply made, to be shown to readers.
+/// What an apply made, or a part of it, to be shown to readers.
+#[derive(Default)]
 struct Made {
-    new_root: RootPtr,
-    stats: ApplyStats,
+    refs: NewRefs,
     /// Nodes that are not written yet.
     emitted: HashMap<Logical, Arc<Node>>,
     /// Addresses of nodes of this transaction that are not used any more.
@@ -95,67 +100,95 @@ struct Made {
     nr_left: u64,
 }
 
-fn make_nodes(
-    source: &dyn NodeSource,
-    sink: &mut CowSink<'_>,
-    old_root: &RootPtr,
-    batch: &dyn Changes,
-) -> Result<Made> {
-    let (new_root, stats) = ubtrfs_tree::apply(source, sink, old_root, batch)?;
-    sink.release_unused();
-    // Too few for a piece of their own: they are written with the other trees' nodes.
-    for node in std::mem::take(&mut sink.gathered) {
-        sink.emitted.insert(node.bytenr(), node);
-    }
-    Ok(Made {
-        new_root,
-        stats,
-        emitted: std::mem::take(&mut sink.emitted),
-        freed: std::mem::take(&mut sink.freed),
-        left: std::mem::take(&mut sink.left),
-        retired: std::mem::take(&mut sink.retired),
-        nr_made: sink.nr_made,
-        nr_left: sink.nr_left,
-    })
+/// What an apply does to the delayed refs; those from before stay as they are until it is over, for all parts to see.
+#[derive(Default)]
+struct NewRefs {
+    added: DelayedRefs,
+    /// Extents whose earlier delayed refs go, before `added` comes: they were never recorded.
+    forgotten: HashSet<Logical>,
 }
 
-struct CowSink<'a> {
+impl NewRefs {
+    fn net(&self, before: &DelayedRefs, bytenr: Logical) -> Option<(i64, ExtentFlags)> {
+        let before = before.net(bytenr).filter(|_| !self.forgotten.contains(&bytenr));
+        match (before, self.added.net(bytenr)) {
+            (Some((delta, flags)), Some((more, others))) => Some((delta + more, flags | others)),
+            (before, added) => before.or(added),
+        }
+    }
+
+    fn forget(&mut self, before: &DelayedRefs, bytenr: Logical) {
+        self.added.forget(bytenr);
+        if before.get(bytenr).is_some() {
+            self.forgotten.insert(bytenr);
+        }
+    }
+
+    fn put_behind(self, refs: &mut DelayedRefs) {
+        for bytenr in self.forgotten {
+            refs.forget(bytenr);
+        }
+        refs.append(self.added);
+    }
+}
+
+impl Made {
+    /// Adds what another part made.
+    fn join(&mut self, other: Self) {
+        self.refs.added.append(other.refs.added);
+        self.refs.forgotten.extend(other.refs.forgotten);
+        self.emitted.extend(other.emitted);
+        self.freed.extend(other.freed);
+        self.left.extend(other.left);
+        self.retired.extend(other.retired);
+        self.nr_made += other.nr_made;
+        self.nr_left += other.nr_left;
+    }
+}
+
+fn make_nodes<'a>(
+    source: &dyn NodeSource,
+    mut sink: CowSink<'a>,
+    mut parts: Vec<CowSink<'a>>,
+    old_root: &RootPtr,
+    batch: &dyn Changes,
+) -> Result<(RootPtr, ApplyStats, Made)> {
+    let mut sinks: Vec<PartSink<'_>> = parts.iter_mut().map(|part| part as PartSink<'_>).collect();
+    let (new_root, stats) = ubtrfs_tree::apply_in_parts(source, &mut sink, &mut sinks, old_root, batch)?;
+    let mut made = sink.finish();
+    parts.into_iter().for_each(|part| made.join(part.finish()));
+    Ok((new_root, stats, made))
+}
+
+/// What all parts of an apply have in common.
+#[derive(Clone, Copy)]
+struct ApplyJob<'a> {
     engine: &'a Engine,
-    refs: &'a mut DelayedRefs,
+    /// The delayed refs from before the apply.
+    refs: &'a DelayedRefs,
     transid: Generation,
     owner: RootId,
     root_bytenr: Logical,
     last_snapshot: Generation,
     kind: SpaceKind,
     extent_root: Option<RootPtr>,
-    allocated: HashSet<Logical>,
-    emitted: HashMap<Logical, Arc<Node>>,
-    freed: Vec<Logical>,
-    left: Vec<Logical>,
-    retired: Vec<Extent>,
-    stream: Option<&'a NodeStream<'a>>,
-    /// With a stream: nodes that are going to be its next piece.
-    gathered: Vec<Arc<Node>>,
-    piece_len: usize,
-    /// Items changed so far, of so many changes.
-    nr_changed: usize,
+    /// Items changed so far by all parts, of so many changes.
+    nr_changed: &'a AtomicUsize,
     batch_len: usize,
-    nr_made: u64,
-    nr_left: u64,
+    /// Whether space may be taken before it is needed.
+    ample_room: bool,
 }
 
-impl<'a> CowSink<'a> {
+impl<'a> ApplyJob<'a> {
     fn new(
         engine: &'a Engine,
         tree: &Tree,
-        refs: &'a mut DelayedRefs,
+        refs: &'a DelayedRefs,
         transid: Generation,
-        root: RootPtr,
+        nr_changed: &'a AtomicUsize,
         batch_len: usize,
-        stream: Option<&'a NodeStream<'a>>,
     ) -> Result<Self> {
         let owner = tree.id();
-        let last_snapshot = tree.root.lock().last_snapshot;
         // Only subvolumes share blocks; the other trees need no look at the extent tree (which may be changing).
         let extent_root =
             if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
@@ -164,46 +197,74 @@ impl<'a> CowSink<'a> {
             refs,
             transid,
             owner,
-            root_bytenr: root.bytenr,
-            last_snapshot,
+            root_bytenr: tree.root_ptr().bytenr,
+            last_snapshot: tree.root.lock().last_snapshot,
             kind: if owner == RootId::CHUNK_TREE { SpaceKind::System } else { SpaceKind::Metadata },
             extent_root,
-            allocated: HashSet::new(),
-            emitted: HashMap::new(),
-            freed: Vec::new(),
-            left: Vec::new(),
-            retired: Vec::new(),
-            stream,
-            gathered: Vec::new(),
-            piece_len: NodeStream::nodes_a_piece(engine),
-            nr_changed: 0,
+            nr_changed,
             batch_len,
-            nr_made: 0,
-            nr_left: 0,
+            ample_room: batch_len >= STREAM_MIN && engine.has_ample_room_for_metadata(),
         })
     }
 
+    /// In how many parts the batch is applied: each gives a thread something to do.
+    fn nr_parts(&self) -> usize {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(PARTS_MAX);
+        if self.ample_room { threads.min(self.batch_len / PART_MIN) } else { 0 }
+    }
+}
+
+/// What one walk through a tree, or a part of it, makes.
+struct CowSink<'a> {
+    job: ApplyJob<'a>,
+    made: Made,
+    allocated: HashSet<Logical>,
+    /// Space for the next nodes: neighbours, whatever other parts allocate meanwhile.
+    pool: Range<u64>,
+    stream: Option<&'a NodeStream<'a>>,
+    /// With a stream: nodes that are going to be its next piece.
+    gathered: Vec<Arc<Node>>,
+    piece_len: usize,
+    /// Items changed since progress was reported.
+    nr_unreported: usize,
+}
+
+impl<'a> CowSink<'a> {
+    fn new(job: ApplyJob<'a>, stream: Option<&'a NodeStream<'a>>) -> Self {
+        Self {
+            job,
+            made: Made::default(),
+            allocated: HashSet::new(),
+            pool: 0..0,
+            stream,
+            gathered: Vec::new(),
+            piece_len: NodeStream::nodes_a_piece(job.engine),
+            nr_unreported: 0,
+        }
+    }
+
     fn extent_at(&self, bytenr: Logical) -> Extent {
-        Extent::new(bytenr, u64::from(self.engine.geometry.nodesize))
+        Extent::new(bytenr, u64::from(self.job.engine.geometry.nodesize))
     }
 
     fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64) {
         let kind = ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() };
-        self.refs.add(self.extent_at(node.bytenr()), kind, reference, delta, self.transid);
+        self.made.refs.added.add(self.extent_at(node.bytenr()), kind, reference, delta, self.job.transid);
     }
 
     /// References and flags of a block that this tree is about to leave.
     fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
         let is_reloc = node.view().flags() & HEADER_FLAG_RELOC != 0;
-        let may_be_shared = node.bytenr() != self.root_bytenr && (node.generation() <= self.last_snapshot || is_reloc);
-        let (Some(extent_root), true) = (&self.extent_root, may_be_shared) else {
+        let may_be_shared =
+            node.bytenr() != self.job.root_bytenr && (node.generation() <= self.job.last_snapshot || is_reloc);
+        let (Some(extent_root), true) = (&self.job.extent_root, may_be_shared) else {
             return Ok((1, ExtentFlags::empty()));
         };
-        let nodesize = u64::from(self.engine.geometry.nodesize);
-        let store = &*self.engine.store;
+        let nodesize = u64::from(self.job.engine.geometry.nodesize);
+        let store = &*self.job.engine.store;
         let info = extent_tree::lookup_extent(store, extent_root, node.bytenr(), nodesize, true)?;
         let (mut refs, mut flags) = info.map_or((0, ExtentFlags::empty()), |info| (info.refs, info.flags));
-        if let Some((delta, set_flags)) = self.refs.net(node.bytenr()) {
+        if let Some((delta, set_flags)) = self.made.refs.net(self.job.refs, node.bytenr()) {
             refs = refs.saturating_add_signed(delta);
             flags |= set_flags;
         }
@@ -216,13 +277,13 @@ impl<'a> CowSink<'a> {
     /// Adds `delta` to a reference of every child of a block: `reference` makes it for a child block and for a file
     /// extent.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
-        let nodesize = u64::from(self.engine.geometry.nodesize);
+        let nodesize = u64::from(self.job.engine.geometry.nodesize);
         for slot in 0..node.nritems() {
             if !node.is_leaf() {
                 let (child, _) = node.child(slot);
-                let reference = parent.map_or(RefKey::TreeBlock(self.owner), RefKey::SharedBlock);
+                let reference = parent.map_or(RefKey::TreeBlock(self.job.owner), RefKey::SharedBlock);
                 let kind = ExtentKind::Tree { level: node.level() - 1, first_key: node.key(slot) };
-                self.refs.add(Extent::new(child, nodesize), kind, reference, delta, self.transid);
+                self.made.refs.added.add(Extent::new(child, nodesize), kind, reference, delta, self.job.transid);
                 continue;
             }
             let key = node.key(slot);
@@ -234,49 +295,75 @@ impl<'a> CowSink<'a> {
 
     fn add_data_ref(&mut self, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
         let Some(extent) = regular_extent(item) else { return };
-        let keyed =
-            RefKey::Data { root: self.owner, ino: Ino(key.objectid), offset: key.offset.wrapping_sub(extent.offset) };
+        let keyed = RefKey::Data {
+            root: self.job.owner,
+            ino: Ino(key.objectid),
+            offset: key.offset.wrapping_sub(extent.offset),
+        };
         let reference = parent.map_or(keyed, RefKey::SharedData);
         let on_disk = Extent::new(extent.disk_bytenr, extent.disk_num_bytes);
-        self.refs.add(on_disk, ExtentKind::Data, reference, delta, self.transid);
+        self.made.refs.added.add(on_disk, ExtentKind::Data, reference, delta, self.job.transid);
     }
 
     /// Leaves a block that this transaction made: nothing on the devices refers to it. Answers whether its address is
     /// nobody's now.
     fn drop_fresh(&mut self, node: &Node) -> bool {
         let bytenr = node.bytenr();
-        self.nr_left += 1;
-        self.freed.push(bytenr);
-        let added_now = self.refs.get(bytenr).is_some_and(|head| head.net() > 0);
+        self.made.nr_left += 1;
+        self.made.freed.push(bytenr);
+        let added_now = self.made.refs.net(self.job.refs, bytenr).is_some_and(|(delta, _)| delta > 0);
         if added_now {
             // Its extent item was never made.
-            self.refs.forget(bytenr);
+            self.made.refs.forget(self.job.refs, bytenr);
         } else {
-            self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+            self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
         }
         added_now
     }
 
-    fn release_unused(&mut self) {
-        for bytenr in std::mem::take(&mut self.allocated) {
-            self.engine.space.release(self.extent_at(bytenr));
+    /// Gives back what was not needed.
+    fn finish(mut self) -> Made {
+        for &bytenr in &self.allocated {
+            self.job.engine.space.release(self.extent_at(bytenr));
         }
+        if !self.pool.is_empty() {
+            self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
+        }
+        // Too few for a piece of their own: they are written with the other trees' nodes.
+        self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
+        self.made
+    }
+
+    /// Space for many nodes where there is such a piece, else for as many as there are side by side.
+    fn fill_pool(&mut self, near: Option<Logical>) -> Result<()> {
+        let nodesize = u64::from(self.job.engine.geometry.nodesize);
+        let want = if self.stream.is_some() && self.job.ample_room { POOL_NODES * nodesize } else { nodesize };
+        let extent = match self.job.engine.space.allocate(self.job.kind, want, nodesize, near) {
+            Some(extent) => extent,
+            None => self
+                .job
+                .engine
+                .allocate_or_make_chunk(self.job.kind, nodesize, nodesize, near)?
+                .ok_or(Error::NoSpace)?,
+        };
+        self.pool = extent.bytenr.0..extent.end();
+        Ok(())
     }
 }
 
 impl NodeSink for CowSink<'_> {
     fn is_fresh(&self, node: &Node) -> bool {
         // I3: a stream would write other content to the address of a node that readers still see.
-        node.generation() == self.transid && self.stream.is_none() && self.engine.store.is_dirty(node.bytenr())
+        node.generation() == self.job.transid && self.stream.is_none() && self.job.engine.store.is_dirty(node.bytenr())
     }
 
     fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
         NodeHeader {
-            fsid: self.engine.superblock.read().node_fsid(),
-            chunk_tree_uuid: self.engine.chunk_tree_uuid,
+            fsid: self.job.engine.superblock.read().node_fsid(),
+            chunk_tree_uuid: self.job.engine.chunk_tree_uuid,
             bytenr,
-            generation: self.transid,
-            owner: self.owner,
+            generation: self.job.transid,
+            owner: self.job.owner,
             level,
             flags: 0,
         }
@@ -286,37 +373,41 @@ impl NodeSink for CowSink<'_> {
         if self.stream.is_some_and(NodeStream::has_failed) {
             return Err(Error::ReadOnly { reason: "tree blocks could not be written".to_owned() });
         }
-        let nodesize = u64::from(self.engine.geometry.nodesize);
-        let extent = self.engine.allocate_or_make_chunk(self.kind, nodesize, nodesize, near)?.ok_or(Error::NoSpace)?;
-        self.allocated.insert(extent.bytenr);
-        Ok(extent.bytenr)
+        if self.pool.is_empty() {
+            self.fill_pool(near)?;
+        }
+        let bytenr = Logical(self.pool.start);
+        self.pool.start += u64::from(self.job.engine.geometry.nodesize);
+        self.allocated.insert(bytenr);
+        Ok(bytenr)
     }
 
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
-        self.emitted.remove(&node.bytenr());
+        self.made.emitted.remove(&node.bytenr());
         if self.drop_fresh(node) {
-            self.engine.space.release(self.extent_at(node.bytenr()));
+            self.job.engine.space.release(self.extent_at(node.bytenr()));
         }
         Ok(())
     }
 
     fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
-        if node.generation() == self.transid {
+        if node.generation() == self.job.transid {
             if self.drop_fresh(node) {
-                self.retired.push(self.extent_at(node.bytenr()));
+                let extent = self.extent_at(node.bytenr());
+                self.made.retired.push(extent);
             }
-            self.left.push(node.bytenr());
+            self.made.left.push(node.bytenr());
             return Ok(());
         }
         let (refs, flags) = self.sharing(node)?;
-        self.nr_left += 1;
+        self.made.nr_left += 1;
         let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);
         if refs > 1 {
-            if node.owner() == self.owner && !full_backref {
+            if node.owner() == self.job.owner && !full_backref {
                 self.add_child_refs(node, Some(node.bytenr()), 1);
                 let kind = ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() };
                 let extent = self.extent_at(node.bytenr());
-                self.refs.set_flags(extent, kind, ExtentFlags::FULL_BACKREF, self.transid);
+                self.made.refs.added.set_flags(extent, kind, ExtentFlags::FULL_BACKREF, self.job.transid);
             } else {
                 self.add_child_refs(node, None, 1);
             }
@@ -324,20 +415,22 @@ impl NodeSink for CowSink<'_> {
             self.add_child_refs(node, None, 1);
             self.add_child_refs(node, Some(node.bytenr()), -1);
         }
-        self.add_ref(node, RefKey::TreeBlock(self.owner), -1);
+        self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
         if refs == 1 {
-            self.engine.store.retire(node.bytenr());
-            self.left.push(node.bytenr());
+            self.job.engine.store.retire(node.bytenr());
+            self.made.left.push(node.bytenr());
         }
         Ok(())
     }
 
     fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()> {
-        self.nr_changed += 1;
-        if self.stream.is_some() && self.nr_changed.is_multiple_of(PROGRESS_STEP) {
-            self.engine.throttle.applied(self.nr_changed, self.batch_len);
+        self.nr_unreported += 1;
+        if self.stream.is_some() && self.nr_unreported == PROGRESS_STEP {
+            self.nr_unreported = 0;
+            let nr_changed = self.job.nr_changed.fetch_add(PROGRESS_STEP, Ordering::Relaxed) + PROGRESS_STEP;
+            self.job.engine.throttle.applied(nr_changed, self.job.batch_len);
         }
-        if key.item_type != KeyType::EXTENT_DATA || !self.owner.is_fs_tree() {
+        if key.item_type != KeyType::EXTENT_DATA || !self.job.owner.is_fs_tree() {
             return Ok(());
         }
         if let Some(old) = old {
@@ -351,17 +444,17 @@ impl NodeSink for CowSink<'_> {
 
     fn emit(&mut self, node: Arc<Node>) {
         if self.allocated.remove(&node.bytenr()) {
-            self.nr_made += 1;
-            self.add_ref(&node, RefKey::TreeBlock(self.owner), 1);
+            self.made.nr_made += 1;
+            self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1);
         }
         let Some(stream) = self.stream else {
-            self.emitted.insert(node.bytenr(), node);
+            self.made.emitted.insert(node.bytenr(), node);
             return;
         };
         self.gathered.push(node);
         if self.gathered.len() >= self.piece_len {
             let piece = std::mem::take(&mut self.gathered);
-            self.engine.store.streams(piece.len());
+            self.job.engine.store.streams(piece.len());
             stream.push(piece);
         }
     }
@@ -381,5 +474,11 @@ fn no_references(bytenr: Logical) -> Corrupt {
 /// Changes of a batch from which on its nodes are written as they are made: fewer touch no more leaves than can be held
 /// in memory.
 const STREAM_MIN: usize = 256;
+/// Changes that are worth a thread of their own.
+const PART_MIN: usize = 2048;
+/// Threads of one apply: all of them feed one stream.
+const PARTS_MAX: usize = 8;
+/// Nodes that space is taken for at once, where many are made.
+const POOL_NODES: u64 = 64;
 /// Changes between two reports of progress.
 const PROGRESS_STEP: usize = 1024;

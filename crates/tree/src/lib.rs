@@ -18,7 +18,7 @@ mod lookup;
 mod node;
 mod storage;
 
-pub use apply::{ApplyStats, Batch, Changes, Value, apply};
+pub use apply::{ApplyStats, Batch, Changes, PartSink, Value, apply, apply_in_parts};
 pub use cache::{CacheStats, NodeCache};
 pub use cursor::Cursor;
 pub use lookup::{Item, get};

@@ -71,7 +71,8 @@ fn run(nodesize: usize, seed: u64, rounds: usize) {
     let mut model = BTreeMap::new();
     for _ in 0..rounds {
         let batch = random_batch(&mut rng, &model, space, max_len);
-        root = store.apply_checked(&root, &mut model, &batch).0;
+        let nr_parts = rng.below(5) as usize;
+        root = store.apply_checked_in_parts(&root, &mut model, &batch, nr_parts).0;
         if rng.below(3) == 0 {
             store.commit();
         }

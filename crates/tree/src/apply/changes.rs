@@ -11,7 +11,7 @@ pub type Value = Arc<[u8]>;
 pub type Batch = Vec<(Key, Option<Value>)>;
 
 /// Changes in strictly ascending key order.
-pub trait Changes {
+pub trait Changes: Sync {
     /// How many there are.
     fn len(&self) -> usize;
 

@@ -54,6 +54,13 @@ impl ChildRun {
         self.children.push(child);
     }
 
+    /// Takes what another run holds behind what is here.
+    pub(super) fn append(&mut self, other: Self) {
+        self.children.extend(other.children);
+        self.nr_old += other.nr_old;
+        self.nr_written += other.nr_written;
+    }
+
     pub(super) fn pop(&mut self) -> Option<ChildRef> {
         self.children.pop()
     }
@@ -105,7 +112,7 @@ impl Applier<'_> {
     /// Writes nodes of this level while the run is long: two nodes' worth of pointers is held back.
     pub(super) fn cut_children(&mut self, level: u8) -> Result<()> {
         let capacity = NodeBuilder::capacity(self.nodesize);
-        while self.run_above(level - 1).len() > 2 * capacity {
+        while level < self.top && self.run_above(level - 1).len() > 2 * capacity {
             self.write_children(level, capacity)?;
         }
         Ok(())

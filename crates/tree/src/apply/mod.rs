@@ -17,11 +17,13 @@
 //! - I4. Each address of a fresh node that was taken apart is either given new content or freed, by the end of the run.
 //! - I5. Nodes other than an empty root leaf have items.
 //!
-//! The pages: `leaf_run` packs items into leaves, `child_run` pointers into internal nodes, this one walks.
+//! The pages: `leaf_run` packs items into leaves, `child_run` pointers into internal nodes, this one walks, `parts` walks
+//! in several threads.
 
 mod changes;
 mod child_run;
 mod leaf_run;
+mod parts;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,6 +35,7 @@ use ubtrfs_format::{Error, FormatError, Key, Logical, Result, RootId};
 pub use self::changes::{Batch, Changes, Value};
 use self::child_run::{ChildRef, ChildRun};
 use self::leaf_run::LeafRun;
+pub use self::parts::PartSink;
 use crate::node::{Node, NodePtr, RootPtr};
 use crate::storage::{NodeSink, NodeSource, read};
 
@@ -75,24 +78,30 @@ pub fn apply(
     root: &RootPtr,
     batch: &dyn Changes,
 ) -> Result<(RootPtr, ApplyStats)> {
+    apply_in_parts(source, sink, &mut [], root, batch)
+}
+
+/// Like [`apply`], on as many threads as there are `parts`, or fewer: each key range of the tree has a sink of its own,
+/// which hears of the nodes and items there in the order that [`NodeSink`] promises. `sink` hears of the others: the root,
+/// first and last.
+pub fn apply_in_parts(
+    source: &dyn NodeSource,
+    sink: &mut dyn NodeSink,
+    parts: &mut [PartSink<'_>],
+    root: &RootPtr,
+    batch: &dyn Changes,
+) -> Result<(RootPtr, ApplyStats)> {
     check_batch(batch, source.nodesize()).map_err(|cause| Error::from(cause).in_tree(root.tree))?;
-    let mut applier = Applier {
-        source,
-        sink,
-        batch,
-        tree: root.tree,
-        nodesize: source.nodesize(),
-        leaves: LeafRun::default(),
-        internals: Vec::new(),
-        reusable: Default::default(),
-        hints: Default::default(),
-        last_address: root.bytenr,
-        stats: ApplyStats { batches: 1, ..ApplyStats::default() },
-    };
+    let mut applier = Applier::new(source, sink, batch, root.tree, root.bytenr);
+    applier.stats.batches = 1;
     let root_node = read(source, &root.node_ptr())?;
     let Some(first) = applier.first_effect(&root_node, 0..batch.len())? else { return Ok((*root, applier.stats)) };
     let touched = Touched { node: root_node, changes: first..batch.len() };
-    applier.walk(touched, root.node_ptr())?;
+    if parts.len() > 1 && !touched.node.is_leaf() {
+        applier.walk_parts(touched, parts)?;
+    } else {
+        applier.walk(touched, root.node_ptr())?;
+    }
     let new_root = applier.finish(root)?;
     Ok((new_root, applier.stats))
 }
@@ -137,7 +146,34 @@ struct Applier<'a> {
     hints: [Option<Logical>; NR_LEVELS],
     /// The last new address of any level; at first the root's.
     last_address: Logical,
+    /// Nodes of this level and above are not for this applier to make while it walks.
+    top: u8,
     stats: ApplyStats,
+}
+
+impl<'a> Applier<'a> {
+    fn new(
+        source: &'a dyn NodeSource,
+        sink: &'a mut dyn NodeSink,
+        batch: &'a dyn Changes,
+        tree: RootId,
+        last_address: Logical,
+    ) -> Self {
+        Self {
+            source,
+            sink,
+            batch,
+            tree,
+            nodesize: source.nodesize(),
+            leaves: LeafRun::default(),
+            internals: Vec::new(),
+            reusable: Default::default(),
+            hints: Default::default(),
+            last_address,
+            top: u8::MAX,
+            stats: ApplyStats::default(),
+        }
+    }
 }
 
 impl Applier<'_> {
@@ -170,22 +206,34 @@ impl Applier<'_> {
         let Touched { node, changes } = touched;
         self.take_apart(&node)?;
         self.run_above(node.level() - 1).add_old_children(node.nritems());
-        let mut slot = 0;
         let children = self.reached_children(&node, changes);
+        self.walk_children(&node, 0..node.nritems(), &children, true)
+    }
+
+    /// Walks the children in these slots, of which changes reach some. `first_has_effect`: the first change of all is known
+    /// to change an item.
+    fn walk_children(
+        &mut self,
+        node: &Arc<Node>,
+        slots: Range<usize>,
+        children: &[(usize, Range<usize>)],
+        first_has_effect: bool,
+    ) -> Result<()> {
+        let mut slot = slots.start;
         for (at, (reached, below)) in children.iter().cloned().enumerate() {
             if node.level() == 1 {
-                self.read_ahead(&node, &children, at);
+                self.read_ahead(node, children, at);
             }
             let ptr = node.child_ptr(reached, self.tree);
             let child = read(self.source, &ptr)?;
-            // The first change is known to have an effect, so the child that it leads to is touched.
-            let first = if at == 0 { Some(below.start) } else { self.first_effect(&child, below.clone())? };
+            let known = first_has_effect && at == 0;
+            let first = if known { Some(below.start) } else { self.first_effect(&child, below.clone())? };
             let Some(first) = first else { continue };
-            self.pass_children(&node, slot..reached)?;
+            self.pass_children(node, slot..reached)?;
             self.walk(Touched { node: child, changes: first..below.end }, ptr)?;
             slot = reached + 1;
         }
-        self.pass_children(&node, slot..node.nritems())
+        self.pass_children(node, slot..slots.end)
     }
 
     /// The children that changes lead to, with these changes.

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use ubtrfs_format::node::{HEADER_SIZE, LeafBuilder, NodeHeader};
 use ubtrfs_format::{Error, FormatError, Generation, Key, Logical, Result, RootId};
-use ubtrfs_tree::{ApplyStats, Batch, Cursor, Node, NodePtr, NodeSink, NodeSource, RootPtr, apply};
+use ubtrfs_tree::{
+    ApplyStats, Batch, Cursor, Node, NodePtr, NodeSink, NodeSource, PartSink, RootPtr, apply, apply_in_parts,
+};
 
 pub const TREE: RootId = RootId(5);
 
@@ -204,7 +206,19 @@ impl Store {
         model: &mut BTreeMap<Key, Vec<u8>>,
         batch: &Batch,
     ) -> (RootPtr, ApplyStats) {
+        self.apply_checked_in_parts(root, model, batch, 0)
+    }
+
+    /// The same with so many sinks beside the first one.
+    pub fn apply_checked_in_parts(
+        &self,
+        root: &RootPtr,
+        model: &mut BTreeMap<Key, Vec<u8>>,
+        batch: &Batch,
+        nr_parts: usize,
+    ) -> (RootPtr, ApplyStats) {
         let mut sink = self.sink(Some(root));
+        let mut parts: Vec<Sink<'_>> = (0..nr_parts).map(|_| self.sink(Some(root))).collect();
         let mut before = HashSet::new();
         let mut touched = HashSet::new();
         self.walk(root, &mut |node, _| {
@@ -225,22 +239,30 @@ impl Store {
                 expected.push((*key, old, value.as_ref().map(|value| value.to_vec())));
             }
         }
-        let (new_root, stats) = apply(self, &mut sink, root, batch).unwrap();
+        let mut sinks: Vec<PartSink<'_>> = parts.iter_mut().map(|part| part as PartSink<'_>).collect();
+        let (new_root, stats) = apply_in_parts(self, &mut sink, &mut sinks, root, batch).unwrap();
+        for part in parts {
+            sink.changes.extend(part.changes);
+            sink.nr_left_leaves += part.nr_left_leaves;
+            assert!(part.emitted.is_disjoint(&sink.emitted), "two parts made one node");
+            sink.emitted.extend(part.emitted);
+        }
         assert!(sink.changes == expected, "the sink hears of each change once, in order");
         if expected.is_empty() {
             assert_eq!(new_root, *root);
             assert!(sink.emitted.is_empty() && sink.nr_left_leaves == 0, "nothing changed and nodes were touched");
         }
         // Each run of touched leaves pulls in few others.
-        assert!(sink.nr_left_leaves <= 5 * touched.len(), "{} left of {} touched", sink.nr_left_leaves, touched.len());
+        let most = 5 * touched.len() + 4 * nr_parts;
+        assert!(sink.nr_left_leaves <= most, "{} left of {} touched", sink.nr_left_leaves, touched.len());
         assert_eq!(stats.items_put as usize, batch.iter().filter(|(_, value)| value.is_some()).count());
         assert_eq!(stats.items_deleted as usize, expected.iter().filter(|(_, _, new)| new.is_none()).count());
         assert_eq!(stats.nodes_written as usize, sink.emitted.len());
-        self.check(&new_root, model, &before);
+        self.check(&new_root, model, &before, nr_parts > 1);
         (new_root, stats)
     }
 
-    fn check(&self, root: &RootPtr, model: &BTreeMap<Key, Vec<u8>>, before: &HashSet<u64>) {
+    fn check(&self, root: &RootPtr, model: &BTreeMap<Key, Vec<u8>>, before: &HashSet<u64>, in_parts: bool) {
         let mut reached = HashSet::new();
         let mut items = model.iter();
         let nodes = self.nodes.read();
@@ -250,7 +272,8 @@ impl Store {
             assert!(!nodes.left.contains(&bytenr), "{bytenr} was left and is used");
             assert!(before.contains(&bytenr) || nodes.fresh.contains(&bytenr), "{bytenr} is neither old nor fresh");
             assert!(parent.is_none() || node.nritems() > 0, "{bytenr} is empty and not the root");
-            assert!(parent.is_some() || node.is_leaf() || node.nritems() > 1, "the root has a single child");
+            let needs_two = parent.is_none() && !node.is_leaf() && !in_parts;
+            assert!(!needs_two || node.nritems() > 1, "the root has a single child");
             check_geometry(node);
             if node.is_leaf() {
                 for slot in 0..node.nritems() {
