@@ -9,7 +9,7 @@
 //! - I1. A leaf that could not be read ahead is read again when it is asked for, which tries all copies and says what is
 //!   wrong.
 //! - I2. What arrives is taken once and stays nowhere: an apply reads a node once, and soon replaces it
-//!   ([`crate::node_store::ScanSource`]).
+//!   ([`crate::node_store::ScanSource`]). So no more leaves are in memory than were announced and not asked for yet.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -33,8 +33,8 @@ pub(crate) struct LeafReader<'s> {
 struct State {
     /// Runs of leaves that lie side by side.
     queue: VecDeque<Vec<NodePtr>>,
-    /// Leaves of the run that is being read.
-    under_way: HashSet<Logical>,
+    /// Leaves in the queue, and those of the run that is being read.
+    expected: HashSet<Logical>,
     arrived: HashMap<Logical, Arc<Node>>,
     ended: bool,
 }
@@ -60,7 +60,7 @@ impl<'s> LeafReader<'s> {
         while let Some(run) = self.next_run() {
             let nodes = self.store.read_run(&run, &mut buf);
             let mut state = self.state.lock();
-            state.under_way.clear();
+            run.iter().for_each(|ptr| drop(state.expected.remove(&ptr.bytenr)));
             // I1
             for node in nodes.unwrap_or_default() {
                 state.arrived.insert(node.bytenr(), node);
@@ -76,17 +76,16 @@ impl<'s> LeafReader<'s> {
                 return None;
             }
             if let Some(run) = state.queue.pop_front() {
-                state.under_way.extend(run.iter().map(|ptr| ptr.bytenr));
                 return Some(run);
             }
             self.changed.wait(&mut state);
         }
     }
 
-    /// A leaf that was read ahead; waits for it where it is under way.
+    /// A leaf that was read ahead; waits for it where it is expected (I2: else it would arrive later, and stay).
     fn take(&self, bytenr: Logical) -> Option<Arc<Node>> {
         let mut state = self.state.lock();
-        while state.under_way.contains(&bytenr) {
+        while state.expected.contains(&bytenr) {
             self.changed.wait(&mut state);
         }
         state.arrived.remove(&bytenr)
@@ -112,8 +111,10 @@ impl NodeSource for LeafReader<'_> {
                 _ => runs.push(vec![*ptr]),
             }
         }
-        if !runs.is_empty() {
-            self.state.lock().queue.extend(runs);
+        let mut state = self.state.lock();
+        if !runs.is_empty() && !state.ended {
+            state.expected.extend(runs.iter().flatten().map(|ptr| ptr.bytenr));
+            state.queue.extend(runs);
             self.changed.notify_all();
         }
     }
@@ -127,7 +128,7 @@ impl Drop for EndOnDrop<'_, '_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.ended = true;
-        state.under_way.clear();
+        state.expected.clear();
         self.0.changed.notify_all();
     }
 }
