@@ -60,7 +60,9 @@ impl<'s> LeafReader<'s> {
         while let Some(run) = self.next_run() {
             let nodes = self.store.read_run(&run, &mut buf);
             let mut state = self.state.lock();
-            run.iter().for_each(|ptr| drop(state.expected.remove(&ptr.bytenr)));
+            for ptr in &run {
+                state.expected.remove(&ptr.bytenr);
+            }
             // I1
             for node in nodes.unwrap_or_default() {
                 state.arrived.insert(node.bytenr(), node);
