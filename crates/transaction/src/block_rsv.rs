@@ -22,7 +22,7 @@ use ubtrfs_format::{KeyType, Result};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::delayed_item::is_name;
-use crate::engine::{Engine, copies};
+use crate::engine::{BackgroundWork, Engine, copies};
 use crate::item_map::Growth;
 use crate::operation::MetadataReservation;
 
@@ -48,8 +48,8 @@ pub(crate) struct EpochLoad {
     csum_bytes: AtomicU64,
     /// What the commit that runs now needs.
     frozen_need: AtomicU64,
-    /// The transaction whose commit was asked for.
-    pub(crate) asked_for_commit: AtomicU64,
+    /// Whether this epoch's commit was asked for.
+    pub(crate) asked_for_commit: AtomicBool,
     /// Whether the delayed items that are active now are asked to be flushed.
     pub(crate) asked_for_flush: AtomicBool,
 }
@@ -130,6 +130,11 @@ impl EpochLoad {
     /// The share of names in [`Self::memory_bytes`].
     pub(crate) fn name_memory_bytes(&self) -> u64 {
         self.names.memory_bytes()
+    }
+
+    /// The share of rows.
+    pub(crate) fn row_memory_bytes(&self) -> u64 {
+        self.rows.memory_bytes()
     }
 
     /// A reservation ends.
@@ -262,7 +267,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let (room, need) = (self.metadata_room(&info), self.metadata_need(&info, Purpose::Change));
         if need > room - room / 8 && load.nr_puts > EARLY_LOOK {
-            self.ask_for_commit();
+            self.ask_for(BackgroundWork::Commit);
         }
     }
 
@@ -317,6 +322,7 @@ impl Engine {
         load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
         load.rows.reset();
         load.names.reset();
+        load.asked_for_commit.store(false, Ordering::Relaxed);
         load.asked_for_flush.store(false, Ordering::Relaxed);
         load.csum_bytes.store(0, Ordering::Relaxed);
     }

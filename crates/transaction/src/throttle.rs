@@ -92,7 +92,7 @@ impl Engine {
         if bytes < start {
             return Ok(());
         }
-        self.ask_for_flush();
+        self.ask_for(BackgroundWork::FlushDelayedItems);
         if bytes >= limit {
             return self.wait_for_room(limit);
         }
@@ -120,9 +120,8 @@ impl Engine {
 
     /// Whether a flush should apply rows and leave the names for a later one, rather than commit.
     pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
-        let names = self.epoch.name_memory_bytes();
-        names < self.memory_part(NAMES_PART)
-            && self.epoch.memory_bytes() - names >= self.memory_part(ROWS_PART) / 2
+        self.epoch.name_memory_bytes() < self.memory_part(NAMES_PART)
+            && self.epoch.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
             && !self.tree_log.was_used_lately(self.generation())
             && self.has_ample_room_for_metadata()
     }
@@ -142,25 +141,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the running transaction committed in the background. Asking once is enough.
-    pub(crate) fn ask_for_commit(&self) {
-        let running = self.running.load(Ordering::Acquire);
-        if self.epoch.asked_for_commit.load(Ordering::Relaxed) != running
-            && self.epoch.asked_for_commit.swap(running, Ordering::Relaxed) != running
-            && let Some(flusher) = self.flusher()
-        {
-            flusher.do_soon(BackgroundWork::Commit);
-        }
-    }
-
-    /// Has the active delayed items flushed in the background. Asking once is enough.
-    fn ask_for_flush(&self) {
-        let asked = &self.epoch.asked_for_flush;
+    /// Has this done in the background for what is active now. Asking once is enough.
+    pub(crate) fn ask_for(&self, work: BackgroundWork) {
+        let asked = match work {
+            BackgroundWork::Commit => &self.epoch.asked_for_commit,
+            BackgroundWork::FlushDelayedItems => &self.epoch.asked_for_flush,
+        };
         if !asked.load(Ordering::Relaxed)
             && !asked.swap(true, Ordering::Relaxed)
             && let Some(flusher) = self.flusher()
         {
-            flusher.do_soon(BackgroundWork::FlushDelayedItems);
+            flusher.do_soon(work);
         }
     }
 }
