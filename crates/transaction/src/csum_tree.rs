@@ -352,13 +352,10 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
             inserted_upto = end;
         }
     }
-    let mut removed: Vec<Range<u64>> = remove.iter().filter(|range| !range.is_empty()).cloned().collect();
-    removed.sort_unstable_by_key(|range| range.start);
     let nr_inserted = edits.len();
-    let (mut next, mut removed_upto) = (0, 0);
-    for range in removed {
-        let mut at = range.start.max(removed_upto);
-        removed_upto = removed_upto.max(range.end);
+    let mut next = 0;
+    for range in joined(remove) {
+        let mut at = range.start;
         while next < nr_inserted && edits[next].range.end <= at {
             next += 1;
         }
@@ -382,6 +379,21 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
     }
     edits.sort_unstable_by_key(|edit| edit.range.start);
     edits
+}
+
+/// The ranges in order, neighbours and those that overlap as one: an item of checksums is for many extents, and would be
+/// copied for each.
+fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut sorted: Vec<Range<u64>> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
+    sorted.sort_unstable_by_key(|range| range.start);
+    sorted.dedup_by(|range, before| {
+        let touches = range.start <= before.end;
+        if touches {
+            before.end = before.end.max(range.end);
+        }
+        touches
+    });
+    sorted
 }
 
 fn csum_key(bytenr: u64) -> Key {
