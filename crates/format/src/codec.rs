@@ -16,7 +16,14 @@ impl<'a> Reader<'a> {
         Self { what, data, at: 0 }
     }
 
+    /// A reader of the next `len_bytes` bytes.
+    #[inline]
+    pub fn part(&mut self, len_bytes: usize) -> Result<Self, FormatError> {
+        Ok(Self { what: self.what, data: self.bytes(len_bytes)?, at: 0 })
+    }
+
     /// The next `len_bytes` bytes.
+    #[inline]
     pub fn bytes(&mut self, len_bytes: usize) -> Result<&'a [u8], FormatError> {
         let end = self.at.saturating_add(len_bytes);
         let bytes = self.data.get(self.at..end).ok_or(FormatError::Short {
@@ -29,6 +36,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `N` bytes as an array.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
         let mut array = [0; N];
         array.copy_from_slice(self.bytes(N)?);
@@ -68,6 +76,7 @@ macro_rules! int_field {
     ($($int:ty),*) => {$(
         impl Field for $int {
             const SIZE: usize = size_of::<$int>();
+            #[inline]
             fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
                 Ok(Self::from_le_bytes(reader.array()?))
             }
@@ -82,6 +91,7 @@ int_field!(u8, u16, u32, u64, i64);
 
 impl<const N: usize> Field for [u8; N] {
     const SIZE: usize = N;
+    #[inline]
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         reader.array()
     }
@@ -92,6 +102,7 @@ impl<const N: usize> Field for [u8; N] {
 
 impl<const N: usize> Field for [u64; N] {
     const SIZE: usize = N * 8;
+    #[inline]
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let mut array = [0; N];
         for value in &mut array {
@@ -107,6 +118,7 @@ impl<const N: usize> Field for [u64; N] {
 
 impl Field for crate::key::Key {
     const SIZE: usize = crate::key::Key::SIZE;
+    #[inline]
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         Ok(Self::decode(&reader.array()?))
     }
@@ -129,6 +141,7 @@ macro_rules! id_field {
     ($($id:ident),*) => {$(
         impl Field for crate::ids::$id {
             const SIZE: usize = 8;
+            #[inline]
             fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
                 Ok(Self(u64::read(reader)?))
             }
@@ -177,7 +190,9 @@ macro_rules! disk_struct {
         impl $crate::codec::Field for $name {
             const SIZE: usize = Self::SIZE;
             fn read(reader: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::error::FormatError> {
-                Ok(Self { $($field: $crate::codec::Field::read(reader)?),* })
+                // Whether all is there is asked once.
+                let mut fields = reader.part(Self::SIZE)?;
+                Ok(Self { $($field: $crate::codec::Field::read(&mut fields)?),* })
             }
             #[inline]
             fn store(&self, out: &mut [u8]) {

@@ -96,22 +96,55 @@ pub struct DirEntry {
     pub data: Vec<u8>,
 }
 
+/// A [`DirEntry`] as it lies in its item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntryView<'i> {
+    /// As of [`DirEntry`].
+    pub location: Key,
+    /// Transaction that wrote the entry.
+    pub transid: Generation,
+    /// Type byte, [`FileType`].
+    pub file_type: u8,
+    /// The name.
+    pub name: &'i [u8],
+    /// The attribute's value; empty for a directory entry.
+    pub data: &'i [u8],
+}
+
+impl<'i> DirEntryView<'i> {
+    /// The entries of an item, one by one. An error is the last one.
+    pub fn all(item: &'i [u8]) -> impl Iterator<Item = Result<Self, FormatError>> {
+        let mut reader = Reader::new("DirEntry", item);
+        let mut failed = false;
+        std::iter::from_fn(move || {
+            let entry = (!failed && !reader.is_empty()).then(|| Self::read(&mut reader))?;
+            failed = entry.is_err();
+            Some(entry)
+        })
+    }
+
+    fn read(reader: &mut Reader<'i>) -> Result<Self, FormatError> {
+        let header = DirEntryHeader::read(reader)?;
+        let name = reader.bytes(usize::from(header.name_len))?;
+        let data = reader.bytes(usize::from(header.data_len))?;
+        let DirEntryHeader { location, transid, file_type, .. } = header;
+        Ok(Self { location, transid, file_type, name, data })
+    }
+
+    /// The entry with its own name and data.
+    pub fn to_owned(self) -> DirEntry {
+        let Self { location, transid, file_type, name, data } = self;
+        DirEntry { location, transid, file_type, name: name.to_vec(), data: data.to_vec() }
+    }
+}
+
 impl DirEntry {
     /// Bytes before the name.
     pub const HEADER_SIZE: usize = DirEntryHeader::SIZE;
 
     /// Reads all entries of an item.
     pub fn decode_all(data: &[u8]) -> Result<Vec<Self>, FormatError> {
-        let mut reader = Reader::new("DirEntry", data);
-        let mut entries = Vec::new();
-        while !reader.is_empty() {
-            let header = DirEntryHeader::read(&mut reader)?;
-            let name = reader.bytes(usize::from(header.name_len))?.to_vec();
-            let data = reader.bytes(usize::from(header.data_len))?.to_vec();
-            let DirEntryHeader { location, transid, file_type, .. } = header;
-            entries.push(Self { location, transid, file_type, name, data });
-        }
-        Ok(entries)
+        DirEntryView::all(data).map(|entry| entry.map(DirEntryView::to_owned)).collect()
     }
 
     /// Appends this entry to an item's bytes.

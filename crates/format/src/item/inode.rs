@@ -125,10 +125,27 @@ impl InodeRef {
         let mut reader = Reader::new("InodeRef", data);
         let mut refs = Vec::new();
         while !reader.is_empty() {
-            let InodeRefHeader { index, name_len } = InodeRefHeader::read(&mut reader)?;
-            refs.push(Self { index, name: reader.bytes(usize::from(name_len))?.to_vec() });
+            let (index, name) = Self::read(&mut reader)?;
+            refs.push(Self { index, name: name.to_vec() });
         }
         Ok(refs)
+    }
+
+    /// The index of a name of an item, `None` where it is not there.
+    pub fn find_index(data: &[u8], name: &[u8]) -> Result<Option<u64>, FormatError> {
+        let mut reader = Reader::new("InodeRef", data);
+        while !reader.is_empty() {
+            let (index, found) = Self::read(&mut reader)?;
+            if found == name {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    fn read<'i>(reader: &mut Reader<'i>) -> Result<(u64, &'i [u8]), FormatError> {
+        let InodeRefHeader { index, name_len } = InodeRefHeader::read(reader)?;
+        Ok((index, reader.bytes(usize::from(name_len))?))
     }
 
     /// Appends this name to an item's bytes.
