@@ -24,6 +24,7 @@ use crate::block_rsv::EpochLoad;
 use crate::chunk_alloc::PendingChunks;
 use crate::commit::Committer;
 use crate::data_ledger::DataLedger;
+use crate::leaf_ahead::LeafReadAhead;
 use crate::metric::Metric;
 use crate::node_store::NodeStore;
 use crate::stats::Stats;
@@ -405,6 +406,12 @@ impl Engine {
     /// Error counters of the devices, those of earlier mounts included.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.volumes.stats()
+    }
+
+    /// What a thread reads leaves ahead of walks with; without one nothing is read ahead. It keeps the devices open until it
+    /// is stopped.
+    pub fn leaf_read_ahead(&self) -> LeafReadAhead {
+        LeafReadAhead::new(Arc::clone(&self.store), self.id)
     }
 
     /// Hits and misses of the node cache.

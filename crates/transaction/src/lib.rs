@@ -10,7 +10,7 @@
 //! - [`commit`]: the one sequence that makes an epoch durable.
 //! - [`apply_rows`], [`throttle`]: delayed items stay within their memory.
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
-//! - [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
+//! - [`leaf_ahead`], [`leaf_hint`], [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
 //! - [`chunk_alloc`]: chunks and block groups.
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
 //! - [`dev_stats`]: error counters of the devices.
@@ -35,6 +35,8 @@ mod engine;
 mod extent_tree;
 mod free_space_tree;
 mod item_map;
+mod leaf_ahead;
+mod leaf_hint;
 mod leaf_reader;
 #[cfg(test)]
 mod ledger_kernel_tests;
@@ -56,6 +58,7 @@ mod unwind;
 pub use data_io::{DataExtent, DataReservation};
 pub use delayed_item::INODES_A_ROW;
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
+pub use leaf_ahead::LeafReadAhead;
 pub use metric::{Metric, prometheus_text};
 pub use operation::{MetadataReservation, Operation};
 pub use stats::{Reclaim, Span, SpanGuard, Stats};

@@ -16,6 +16,9 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Logical, Result};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
 
+use crate::leaf_ahead::LeafAhead;
+use crate::leaf_hint::LeafHints;
+
 type NodeMap = HashMap<Logical, Arc<Node>>;
 
 /// Source of nodes for all trees of a filesystem.
@@ -23,6 +26,8 @@ type NodeMap = HashMap<Logical, Arc<Node>>;
 pub(crate) struct NodeStore {
     volumes: Arc<Volumes>,
     cache: NodeCache,
+    pub(crate) hints: LeafHints,
+    pub(crate) ahead: LeafAhead,
     dirty: Box<[RwLock<NodeMap>]>,
     check: CheckContext,
     /// The running transaction: no block is newer.
@@ -45,6 +50,8 @@ impl NodeStore {
         Self {
             volumes,
             cache,
+            hints: LeafHints::new(),
+            ahead: LeafAhead::new(cache_bytes / nodesize as u64),
             dirty,
             check,
             generation_limit: AtomicU64::new(limit),
@@ -145,6 +152,16 @@ impl NodeStore {
         self.cache.stats()
     }
 
+    /// This node was read ahead, by who keeps its tree from changing.
+    pub(crate) fn keep(&self, node: Arc<Node>) {
+        self.cache.insert(node);
+    }
+
+    /// Bytes of every node.
+    pub(crate) fn nodesize_bytes(&self) -> u64 {
+        self.nodesize as u64
+    }
+
     /// Whether reading this node asks no device.
     pub(crate) fn is_in_memory(&self, ptr: &NodePtr) -> bool {
         self.is_dirty(ptr.bytenr) || self.cache.contains(ptr.bytenr, ptr.generation)
@@ -207,6 +224,12 @@ impl NodeStore {
 impl NodeSource for NodeStore {
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
         if let Some(node) = self.find(ptr)? {
+            return Ok(node);
+        }
+        if ptr.level == 0
+            && self.ahead.wait_for(ptr.bytenr)
+            && let Some(node) = self.find(ptr)?
+        {
             return Ok(node);
         }
         let node = self.read_from_devices(ptr)?;

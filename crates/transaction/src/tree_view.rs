@@ -4,7 +4,6 @@
 //! root under the exclusive lock) never shows a reader half of a new tree. Shard locks of the active items are taken
 //! and released before the view lock (I2 of [`crate::delayed_item`]).
 
-use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::item::RootItem;
 use ubtrfs_format::{Generation, Key, KeyType, Result, RootId, objectid};
-use ubtrfs_tree::{Cursor, Item, NodeSource, RootPtr, Value};
+use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, Value};
 
 use crate::delayed_item::{DelayedItems, FrozenItems};
 use crate::item_map::Change;
+use crate::leaf_hint::TreeVersion;
 use crate::node_store::NodeStore;
 
 /// One tree: a subvolume, or one of the filesystem's own trees.
@@ -24,18 +24,47 @@ pub struct Tree {
     id: RootId,
     store: Arc<NodeStore>,
     pub(crate) active: DelayedItems,
-    view: RwLock<View>,
+    view: SharedView,
     /// Whether the tree is in the engine's list of trees with active items.
     pub(crate) listed: AtomicBool,
     /// Its root item, for trees that have one; the key's offset beside it. Changed under the commit lock only.
     pub(crate) root: Mutex<RootState>,
 }
 
+/// Shared with who reads leaves ahead.
+pub(crate) type SharedView = Arc<RwLock<View>>;
+
 /// Where the tree starts, and the items being merged into it.
 #[derive(Debug)]
-struct View {
+pub(crate) struct View {
     root: RootPtr,
     frozen: Option<Arc<FrozenItems>>,
+    /// Another one whenever nodes of the tree change (I1 of [`crate::leaf_hint`]).
+    pub(crate) version: TreeVersion,
+}
+
+/// An item where it lies.
+enum Found<'i> {
+    Delayed(&'i Value),
+    Node(&'i Arc<Node>, usize),
+}
+
+/// Two lists of changes merged, up to a last key: of equal keys the active change counts.
+struct Newest<'c> {
+    active: &'c [(Key, Change)],
+    frozen: &'c [(Key, Change)],
+    last: Key,
+}
+
+/// A walk through the items of the tree's nodes up to a last key.
+struct LeafWalk {
+    place: LeafPlace,
+    slot: usize,
+    /// The key in the slot; `None` past the last one.
+    key: Option<Key>,
+    /// The last key of this leaf that is wanted.
+    last_here: Key,
+    last: Key,
 }
 
 /// The tree's root item and what of it was changed since it was last written to the root tree.
@@ -70,11 +99,12 @@ impl Deref for ItemRef {
 
 impl Tree {
     pub(crate) fn new(root: RootPtr, store: Arc<NodeStore>, state: RootState) -> Self {
+        let version = store.hints.new_version();
         Self {
             id: root.tree,
             store,
             active: DelayedItems::new(),
-            view: RwLock::new(View { root, frozen: None }),
+            view: Arc::new(RwLock::new(View { root, frozen: None, version })),
             listed: AtomicBool::new(false),
             root: Mutex::new(state),
         }
@@ -99,7 +129,8 @@ impl Tree {
         if let Some(change) = view.frozen.as_ref().and_then(|frozen| frozen.get(key)) {
             return Ok(change.map(ItemRef::Delayed));
         }
-        Ok(ubtrfs_tree::get(&*self.store, &view.root, key)?.map(ItemRef::Node))
+        let leaf = self.leaf_of(&view, key)?.leaf;
+        Ok(leaf.search(key).ok().map(|slot| ItemRef::Node(Item::new(leaf, slot))))
     }
 
     /// The first item in `start..=end`.
@@ -112,25 +143,57 @@ impl Tree {
     /// Cheap where both keys have one objectid.
     pub fn range(&self, start: &Key, end: &Key, limit: usize) -> Result<Vec<(Key, ItemRef)>> {
         let mut found = Vec::new();
-        let mut from = *start;
-        while found.len() < limit {
-            let step = self.range_step(&from, end, limit - found.len(), &mut found)?;
-            match step {
-                Some(next) => from = next,
-                None => break,
-            }
-        }
-        found.truncate(limit);
+        self.merge(start, end, limit, |key, item| {
+            let item = match item {
+                Found::Delayed(value) => ItemRef::Delayed(value.clone()),
+                Found::Node(leaf, slot) => ItemRef::Node(Item::new(Arc::clone(leaf), slot)),
+            };
+            found.push((key, item));
+        })?;
         Ok(found)
     }
 
-    /// Merges one window of the three sources; returns where the next window starts.
-    fn range_step(&self, start: &Key, end: &Key, limit: usize, found: &mut Vec<(Key, ItemRef)>) -> Result<Option<Key>> {
-        if start > end {
-            return Ok(None);
+    /// Shows up to `limit` items in `start..=end` to `visit`, in ascending order of their keys; answers how many there were.
+    /// `visit` must not ask a tree for anything: the tree cannot change meanwhile.
+    pub fn visit(&self, start: &Key, end: &Key, limit: usize, mut visit: impl FnMut(&Key, &[u8])) -> Result<usize> {
+        let mut count = 0;
+        self.merge(start, end, limit, |key, item| {
+            count += 1;
+            match item {
+                Found::Delayed(value) => visit(&key, value),
+                Found::Node(leaf, slot) => visit(&key, leaf.item(slot)),
+            }
+        })?;
+        Ok(count)
+    }
+
+    /// Merges the three sources.
+    fn merge(&self, start: &Key, end: &Key, mut limit: usize, mut found: impl FnMut(Key, Found<'_>)) -> Result<()> {
+        let mut from = *start;
+        let mut window = limit.saturating_add(WINDOW_MARGIN);
+        while limit > 0 && from <= *end {
+            match self.merge_window(&from, end, window, &mut limit, &mut found)? {
+                Some(next) => from = next,
+                None => break,
+            }
+            // Most of the changes were deletions.
+            window = window.saturating_mul(4);
         }
-        let window = limit.saturating_add(8);
-        let active = self.active.range(start, end, window);
+        Ok(())
+    }
+
+    /// Merges what `window` changes of each source reach; returns where to go on.
+    fn merge_window(
+        &self,
+        start: &Key,
+        end: &Key,
+        window: usize,
+        limit: &mut usize,
+        found: &mut impl FnMut(Key, Found<'_>),
+    ) -> Result<Option<Key>> {
+        // Most inodes have no changes, and to see that is cheaper.
+        let has_changes = self.active.last_le(end, start).is_some();
+        let active = if has_changes { self.active.range(start, end, window) } else { Vec::new() };
         let view = self.view.read();
         let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.range(start, end, window));
         // Past the last key of a source that filled its window, later keys of that source are unknown.
@@ -140,37 +203,48 @@ impl Tree {
                 horizon = horizon.min(*last);
             }
         }
-        let mut changes: BTreeMap<Key, Change> = frozen.into_iter().collect();
-        changes.extend(active);
-        let mut changes = changes.into_iter().peekable();
-        let mut cursor = Cursor::new(&*self.store, view.root);
-        let mut node_key = cursor.seek_ge(start)?;
-        let mut taken = 0;
-        loop {
-            let change_key = changes.peek().map(|(key, _)| *key).filter(|key| *key <= horizon);
-            let tree_key = node_key.filter(|key| *key <= horizon);
-            let next = match (change_key, tree_key) {
+        let mut changes = Newest { active: &active, frozen: &frozen, last: horizon };
+        let mut change = changes.next();
+        let mut walk = LeafWalk::start(self, &view, start, horizon)?;
+        while *limit > 0 {
+            match (change, walk.key) {
                 (None, None) => break,
-                (Some(change), Some(tree)) => change.min(tree),
-                (Some(key), None) | (None, Some(key)) => key,
-            };
-            if taken == limit {
-                return Ok(Some(next));
-            }
-            let change = if change_key == Some(next) { changes.next().map(|(_, change)| change) } else { None };
-            let item = match change {
-                Some(change) => change.map(ItemRef::Delayed),
-                None => cursor.item().map(ItemRef::Node),
-            };
-            if tree_key == Some(next) {
-                node_key = cursor.next()?;
-            }
-            if let Some(item) = item {
-                found.push((next, item));
-                taken += 1;
+                (Some((key, newest)), in_tree) if in_tree.is_none_or(|in_tree| *key <= in_tree) => {
+                    if let Some(value) = newest {
+                        found(*key, Found::Delayed(value));
+                        *limit -= 1;
+                    }
+                    if in_tree == Some(*key) {
+                        walk.step(self, &view)?;
+                    }
+                    change = changes.next();
+                }
+                (_, Some(key)) => {
+                    found(key, Found::Node(&walk.place.leaf, walk.slot));
+                    *limit -= 1;
+                    walk.step(self, &view)?;
+                }
+                (Some(_), None) => unreachable!("a change comes before nothing"),
             }
         }
         Ok(horizon.successor().filter(|next| next <= end && horizon < *end))
+    }
+
+    /// The leaf that the key belongs to.
+    fn leaf_of(&self, view: &View, key: &Key) -> Result<LeafPlace> {
+        let NodeStore { hints, ahead, .. } = &*self.store;
+        if let Some(place) = hints.find(view.version, key) {
+            return Ok(place);
+        }
+        let place = ubtrfs_tree::find_leaf(&*self.store, &view.root, key, &mut |parent, slot| {
+            for slots in hints.step(parent, slot).into_iter().filter(|slots| !slots.is_empty()) {
+                let others = slots.filter(|other| *other != slot);
+                let ptrs: Vec<NodePtr> = others.map(|other| parent.child_ptr(other, self.id)).collect();
+                ahead.announce(&self.store, &self.view, view.version, &ptrs);
+            }
+        })?;
+        hints.note(view.version, key, &place);
+        Ok(place)
     }
 
     /// The last item in `start..=end`.
@@ -233,6 +307,7 @@ impl Tree {
         install();
         view.root = root;
         view.frozen = None;
+        view.version = self.store.hints.new_version();
     }
 
     /// Runs `read` on the tree's nodes as they stand; delayed items are not seen. No publish happens meanwhile.
@@ -249,5 +324,70 @@ impl Tree {
     /// A source of this tree's nodes.
     pub(crate) fn source(&self) -> &dyn NodeSource {
         &*self.store
+    }
+}
+
+/// Changes that are looked at besides as many as are wanted: for those that are deletions.
+const WINDOW_MARGIN: usize = 24;
+
+impl<'c> Iterator for Newest<'c> {
+    type Item = &'c (Key, Change);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let older = self.frozen.split_first().filter(|((key, _), _)| *key <= self.last);
+        let newer = self.active.split_first().filter(|((key, _), _)| *key <= self.last);
+        let (change, rest) = match (newer, older) {
+            (Some((newer, rest)), Some((older, others))) if newer.0 >= older.0 => {
+                self.frozen = others;
+                if newer.0 > older.0 {
+                    return Some(older);
+                }
+                (newer, rest)
+            }
+            (Some(newer), _) => newer,
+            (None, older) => {
+                let (change, rest) = older?;
+                self.frozen = rest;
+                return Some(change);
+            }
+        };
+        self.active = rest;
+        Some(change)
+    }
+}
+
+impl LeafWalk {
+    /// Stands at the first item that is not below `start`.
+    fn start(tree: &Tree, view: &View, start: &Key, last: Key) -> Result<Self> {
+        let mut walk = Self::enter(tree.leaf_of(view, start)?, start, last);
+        walk.settle(tree, view)?;
+        Ok(walk)
+    }
+
+    fn enter(place: LeafPlace, key: &Key, last: Key) -> Self {
+        let slot = place.leaf.search(key).unwrap_or_else(|slot| slot);
+        // What a crafted leaf holds of the next one's keys is nowhere.
+        let last_here = place.high.and_then(|high| high.predecessor()).map_or(last, |highest| highest.min(last));
+        Self { place, slot, key: None, last_here, last }
+    }
+
+    /// One item on.
+    fn step(&mut self, tree: &Tree, view: &View) -> Result<()> {
+        self.slot += 1;
+        self.settle(tree, view)
+    }
+
+    /// Goes to the next leaves where the slot is past the items of this one. Each begins above the one before, whatever the
+    /// nodes hold: [`LeafPlace::high`] is above the key that the leaf was found by.
+    fn settle(&mut self, tree: &Tree, view: &View) -> Result<()> {
+        loop {
+            let key = (self.slot < self.place.leaf.nritems()).then(|| self.place.leaf.key(self.slot));
+            self.key = key.filter(|key| *key <= self.last_here);
+            if self.key.is_some() {
+                return Ok(());
+            }
+            let Some(next) = self.place.high.filter(|high| *high <= self.last) else { return Ok(()) };
+            *self = Self::enter(tree.leaf_of(view, &next)?, &next, self.last);
+        }
     }
 }

@@ -21,6 +21,6 @@ mod storage;
 pub use apply::{ApplyStats, Batch, Changes, PartSink, Value, apply, apply_in_parts};
 pub use cache::{CacheStats, NodeCache};
 pub use cursor::Cursor;
-pub use lookup::{Item, get};
+pub use lookup::{Item, LeafPlace, find_leaf, get};
 pub use node::{Node, NodePtr, RootPtr};
 pub use storage::{NodeSink, NodeSource};

@@ -1,4 +1,4 @@
-//! One item by its key.
+//! One item by its key, and the leaf that a key belongs to.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -50,6 +50,50 @@ impl AsRef<[u8]> for Item {
     fn as_ref(&self) -> &[u8] {
         self
     }
+}
+
+/// A leaf and the keys that belong to it.
+#[derive(Clone, Debug)]
+pub struct LeafPlace {
+    /// The leaf.
+    pub leaf: Arc<Node>,
+    /// The lowest key that belongs to it.
+    pub low: Key,
+    /// The lowest key that belongs to the next leaf; `None` in the last one.
+    pub high: Option<Key>,
+}
+
+impl LeafPlace {
+    /// Whether this is where the key is or would be.
+    pub fn covers(&self, key: &Key) -> bool {
+        self.low <= *key && self.high.is_none_or(|high| *key < high)
+    }
+}
+
+/// The leaf that a key belongs to. `found` is told its parent and the slot there before the leaf is read.
+pub fn find_leaf(
+    source: &dyn NodeSource,
+    root: &RootPtr,
+    key: &Key,
+    found: &mut dyn FnMut(&Node, usize),
+) -> Result<LeafPlace> {
+    let (mut low, mut high) = (Key::MIN, None);
+    let mut node = read(source, &root.node_ptr())?;
+    while !node.is_leaf() {
+        let slot = node.child_slot(key);
+        if slot > 0 {
+            low = node.key(slot);
+        }
+        if slot + 1 < node.nritems() {
+            let next = node.key(slot + 1);
+            high = Some(high.map_or(next, |high: Key| high.min(next)));
+        }
+        if node.level() == 1 {
+            found(&node, slot);
+        }
+        node = read(source, &node.child_ptr(slot, root.tree))?;
+    }
+    Ok(LeafPlace { leaf: node, low, high })
 }
 
 /// The item with exactly this key.

@@ -1,0 +1,164 @@
+//! A tree as readers see it, against an ordered map: while items move from active to frozen to nodes, and nodes change under
+//! what readers remember of them.
+//!
+//! A failure prints its seed; `UBTRFS_SEED=n` replays it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ubtrfs_device::MemoryDevice;
+use ubtrfs_format::{Key, KeyType, RootId};
+use ubtrfs_testkit::Rng;
+use ubtrfs_transaction::{Engine, OpenOptions, Tree};
+
+type Model = BTreeMap<Key, Vec<u8>>;
+
+fn engine() -> (Arc<Engine>, Arc<Tree>) {
+    let device = Arc::new(MemoryDevice::new(1 << 30));
+    let format = ubtrfs_mkfs::MkfsOptions { nodesize: 4096, ..ubtrfs_mkfs::MkfsOptions::default() };
+    ubtrfs_mkfs::make(&*device, &format).unwrap();
+    // Little memory: some thousand items are worth an apply without a commit, and nodes are read again.
+    let options = OpenOptions { memory_bytes: 2 << 20, ..OpenOptions::default() };
+    let engine = Engine::open(vec![device], options).unwrap();
+    let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
+    (engine, tree)
+}
+
+/// Keys of some objectids, of a type that no check knows.
+fn key(number: u64) -> Key {
+    Key::new(1000 + number / 40, KeyType(TYPES[(number / 20 % 2) as usize]), number % 20)
+}
+
+const TYPES: [u8; 2] = [3, 99];
+const NR_KEYS: u64 = 8000;
+
+fn change(engine: &Engine, tree: &Tree, model: &mut Model, rng: &mut Rng) {
+    let first = rng.below(NR_KEYS);
+    // Runs as well: whole inodes come and go.
+    let count = if rng.one_in(4) { rng.below(200) } else { 1 };
+    let deletes = rng.one_in(2);
+    for number in first..(first + count.max(1)).min(NR_KEYS) {
+        let op = engine.begin(engine.reserve(1).unwrap());
+        if deletes {
+            op.delete(tree, key(number));
+            model.remove(&key(number));
+        } else {
+            let value = rng.bytes(rng_len(number));
+            op.put(tree, key(number), &value);
+            model.insert(key(number), value);
+        }
+    }
+}
+
+fn rng_len(number: u64) -> usize {
+    (number % 97) as usize + 1
+}
+
+fn compare(tree: &Tree, model: &Model, rng: &mut Rng) {
+    let start = rng.below(NR_KEYS);
+    let end = start + [0, 3, 30, 300, NR_KEYS][rng.below(5) as usize];
+    let (start, end) = (key(start), key(end));
+    let limit = [1, 2, 16, 1000, usize::MAX][rng.below(5) as usize];
+    let expected: Vec<_> = model.range(start..=end).map(|(key, value)| (*key, value.clone())).collect();
+    let wanted = &expected[..expected.len().min(limit)];
+    let found: Vec<_> =
+        tree.range(&start, &end, limit).unwrap().into_iter().map(|(key, item)| (key, item.to_vec())).collect();
+    assert_eq!(found, wanted, "{start:?} to {end:?}");
+    let mut visited = Vec::new();
+    let count = tree.visit(&start, &end, limit, |key, item| visited.push((*key, item.to_vec()))).unwrap();
+    assert_eq!((count, visited.as_slice()), (wanted.len(), wanted));
+    let first = tree.first_ge(&start, &end).unwrap().map(|(key, item)| (key, item.to_vec()));
+    assert_eq!(first.as_ref(), expected.first());
+    let last = tree.last_le(&end, &start).unwrap().map(|(key, item)| (key, item.to_vec()));
+    assert_eq!(last.as_ref(), expected.last());
+    // As a walk goes: one item after the other.
+    for number in 0..60 {
+        let key = Key::new(start.objectid + number / 20, start.item_type, number % 20);
+        assert_eq!(tree.get(&key).unwrap().map(|item| item.to_vec()).as_ref(), model.get(&key), "{key:?}");
+    }
+}
+
+#[test]
+fn reading_agrees_with_an_ordered_map() {
+    let seed = std::env::var("UBTRFS_SEED").ok().and_then(|seed| seed.parse().ok());
+    for seed in seed.map_or(1..5, |seed| seed..seed + 1) {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let (engine, tree) = engine();
+        let start = Key::new(1000, KeyType(0), 0);
+        assert!(tree.first_ge(&start, &Key::MAX).unwrap().is_none());
+        let mut model = Model::new();
+        for _ in 0..1500 {
+            change(&engine, &tree, &mut model, &mut rng);
+            compare(&tree, &model, &mut rng);
+            match rng.below(40) {
+                0 => engine.commit().unwrap(),
+                1 => engine.flush_delayed_items().unwrap(),
+                _ => {}
+            }
+        }
+        engine.close().unwrap();
+    }
+}
+
+/// Commits run beside readers and a writer. Half of the keys never change; of the others, a key's value names it.
+#[test]
+fn readers_see_no_gap_while_items_move() {
+    let (engine, tree) = engine();
+    let is_stable = |number: u64| number % 40 < 20;
+    let value = |number: u64| number.to_le_bytes().repeat(1 + (number % 7) as usize);
+    for number in 0..NR_KEYS {
+        let op = engine.begin(engine.reserve(1).unwrap());
+        op.put(&tree, key(number), value(number));
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..3u64 {
+            let (tree, stop) = (&tree, &stop);
+            scope.spawn(move || {
+                let mut rng = Rng::new(reader);
+                while !stop.load(Ordering::Acquire) {
+                    let first = rng.below(NR_KEYS / 40) * 40;
+                    let mut found = 0;
+                    let end = key((first + 400).min(NR_KEYS - 1));
+                    let count = |key: &Key, item: &[u8]| {
+                        let offset = if key.item_type.0 == TYPES[0] { 0 } else { 20 };
+                        let number = (key.objectid - 1000) * 40 + offset + key.offset;
+                        assert_eq!(item, value(number));
+                        found += u64::from(is_stable(number));
+                    };
+                    tree.visit(&key(first), &end, usize::MAX, count).unwrap();
+                    let expected = (first..=(first + 400).min(NR_KEYS - 1)).filter(|number| is_stable(*number));
+                    assert_eq!(found, expected.count() as u64);
+                    for number in (first..(first + 400).min(NR_KEYS)).filter(|number| is_stable(*number)) {
+                        assert_eq!(&*tree.get(&key(number)).unwrap().unwrap(), value(number));
+                    }
+                }
+            });
+        }
+        let mut rng = Rng::new(77);
+        for round in 0..60 {
+            for _ in 0..300 {
+                let number = rng.below(NR_KEYS);
+                if is_stable(number) {
+                    continue;
+                }
+                let op = engine.begin(engine.reserve(1).unwrap());
+                match rng.one_in(2) {
+                    true => op.delete(&tree, key(number)),
+                    false => op.put(&tree, key(number), value(number)),
+                }
+            }
+            if round % 3 == 0 {
+                engine.commit().unwrap()
+            } else {
+                engine.flush_delayed_items().unwrap()
+            };
+        }
+        stop.store(true, Ordering::Release);
+    });
+    engine.close().unwrap();
+}
