@@ -10,10 +10,12 @@
 //! Changes are planned with reads first, as a list of [`Change`]s, and put inside an operation that then reads nothing.
 //! Planning sees what the same list changed before, else the tree.
 
+use std::ops::Range;
+
 use ubtrfs_format::hash::{extref_hash, name_hash};
-use ubtrfs_format::item::{DirEntry, FileType, InodeExtref, InodeRef};
+use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef};
 use ubtrfs_format::{Error as EngineError, Generation, Ino, Key, KeyType, RootId, objectid};
-use ubtrfs_transaction::{Geometry, Operation, Tree};
+use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree};
 
 use crate::error::{Error, Result};
 use crate::types::InodeId;
@@ -73,14 +75,14 @@ pub(crate) enum Target {
     Subvolume(RootId),
 }
 
-/// Where the entry points; anything but an inode or a subvolume is corrupt.
-pub(crate) fn target_of(entry: &DirEntry) -> Result<Target> {
-    match entry.location.item_type {
-        KeyType::INODE_ITEM if (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&entry.location.objectid) => {
-            Ok(Target::Inode(Ino(entry.location.objectid)))
+/// Where an entry of this location points; anything but an inode or a subvolume is corrupt.
+pub(crate) fn target_of(location: &Key) -> Result<Target> {
+    match location.item_type {
+        KeyType::INODE_ITEM if (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&location.objectid) => {
+            Ok(Target::Inode(Ino(location.objectid)))
         }
-        KeyType::ROOT_ITEM if RootId(entry.location.objectid).is_subvolume() => {
-            Ok(Target::Subvolume(RootId(entry.location.objectid)))
+        KeyType::ROOT_ITEM if RootId(location.objectid).is_subvolume() => {
+            Ok(Target::Subvolume(RootId(location.objectid)))
         }
         other => Err(corrupt("location type", other.0.into(), "expected an inode or a subvolume")),
     }
@@ -147,7 +149,15 @@ pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
 /// The entry of a name.
 pub(crate) fn find_entry<'n>(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Option<DirEntry>> {
     let name = name.into();
-    Ok(read_entries(tree, &dir_item_key(dir, name))?.into_iter().find(|entry| entry.name == name.bytes))
+    let Some(item) = tree.get(&dir_item_key(dir, name))? else { return Ok(None) };
+    let found = view_of(tree, &item, name.bytes)?;
+    Ok(found.map(DirEntryView::to_owned))
+}
+
+/// The entry of a name in an item.
+fn view_of<'i>(tree: &Tree, item: &'i [u8], name: &[u8]) -> Result<Option<DirEntryView<'i>>> {
+    let is_wanted = |entry: &_| !matches!(entry, Ok(DirEntryView { name: found, .. }) if *found != name);
+    DirEntryView::all(item).find(is_wanted).transpose().map_err(in_tree(tree))
 }
 
 /// The offset of the next `DIR_INDEX` of a directory.
@@ -156,53 +166,54 @@ pub(crate) fn load_next_index(tree: &Tree, dir: Ino) -> Result<u64> {
     Ok(last.map_or(FIRST_INDEX, |(key, _)| key.offset.saturating_add(1).max(FIRST_INDEX)))
 }
 
+/// Whether a directory has entries to be read.
+pub(crate) fn has_entries(tree: &Tree, dir: Ino) -> Result<bool> {
+    Ok(tree.visit(&dir_index_key(dir, 0), &dir_index_key(dir, u64::MAX), 1, |_, _| ())? > 0)
+}
+
 /// Whether a directory has no entries at all, whatever its size says.
 pub(crate) fn is_empty(tree: &Tree, dir: Ino) -> Result<bool> {
     let start = Key::new(dir.0, KeyType::DIR_ITEM, 0);
-    Ok(tree.first_ge(&start, &dir_index_key(dir, u64::MAX))?.is_none())
+    Ok(tree.visit(&start, &dir_index_key(dir, u64::MAX), 1, |_, _| ())? == 0)
 }
 
 /// The entries that share a name's hash, read once to look for the name and to add it.
 pub(crate) struct NameSlot<'n> {
     name: &'n [u8],
     key: Key,
-    entries: Vec<DirEntry>,
+    /// The item that there is.
+    item: Option<ItemRef>,
+    location: Option<Key>,
 }
 
 impl<'n> NameSlot<'n> {
     pub(crate) fn read(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Self> {
         let name = name.into();
         let key = dir_item_key(dir, name);
-        Ok(Self { name: name.bytes, key, entries: read_entries(tree, &key)? })
+        let item = tree.get(&key)?;
+        let found = item.as_ref().map(|item| view_of(tree, item, name.bytes)).transpose()?.flatten();
+        let location = found.map(|entry| entry.location);
+        Ok(Self { name: name.bytes, key, item, location })
     }
 
     /// The slot of a name that the directory is known not to have; others of its hash it has not either.
     pub(crate) fn absent(dir: Ino, name: HashedName<'n>) -> Self {
-        Self { name: name.bytes, key: dir_item_key(dir, name), entries: Vec::new() }
-    }
-
-    /// The entry of the name.
-    pub(crate) fn entry(&self) -> Option<&DirEntry> {
-        self.entries.iter().find(|entry| entry.name == self.name)
+        Self { name: name.bytes, key: dir_item_key(dir, name), item: None, location: None }
     }
 
     /// Where the name leads.
     pub(crate) fn location(&self) -> Option<Key> {
-        self.entry().map(|entry| entry.location)
+        self.location
     }
 
     /// Fails where the name exists.
     pub(crate) fn check_free(&self) -> Result<()> {
-        if self.entry().is_some() { Err(Error::Exists) } else { Ok(()) }
+        if self.location.is_some() { Err(Error::Exists) } else { Ok(()) }
     }
 
     /// Fails where the item has no room for the name as well.
     pub(crate) fn check_room(&self, geometry: &Geometry) -> Result<()> {
-        let bytes: usize = self.entries.iter().map(entry_bytes).sum();
-        if bytes > 0 && bytes + DirEntry::HEADER_SIZE + self.name.len() > max_extended_bytes(geometry) {
-            return Err(Error::Overflow);
-        }
-        Ok(())
+        check_room(self.item.as_ref().map_or(0, |item| item.len()), self.name, geometry)
     }
 
     /// Puts the name, under `index`. It must not exist, and must have room. `buf` is for encoding.
@@ -210,9 +221,9 @@ impl<'n> NameSlot<'n> {
         buf.clear();
         DirEntry::append(buf, target, op.generation(), self.name, &[]);
         op.put(tree, Key::new(self.key.objectid, KeyType::DIR_INDEX, index), &*buf);
-        if !self.entries.is_empty() {
+        if let Some(item) = &self.item {
             buf.clear();
-            self.entries.iter().for_each(|entry| entry.encode_into(buf));
+            buf.extend_from_slice(item);
             DirEntry::append(buf, target, op.generation(), self.name, &[]);
         }
         op.put(tree, self.key, &*buf);
@@ -220,31 +231,61 @@ impl<'n> NameSlot<'n> {
 
     /// Plans the name, under `index`. It must not exist.
     pub(crate) fn plan_add(
-        mut self,
+        self,
         changes: &mut Vec<Change>,
+        tree: &Tree,
         geometry: &Geometry,
-        (target, file_type): (Key, u8),
+        target: (Key, u8),
         index: u64,
     ) -> Result<()> {
-        self.check_room(geometry)?;
-        let name = self.name.to_vec();
-        let entry = DirEntry { location: target, transid: PENDING, file_type, name, data: Vec::new() };
-        let index_key = Key::new(self.key.objectid, KeyType::DIR_INDEX, index);
-        changes.push(Change::PutEntries(index_key, vec![entry.clone()]));
-        self.entries.push(entry);
-        changes.push(Change::PutEntries(self.key, self.entries));
-        Ok(())
+        let entries = self.entries(tree)?;
+        plan_entry(changes, geometry, (self.key, entries), self.name, target, index)
     }
 
     /// Plans the end of the name, which has this index.
-    pub(crate) fn plan_remove(mut self, changes: &mut Vec<Change>, index: u64) {
-        self.entries.retain(|entry| entry.name != self.name);
-        changes.push(match self.entries.is_empty() {
-            true => Change::Delete(self.key),
-            false => Change::PutEntries(self.key, self.entries),
-        });
-        changes.push(Change::Delete(Key::new(self.key.objectid, KeyType::DIR_INDEX, index)));
+    pub(crate) fn plan_remove(self, changes: &mut Vec<Change>, tree: &Tree, index: u64) -> Result<()> {
+        // Names seldom share a hash.
+        let is_alone = self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE + self.name.len());
+        let entries = if is_alone { Vec::new() } else { self.entries(tree)? };
+        plan_no_entry(changes, (self.key, entries), self.name, index);
+        Ok(())
     }
+
+    fn entries(&self, tree: &Tree) -> Result<Vec<DirEntry>> {
+        self.item.as_ref().map_or(Ok(Vec::new()), |item| DirEntry::decode_all(item).map_err(in_tree(tree)))
+    }
+}
+
+/// Fails where a `DIR_ITEM` of so many bytes has no room for another name.
+fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()> {
+    if item_bytes > 0 && item_bytes + DirEntry::HEADER_SIZE + name.len() > max_extended_bytes(geometry) {
+        return Err(Error::Overflow);
+    }
+    Ok(())
+}
+
+/// Plans a name beside the entries of its `DIR_ITEM`.
+fn plan_entry(
+    changes: &mut Vec<Change>,
+    geometry: &Geometry,
+    (key, mut entries): (Key, Vec<DirEntry>),
+    name: &[u8],
+    (location, file_type): (Key, u8),
+    index: u64,
+) -> Result<()> {
+    check_room(entries.iter().map(entry_bytes).sum(), name, geometry)?;
+    let entry = DirEntry { location, transid: PENDING, file_type, name: name.to_vec(), data: Vec::new() };
+    changes.push(Change::PutEntries(dir_index_key(Ino(key.objectid), index), vec![entry.clone()]));
+    entries.push(entry);
+    changes.push(Change::PutEntries(key, entries));
+    Ok(())
+}
+
+/// Plans the end of a name among the entries of its `DIR_ITEM`.
+fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
+    entries.retain(|entry| entry.name != name);
+    changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
+    changes.push(Change::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
 /// Plans a new entry under `index`, after other changes of the same list. The name must not exist.
@@ -259,7 +300,7 @@ pub(crate) fn plan_add(
 ) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
-    NameSlot { name, key, entries }.plan_add(changes, geometry, target, index)
+    plan_entry(changes, geometry, (key, entries), name, target, index)
 }
 
 /// Puts the only reference of a new inode. `buf` is for encoding.
@@ -284,7 +325,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
-    NameSlot { name, key, entries }.plan_remove(changes, index);
+    plan_no_entry(changes, (key, entries), name, index);
     Ok(())
 }
 
@@ -449,25 +490,54 @@ pub(crate) fn inode_location(ino: Ino) -> Key {
 }
 
 /// The type byte of an entry; unknown bytes are corrupt.
-pub(crate) fn file_type_of(entry: &DirEntry) -> Result<FileType> {
-    FileType::from_disk(entry.file_type)
+pub(crate) fn file_type_of(value: u8) -> Result<FileType> {
+    FileType::from_disk(value)
         .filter(|file_type| *file_type != FileType::Xattr)
-        .ok_or_else(|| corrupt("type", entry.file_type.into(), "expected 1 to 7"))
+        .ok_or_else(|| corrupt("type", value.into(), "expected 1 to 7"))
 }
 
-/// One entry of [`read_index`].
+/// Entries of a directory in the order of their indexes, read together.
+#[derive(Debug, Default)]
+pub(crate) struct IndexBatch {
+    entries: Vec<IndexEntry>,
+    names: Vec<u8>,
+}
+
+/// One entry of an [`IndexBatch`].
+#[derive(Debug)]
 pub(crate) struct IndexEntry {
     pub(crate) index: u64,
-    pub(crate) entry: DirEntry,
+    pub(crate) location: Key,
+    pub(crate) file_type: u8,
+    name: Range<usize>,
 }
 
-/// Up to `limit` entries of a directory from `index` on, in order.
-pub(crate) fn read_index(tree: &Tree, dir: InodeId, index: u64, limit: usize) -> Result<Vec<IndexEntry>> {
-    let items = tree.range(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit)?;
-    let mut entries = Vec::with_capacity(items.len());
-    for (key, item) in items {
-        let decoded = DirEntry::decode_all(&item).map_err(in_tree(tree))?;
-        entries.extend(decoded.into_iter().next().map(|entry| IndexEntry { index: key.offset, entry }));
+impl IndexBatch {
+    /// Reads up to `limit` entries of a directory from `index` on. Answers how many items there were.
+    pub(crate) fn read(&mut self, tree: &Tree, dir: InodeId, index: u64, limit: usize) -> Result<usize> {
+        self.entries.clear();
+        self.names.clear();
+        let mut failure = None;
+        let count =
+            tree.visit(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit, |key, item| {
+                match DirEntryView::all(item).next() {
+                    Some(Ok(entry)) => self.add(key.offset, &entry),
+                    Some(Err(error)) => failure = Some(error),
+                    None => {}
+                }
+            })?;
+        failure.map_or(Ok(count), |error| Err(in_tree(tree)(error)))
     }
-    Ok(entries)
+
+    fn add(&mut self, index: u64, entry: &DirEntryView<'_>) {
+        let start = self.names.len();
+        self.names.extend_from_slice(entry.name);
+        let (location, file_type, name) = (entry.location, entry.file_type, start..self.names.len());
+        self.entries.push(IndexEntry { index, location, file_type, name });
+    }
+
+    /// The entries with their names.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&IndexEntry, &[u8])> {
+        self.entries.iter().map(|entry| (entry, &self.names[entry.name.clone()]))
+    }
 }

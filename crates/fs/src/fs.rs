@@ -25,6 +25,7 @@ use crate::known_names::{KnownNames, NameBudget};
 use crate::memory_budget::MemoryBudget;
 use crate::options::{AtimeMode, MountOptions};
 use crate::readahead::Readahead;
+use crate::service_threads::ServiceThreads;
 use crate::subvolume::Subvolume;
 use crate::types::{Attr, InodeId, mode};
 
@@ -42,6 +43,7 @@ pub struct Fs {
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) data: DataPath,
     pub(crate) readahead: Readahead,
+    leaf_threads: ServiceThreads,
     pub(crate) committer: Committer,
     root: InodeId,
     closed: AtomicBool,
@@ -68,6 +70,7 @@ impl Fs {
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
+            leaf_threads: ServiceThreads::default(),
             inodes,
             names: NameBudget::new(budget.inode_bytes / 2),
             subvolumes: RwLock::default(),
@@ -85,6 +88,8 @@ impl Fs {
             return Err(Error::NotDirectory);
         }
         fs.readahead.start(&fs);
+        let leaves = fs.engine.leaf_read_ahead();
+        fs.leaf_threads.start("ubtrfs-leaves", 1, move || leaves.run());
         if fs.read_only().is_none() {
             fs.committer.start(&fs);
             fs.data.threads.start(&fs);
@@ -142,6 +147,8 @@ impl Fs {
         self.committer.stop();
         self.data.threads.stop();
         self.readahead.stop();
+        self.engine.leaf_read_ahead().stop();
+        self.leaf_threads.join();
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
             None => self.delete_unused_orphans().and_then(|()| self.flush_all_data()),
@@ -321,6 +328,7 @@ impl Fs {
 
 impl Drop for Fs {
     fn drop(&mut self) {
+        self.engine.leaf_read_ahead().stop();
         // A panic may have left anything half done: then what the last commit holds is what stays.
         if std::thread::panicking() {
             return;

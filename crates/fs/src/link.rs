@@ -13,6 +13,7 @@ use crate::dir_item::{self, Change, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::{EMPTY_DIR, now};
 use crate::inode::{Inode, InodeState};
+use crate::orphan::LastItems;
 use crate::types::{Attr, InodeId};
 use crate::xattr::check_may_change;
 
@@ -28,6 +29,17 @@ impl<'i> Locked<'i> {
         sorted.sort_by_key(|inode| inode.id);
         sorted.dedup_by_key(|inode| inode.id);
         let states = sorted.into_iter().map(|inode| Ok((inode.id, inode.write()?))).collect::<Result<_>>()?;
+        Ok(Self { states })
+    }
+
+    /// Locks two inodes.
+    pub(crate) fn pair(one: &'i Arc<Inode>, other: &'i Arc<Inode>) -> Result<Self> {
+        let (first, second) = if one.id <= other.id { (one, other) } else { (other, one) };
+        let mut states = Vec::with_capacity(2);
+        states.push((first.id, first.write()?));
+        if first.id != second.id {
+            states.push((second.id, second.write()?));
+        }
         Ok(Self { states })
     }
 
@@ -60,7 +72,7 @@ impl Fs {
             return Err(Error::NotPermitted("directories have one name only"));
         }
         let reservation = self.reserve(LINK_ITEMS)?;
-        let mut locked = Locked::new(&[&inode, &dir_inode])?;
+        let mut locked = Locked::pair(&inode, &dir_inode)?;
         check_dir_takes_names(locked.of(&dir_inode))?;
         check_linkable(locked.of(&inode))?;
         let tree = &inode.tree;
@@ -70,7 +82,7 @@ impl Fs {
         let file_type = FileType::from_mode(locked.of(&inode).item.mode).unwrap_or(FileType::Regular) as u8;
         let mut changes = Vec::with_capacity(4);
         let target = (dir_item::inode_location(id.ino), file_type);
-        slot.plan_add(&mut changes, &self.geometry, target, index)?;
+        slot.plan_add(&mut changes, tree, &self.geometry, target, index)?;
         dir_item::plan_add_ref(&mut changes, tree, &self.geometry, id.ino, dir.ino, name, index)?;
 
         let time = now();
@@ -129,7 +141,7 @@ impl Fs {
                 _ => {}
             }
             let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
-            let mut locked = Locked::new(&[&dir_inode, &inode])?;
+            let mut locked = Locked::pair(&dir_inode, &inode)?;
             // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
                 let slot = NameSlot::read(&dir_inode.tree, dir.ino, name)?;
@@ -140,15 +152,18 @@ impl Fs {
             }
             check_may_remove(locked.of(&dir_inode))?;
             check_may_change(locked.of(&inode))?;
+            let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
+            let last_items = self.last_items(&inode, locked.of(&inode), (dir.ino, name), limit)?;
             if directory {
-                check_empty(&inode, locked.of(&inode))?;
+                match &last_items {
+                    Some(items) => items.check_no_entries(locked.of(&inode))?,
+                    None => check_empty(&inode, locked.of(&inode))?,
+                }
             }
-            let last_items =
-                self.last_items(&inode, locked.of(&inode), reservation.nr_items().saturating_sub(LINK_ITEMS))?;
             let mut changes = Vec::with_capacity(4);
-            let told = last_items.as_ref().map_or(Ok(None), |items| items.index_of(dir.ino, name))?;
+            let told = last_items.as_ref().and_then(LastItems::index);
             let index = told.map_or_else(|| plan_remove_ref(&mut changes, &inode, dir.ino, name), Ok)?;
-            victim.slot.plan_remove(&mut changes, index);
+            victim.slot.plan_remove(&mut changes, &dir_inode.tree, index)?;
 
             let time = now();
             let op = self.engine.begin(reservation);
@@ -179,7 +194,7 @@ impl Fs {
             return Err(Error::NotDirectory);
         }
         let slot = NameSlot::read(&dir.tree, dir.id.ino, name)?;
-        let id = self.target_id(dir.id, slot.entry().ok_or(Error::NotFound)?)?;
+        let id = self.target_id(dir.id, &slot.location().ok_or(Error::NotFound)?, name)?;
         Ok(Victim { slot, id, sequence: state.item.sequence })
     }
 
@@ -189,7 +204,7 @@ impl Fs {
         let mut state = dir.write()?;
         check_may_remove(&state)?;
         let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
-        if self.target_id(dir.id, &entry)?.ino != EMPTY_DIR {
+        if self.target_id(dir.id, &entry.location, name)?.ino != EMPTY_DIR {
             return Err(Error::Busy("the directory changed"));
         }
         let index = dir_item::find_index(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
@@ -255,7 +270,7 @@ pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
 
 /// Fails where a directory has entries.
 pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
-    if state.item.size != 0 || !dir_item::read_index(&dir.tree, dir.id, 0, 1)?.is_empty() {
+    if state.item.size != 0 || dir_item::has_entries(&dir.tree, dir.id.ino)? {
         return Err(Error::NotEmpty);
     }
     Ok(())

@@ -6,7 +6,7 @@ use ubtrfs_format::item::{FileExtent, FileExtentBody, FileType};
 use ubtrfs_format::{Key, KeyType};
 
 use crate::Fs;
-use crate::dir_item::{self, FIRST_INDEX, HashedName, in_tree};
+use crate::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree};
 use crate::error::{Error, Result};
 use crate::fs::EMPTY_DIR;
 use crate::inode::Inode;
@@ -89,7 +89,7 @@ impl Fs {
             return Err(Error::NotFound);
         }
         let entry = dir_item::find_entry(&dir_inode.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
-        let id = self.target_id(dir, &entry)?;
+        let id = self.target_id(dir, &entry.location, name.bytes)?;
         if id.root != dir.root {
             // Entering a subvolume may delete its orphans, for which no inode lock may be held.
             drop(state);
@@ -144,19 +144,22 @@ impl Fs {
             return Ok(());
         }
         let mut index = cookie.max(FIRST_INDEX);
+        let mut batch = IndexBatch::default();
+        let mut limit = READDIR_BATCH_MIN;
         loop {
-            let entries = {
+            let count = {
                 let _state = inode.read()?;
-                dir_item::read_index(&inode.tree, dir, index, READDIR_BATCH)?
+                batch.read(&inode.tree, dir, index, limit)?
             };
-            let is_last = entries.len() < READDIR_BATCH;
-            for found in &entries {
-                let Some(next) = found.index.checked_add(1) else { return Ok(()) };
+            let is_last = count < limit;
+            limit = (limit * 2).min(READDIR_BATCH);
+            for (entry, name) in batch.entries() {
+                let Some(next) = entry.index.checked_add(1) else { return Ok(()) };
                 index = next;
                 let out = DirEntryOut {
-                    id: self.target_id(dir, &found.entry)?,
-                    name: &found.entry.name,
-                    file_type: dir_item::file_type_of(&found.entry)?,
+                    id: self.target_id(dir, &entry.location, name)?,
+                    name,
+                    file_type: dir_item::file_type_of(entry.file_type)?,
                     next_cookie: next,
                 };
                 if !emit(out) {
@@ -200,4 +203,6 @@ fn bad_target(ino: u64) -> Error {
 }
 
 const MAX_SYMLINKS: u32 = 40;
-const READDIR_BATCH: usize = 128;
+/// Entries that are read together, and those that are read at first: a caller may have room for few.
+const READDIR_BATCH: usize = 256;
+const READDIR_BATCH_MIN: usize = 40;

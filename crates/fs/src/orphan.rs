@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::InodeRef;
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
-use ubtrfs_transaction::{ItemRef, Operation};
+use ubtrfs_transaction::Operation;
 
 use crate::Fs;
 use crate::create::orphan_key;
@@ -22,18 +22,25 @@ use crate::writeback_lock::ExclusiveGuard;
 /// An inode that nobody uses, with all of its items but the `INODE_ITEM`: to be deleted with its last name.
 pub(crate) struct LastItems<'i> {
     inode: &'i Inode,
-    items: Vec<(Key, ItemRef)>,
+    keys: Vec<Key>,
+    /// Of its name, where an `INODE_REF` tells.
+    index: Option<u64>,
     /// None of its data is being written.
     _writeback: ExclusiveGuard<'i>,
 }
 
 impl LastItems<'_> {
-    /// The index of the inode's name in a directory; `None` where its `INODE_REF` items do not tell.
-    pub(crate) fn index_of(&self, dir: Ino, name: &[u8]) -> Result<Option<u64>> {
-        let key = ref_key(self.inode.id.ino, dir);
-        let Some((_, item)) = self.items.iter().find(|(found, _)| *found == key) else { return Ok(None) };
-        let refs = InodeRef::decode_all(item).map_err(in_tree(&self.inode.tree))?;
-        Ok(refs.iter().find(|inode_ref| inode_ref.name == name).map(|inode_ref| inode_ref.index))
+    /// The index of the name in its directory; `None` where the `INODE_REF` items do not tell.
+    pub(crate) fn index(&self) -> Option<u64> {
+        self.index
+    }
+
+    /// Fails where a directory has entries.
+    pub(crate) fn check_no_entries(&self, state: &InodeState) -> Result<()> {
+        if state.item.size != 0 || self.keys.iter().any(|key| key.item_type == KeyType::DIR_INDEX) {
+            return Err(Error::NotEmpty);
+        }
+        Ok(())
     }
 
     /// Deletes the inode. The caller still locks it, and takes it out of memory afterwards.
@@ -43,7 +50,7 @@ impl LastItems<'_> {
         if state.is_regular() {
             crate::truncate::forget_dirty_past(fs, state, 0);
         }
-        for (key, _) in &self.items {
+        for key in &self.keys {
             op.delete(&self.inode.tree, *key);
         }
         op.delete(&self.inode.tree, self.inode.item_key());
@@ -57,6 +64,7 @@ impl Fs {
         &self,
         inode: &'i Inode,
         state: &InodeState,
+        (dir, name): (Ino, &[u8]),
         limit: usize,
     ) -> Result<Option<LastItems<'i>>> {
         if state.item.nlink != 1 || self.inodes.is_used(inode.id) {
@@ -64,9 +72,17 @@ impl Fs {
         }
         // Who holds it may be waiting for the state.
         let Some(writeback) = inode.writeback.try_lock() else { return Ok(None) };
-        let items =
-            inode.tree.range(&inode.item_key().successor().unwrap_or(Key::MAX), &inode.last_key(), limit + 1)?;
-        Ok((items.len() <= limit).then_some(LastItems { inode, items, _writeback: writeback }))
+        let ref_key = ref_key(inode.id.ino, dir);
+        let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
+        let start = inode.item_key().successor().unwrap_or(Key::MAX);
+        let count = inode.tree.visit(&start, &inode.last_key(), limit + 1, |key, item| {
+            if *key == ref_key {
+                index = InodeRef::find_index(item, name);
+            }
+            keys.push(*key);
+        })?;
+        let index = index.map_err(in_tree(&inode.tree))?;
+        Ok((count <= limit).then_some(LastItems { inode, keys, index, _writeback: writeback }))
     }
 
     /// Deletes an inode if it has no links and no users.
@@ -100,8 +116,8 @@ impl Fs {
         loop {
             let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
             let step = reservation.nr_items() - 2;
-            let items = inode.tree.range(&start, &end, step)?;
-            let is_last = items.len() < step;
+            let mut keys = Vec::with_capacity(4);
+            let is_last = inode.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
             if has_extents && !is_last {
                 // Too many for one operation: in steps, the size on disk following.
                 drop(reservation);
@@ -110,7 +126,7 @@ impl Fs {
                 continue;
             }
             let op = self.engine.begin(reservation);
-            for (key, _) in &items {
+            for key in &keys {
                 op.delete(&inode.tree, *key);
             }
             if is_last {
@@ -186,7 +202,7 @@ mod tests {
     fn goes_at_once(fs: &Fs, id: InodeId) -> bool {
         let inode = fs.inode(id).unwrap();
         let state = inode.write().unwrap();
-        fs.last_items(&inode, &state, 16).unwrap().is_some()
+        fs.last_items(&inode, &state, (fs.root().ino, b""), 16).unwrap().is_some()
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Fs {
         let inode = match &entry {
             None => None,
             Some(entry) => {
-                let id = self.target_id(dir.id, entry)?;
+                let id = self.target_id(dir.id, &entry.location, name)?;
                 if id.root != dir.id.root || id.ino == EMPTY_DIR {
                     return Err(Error::NotPermitted("subvolumes cannot be renamed or replaced"));
                 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{DirEntry, RootFlags, RootItem, RootRef};
+use ubtrfs_format::item::{RootFlags, RootItem, RootRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{Engine, Tree};
 
@@ -42,7 +42,7 @@ fn default_subvolume(engine: &Engine) -> Result<RootId> {
     let key = Key::new(dir, KeyType::DIR_ITEM, name_hash(b"default"));
     let entries = dir_item::read_entries(&roots, &key)?;
     let Some(entry) = entries.into_iter().find(|entry| entry.name == b"default") else { return Ok(RootId::FS_TREE) };
-    match dir_item::target_of(&entry)? {
+    match dir_item::target_of(&entry.location)? {
         Target::Subvolume(root) if engine.root_item(root)?.is_some_and(|item| item.refs > 0) => Ok(root),
         _ => Err(Error::NoSuchSubvolume("default".to_owned())),
     }
@@ -55,7 +55,7 @@ fn resolve(engine: &Engine, path: &[u8]) -> Result<RootId> {
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
         let tree = engine.tree(at.root)?.ok_or_else(missing)?;
         let entry = dir_item::find_entry(&tree, at.ino, name)?.ok_or_else(missing)?;
-        at = match dir_item::target_of(&entry)? {
+        at = match dir_item::target_of(&entry.location)? {
             Target::Inode(ino) => InodeId { root: at.root, ino },
             Target::Subvolume(root) => InodeId::root_of(root),
         };
@@ -192,8 +192,8 @@ impl Fs {
 
     /// Where an entry of `dir` leads. A subvolume that is not at home there (a snapshot of its parent holds the name
     /// only) is shown as an empty directory.
-    pub(crate) fn target_id(&self, dir: InodeId, entry: &DirEntry) -> Result<InodeId> {
-        let root = match dir_item::target_of(entry)? {
+    pub(crate) fn target_id(&self, dir: InodeId, location: &Key, name: &[u8]) -> Result<InodeId> {
+        let root = match dir_item::target_of(location)? {
             Target::Inode(ino) => return Ok(InodeId { root: dir.root, ino }),
             Target::Subvolume(root) => root,
         };
@@ -202,7 +202,7 @@ impl Fs {
             return Ok(InodeId { root: dir.root, ino: crate::fs::EMPTY_DIR });
         };
         let root_ref = RootRef::decode(&raw).map_err(in_tree(&roots))?;
-        if root_ref.dirid == dir.ino.0 && root_ref.name == entry.name {
+        if root_ref.dirid == dir.ino.0 && root_ref.name == name {
             Ok(InodeId::root_of(root))
         } else {
             Ok(InodeId { root: dir.root, ino: crate::fs::EMPTY_DIR })
