@@ -71,3 +71,26 @@ fn dropping_the_last_handle_closes() {
     drop(target);
     assert!(wait_for(&image, b"f", b"content", Duration::from_secs(5)));
 }
+
+/// A file without a name that is closed at once leaves nothing behind.
+#[test]
+fn an_epoch_whose_changes_come_to_nothing_is_committed() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let target = FsTarget::open(image.path(), "commit=300").unwrap();
+    let fs = target.fs();
+    for round in 0..3u8 {
+        fs.create(fs.root(), &[b'a' + round], NewInode::file(0o644), &ROOT).unwrap();
+        fs.sync().unwrap();
+        let generation = fs.superblock().generation;
+        let id = fs.tmpfile(fs.root(), 0o600, &ROOT).unwrap().id;
+        fs.forget(id, 1);
+        fs.release_inode(id);
+        fs.sync().unwrap();
+        assert!(fs.superblock().generation > generation && fs.read_only().is_none());
+    }
+    fs.close().unwrap();
+    drop(target);
+    btrfs_check(image.path()).unwrap();
+    let target = FsTarget::open(image.path(), "ro").unwrap();
+    assert!(target.fs().lookup_path(b"c", true).is_ok());
+}

@@ -222,7 +222,7 @@ impl Engine {
                 self.apply_batch(&dev_tree, &dev_extents, &mut committer.refs, transid)?;
             }
             busy |= self.update_root_items(committer, transid)?;
-            if !busy {
+            if !busy && !self.renew_root_tree(committer, transid)? {
                 return Ok(());
             }
         }
@@ -378,6 +378,18 @@ impl Engine {
         }
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         self.apply_batch(&roots, &batch, &mut committer.refs, transid)?;
+        Ok(true)
+    }
+
+    /// A superblock names a root tree of its own transaction, also where the epoch's changes came to nothing, as those of a
+    /// file that was made and deleted do: then an item of the root tree is put once more.
+    fn renew_root_tree(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+        let roots = self.own_tree(RootId::ROOT_TREE)?;
+        if roots.root_ptr().generation == transid {
+            return Ok(false);
+        }
+        let Some((key, item)) = roots.first_ge(&Key::MIN, &Key::MAX)? else { return Ok(false) };
+        self.apply_batch(&roots, &vec![(key, Some((*item).into()))], &mut committer.refs, transid)?;
         Ok(true)
     }
 
