@@ -5,7 +5,7 @@
 //! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most two thirds |
 //! | dirty | a quarter of the rest | dirty file data and buffers kept for it; at most [`DIRTY_MAX`] |
 //! | reads | a sixteenth | read-ahead |
-//! | engine | a half | node cache, delayed items of two epochs |
+//! | engine | a half, and what dirty data leaves of its quarter | node cache, delayed items of two epochs |
 //! | inodes | a sixteenth | inodes that nobody uses |
 //!
 //! What remains is for what a commit holds until it is written: copied nodes, delayed refs, batches.
@@ -27,10 +27,11 @@ impl MemoryBudget {
     /// Shares out `total_bytes`. What is too little to work with counts as a few MiB.
     pub(crate) fn of(total_bytes: u64) -> Self {
         let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 3);
+        let dirty_bytes = (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX);
         Self {
-            dirty_bytes: (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX),
+            dirty_bytes,
             read_bytes: rest / 16,
-            engine_bytes: rest / 2,
+            engine_bytes: rest / 2 + (rest / 4).saturating_sub(dirty_bytes),
             inode_bytes: rest / 16,
         }
     }

@@ -191,8 +191,9 @@ impl ItemMap {
 
     /// The page that the key belongs to; `None` where there are no pages.
     fn search(&self, key: &Key) -> Option<PageAt> {
-        let group = self.lowest.partition_point(|lowest| !is_below(key, lowest)).checked_sub(1)?;
-        let page = self.groups[group].lowest.partition_point(|lowest| !is_below(key, lowest));
+        let up_to_key = |lowest: &[Key]| nr_before(lowest, key, |lowest| *lowest, |lowest| !is_below(key, lowest));
+        let group = up_to_key(&self.lowest).checked_sub(1)?;
+        let page = up_to_key(&self.groups[group].lowest);
         Some(PageAt::new(group, page.checked_sub(1).expect("I1: a group's first page begins where the group does")))
     }
 
@@ -292,7 +293,7 @@ impl Page {
     fn search(&self, key: &Key) -> Result<usize, usize> {
         match self.heads.last() {
             Some(last) if !is_below(&last.key(), key) => {
-                let slot = self.heads.partition_point(|head| is_below(&head.key(), key));
+                let slot = nr_before(&self.heads, key, Head::key, |other| is_below(other, key));
                 if self.heads[slot].key() == *key { Ok(slot) } else { Err(slot) }
             }
             _ => Err(self.heads.len()),
@@ -425,6 +426,45 @@ fn is_below(key: &Key, other: &Key) -> bool {
     (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
 }
 
+/// How many of these ascending keys come before a place near `key`. Where they differ by their offsets alone, the search
+/// begins at a guess and doubles its steps: the hashes of names are spread evenly, so most guesses miss by a few keys only,
+/// and few lines of memory are touched.
+fn nr_before<T>(slots: &[T], key: &Key, key_of: impl Fn(&T) -> Key, is_before: impl Fn(&Key) -> bool) -> usize {
+    let is_before = |slot: &T| is_before(&key_of(slot));
+    let (Some(first), Some(last)) = (slots.first().map(&key_of), slots.last().map(&key_of)) else { return 0 };
+    let kind = |key: &Key| (key.objectid, key.item_type);
+    if kind(&first) != kind(&last) || kind(key) != kind(&last) || last.offset == first.offset {
+        return slots.partition_point(is_before);
+    }
+    let share = key.offset.saturating_sub(first.offset) as f64 / (last.offset - first.offset) as f64;
+    let guess = ((share * slots.len() as f64) as usize).min(slots.len() - 1);
+    // Slots below `low` are before the place, those from `high` on are not.
+    let (mut low, mut high) = (0, slots.len());
+    let mut step = FIRST_STEP;
+    if is_before(&slots[guess]) {
+        low = guess + 1;
+        while low + step < high {
+            if !is_before(&slots[low + step]) {
+                high = low + step;
+                break;
+            }
+            low += step + 1;
+            step *= 2;
+        }
+    } else {
+        high = guess;
+        while step < high {
+            if is_before(&slots[high - step]) {
+                low = high - step + 1;
+                break;
+            }
+            high -= step;
+            step *= 2;
+        }
+    }
+    low + slots[low..high].partition_point(is_before)
+}
+
 /// Which hint is for this key: an inode's own items lie together, its entries and its extents apart from them.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
@@ -445,6 +485,8 @@ const GARBAGE_MAX: usize = 1024;
 /// Pages of a group.
 const GROUP_PAGES: usize = 128;
 const NR_RECENT: usize = 8;
+/// About how far a guess at a key's slot in a page misses.
+const FIRST_STEP: usize = 3;
 /// A page's place in the map, with what its allocations cost.
 const PAGE_OVERHEAD: isize = 160;
 
@@ -496,6 +538,33 @@ mod tests {
             assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
         }
         assert_eq!(memory, map.memory_bytes());
+    }
+
+    #[test]
+    fn a_guess_never_leads_to_another_slot_than_a_search() {
+        let mut state = 7u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for round in 0..3000u64 {
+            let spread = [3, 100, 1 << 31][round as usize % 3];
+            let mut offsets: Vec<u64> = (0..random(80)).map(|_| random(spread)).collect();
+            if round.is_multiple_of(7) {
+                offsets.push(u64::MAX);
+            }
+            offsets.sort_unstable();
+            offsets.dedup();
+            let keys: Vec<Key> = offsets.iter().map(|&offset| Key::new(9, KeyType::DIR_ITEM, offset)).collect();
+            for offset in [0, random(spread), random(spread), spread, u64::MAX] {
+                for key in [9, 8, 10].map(|objectid| Key::new(objectid, KeyType::DIR_ITEM, offset)) {
+                    let below = nr_before(&keys, &key, |key| *key, |other| is_below(other, &key));
+                    let up_to = nr_before(&keys, &key, |key| *key, |other| !is_below(&key, other));
+                    assert_eq!(below, keys.partition_point(|other| *other < key), "{keys:?} {key:?}");
+                    assert_eq!(up_to, keys.partition_point(|other| *other <= key), "{keys:?} {key:?}");
+                }
+            }
+        }
     }
 
     #[test]

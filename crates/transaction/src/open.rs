@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::engine::{Engine, Geometry, OpenOptions, Parts};
 use crate::node_store::NodeStore;
+use crate::throttle::CACHE_PART;
 use crate::tree_view::{RootState, Tree};
 use crate::{dev_stats, free_space_tree, tree_log};
 
@@ -31,7 +32,8 @@ impl Engine {
         let volumes = Arc::new(volumes);
         let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
         let check = CheckContext::new(&superblock);
-        let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, options.memory_bytes / 2));
+        let cache_bytes = options.memory_part(CACHE_PART);
+        let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
 
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
         let trees = load_own_trees(&store, &superblock)?;

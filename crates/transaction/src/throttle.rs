@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_format::Result;
 
-use crate::engine::{BackgroundWork, Engine};
+use crate::engine::{BackgroundWork, Engine, OpenOptions};
 
 /// How far the running flush is, and what writers owe to it.
 #[derive(Debug)]
@@ -81,6 +81,15 @@ impl Drop for FlushProgress<'_> {
     }
 }
 
+/// A part of the engine's memory: so many of so many.
+pub(crate) type MemoryPart = (u64, u64);
+
+impl OpenOptions {
+    pub(crate) fn memory_part(&self, (part, of): MemoryPart) -> u64 {
+        self.memory_bytes / of * part
+    }
+}
+
 impl Engine {
     /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
@@ -102,8 +111,8 @@ impl Engine {
         Ok(())
     }
 
-    fn memory_part(&self, (part, of): (u64, u64)) -> u64 {
-        self.options.memory_bytes / of * part
+    fn memory_part(&self, part: MemoryPart) -> u64 {
+        self.options.memory_part(part)
     }
 
     /// From how many bytes of active items on they are flushed.
@@ -114,7 +123,7 @@ impl Engine {
         } else if self.tree_log.was_used_lately(self.generation()) {
             self.memory_part(START_PART)
         } else {
-            names + self.memory_part(ROWS_PART)
+            (names + self.memory_part(ROWS_PART)).min(self.memory_part(ROWS_START_MAX))
         }
     }
 
@@ -164,14 +173,18 @@ const MICROS_AHEAD: u64 = 2;
 const NAP: Duration = Duration::from_millis(1);
 /// The commit thread is given so long to come.
 const THREAD_COMES: Duration = Duration::from_millis(50);
-/// Parts of the engine's memory. Rows that start an apply:
-const ROWS_PART: (u64, u64) = (2, 16);
+/// Nodes that are on the devices as well.
+pub(crate) const CACHE_PART: MemoryPart = (6, 16);
+/// Rows that start an apply:
+const ROWS_PART: MemoryPart = (2, 16);
+/// The same for rows and names together, where there are many names already.
+const ROWS_START_MAX: MemoryPart = (6, 16);
 /// Names that start a commit.
-const NAMES_PART: (u64, u64) = (4, 16);
+const NAMES_PART: MemoryPart = (5, 16);
 /// What starts a commit where rows are not applied alone.
-const START_PART: (u64, u64) = (5, 16);
+const START_PART: MemoryPart = (5, 16);
 /// The most that active items take: so many again that are frozen, and the node cache, are in memory beside them.
-const LIMIT_PART: (u64, u64) = (7, 16);
+const LIMIT_PART: MemoryPart = (7, 16);
 
 #[cfg(test)]
 mod tests {
