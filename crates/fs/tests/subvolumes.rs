@@ -143,6 +143,45 @@ fn snapshots_are_changed_apart() {
 }
 
 #[test]
+fn subvolumes_with_many_changes_are_committed_side_by_side() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = with_subvolumes();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    for name in ["one", "two", "three"] {
+        subvolume(&mount, &["create"], name);
+    }
+    mount.close().unwrap();
+    let target = FsTarget::open(image.path(), "").unwrap();
+    let fs = target.fs();
+    for round in 0..3 {
+        // Three of these share no blocks with any other; of `home` there are snapshots.
+        std::thread::scope(|scope| {
+            for path in ["one", "two", "three", "home/docs", "rw/docs"] {
+                scope.spawn(move || {
+                    let dir = fs.lookup_path(path.as_bytes(), true).unwrap().id;
+                    for i in 0..1200 {
+                        let name = format!("round {round} file {i}");
+                        let file = fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+                        fs.write(file, 0, &vec![i as u8; i % 9 * 1000]).unwrap();
+                    }
+                    for i in (0..1200).step_by(3).filter(|_| round > 0) {
+                        fs.unlink(dir, format!("round {} file {i}", round - 1).as_bytes()).unwrap();
+                    }
+                });
+            }
+        });
+        fs.sync().unwrap();
+    }
+    target.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    for options in ["subvol=one", "subvol=two", "subvol=three", "subvol=home", "subvol=ro", "subvol=rw"] {
+        compare_with_linux(&image, options).unwrap();
+    }
+}
+
+#[test]
 fn statfs_agrees_with_linux() {
     if !capability::kernel_oracle() {
         return;

@@ -47,10 +47,7 @@ impl Engine {
         self.tree_log.spoil();
         let nr_refs = committer.refs.len();
         let (transid, frozen) = self.freeze_rows();
-        for tree in &frozen {
-            let items = tree.frozen();
-            self.apply_batch(tree, &items.batch(), &mut committer.refs, transid)?;
-        }
+        self.apply_frozen(&frozen, &mut committer.refs, transid)?;
         self.thaw_rows_load(committer.refs.len().saturating_sub(nr_refs) as u64);
         Ok(())
     }

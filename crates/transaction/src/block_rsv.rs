@@ -48,6 +48,8 @@ pub(crate) struct EpochLoad {
     csum_bytes: AtomicU64,
     /// What the commit that runs now needs.
     frozen_need: AtomicU64,
+    /// Bytes that the frozen items take in memory.
+    frozen_memory: AtomicU64,
     /// Whether this epoch's commit was asked for.
     pub(crate) asked_for_commit: AtomicBool,
     /// Whether the delayed items that are active now are asked to be flushed.
@@ -135,6 +137,16 @@ impl EpochLoad {
     /// The share of rows.
     pub(crate) fn row_memory_bytes(&self) -> u64 {
         self.rows.memory_bytes()
+    }
+
+    /// Bytes that the frozen items take in memory.
+    pub(crate) fn frozen_memory_bytes(&self) -> u64 {
+        self.frozen_memory.load(Ordering::Relaxed)
+    }
+
+    /// The frozen items are not in memory any more.
+    pub(crate) fn frozen_items_dropped(&self) {
+        self.frozen_memory.store(0, Ordering::Relaxed);
     }
 
     /// A reservation ends.
@@ -320,6 +332,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
         load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
+        load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
         load.rows.reset();
         load.names.reset();
         load.asked_for_commit.store(false, Ordering::Relaxed);
@@ -333,6 +346,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
         load.frozen_need.store(load.rows.load().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
+        load.frozen_memory.store(load.row_memory_bytes() + names_bytes.max(0) as u64, Ordering::Relaxed);
         load.rows.reset();
         load.names.memory_bytes.fetch_sub(names_bytes as i64, Ordering::Relaxed);
         load.asked_for_flush.store(false, Ordering::Relaxed);

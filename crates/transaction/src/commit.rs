@@ -100,11 +100,7 @@ impl Engine {
         let _progress = self.throttle.begin();
         let (transid, frozen) = self.freeze_epoch()?;
         let apply = self.stats.span(Span::Apply);
-        for tree in &frozen {
-            // Kept for longer than readers see them: it takes time to drop them.
-            let items = tree.frozen();
-            self.apply_batch(tree, &items.batch(), &mut committer.refs, transid)?;
-        }
+        self.apply_frozen(&frozen, &mut committer.refs, transid)?;
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);
         self.flag_quotas(committer, transid)?;

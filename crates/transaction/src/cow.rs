@@ -45,17 +45,32 @@ impl Engine {
         refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<ApplyStats> {
+        let progress = ApplyProgress::new(batch.len());
+        let (new_refs, stats) = self.apply_tree(tree, batch, refs, transid, &progress, nr_threads())?;
+        new_refs.put_behind(refs);
+        Ok(stats)
+    }
+
+    /// The same without changing the delayed refs: what is to become of them is answered. In at most so many parts.
+    pub(crate) fn apply_tree(
+        &self,
+        tree: &Tree,
+        batch: &dyn Changes,
+        refs: &DelayedRefs,
+        transid: Generation,
+        progress: &ApplyProgress,
+        max_parts: usize,
+    ) -> Result<(NewRefs, ApplyStats)> {
         let old_root = tree.root_ptr();
         if batch.is_empty() {
             tree.publish(old_root, || ());
-            return Ok(ApplyStats::default());
+            return Ok(Default::default());
         }
-        let nr_changed = AtomicUsize::new(0);
-        let job = ApplyJob::new(self, tree, refs, transid, &nr_changed, batch.len())?;
+        let job = ApplyJob::new(self, tree, refs, transid, progress, batch.len())?;
         let made = if tree.id().is_fs_tree() && batch.len() >= STREAM_MIN {
             NodeStream::with(self, |stream| {
                 let sink = || CowSink::new(job, Some(stream));
-                let parts = (0..job.nr_parts()).map(|_| sink()).collect();
+                let parts = (0..job.nr_parts(max_parts)).map(|_| sink()).collect();
                 LeafReader::with(&self.store, |source| make_nodes(source, sink(), parts, &old_root, batch))
             })
         } else {
@@ -63,7 +78,6 @@ impl Engine {
         };
         let (new_root, stats, made) = made.map_err(|error| error.in_tree(tree.id()))?;
         let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
-        new_refs.put_behind(refs);
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
             // In this order: an address that was freed may have been given to a new node.
@@ -79,8 +93,32 @@ impl Engine {
         if let Some(item) = &mut state.item {
             item.bytes_used = (item.bytes_used + nr_made * nodesize).saturating_sub(nr_left * nodesize);
         }
-        Ok(stats)
+        Ok((new_refs, stats))
     }
+}
+
+/// How far the applies of a flush are, which writers are paced by.
+#[derive(Debug)]
+pub(crate) struct ApplyProgress {
+    nr_changed: AtomicUsize,
+    nr_changes: usize,
+}
+
+impl ApplyProgress {
+    /// Of so many changes in all.
+    pub(crate) fn new(nr_changes: usize) -> Self {
+        Self { nr_changed: AtomicUsize::new(0), nr_changes }
+    }
+
+    fn add(&self, engine: &Engine, nr_changed: usize) {
+        let done = self.nr_changed.fetch_add(nr_changed, Ordering::Relaxed) + nr_changed;
+        engine.throttle.applied(done, self.nr_changes);
+    }
+}
+
+/// Threads that applies may have in all.
+pub(crate) fn nr_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
 }
 
 /// What an apply made, or a part of it, to be shown to readers.
@@ -102,7 +140,7 @@ struct Made {
 
 /// What an apply does to the delayed refs; those from before stay as they are until it is over, for all parts to see.
 #[derive(Default)]
-struct NewRefs {
+pub(crate) struct NewRefs {
     added: DelayedRefs,
     /// Extents whose earlier delayed refs go, before `added` comes: they were never recorded.
     forgotten: HashSet<Logical>,
@@ -124,7 +162,7 @@ impl NewRefs {
         }
     }
 
-    fn put_behind(self, refs: &mut DelayedRefs) {
+    pub(crate) fn put_behind(self, refs: &mut DelayedRefs) {
         for bytenr in self.forgotten {
             refs.forget(bytenr);
         }
@@ -172,8 +210,7 @@ struct ApplyJob<'a> {
     last_snapshot: Generation,
     kind: SpaceKind,
     extent_root: Option<RootPtr>,
-    /// Items changed so far by all parts, of so many changes.
-    nr_changed: &'a AtomicUsize,
+    progress: &'a ApplyProgress,
     batch_len: usize,
     /// Whether space may be taken before it is needed.
     ample_room: bool,
@@ -185,7 +222,7 @@ impl<'a> ApplyJob<'a> {
         tree: &Tree,
         refs: &'a DelayedRefs,
         transid: Generation,
-        nr_changed: &'a AtomicUsize,
+        progress: &'a ApplyProgress,
         batch_len: usize,
     ) -> Result<Self> {
         let owner = tree.id();
@@ -201,16 +238,15 @@ impl<'a> ApplyJob<'a> {
             last_snapshot: tree.root.lock().last_snapshot,
             kind: if owner == RootId::CHUNK_TREE { SpaceKind::System } else { SpaceKind::Metadata },
             extent_root,
-            nr_changed,
+            progress,
             batch_len,
             ample_room: batch_len >= STREAM_MIN && engine.has_ample_room_for_metadata(),
         })
     }
 
     /// In how many parts the batch is applied: each gives a thread something to do.
-    fn nr_parts(&self) -> usize {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(PARTS_MAX);
-        if self.ample_room { threads.min(self.batch_len / PART_MIN) } else { 0 }
+    fn nr_parts(&self, max: usize) -> usize {
+        if self.ample_room && max > 1 { max.min(self.batch_len / PART_MIN) } else { 0 }
     }
 }
 
@@ -427,8 +463,7 @@ impl NodeSink for CowSink<'_> {
         self.nr_unreported += 1;
         if self.stream.is_some() && self.nr_unreported == PROGRESS_STEP {
             self.nr_unreported = 0;
-            let nr_changed = self.job.nr_changed.fetch_add(PROGRESS_STEP, Ordering::Relaxed) + PROGRESS_STEP;
-            self.job.engine.throttle.applied(nr_changed, self.job.batch_len);
+            self.job.progress.add(self.job.engine, PROGRESS_STEP);
         }
         if key.item_type != KeyType::EXTENT_DATA || !self.job.owner.is_fs_tree() {
             return Ok(());
@@ -475,9 +510,9 @@ fn no_references(bytenr: Logical) -> Corrupt {
 /// in memory.
 const STREAM_MIN: usize = 256;
 /// Changes that are worth a thread of their own.
-const PART_MIN: usize = 2048;
-/// Threads of one apply: all of them feed one stream.
-const PARTS_MAX: usize = 8;
+pub(crate) const PART_MIN: usize = 2048;
+/// More would wait for the devices.
+const THREADS_MAX: usize = 8;
 /// Nodes that space is taken for at once, where many are made.
 const POOL_NODES: u64 = 64;
 /// Changes between two reports of progress.

@@ -8,7 +8,7 @@
 //! - [`tree_view`], [`delayed_item`]: trees as readers see them.
 //! - [`block_rsv`]: whether what an epoch takes on finds room at its commit.
 //! - [`commit`]: the one sequence that makes an epoch durable.
-//! - [`apply_rows`], [`throttle`]: delayed items stay within their memory.
+//! - [`apply_trees`], [`apply_rows`], [`throttle`]: delayed items go into their trees, and stay within their memory.
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
 //! - [`leaf_ahead`], [`leaf_hint`], [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
 //! - [`chunk_alloc`]: chunks and block groups.
@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod apply_rows;
+mod apply_trees;
 mod block_rsv;
 mod chunk_alloc;
 mod commit;

@@ -10,8 +10,13 @@
 //! sleep a little now and then, more the further they are ahead. So they arrive at the limit about when the flush ends and
 //! the next one can begin, and none of them waits for a whole flush.
 //!
-//! I1. Nobody waits for the commit thread alone: where it does not come, the writer flushes. (The writer may be the commit
-//!     thread, which writes file data back before it commits.)
+//! While many items are frozen the limit is lower, and writers are paced from half of it.
+//!
+//! Invariants:
+//! - I1. Nobody waits for the commit thread alone: where it does not come, the writer flushes. (The writer may be the commit
+//!   thread, which writes file data back before it commits.)
+//! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, but for what
+//!   operations that were let in still put.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -94,21 +99,29 @@ impl Engine {
     /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
         let bytes = self.epoch.memory_bytes();
-        if bytes < self.memory_part(ROWS_PART) {
+        if bytes < self.memory_part(FREE_PART) {
             return Ok(());
         }
-        let (start, limit) = (self.flush_start(), self.memory_part(LIMIT_PART));
-        if bytes < start {
-            return Ok(());
+        let (start, limit) = (self.flush_start(), self.active_limit());
+        if bytes >= start {
+            self.ask_for(BackgroundWork::FlushDelayedItems);
         }
-        self.ask_for(BackgroundWork::FlushDelayedItems);
         if bytes >= limit {
-            return self.wait_for_room(limit);
+            return self.wait_for_room();
         }
-        if let Some(nap) = self.throttle.pause((bytes - start) * 1000 / (limit - start).max(1)) {
+        let paced_from = if start < limit { start } else { limit / 2 };
+        if bytes >= paced_from
+            && let Some(nap) = self.throttle.pause((bytes - paced_from) * 1000 / (limit - paced_from).max(1))
+        {
             std::thread::sleep(nap);
         }
         Ok(())
+    }
+
+    /// The most that active items take now: less while many are frozen (I2).
+    fn active_limit(&self) -> u64 {
+        let rest = self.memory_part(DELAYED_PART).saturating_sub(self.epoch.frozen_memory_bytes());
+        rest.clamp(2 * self.memory_part(FREE_PART), self.memory_part(LIMIT_PART))
     }
 
     fn memory_part(&self, part: MemoryPart) -> u64 {
@@ -136,9 +149,9 @@ impl Engine {
     }
 
     /// Waits until the flush that runs is over and the next one has taken the active items, or flushes (I1).
-    fn wait_for_room(&self, limit: u64) -> Result<()> {
+    fn wait_for_room(&self) -> Result<()> {
         let mut idle_since = None;
-        while self.epoch.memory_bytes() >= limit {
+        while self.epoch.memory_bytes() >= self.active_limit() {
             self.check_writable()?;
             if self.throttle.progress().is_some() {
                 idle_since = None;
@@ -175,16 +188,20 @@ const NAP: Duration = Duration::from_millis(1);
 const THREAD_COMES: Duration = Duration::from_millis(50);
 /// Nodes that are on the devices as well.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);
-/// Rows that start an apply:
-const ROWS_PART: MemoryPart = (2, 16);
-/// The same for rows and names together, where there are many names already.
-const ROWS_START_MAX: MemoryPart = (6, 16);
+/// Delayed items, active and frozen together.
+const DELAYED_PART: MemoryPart = (11, 16);
+/// The active ones alone.
+const LIMIT_PART: MemoryPart = (9, 16);
 /// Names that start a commit.
-const NAMES_PART: MemoryPart = (5, 16);
+const NAMES_PART: MemoryPart = (7, 16);
 /// What starts a commit where rows are not applied alone.
 const START_PART: MemoryPart = (5, 16);
-/// The most that active items take: so many again that are frozen, and the node cache, are in memory beside them.
-const LIMIT_PART: MemoryPart = (7, 16);
+/// Rows that start an apply,
+const ROWS_PART: MemoryPart = (2, 16);
+/// or rows and names together, where there are many names already.
+const ROWS_START_MAX: MemoryPart = (8, 16);
+/// Nobody is slowed below this.
+const FREE_PART: MemoryPart = (1, 16);
 
 #[cfg(test)]
 mod tests {
