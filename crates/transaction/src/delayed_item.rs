@@ -21,12 +21,14 @@ use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::Changes;
 
 use crate::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
+use crate::item_page::ItemPage;
+use crate::name_map::NameMap;
 
 /// Changes of some objectids, rows and names apart.
 #[derive(Debug, Default)]
 struct Shard {
     rows: ItemMap,
-    names: ItemMap,
+    names: NameMap,
 }
 
 /// Active changes of some objectids, and what is watched among them.
@@ -55,9 +57,21 @@ pub(crate) struct FrozenItems {
 
 /// Frozen changes in the order of their keys.
 pub(crate) struct FrozenBatch<'f> {
-    pages: Vec<&'f Page>,
+    pages: Vec<FrozenPage<'f>>,
     /// Page and slot of each change: the slot in the lowest bits.
     order: Vec<u32>,
+}
+
+/// Some changes of a map that lie side by side, at most [`PAGE_ITEMS`].
+#[derive(Clone, Copy)]
+enum FrozenPage<'f> {
+    Rows(&'f Page),
+    /// Names of a directory from a slot of a page on.
+    Names {
+        dir: u64,
+        items: &'f ItemPage<u64>,
+        from: usize,
+    },
 }
 
 impl DelayedItems {
@@ -73,7 +87,10 @@ impl DelayedItems {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
         }
         shard.deletes_names |= value.is_none() && is_name(key.item_type);
-        shard.changes.map_mut(key.item_type).set(&key, value)
+        match is_name(key.item_type) {
+            true => shard.changes.names.set(&key, value),
+            false => shard.changes.rows.set(&key, value),
+        }
     }
 
     /// The change of this key, if there is one.
@@ -112,7 +129,7 @@ impl DelayedItems {
         let mut names_bytes = 0;
         let freeze = |shard: &RwLock<ActiveShard>| {
             let mut shard = shard.write();
-            let mut frozen = Shard { rows: std::mem::take(&mut shard.changes.rows), names: ItemMap::default() };
+            let mut frozen = Shard { rows: std::mem::take(&mut shard.changes.rows), names: NameMap::default() };
             if std::mem::take(&mut shard.deletes_names) {
                 std::mem::swap(&mut frozen.names, &mut shard.changes.names);
                 names_bytes += frozen.names.memory_bytes();
@@ -127,7 +144,8 @@ impl DelayedItems {
     pub(crate) fn keys_of(&self, objectid: u64) -> Vec<Key> {
         let shard = self.shards[shard_of(objectid)].read();
         let (start, end) = (Key::new(objectid, KeyType(0), 0), Key::new(objectid, KeyType(u8::MAX), u64::MAX));
-        let mut keys: Vec<Key> = shard.changes.maps().flat_map(|map| map.keys(&start, &end)).collect();
+        let mut keys: Vec<Key> = shard.changes.rows.keys(&start, &end).collect();
+        keys.extend(shard.changes.names.keys(&start, &end));
         keys.sort_unstable();
         keys
     }
@@ -168,16 +186,19 @@ impl FrozenItems {
 
     /// All changes as one batch.
     pub(crate) fn batch(&self) -> FrozenBatch<'_> {
-        let maps = || self.shards.iter().flat_map(Shard::maps);
-        let pages: Vec<&Page> = maps().flat_map(ItemMap::pages).collect();
-        let mut order = Vec::with_capacity(pages.iter().map(|page| page.len()).sum());
+        let mut pages = Vec::new();
         let mut places = Vec::with_capacity(2 * self.shards.len());
-        let mut first_page = 0;
-        for map in maps() {
-            let nr_pages = map.pages().count();
-            places.push(Place { page: first_page, slot: 0, end: first_page + nr_pages });
-            first_page += nr_pages;
+        for shard in &self.shards {
+            for names in [false, true] {
+                let page = pages.len();
+                match names {
+                    false => pages.extend(shard.rows.pages().map(FrozenPage::Rows)),
+                    true => pages.extend(shard.names.pages().flat_map(|(dir, items)| FrozenPage::of_names(dir, items))),
+                }
+                places.push(Place { page, slot: 0, end: pages.len() });
+            }
         }
+        let mut order = Vec::with_capacity(pages.iter().map(FrozenPage::len).sum());
         let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot));
         let mut heap: BinaryHeap<_> =
             (0..places.len()).filter_map(|map| next(&places[map]).map(|key| Reverse((key, map)))).collect();
@@ -205,31 +226,23 @@ impl FrozenItems {
 }
 
 impl Shard {
-    fn maps(&self) -> impl Iterator<Item = &ItemMap> {
-        [&self.rows, &self.names].into_iter()
-    }
-
-    fn map(&self, item_type: KeyType) -> &ItemMap {
-        if is_name(item_type) { &self.names } else { &self.rows }
-    }
-
-    fn map_mut(&mut self, item_type: KeyType) -> &mut ItemMap {
-        if is_name(item_type) { &mut self.names } else { &mut self.rows }
-    }
-
     fn get(&self, key: &Key) -> Option<Change> {
-        self.map(key.item_type).get(key)
+        if is_name(key.item_type) { self.names.get(key) } else { self.rows.get(key) }
     }
 
     fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-        if start.objectid == end.objectid && start.item_type == end.item_type {
-            return self.map(start.item_type).range(start, end).take(limit).collect();
+        let rows = self.rows.range(start, end).take(limit);
+        let names = self.names.range(start, end).take(limit);
+        match start.objectid == end.objectid && start.item_type == end.item_type {
+            true if is_name(start.item_type) => names.collect(),
+            true => rows.collect(),
+            false => merge_ranges([rows.collect(), names.collect()].into_iter(), limit),
         }
-        merge_ranges(self.maps().map(|map| map.range(start, end).take(limit).collect()), limit)
     }
 
     fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
-        self.maps().filter_map(|map| map.last(start, end)).max_by_key(|(key, _)| *key)
+        let lasts = [self.rows.last(start, end), self.names.last(start, end)];
+        lasts.into_iter().flatten().max_by_key(|(key, _)| *key)
     }
 }
 
@@ -245,8 +258,36 @@ struct Place {
     end: usize,
 }
 
+impl<'f> FrozenPage<'f> {
+    /// A page of names, which may be a long one.
+    fn of_names(dir: u64, items: &'f ItemPage<u64>) -> impl Iterator<Item = Self> {
+        (0..items.heads().len()).step_by(PAGE_ITEMS).map(move |from| Self::Names { dir, items, from })
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Rows(page) => page.len(),
+            Self::Names { items, from, .. } => (items.heads().len() - from).min(PAGE_ITEMS),
+        }
+    }
+
+    fn key(&self, slot: usize) -> Key {
+        match self {
+            Self::Rows(page) => page.key(slot),
+            Self::Names { dir, items, from } => Key::new(*dir, KeyType::DIR_ITEM, items.heads()[from + slot].key),
+        }
+    }
+
+    fn value(&self, slot: usize) -> Option<&'f [u8]> {
+        match self {
+            Self::Rows(page) => page.value(slot),
+            Self::Names { items, from, .. } => items.value(from + slot),
+        }
+    }
+}
+
 impl FrozenBatch<'_> {
-    fn place(&self, index: usize) -> (&Page, usize) {
+    fn place(&self, index: usize) -> (FrozenPage<'_>, usize) {
         let at = self.order[index] as usize;
         (self.pages[at / PAGE_ITEMS], at % PAGE_ITEMS)
     }

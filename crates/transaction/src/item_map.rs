@@ -1,13 +1,12 @@
 //! [`ItemMap`]: an ordered map of item changes that takes little more memory than the items do. Millions of them wait
 //! for a commit, most of them small.
 //!
-//! Changes lie in pages, each with sorted heads and the data that they point to, and pages in groups:
+//! Changes lie in pages ([`crate::item_page`]), and pages in groups:
 //!
 //! ```text
 //! groups    [MIN.. ]  [k5.. ]                      by the lowest key that belongs to a group
 //! group     [MIN.. ]  [k1.. ]  [k2.. ]             by the lowest key that belongs to a page; at most GROUP_PAGES
-//! page      heads  key, start, len | key, start, len | ...    at most PAGE_ITEMS, ascending
-//!           data   bytes of items, in the order in which they came
+//! page      changes, ascending, at most PAGE_ITEMS
 //! ```
 //!
 //! A full page is split in half, but in a row of ascending keys where the row goes on: a key behind all others of its page
@@ -20,8 +19,7 @@
 //! Invariants:
 //! - I1. The keys of a page are not below its lowest key, and below that of the next page; so are those of a group. The
 //!   first page and the first group begin at [`Key::MIN`]. A group has a page at least.
-//! - I2. A head's data lies within its page; `garbage` counts the bytes of data that no head points to.
-//! - I3. `recent` is a hint: it may name any page, or none.
+//! - I2. `recent` is a hint: it may name any page, or none.
 
 use std::sync::Arc;
 
@@ -29,6 +27,7 @@ use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::Value;
 
 use crate::delayed_item::INODES_A_ROW;
+use crate::item_page::{Head, ItemPage, PageKey};
 
 /// What is to become of a key: a new value, or absence.
 pub(crate) type Change = Option<Value>;
@@ -60,22 +59,21 @@ struct PageAt {
 /// Neighbouring changes.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
-    heads: Vec<Head>,
-    data: Vec<u8>,
-    garbage: usize,
+    items: ItemPage<ObjectKey>,
     /// The slot that was added last.
     last_added: u8,
 }
 
-/// A key and where its data is.
+/// A key but for its type, which is the head's tag.
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct ObjectKey {
     objectid: u64,
     offset: u64,
-    start: u32,
-    /// [`DELETED`] where the key is to be absent.
-    len: u16,
-    item_type: KeyType,
+}
+
+impl PageKey for ObjectKey {
+    const HEADS_STEP: usize = 16;
+    const DATA_STEP: usize = 512;
 }
 
 /// What changes did to the map's memory.
@@ -100,12 +98,12 @@ impl ItemMap {
         }
         let at = self.page_to_change(key);
         let page = &mut self.groups[at.group()].pages[at.page()];
-        let memory_before = page.memory_bytes();
+        let memory_before = page.items.memory_bytes();
         let begun = match page.search(key) {
             Ok(slot) => {
-                let old_len = page.heads[slot].data_len();
+                let old_len = page.items.heads()[slot].data_len();
                 growth.data_bytes = value.map_or(0, <[u8]>::len).saturating_sub(old_len);
-                page.replace(slot, value);
+                page.items.replace(slot, value);
                 None
             }
             Err(slot) => {
@@ -114,9 +112,9 @@ impl ItemMap {
                 page.add(slot, key, value)
             }
         };
-        growth.memory_bytes += page.memory_bytes() - memory_before;
+        growth.memory_bytes += page.items.memory_bytes() - memory_before;
         if let Some((first, page)) = begun {
-            growth.memory_bytes += page.memory_bytes() + PAGE_OVERHEAD;
+            growth.memory_bytes += page.items.memory_bytes() + PAGE_OVERHEAD;
             self.insert_page(at, first, page);
         }
         growth
@@ -163,8 +161,9 @@ impl ItemMap {
     }
 
     /// Bytes that the map takes, as the growth of all changes adds up to.
-    pub(crate) fn memory_bytes(&self) -> isize {
-        self.pages().map(|page| page.memory_bytes() + PAGE_OVERHEAD).sum()
+    #[cfg(test)]
+    fn memory_bytes(&self) -> isize {
+        self.pages().map(|page| page.items.memory_bytes() + PAGE_OVERHEAD).sum()
     }
 
     /// The pages in order.
@@ -191,9 +190,8 @@ impl ItemMap {
 
     /// The page that the key belongs to; `None` where there are no pages.
     fn search(&self, key: &Key) -> Option<PageAt> {
-        let up_to_key = |lowest: &[Key]| nr_before(lowest, key, |lowest| *lowest, |lowest| !is_below(key, lowest));
-        let group = up_to_key(&self.lowest).checked_sub(1)?;
-        let page = up_to_key(&self.groups[group].lowest);
+        let group = self.lowest.partition_point(|lowest| !is_below(key, lowest)).checked_sub(1)?;
+        let page = self.groups[group].lowest.partition_point(|lowest| !is_below(key, lowest));
         Some(PageAt::new(group, page.checked_sub(1).expect("I1: a group's first page begins where the group does")))
     }
 
@@ -271,18 +269,17 @@ impl PageAt {
 impl Page {
     /// How many changes it has.
     pub(crate) fn len(&self) -> usize {
-        self.heads.len()
+        self.items.heads().len()
     }
 
     /// The key in this slot.
     pub(crate) fn key(&self, slot: usize) -> Key {
-        self.heads[slot].key()
+        key_of(&self.items.heads()[slot])
     }
 
     /// The data in this slot; `None` for a key that is to be absent.
     pub(crate) fn value(&self, slot: usize) -> Option<&[u8]> {
-        let head = &self.heads[slot];
-        (head.len != DELETED).then(|| &self.data[head.start as usize..head.start as usize + usize::from(head.len)])
+        self.items.value(slot)
     }
 
     fn change(&self, slot: usize) -> Change {
@@ -291,12 +288,13 @@ impl Page {
 
     /// The slot of the key, or else where it belongs.
     fn search(&self, key: &Key) -> Result<usize, usize> {
-        match self.heads.last() {
-            Some(last) if !is_below(&last.key(), key) => {
-                let slot = nr_before(&self.heads, key, Head::key, |other| is_below(other, key));
-                if self.heads[slot].key() == *key { Ok(slot) } else { Err(slot) }
+        let heads = self.items.heads();
+        match heads.last() {
+            Some(last) if !is_below(&key_of(last), key) => {
+                let slot = heads.partition_point(|head| is_below(&key_of(head), key));
+                if key_of(&heads[slot]) == *key { Ok(slot) } else { Err(slot) }
             }
-            _ => Err(self.heads.len()),
+            _ => Err(heads.len()),
         }
     }
 
@@ -307,15 +305,16 @@ impl Page {
             self.insert(slot, key, value);
             return None;
         }
-        if slot == self.heads.len() {
-            self.close();
-            let mut next = Self::with_room();
+        if slot == self.len() {
+            self.items.close();
+            let mut next = Self { items: ItemPage::with_room(PAGE_ITEMS / 2, PAGE_DATA / 2), ..Self::default() };
             next.insert(0, key, value);
             return Some((*key, next));
         }
-        let middle = if self.is_row_before(slot) { slot } else { self.heads.len() / 2 };
-        let mut upper = self.split_off(middle);
-        let first = upper.heads[0].key();
+        let middle = if self.is_row_before(slot) { slot } else { self.len() / 2 };
+        let mut upper = Self { items: self.items.split_off(middle), ..Self::default() };
+        self.last_added = 0;
+        let first = upper.key(0);
         match slot <= middle {
             true => self.insert(slot, key, value),
             false => upper.insert(slot - middle, key, value),
@@ -328,96 +327,20 @@ impl Page {
         slot.checked_sub(1) == Some(self.last_added.into())
     }
 
-    /// A page that is going to be filled.
-    fn with_room() -> Self {
-        let (heads, data) = (Vec::with_capacity(PAGE_ITEMS / 2), Vec::with_capacity(PAGE_DATA / 2));
-        Self { heads, data, ..Self::default() }
-    }
-
     fn has_room(&self, data_len: usize) -> bool {
-        self.heads.is_empty() || (self.heads.len() < PAGE_ITEMS && self.data.len() + data_len <= PAGE_DATA)
+        let nr_items = self.len();
+        nr_items == 0 || (nr_items < PAGE_ITEMS && self.items.data_len() + data_len <= PAGE_DATA)
     }
 
     fn insert(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) {
-        if self.heads.len() == self.heads.capacity() {
-            self.heads.reserve_exact(HEADS_STEP);
-        }
-        let (start, len) = self.add_data(value);
-        let head = Head { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type };
-        self.heads.insert(slot, head);
+        let object = ObjectKey { objectid: key.objectid, offset: key.offset };
+        self.items.insert(slot, (object, key.item_type.0), value);
         self.last_added = u8::try_from(slot).expect("a page has PAGE_ITEMS slots");
-    }
-
-    fn replace(&mut self, slot: usize, value: Option<&[u8]>) {
-        let head = self.heads[slot];
-        let start = head.start as usize;
-        if let Some(value) = value
-            && usize::from(head.len) == value.len()
-        {
-            self.data[start..start + value.len()].copy_from_slice(value);
-            return;
-        }
-        self.garbage += head.data_len();
-        let (start, len) = self.add_data(value);
-        self.heads[slot] = Head { start, len, ..head };
-        if self.garbage > GARBAGE_MAX && self.garbage > self.data.len() / 2 {
-            *self = self.copy_of(0..self.heads.len());
-        }
-    }
-
-    fn add_data(&mut self, value: Option<&[u8]>) -> (u32, u16) {
-        let Some(value) = value else { return (0, DELETED) };
-        if self.data.capacity() - self.data.len() < value.len() {
-            self.data.reserve_exact(value.len().max(DATA_STEP));
-        }
-        let start = self.data.len();
-        self.data.extend_from_slice(value);
-        let expected = "an item is smaller than a tree block, and few pages' worth of them are in one page";
-        (u32::try_from(start).expect(expected), u16::try_from(value.len()).expect(expected))
-    }
-
-    /// No more changes are going to come soon.
-    fn close(&mut self) {
-        self.heads.shrink_to_fit();
-        self.data.shrink_to_fit();
-    }
-
-    /// Leaves the first `at` changes here and answers the others.
-    fn split_off(&mut self, at: usize) -> Self {
-        let upper = self.copy_of(at..self.heads.len());
-        *self = self.copy_of(0..at);
-        upper
-    }
-
-    /// A page with these changes and no garbage.
-    fn copy_of(&self, slots: std::ops::Range<usize>) -> Self {
-        let heads = &self.heads[slots.clone()];
-        let mut copy = Self {
-            heads: Vec::with_capacity(heads.len()),
-            data: Vec::with_capacity(heads.iter().map(Head::data_len).sum()),
-            ..Self::default()
-        };
-        for (head, slot) in heads.iter().zip(slots) {
-            let (start, len) = copy.add_data(self.value(slot));
-            copy.heads.push(Head { start, len, ..*head });
-        }
-        copy
-    }
-
-    fn memory_bytes(&self) -> isize {
-        // A `Vec` never takes more than `isize::MAX` bytes.
-        (self.heads.capacity() * size_of::<Head>() + self.data.capacity()) as isize
     }
 }
 
-impl Head {
-    fn key(&self) -> Key {
-        Key::new(self.objectid, self.item_type, self.offset)
-    }
-
-    fn data_len(&self) -> usize {
-        if self.len == DELETED { 0 } else { self.len.into() }
-    }
+fn key_of(head: &Head<ObjectKey>) -> Key {
+    Key::new(head.key.objectid, KeyType(head.tag), head.key.offset)
 }
 
 /// Whether a key comes before another one; by arithmetic, because nobody foresees the branches of a search.
@@ -426,67 +349,22 @@ fn is_below(key: &Key, other: &Key) -> bool {
     (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
 }
 
-/// How many of these ascending keys come before a place near `key`. Where they differ by their offsets alone, the search
-/// begins at a guess and doubles its steps: the hashes of names are spread evenly, so most guesses miss by a few keys only,
-/// and few lines of memory are touched.
-fn nr_before<T>(slots: &[T], key: &Key, key_of: impl Fn(&T) -> Key, is_before: impl Fn(&Key) -> bool) -> usize {
-    let is_before = |slot: &T| is_before(&key_of(slot));
-    let (Some(first), Some(last)) = (slots.first().map(&key_of), slots.last().map(&key_of)) else { return 0 };
-    let kind = |key: &Key| (key.objectid, key.item_type);
-    if kind(&first) != kind(&last) || kind(key) != kind(&last) || last.offset == first.offset {
-        return slots.partition_point(is_before);
-    }
-    let share = key.offset.saturating_sub(first.offset) as f64 / (last.offset - first.offset) as f64;
-    let guess = ((share * slots.len() as f64) as usize).min(slots.len() - 1);
-    // Slots below `low` are before the place, those from `high` on are not.
-    let (mut low, mut high) = (0, slots.len());
-    let mut step = FIRST_STEP;
-    if is_before(&slots[guess]) {
-        low = guess + 1;
-        while low + step < high {
-            if !is_before(&slots[low + step]) {
-                high = low + step;
-                break;
-            }
-            low += step + 1;
-            step *= 2;
-        }
-    } else {
-        high = guess;
-        while step < high {
-            if is_before(&slots[high - step]) {
-                low = high - step + 1;
-                break;
-            }
-            high -= step;
-            step *= 2;
-        }
-    }
-    low + slots[low..high].partition_point(is_before)
-}
-
-/// Which hint is for this key: an inode's own items lie together, its entries and its extents apart from them.
+/// Which hint is for this key: the items that inodes of a row have for themselves lie together; entries and extents are in
+/// rows of their own.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
-    let mixed = ((key.objectid / INODES_A_ROW) ^ (kind << 56)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let row = if kind == 0 { key.objectid / INODES_A_ROW } else { key.objectid };
+    let mixed = (row ^ (kind << 56)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as usize % NR_RECENT
 }
 
-/// Longer than any item: blocks are at most 64 KiB, with their header and the item's head.
-const DELETED: u16 = u16::MAX;
 /// Changes of a page.
 pub(crate) const PAGE_ITEMS: usize = 64;
 /// Bytes of data of a page, where it has more than one change.
 const PAGE_DATA: usize = 4096;
-/// Data grows by steps, so that a page which stays as it is has little room that nobody uses.
-const DATA_STEP: usize = 512;
-const HEADS_STEP: usize = 16;
-const GARBAGE_MAX: usize = 1024;
 /// Pages of a group.
 const GROUP_PAGES: usize = 128;
-const NR_RECENT: usize = 8;
-/// About how far a guess at a key's slot in a page misses.
-const FIRST_STEP: usize = 3;
+const NR_RECENT: usize = 32;
 /// A page's place in the map, with what its allocations cost.
 const PAGE_OVERHEAD: isize = 160;
 
@@ -538,33 +416,6 @@ mod tests {
             assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
         }
         assert_eq!(memory, map.memory_bytes());
-    }
-
-    #[test]
-    fn a_guess_never_leads_to_another_slot_than_a_search() {
-        let mut state = 7u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
-        for round in 0..3000u64 {
-            let spread = [3, 100, 1 << 31][round as usize % 3];
-            let mut offsets: Vec<u64> = (0..random(80)).map(|_| random(spread)).collect();
-            if round.is_multiple_of(7) {
-                offsets.push(u64::MAX);
-            }
-            offsets.sort_unstable();
-            offsets.dedup();
-            let keys: Vec<Key> = offsets.iter().map(|&offset| Key::new(9, KeyType::DIR_ITEM, offset)).collect();
-            for offset in [0, random(spread), random(spread), spread, u64::MAX] {
-                for key in [9, 8, 10].map(|objectid| Key::new(objectid, KeyType::DIR_ITEM, offset)) {
-                    let below = nr_before(&keys, &key, |key| *key, |other| is_below(other, &key));
-                    let up_to = nr_before(&keys, &key, |key| *key, |other| !is_below(&key, other));
-                    assert_eq!(below, keys.partition_point(|other| *other < key), "{keys:?} {key:?}");
-                    assert_eq!(up_to, keys.partition_point(|other| *other <= key), "{keys:?} {key:?}");
-                }
-            }
-        }
     }
 
     #[test]

@@ -36,12 +36,14 @@ mod engine;
 mod extent_tree;
 mod free_space_tree;
 mod item_map;
+mod item_page;
 mod leaf_ahead;
 mod leaf_hint;
 mod leaf_reader;
 #[cfg(test)]
 mod ledger_kernel_tests;
 mod metric;
+mod name_map;
 mod node_store;
 mod node_stream;
 mod open;

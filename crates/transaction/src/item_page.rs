@@ -1,0 +1,207 @@
+//! [`ItemPage`]: some item changes with their data, in little more memory than they need. What maps of changes are made of.
+//!
+//! ```text
+//! heads  key, start, len | key, start, len | ...    ascending
+//! data   bytes of items, in the order in which they came
+//! ```
+//!
+//! Invariants:
+//! - I1. A head's data lies within its page; `garbage` counts the bytes of data that no head points to.
+
+use std::ops::Range;
+
+/// What heads of a page have for a key.
+pub(crate) trait PageKey: Copy + std::fmt::Debug {
+    /// Heads and data grow by steps, so that a page which stays as it is has little room that nobody uses.
+    const HEADS_STEP: usize;
+    /// The same in bytes.
+    const DATA_STEP: usize;
+}
+
+/// Changes that lie side by side.
+#[derive(Debug)]
+pub(crate) struct ItemPage<K> {
+    heads: Vec<Head<K>>,
+    data: Vec<u8>,
+    garbage: usize,
+}
+
+/// A key and where its data is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head<K> {
+    pub(crate) key: K,
+    start: u32,
+    /// [`DELETED`] where the key is to be absent.
+    len: u16,
+    /// More of the key, where there is more.
+    pub(crate) tag: u8,
+}
+
+impl<K> Default for ItemPage<K> {
+    fn default() -> Self {
+        Self { heads: Vec::new(), data: Vec::new(), garbage: 0 }
+    }
+}
+
+impl<K: PageKey> ItemPage<K> {
+    /// A page that is going to be filled.
+    pub(crate) fn with_room(nr_heads: usize, data_len: usize) -> Self {
+        Self { heads: Vec::with_capacity(nr_heads), data: Vec::with_capacity(data_len), garbage: 0 }
+    }
+
+    /// The heads, in order.
+    pub(crate) fn heads(&self) -> &[Head<K>] {
+        &self.heads
+    }
+
+    /// Bytes of data, with those that are of no use any more.
+    pub(crate) fn data_len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The data in this slot; `None` for a key that is to be absent.
+    pub(crate) fn value(&self, slot: usize) -> Option<&[u8]> {
+        let head = &self.heads[slot];
+        (head.len != DELETED).then(|| &self.data[head.start as usize..head.start as usize + usize::from(head.len)])
+    }
+
+    /// Adds a change in this slot.
+    pub(crate) fn insert(&mut self, slot: usize, (key, tag): (K, u8), value: Option<&[u8]>) {
+        if self.heads.len() == self.heads.capacity() {
+            self.heads.reserve_exact(K::HEADS_STEP);
+        }
+        let (start, len) = self.add_data(value);
+        self.heads.insert(slot, Head { key, start, len, tag });
+    }
+
+    /// The change in this slot is another one now.
+    pub(crate) fn replace(&mut self, slot: usize, value: Option<&[u8]>) {
+        let head = self.heads[slot];
+        let start = head.start as usize;
+        if let Some(value) = value
+            && usize::from(head.len) == value.len()
+        {
+            self.data[start..start + value.len()].copy_from_slice(value);
+            return;
+        }
+        self.garbage += head.data_len();
+        let (start, len) = self.add_data(value);
+        self.heads[slot] = Head { start, len, ..head };
+        if self.garbage > GARBAGE_MAX && self.garbage > self.data.len() / 2 {
+            *self = self.copy_of(0..self.heads.len());
+        }
+    }
+
+    fn add_data(&mut self, value: Option<&[u8]>) -> (u32, u16) {
+        let Some(value) = value else { return (0, DELETED) };
+        if self.data.capacity() - self.data.len() < value.len() {
+            self.data.reserve_exact(value.len().max(K::DATA_STEP));
+        }
+        let start = self.data.len();
+        self.data.extend_from_slice(value);
+        let expected = "an item is smaller than a tree block, and few pages' worth of them are in one page";
+        (u32::try_from(start).expect(expected), u16::try_from(value.len()).expect(expected))
+    }
+
+    /// No more changes are going to come soon.
+    pub(crate) fn close(&mut self) {
+        self.heads.shrink_to_fit();
+        self.data.shrink_to_fit();
+    }
+
+    /// Leaves the first `at` changes here and answers the others.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        let upper = self.copy_of(at..self.heads.len());
+        *self = self.copy_of(0..at);
+        upper
+    }
+
+    /// A page with these changes and no garbage.
+    fn copy_of(&self, slots: Range<usize>) -> Self {
+        let heads = &self.heads[slots.clone()];
+        let mut copy = Self::with_room(heads.len(), heads.iter().map(Head::data_len).sum());
+        for (head, slot) in heads.iter().zip(slots) {
+            let (start, len) = copy.add_data(self.value(slot));
+            copy.heads.push(Head { start, len, ..*head });
+        }
+        copy
+    }
+
+    /// Bytes of memory behind the page.
+    pub(crate) fn memory_bytes(&self) -> isize {
+        // A `Vec` never takes more than `isize::MAX` bytes.
+        (self.heads.capacity() * size_of::<Head<K>>() + self.data.capacity()) as isize
+    }
+}
+
+impl<K> Head<K> {
+    /// Bytes of the item.
+    pub(crate) fn data_len(&self) -> usize {
+        if self.len == DELETED { 0 } else { self.len.into() }
+    }
+}
+
+/// How many of these ascending slots come before a place near `guess`: a search whose steps double. Where guesses miss by
+/// a few slots only, few lines of memory are touched.
+pub(crate) fn nr_before<T>(slots: &[T], guess: usize, is_before: impl Fn(&T) -> bool) -> usize {
+    if slots.is_empty() {
+        return 0;
+    }
+    let guess = guess.min(slots.len() - 1);
+    // Slots below `low` are before the place, those from `high` on are not.
+    let (mut low, mut high) = (0, slots.len());
+    let mut step = FIRST_STEP;
+    if is_before(&slots[guess]) {
+        low = guess + 1;
+        while low + step < high {
+            if !is_before(&slots[low + step]) {
+                high = low + step;
+                break;
+            }
+            low += step + 1;
+            step *= 2;
+        }
+    } else {
+        high = guess;
+        while step < high {
+            if is_before(&slots[high - step]) {
+                low = high - step + 1;
+                break;
+            }
+            high -= step;
+            step *= 2;
+        }
+    }
+    low + slots[low..high].partition_point(is_before)
+}
+
+/// Longer than any item: blocks are at most 64 KiB, with their header and the item's head.
+const DELETED: u16 = u16::MAX;
+const GARBAGE_MAX: usize = 1024;
+/// About how far a guess misses.
+const FIRST_STEP: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guess_never_leads_to_another_slot_than_a_search() {
+        let mut state = 7u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for round in 0..3000u64 {
+            let spread = [3, 100, 1 << 31][round as usize % 3];
+            let mut slots: Vec<u64> = (0..random(80)).map(|_| random(spread)).collect();
+            slots.sort_unstable();
+            for wanted in [0, random(spread), random(spread), spread] {
+                for guess in [0, random(90) as usize, usize::MAX] {
+                    let found = nr_before(&slots, guess, |slot| *slot < wanted);
+                    assert_eq!(found, slots.partition_point(|slot| *slot < wanted), "{slots:?} {wanted} {guess}");
+                }
+            }
+        }
+    }
+}
