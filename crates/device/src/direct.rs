@@ -4,26 +4,42 @@
 //! unaligned writes go through the page cache, where neighbours meet. Linux keeps the two coherent: a direct write writes
 //! out and drops what the page cache holds of its range.
 //!
+//! What is large enough goes to the device as several requests at once, through io_uring ([`crate::io_ring`]) where the
+//! kernel has it. Where it has not, or all rings are in use, threads that read and write side by side are all there is.
+//!
+//! Large writes take turns: the next one starts when the last one is half done. So the device always has work, and writes
+//! end one after the other; if they were all started at once, they would all end at once, and the device would wait while
+//! everybody prepares the next one.
+//!
 //! Invariants:
 //! - I1. What does not suit is left to the caller; nothing was written then.
-//! - I2. A filesystem that refuses direct I/O is asked once.
+//! - I2. A filesystem that refuses direct I/O is asked once, and a ring that is denied is not used again.
+//! - I3. All rings are made before the process gives up the right to make any.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::AlignedBuf;
+use crate::file::NR_BUFS_MAX;
+use crate::io_ring::IoRing;
 
 /// A second handle of an image file or block device, for direct I/O.
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: Option<File>,
     refused: AtomicBool,
+    /// Rings that nobody uses at the moment.
+    rings: Mutex<Vec<IoRing>>,
+    nr_rings: AtomicUsize,
+    /// Held by the large write that was started last.
+    turn: Mutex<()>,
 }
 
 impl Direct {
@@ -36,23 +52,70 @@ impl Direct {
             let (a, b) = (rustix::fs::fstat(file), rustix::fs::fstat(other));
             matches!((a, b), (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
         };
-        Self { file: opened.filter(same), refused: AtomicBool::new(false) }
+        let file = opened.filter(same);
+        let nr_rings = if file.is_some() { NR_RINGS } else { 0 };
+        let rings: Vec<_> = (0..nr_rings).map_while(|_| IoRing::new().ok()).collect();
+        Self {
+            file,
+            refused: AtomicBool::new(false),
+            nr_rings: AtomicUsize::new(rings.len()),
+            rings: Mutex::new(rings),
+            turn: Mutex::default(),
+        }
+    }
+
+    /// Whether large requests are cut into several that are worked on at once.
+    pub(crate) fn has_rings(&self) -> bool {
+        !self.refused.load(Ordering::Relaxed) && self.nr_rings.load(Ordering::Relaxed) > 0
+    }
+
+    /// As where the kernel has no io_uring.
+    #[cfg(test)]
+    pub(crate) fn deny_rings(&self) {
+        lock(&self.rings).clear();
+        self.nr_rings.store(0, Ordering::Relaxed);
     }
 
     /// Writes from the start of `bufs`; how many bytes, which is 0 where this is not for direct I/O (I1).
     pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        match suits(offset, bufs.iter().map(|buf| &**buf)) {
-            true => self.run(|file| rustix::io::pwritev(file, bufs, offset)),
-            false => Ok(0),
+        if !suits(offset, bufs.iter().map(|buf| &**buf)) {
+            return Ok(0);
+        }
+        let total: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let is_in_pieces = total < bufs.len() * BUF_BYTES_MIN;
+        let ring_bytes = if is_in_pieces { 0 } else { total };
+        let written =
+            self.with_ring(ring_bytes, |ring, file| ring.write(file, offset, bufs, PIECE_BYTES, lock(&self.turn)));
+        match written {
+            0 => self.run(|file| rustix::io::pwritev(file, &bufs[..bufs.len().min(NR_BUFS_MAX)], offset)),
+            written => Ok(written),
         }
     }
 
     /// Reads into the start of `buf`; how many bytes, which is 0 where this is not for direct I/O (I1).
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        match suits(offset, std::iter::once(&*buf)) {
-            true => self.run(|file| rustix::io::pread(file, &mut *buf, offset)),
-            false => Ok(0),
+        if !suits(offset, std::iter::once(&*buf)) {
+            return Ok(0);
         }
+        match self.with_ring(buf.len(), |ring, file| ring.read(file, offset, buf, PIECE_BYTES)) {
+            0 => self.run(|file| rustix::io::pread(file, &mut *buf, offset)),
+            read => Ok(read),
+        }
+    }
+
+    /// Has `call` done with a ring, where one is free and `total` bytes are worth it; 0 where nothing was done: what the
+    /// ring could not do is tried without one, which tells why.
+    fn with_ring(&self, total: usize, call: impl FnOnce(&mut IoRing, &File) -> usize) -> usize {
+        let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
+        let Some(file) = file else { return 0 };
+        let Some(mut ring) = lock(&self.rings).pop() else { return 0 };
+        let done = call(&mut ring, file);
+        if ring.is_denied() {
+            self.nr_rings.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            lock(&self.rings).push(ring);
+        }
+        done
     }
 
     fn run(&self, mut call: impl FnMut(&File) -> rustix::io::Result<usize>) -> io::Result<usize> {
@@ -70,6 +133,10 @@ impl Direct {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Whether all borders are where a device can take them, and it is worth a trip of its own.
 fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool {
     let aligned = |value: usize| value.is_multiple_of(AlignedBuf::ALIGN);
@@ -81,3 +148,11 @@ fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool 
 
 /// Below this, the page cache is faster: it gathers neighbours.
 const MIN_BYTES: usize = 64 << 10;
+/// A request of a ring.
+const PIECE_BYTES: usize = 1 << 20;
+/// From here on it is worth a ring.
+const RING_MIN_BYTES: usize = 2 * PIECE_BYTES;
+/// Of many smaller buffers than this, a thread of ours makes requests with less work than one of the kernel's.
+const BUF_BYTES_MIN: usize = 64 << 10;
+/// Large reads and writes at a time: threads that write back, and that read ahead. Others go without.
+const NR_RINGS: usize = 8;

@@ -10,7 +10,8 @@
 //!   open, and the kernel has not mounted it (see [`open`](FileDevice::open)).
 //! - I4. After a failed flush every later flush fails too: what the failed one lost will never become durable.
 //!
-//! `unsafe` is allowed in two places: the ioctl in `discard.rs`, and `fuse_ring.rs`, whose memory the kernel shares.
+//! `unsafe` is allowed in four places: the ioctl in `discard.rs`, and io_uring: `queues.rs`, whose memory the kernel shares,
+//! and `fuse_ring.rs` and `io_ring.rs`, whose commands name memory for it to read and write.
 
 #![deny(unsafe_code)]
 
@@ -22,8 +23,10 @@ mod direct;
 mod discard;
 mod file;
 mod fuse_ring;
+mod io_ring;
 mod memory;
 mod mounted;
+mod queues;
 
 pub use aligned_buf::AlignedBuf;
 pub use file::{Access, FileDevice, OpenError};
@@ -65,6 +68,11 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
+
+    /// Whether large reads and writes are handed over as several requests at once, through io_uring.
+    fn has_io_uring(&self) -> bool {
+        false
+    }
 }
 
 /// The error for a range that ends past the device.

@@ -14,6 +14,9 @@ impl Fs {
         out.push(Metric::gauge("dirty_bytes", "Memory of file data that waits to be written", dirty));
         let limit = self.options.memory_bytes as f64;
         out.push(Metric::gauge("memory_budget_bytes", "Memory that caches and changes may take together", limit));
+        let has_io_uring = f64::from(u8::from(self.engine.devices_have_io_uring()));
+        let help = "Large reads and writes are several requests at once, through io_uring (1), or one (0)";
+        out.push(Metric::gauge("device_io_uring", help, has_io_uring));
         out
     }
 

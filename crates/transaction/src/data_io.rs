@@ -156,6 +156,11 @@ impl Engine {
         })
     }
 
+    /// Whether large reads and writes are handed to a device as several requests at once, through io_uring.
+    pub fn devices_have_io_uring(&self) -> bool {
+        self.volumes.has_io_uring()
+    }
+
     fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
         let sectorsize = self.geometry.sectorsize;
         let csum_size = self.geometry.csum_type.size();

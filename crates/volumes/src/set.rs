@@ -364,6 +364,11 @@ impl Volumes {
         }
     }
 
+    /// Whether large reads and writes are handed to a device as several requests at once, through io_uring.
+    pub fn has_io_uring(&self) -> bool {
+        self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.has_io_uring())
+    }
+
     /// Makes everything written so far durable on every device.
     pub fn flush(&self) -> Result<()> {
         for member in self.members() {

@@ -1,0 +1,391 @@
+//! [`IoRing`]: one large read or write as several requests that the device works on at once, through io_uring.
+//!
+//! One request at a time leaves a device idle between the end of one and the start of the next, and a filesystem below an
+//! image file keeps the file locked during a whole synchronous write. Requests of a ring are handed over in one system call,
+//! and the lock is held only while each is started.
+//!
+//! Invariants:
+//! - I1. A call returns, whatever happens, only after the kernel is done with all that it took: it has the caller's memory.
+//! - I2. What a call answers was read or written from the start on, without a gap. All else is for the caller to do again
+//!   on the usual way, which also finds out what the error is.
+//! - I3. A ring takes reads and writes alone.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::io_uring::IoringSetupFlags;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::file::NR_BUFS_MAX;
+use crate::queues::Queues;
+
+/// A ring for the requests of one call at a time.
+#[derive(Debug)]
+pub(crate) struct IoRing {
+    queues: Queues<Command>,
+    is_denied: bool,
+}
+
+impl IoRing {
+    /// Requests that a call makes at most: more is left to the next call.
+    pub(crate) const NR_REQUESTS: usize = 16;
+
+    /// A ring; fails where the kernel has none or denies it to us.
+    pub(crate) fn new() -> io::Result<Self> {
+        let nr_commands = Self::NR_REQUESTS as u32;
+        let mut queues = Queues::new(nr_commands, IoringSetupFlags::empty(), &[OP_WRITEV, OP_READ])?;
+        queues.limit_workers();
+        queues.enable()?;
+        Ok(Self { queues, is_denied: false })
+    }
+
+    /// Whether the kernel does not take requests any more.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.is_denied
+    }
+
+    /// Writes from the start of `bufs`, in pieces of about `piece_bytes`; how many bytes (I2). Who holds `turn` goes first:
+    /// it is given up when half of the requests are done.
+    #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
+    pub(crate) fn write(
+        &mut self,
+        file: &File,
+        offset: u64,
+        bufs: &[IoSlice<'_>],
+        piece_bytes: usize,
+        turn: MutexGuard<'_, ()>,
+    ) -> usize {
+        let pieces = cut(bufs, piece_bytes, Self::NR_REQUESTS);
+        let mut at = offset;
+        let mut requests = Vec::with_capacity(pieces.len());
+        for piece in &pieces {
+            let len = piece.iter().map(|buf| buf.len()).sum();
+            let command = Command::new(OP_WRITEV, file, at, piece.as_ptr().expose_provenance(), piece.len());
+            requests.push(Request { command, len, done: None });
+            at += len as u64;
+        }
+        // SAFETY: the commands name `pieces`, each a list of `struct iovec` (the layout of `IoSlice`), and through them
+        // bytes of the caller, which are borrowed until this returns and only read.
+        unsafe { self.run(&mut requests, Some(turn)) };
+        done_from_start(&requests)
+    }
+
+    /// Reads to the start of `buf`, in pieces of `piece_bytes`; how many bytes (I2).
+    #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
+    pub(crate) fn read(&mut self, file: &File, offset: u64, buf: &mut [u8], piece_bytes: usize) -> usize {
+        let mut at = offset;
+        let mut requests = Vec::with_capacity(Self::NR_REQUESTS);
+        for piece in buf.chunks_mut(piece_bytes).take(Self::NR_REQUESTS) {
+            let command = Command::new(OP_READ, file, at, piece.as_mut_ptr().expose_provenance(), piece.len());
+            requests.push(Request { command, len: piece.len(), done: None });
+            at += piece.len() as u64;
+        }
+        // SAFETY: the commands name parts of `buf` that do not overlap, which are borrowed from the caller until this
+        // returns, and nobody looks at them before.
+        unsafe { self.run(&mut requests, None) };
+        done_from_start(&requests)
+    }
+
+    /// Has the kernel do the requests, at most [`Self::NR_REQUESTS`], and waits for those that it took (I1). Does not panic
+    /// while it has any.
+    ///
+    /// # Safety
+    ///
+    /// The memory that the commands name must be what they are for until this returns.
+    #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
+    unsafe fn run(&mut self, requests: &mut [Request], mut turn: Option<MutexGuard<'_, ()>>) {
+        let mut nr_waiting = 0u32;
+        for (request, number) in requests.iter_mut().zip(0..) {
+            request.command.user_data = number;
+            if !self.queues.push(&request.command) {
+                break;
+            }
+            nr_waiting += 1;
+        }
+        let half = nr_waiting / 2;
+        while nr_waiting > 0 {
+            if nr_waiting <= half {
+                turn = None;
+            }
+            let nr_results = if turn.is_some() { nr_waiting - half } else { nr_waiting };
+            // SAFETY: the caller's promise, for as long as results are waited for here.
+            match unsafe { self.queues.enter(nr_results) } {
+                Ok(()) | Err(Errno::INTR) => {}
+                // No memory for a request, or the call is denied by now: what was not taken is left undone, and what was
+                // taken comes to an end without us.
+                Err(errno) => {
+                    self.is_denied |= !matches!(errno, Errno::AGAIN | Errno::BUSY | Errno::NOMEM);
+                    nr_waiting -= self.queues.nr_unsent().min(nr_waiting);
+                    self.queues.take_back();
+                    if nr_waiting > 0 {
+                        std::thread::sleep(PAUSE);
+                    }
+                }
+            }
+            while let Some((number, result)) = self.queues.pop() {
+                nr_waiting = nr_waiting.saturating_sub(1);
+                let request = usize::try_from(number).ok().and_then(|number| requests.get_mut(number));
+                if let Some(request) = request {
+                    request.done = usize::try_from(result).ok();
+                }
+            }
+        }
+    }
+}
+
+/// One of the requests of a call.
+#[derive(Debug)]
+struct Request {
+    command: Command,
+    len: usize,
+    /// Bytes, if it succeeded.
+    done: Option<usize>,
+}
+
+/// Bytes up to the first request that was not done in full.
+fn done_from_start(requests: &[Request]) -> usize {
+    let mut total = 0;
+    for request in requests {
+        let done = request.done.unwrap_or(0).min(request.len);
+        total += done;
+        if done < request.len {
+            break;
+        }
+    }
+    total
+}
+
+/// Cuts a list of buffers into at most `nr_most` lists of `piece_bytes`, the last one shorter.
+fn cut<'b>(bufs: &'b [IoSlice<'_>], piece_bytes: usize, nr_most: usize) -> Vec<Vec<IoSlice<'b>>> {
+    let mut pieces = Vec::new();
+    let mut piece = Vec::new();
+    let mut room = piece_bytes;
+    for buf in bufs {
+        let mut rest: &[u8] = buf;
+        while !rest.is_empty() {
+            let (here, behind) = rest.split_at(room.min(rest.len()));
+            piece.push(IoSlice::new(here));
+            room -= here.len();
+            rest = behind;
+            if room == 0 || piece.len() == NR_BUFS_MAX {
+                pieces.push(std::mem::take(&mut piece));
+                room = piece_bytes;
+                if pieces.len() == nr_most {
+                    return pieces;
+                }
+            }
+        }
+    }
+    if !piece.is_empty() {
+        pieces.push(piece);
+    }
+    pieces
+}
+
+/// What goes into the submission queue: `struct io_uring_sqe`.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+struct Command {
+    opcode: u8,
+    flags: u8,
+    ioprio: u16,
+    fd: i32,
+    offset: u64,
+    addr: u64,
+    len: u32,
+    rw_flags: u32,
+    user_data: u64,
+    buf_index: u16,
+    personality: u16,
+    file_index: u32,
+    rest: [u64; 2],
+}
+
+impl Command {
+    /// `len` counts bytes, or buffers where the address is of a list.
+    fn new(opcode: u8, file: &File, offset: u64, addr: usize, len: usize) -> Self {
+        Self {
+            opcode,
+            flags: 0,
+            ioprio: 0,
+            fd: file.as_raw_fd(),
+            offset,
+            addr: addr as u64,
+            len: u32::try_from(len).unwrap_or_default(),
+            rw_flags: 0,
+            user_data: 0,
+            buf_index: 0,
+            personality: 0,
+            file_index: 0,
+            rest: [0; 2],
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Command>() == 64);
+
+const OP_WRITEV: u8 = 2;
+const OP_READ: u8 = 22;
+/// Between two looks for results that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn ring() -> Option<IoRing> {
+        IoRing::new()
+            .inspect_err(|error| {
+                assert!(std::env::var_os("CI").is_none(), "CI needs io_uring: {error}");
+                eprintln!("SKIPPED: this test needs io_uring: {error}");
+            })
+            .ok()
+    }
+
+    fn pattern(len: usize, seed: usize) -> Vec<u8> {
+        (0..len).map(|at| ((at + seed) % 251) as u8).collect()
+    }
+
+    fn write(ring: &mut IoRing, file: &File, offset: u64, bufs: &[IoSlice<'_>], piece_bytes: usize) -> usize {
+        let turn = Mutex::new(());
+        let written = ring.write(file, offset, bufs, piece_bytes, turn.lock().unwrap());
+        assert!(turn.try_lock().is_ok(), "the turn is given up");
+        written
+    }
+
+    #[test]
+    fn pieces_arrive_in_their_places() {
+        let Some(mut ring) = ring() else { return };
+        let file = tempfile::tempfile().unwrap();
+        // Buffers of all lengths, none of which ends where a piece does.
+        let parts: Vec<Vec<u8>> = (1..60).map(|nr| pattern(nr * 37, nr)).collect();
+        let bufs: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let whole = parts.concat();
+        for piece_bytes in [1, 4096, 5000, 1 << 20] {
+            file.set_len(0).unwrap();
+            let most = whole.len().min(piece_bytes * IoRing::NR_REQUESTS);
+            assert_eq!(write(&mut ring, &file, 77, &bufs, piece_bytes), most, "{piece_bytes}");
+            let mut found = vec![0; most];
+            file.read_exact_at(&mut found, 77).unwrap();
+            assert_eq!(found, whole[..most], "{piece_bytes}");
+            let mut read = vec![0; most];
+            assert_eq!(ring.read(&file, 77, &mut read, piece_bytes), most, "{piece_bytes}");
+            assert_eq!(read, whole[..most], "{piece_bytes}");
+        }
+    }
+
+    #[test]
+    fn a_request_takes_no_more_buffers_than_the_system_does() {
+        let Some(mut ring) = ring() else { return };
+        let file = tempfile::tempfile().unwrap();
+        let parts: Vec<Vec<u8>> = (0..3000).map(|nr| pattern(3, nr)).collect();
+        let bufs: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        assert_eq!(write(&mut ring, &file, 0, &bufs, 1 << 20), 9000);
+        let mut found = vec![0; 9000];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(found, parts.concat());
+    }
+
+    #[test]
+    fn what_was_read_ends_where_the_file_does() {
+        let Some(mut ring) = ring() else { return };
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&pattern(10_000, 0), 0).unwrap();
+        let mut buf = vec![0; 16_384];
+        assert_eq!(ring.read(&file, 0, &mut buf, 4096), 10_000);
+        assert_eq!(buf[..10_000], pattern(10_000, 0));
+        assert_eq!(ring.read(&file, 20_000, &mut buf, 4096), 0);
+        assert!(!ring.is_denied());
+    }
+
+    #[test]
+    fn one_failed_request_of_many_ends_what_counts() {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let Some(mut ring) = ring() else { return };
+        let file = File::from(rustix::fs::memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap());
+        file.set_len(3 * 4096).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        let data = pattern(4 * 4096, 5);
+        // The last one would make the file grow.
+        assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 3 * 4096);
+        // None is allowed.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 0);
+        let mut found = vec![0; 3 * 4096];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(found, data[..3 * 4096]);
+    }
+
+    #[test]
+    fn what_comes_behind_a_failed_request_does_not_count() {
+        let mut requests: Vec<Request> = (0..4)
+            .map(|_| Request {
+                command: Command::new(OP_READ, &File::open("/dev/null").unwrap(), 0, 0, 0),
+                len: 10,
+                done: Some(10),
+            })
+            .collect();
+        assert_eq!(done_from_start(&requests), 40);
+        requests[2].done = Some(3);
+        assert_eq!(done_from_start(&requests), 23, "a short one ends it");
+        requests[1].done = None;
+        assert_eq!(done_from_start(&requests), 10, "so does a failed one");
+        requests[0].done = Some(11);
+        assert_eq!(done_from_start(&requests), 10, "no more than asked for");
+    }
+
+    #[test]
+    fn failed_requests_leave_the_ring_usable() {
+        let Some(mut ring) = ring() else { return };
+        let read_only = File::open("/dev/zero").unwrap();
+        assert_eq!(write(&mut ring, &read_only, 0, &[IoSlice::new(&[1; 9000])], 4096), 0, "no right to write");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        assert_eq!(write(&mut ring, &full, 0, &[IoSlice::new(&[1; 9000])], 4096), 0, "no space");
+        let mut buf = [7; 9000];
+        assert_eq!(ring.read(&read_only, 0, &mut buf, 4096), 9000);
+        assert_eq!(buf, [0; 9000]);
+        assert!(!ring.is_denied());
+    }
+
+    #[test]
+    fn nothing_else_can_be_done_with_the_ring() {
+        let Some(mut ring) = ring() else { return };
+        let null = File::open("/dev/null").unwrap();
+        // IORING_OP_OPENAT
+        let command = Command::new(18, &null, 0, 0, 0);
+        assert!(ring.queues.push(&command));
+        // SAFETY: the command names no memory.
+        #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
+        unsafe {
+            ring.queues.enter(1).unwrap();
+        }
+        let (_, result) = ring.queues.pop().unwrap();
+        assert_eq!(-result, Errno::ACCESS.raw_os_error());
+    }
+
+    #[test]
+    fn many_threads_have_rings_of_their_own() {
+        let file = tempfile::tempfile().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4usize {
+                let file = &file;
+                scope.spawn(move || {
+                    let Some(mut ring) = ring() else { return };
+                    let data = pattern(1 << 20, thread);
+                    let offset = (thread << 20) as u64;
+                    assert_eq!(write(&mut ring, file, offset, &[IoSlice::new(&data)], 1 << 16), 1 << 20);
+                    let mut found = vec![0; 1 << 20];
+                    assert_eq!(ring.read(file, offset, &mut found, 1 << 16), 1 << 20);
+                    assert!(found == data);
+                });
+            }
+        });
+    }
+}
