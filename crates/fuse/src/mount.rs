@@ -360,7 +360,7 @@ fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
 pub(crate) struct MountInfo {
     pub(crate) dir: PathBuf,
     pub(crate) kind: String,
-    /// `major:minor`: the same for all places where one filesystem is mounted.
+    /// `major:minor`: the same for all places where one filesystem is mounted, and used again once it is unmounted.
     pub(crate) device: Vec<u8>,
 }
 
@@ -382,9 +382,9 @@ pub(crate) fn set_read_ahead(dir: &Path) {
 /// As large as the largest request.
 const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
 
-/// Whether the filesystem of this mount is mounted anywhere: at another place too, by `mount --bind`.
-pub(crate) fn is_mounted_somewhere(mount: &MountInfo) -> bool {
-    mounts().iter().any(|other| other.device == mount.device)
+/// Where the device with this number is mounted: one filesystem in several places, by `mount --bind`.
+pub(crate) fn mounts_of_device(device: &[u8]) -> Vec<MountInfo> {
+    mounts().into_iter().filter(|mount| mount.device == device).collect()
 }
 
 fn mounts() -> Vec<MountInfo> {

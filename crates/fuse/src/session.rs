@@ -169,14 +169,12 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
         return Err(MountError::NotMounted(shown));
     };
     // Fails when the server is dead; then there is nothing to wait for.
-    let server = read_xattr(&full, CONTROL_XATTR).and_then(|name| control::connect(&name));
+    let server = read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((control::connect(&name)?, name)));
     mount::unmount(&full, lazy)?;
-    if mount::is_mounted_somewhere(&found) {
-        // One of several places: the server goes on.
-        return Ok(());
-    }
     match server {
-        Ok(server) => match control::wait(server) {
+        // One of several places: the server goes on.
+        Ok((_, name)) if is_mounted_elsewhere(&found, &name) => Ok(()),
+        Ok((server, _)) => match control::wait(server) {
             Ok(None) => Ok(()),
             Ok(Some(reason)) => Err(MountError::NotDurable { dir: shown, reason }),
             Err(error) => Err(MountError::NotDurable { dir: shown, reason: error.to_string() }),
@@ -186,6 +184,15 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
             Err(MountError::NotDurable { dir: shown, reason })
         }
     }
+}
+
+/// Whether the server with this control socket also serves another place, by `mount --bind`. The number of the device
+/// alone does not tell: Linux gives it to the next filesystem that is mounted, maybe before we look.
+fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bool {
+    mount::mounts_of_device(&unmounted.device)
+        .iter()
+        .filter(|other| other.kind == unmounted.kind)
+        .any(|other| read_xattr(&other.dir, CONTROL_XATTR).is_ok_and(|name| name == control_name))
 }
 
 /// Makes everything written below `path` durable.
@@ -239,5 +246,45 @@ fn full_path(dir: &Path) -> PathBuf {
             std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name)
         }
         _ => dir.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+    use ubtrfs_device::MemoryDevice;
+    use ubtrfs_testkit::capability;
+
+    use super::*;
+
+    struct Served {
+        dir: TempDir,
+        server: thread::JoinHandle<Result<(), MountError>>,
+    }
+
+    fn served() -> Served {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], ubtrfs_fs::MountOptions::default()).unwrap();
+        let dir = TempDir::with_prefix("ubtrfs-session-").unwrap();
+        let session = Session::mount(fs, dir.path(), &MountConfig::default()).unwrap();
+        Served { dir, server: thread::spawn(move || session.run()) }
+    }
+
+    #[test]
+    fn a_mount_that_got_the_number_of_the_device_is_not_another_place() {
+        if !capability::fuse() {
+            return;
+        }
+        let [ours, next] = [served(), served()];
+        let name = |of: &Served| read_xattr(of.dir.path(), CONTROL_XATTR).unwrap();
+        // As `umount` sees it where the next mount came between unmounting and looking.
+        let found = mount::find_mount(next.dir.path()).unwrap();
+        assert!(!is_mounted_elsewhere(&found, &name(&ours)));
+        assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");
+        for Served { dir, server } in [ours, next] {
+            unmount(dir.path(), false).unwrap();
+            server.join().unwrap().unwrap();
+        }
     }
 }
