@@ -29,6 +29,14 @@ use crate::name_map::NameMap;
 struct Shard {
     rows: ItemMap,
     names: NameMap,
+    /// The objectids of both.
+    objectids: Objectids,
+}
+
+/// Objectids, some of which may be taken for others: who asks for what was not changed, as most do, learns it from one bit.
+#[derive(Debug, Default)]
+struct Objectids {
+    bits: Option<Box<[u64; OBJECTID_WORDS]>>,
 }
 
 /// Active changes of some objectids, and what is watched among them.
@@ -87,6 +95,7 @@ impl DelayedItems {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
         }
         shard.deletes_names |= value.is_none() && is_name(key.item_type);
+        shard.changes.objectids.add(key.objectid);
         match is_name(key.item_type) {
             true => shard.changes.names.set(&key, value),
             false => shard.changes.rows.set(&key, value),
@@ -129,11 +138,17 @@ impl DelayedItems {
         let mut names_bytes = 0;
         let freeze = |shard: &RwLock<ActiveShard>| {
             let mut shard = shard.write();
-            let mut frozen = Shard { rows: std::mem::take(&mut shard.changes.rows), names: NameMap::default() };
+            let mut frozen = Shard {
+                rows: std::mem::take(&mut shard.changes.rows),
+                names: NameMap::default(),
+                objectids: std::mem::take(&mut shard.changes.objectids),
+            };
             if std::mem::take(&mut shard.deletes_names) {
                 std::mem::swap(&mut frozen.names, &mut shard.changes.names);
                 names_bytes += frozen.names.memory_bytes();
             }
+            let Shard { names, objectids, .. } = &mut shard.changes;
+            names.dirs().for_each(|dir| objectids.add(dir));
             frozen
         };
         let shards = self.shards.iter().map(freeze).collect();
@@ -227,10 +242,21 @@ impl FrozenItems {
 
 impl Shard {
     fn get(&self, key: &Key) -> Option<Change> {
+        if !self.objectids.may_have(key.objectid) {
+            return None;
+        }
         if is_name(key.item_type) { self.names.get(key) } else { self.rows.get(key) }
     }
 
+    /// Whether nothing in this range can have changed.
+    fn lacks(&self, start: &Key, end: &Key) -> bool {
+        start.objectid == end.objectid && !self.objectids.may_have(start.objectid)
+    }
+
     fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+        if self.lacks(start, end) {
+            return Vec::new();
+        }
         let rows = self.rows.range(start, end).take(limit);
         let names = self.names.range(start, end).take(limit);
         match start.objectid == end.objectid && start.item_type == end.item_type {
@@ -241,8 +267,29 @@ impl Shard {
     }
 
     fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
+        if self.lacks(start, end) {
+            return None;
+        }
         let lasts = [self.rows.last(start, end), self.names.last(start, end)];
         lasts.into_iter().flatten().max_by_key(|(key, _)| *key)
+    }
+}
+
+impl Objectids {
+    fn add(&mut self, objectid: u64) {
+        let (word, bit) = Self::place(objectid);
+        self.bits.get_or_insert_with(|| Box::new([0; OBJECTID_WORDS]))[word] |= bit;
+    }
+
+    fn may_have(&self, objectid: u64) -> bool {
+        let (word, bit) = Self::place(objectid);
+        self.bits.as_ref().is_some_and(|bits| bits[word] & bit != 0)
+    }
+
+    fn place(objectid: u64) -> (usize, u64) {
+        // A shard has every NR_SHARDS-th row of inodes: mixed, they are spread over all bits.
+        let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
 }
 
@@ -323,6 +370,8 @@ fn shard_of(objectid: u64) -> usize {
 }
 
 const NR_SHARDS: u64 = 64;
+/// For a few thousand objectids.
+const OBJECTID_WORDS: usize = 128;
 /// Inodes whose delayed items share a lock and lie side by side: from one multiple of this to the next. Who gives numbers to
 /// new inodes and keeps those together that one thread makes lets threads work apart.
 pub const INODES_A_ROW: u64 = 16;
@@ -330,6 +379,32 @@ pub const INODES_A_ROW: u64 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_changed_is_found_also_after_rows_were_frozen() {
+        let items = DelayedItems::new();
+        let key = |objectid, item_type| Key::new(objectid, item_type, 7);
+        let (dirs, inodes) = (256..2000u64, 2000..9000u64);
+        for objectid in dirs.clone().step_by(3) {
+            items.set(key(objectid, KeyType::DIR_ITEM), Some(b"name"));
+        }
+        for objectid in inodes.clone().step_by(5) {
+            items.set(key(objectid, KeyType::INODE_ITEM), None);
+        }
+        let (frozen, _) = items.freeze_rows();
+        for objectid in dirs.chain(inodes) {
+            let (name, row) = (key(objectid, KeyType::DIR_ITEM), key(objectid, KeyType::INODE_ITEM));
+            let has_name = objectid < 2000 && (objectid - 256).is_multiple_of(3);
+            let has_row = objectid >= 2000 && (objectid - 2000).is_multiple_of(5);
+            assert_eq!(items.get(&name).is_some(), has_name, "{objectid}");
+            assert_eq!(
+                items.range(&key(objectid, KeyType(0)), &key(objectid, KeyType(255)), 9).len(),
+                usize::from(has_name)
+            );
+            assert_eq!(frozen.get(&row).is_some(), has_row, "{objectid}");
+            assert_eq!(frozen.last_le(&key(objectid, KeyType(255)), &key(objectid, KeyType(0))).is_some(), has_row);
+        }
+    }
 
     #[test]
     fn a_batch_has_all_changes_in_order() {

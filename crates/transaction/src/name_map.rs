@@ -93,6 +93,11 @@ impl NameMap {
         .next()
     }
 
+    /// The directories, in order.
+    pub(crate) fn dirs(&self) -> impl Iterator<Item = u64> {
+        self.dirs.keys().copied()
+    }
+
     /// Bytes that the map takes, as the growth of all changes adds up to.
     pub(crate) fn memory_bytes(&self) -> isize {
         self.dirs.values().map(Dir::memory_bytes).sum()
