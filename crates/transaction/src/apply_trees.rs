@@ -88,6 +88,7 @@ impl Engine {
 }
 
 impl Tree {
+    /// Going by its root item: who takes a snapshot, Linux as well, notes the transaction in both root items.
     fn shares_no_blocks(&self) -> bool {
         self.id().is_fs_tree() && self.root.lock().last_snapshot == Generation(0)
     }

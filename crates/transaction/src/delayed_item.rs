@@ -204,14 +204,11 @@ impl FrozenItems {
         let mut pages = Vec::new();
         let mut places = Vec::with_capacity(2 * self.shards.len());
         for shard in &self.shards {
-            for names in [false, true] {
-                let page = pages.len();
-                match names {
-                    false => pages.extend(shard.rows.pages().map(FrozenPage::Rows)),
-                    true => pages.extend(shard.names.pages().flat_map(|(dir, items)| FrozenPage::of_names(dir, items))),
-                }
-                places.push(Place { page, slot: 0, end: pages.len() });
-            }
+            let first = pages.len();
+            pages.extend(shard.rows.pages().map(FrozenPage::Rows));
+            let middle = pages.len();
+            pages.extend(shard.names.pages().flat_map(|(dir, items)| FrozenPage::of_names(dir, items)));
+            places.extend([(first, middle), (middle, pages.len())].map(|(page, end)| Place { page, slot: 0, end }));
         }
         let mut order = Vec::with_capacity(pages.iter().map(FrozenPage::len).sum());
         let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot));
