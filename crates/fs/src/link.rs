@@ -24,21 +24,13 @@ pub(crate) struct Locked<'i> {
 
 impl<'i> Locked<'i> {
     /// Locks the inodes; one that is named twice is locked once.
-    pub(crate) fn new(inodes: &[&'i Arc<Inode>]) -> Result<Self> {
-        let mut sorted = inodes.to_vec();
-        sorted.sort_by_key(|inode| inode.id);
-        sorted.dedup_by_key(|inode| inode.id);
-        let states = sorted.into_iter().map(|inode| Ok((inode.id, inode.write()?))).collect::<Result<_>>()?;
-        Ok(Self { states })
-    }
-
-    /// Locks two inodes.
-    pub(crate) fn pair(one: &'i Arc<Inode>, other: &'i Arc<Inode>) -> Result<Self> {
-        let (first, second) = if one.id <= other.id { (one, other) } else { (other, one) };
-        let mut states = Vec::with_capacity(2);
-        states.push((first.id, first.write()?));
-        if first.id != second.id {
-            states.push((second.id, second.write()?));
+    pub(crate) fn new(inodes: &mut [&'i Arc<Inode>]) -> Result<Self> {
+        inodes.sort_unstable_by_key(|inode| inode.id);
+        let mut states: Vec<(InodeId, _)> = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            if states.last().is_none_or(|(last, _)| *last != inode.id) {
+                states.push((inode.id, inode.write()?));
+            }
         }
         Ok(Self { states })
     }
@@ -72,7 +64,7 @@ impl Fs {
             return Err(Error::NotPermitted("directories have one name only"));
         }
         let reservation = self.reserve(LINK_ITEMS)?;
-        let mut locked = Locked::pair(&inode, &dir_inode)?;
+        let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;
         check_linkable(locked.of(&inode))?;
         let tree = &inode.tree;
@@ -141,7 +133,7 @@ impl Fs {
                 _ => {}
             }
             let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
-            let mut locked = Locked::pair(&dir_inode, &inode)?;
+            let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
             // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
                 let slot = NameSlot::read(&dir_inode.tree, dir.ino, name)?;

@@ -113,23 +113,16 @@ impl LeafAhead {
         if !state.serving || state.stopped {
             return;
         }
-        let nodesize = store.nodesize_bytes();
-        let mut runs: Vec<Vec<NodePtr>> = Vec::new();
+        let mut new = Vec::with_capacity(ptrs.len());
         for ptr in ptrs {
             if state.expected.len() >= self.expected_max {
                 break;
             }
-            if store.is_in_memory(ptr) || !state.expected.insert(ptr.bytenr) {
-                continue;
-            }
-            let follows = |run: &&mut Vec<NodePtr>| {
-                run.len() < RUN_MAX && run.last().is_some_and(|last| last.bytenr.0 + nodesize == ptr.bytenr.0)
-            };
-            match runs.last_mut().filter(follows) {
-                Some(run) => run.push(*ptr),
-                None => runs.push(vec![*ptr]),
+            if !store.is_in_memory(ptr) && state.expected.insert(ptr.bytenr) {
+                new.push(*ptr);
             }
         }
+        let runs = store.runs_of(new, RUN_MAX);
         state.queue.extend(runs.into_iter().map(|run| Job { view: Arc::clone(view), version, run }));
         self.nr_expected.store(state.expected.len(), Ordering::Release);
         self.changed.notify_all();

@@ -105,14 +105,8 @@ impl NodeSource for LeafReader<'_> {
     }
 
     fn will_read(&self, ptrs: &[NodePtr]) {
-        let nodesize = self.store.nodesize() as u64;
-        let mut runs: Vec<Vec<NodePtr>> = Vec::new();
-        for ptr in ptrs.iter().filter(|ptr| !self.store.is_in_memory(ptr)) {
-            match runs.last_mut() {
-                Some(run) if run.last().is_some_and(|last| last.bytenr.0 + nodesize == ptr.bytenr.0) => run.push(*ptr),
-                _ => runs.push(vec![*ptr]),
-            }
-        }
+        let not_here = ptrs.iter().filter(|ptr| !self.store.is_in_memory(ptr)).copied();
+        let runs = self.store.runs_of(not_here, usize::MAX);
         let mut state = self.state.lock();
         if !runs.is_empty() && !state.ended {
             state.expected.extend(runs.iter().flatten().map(|ptr| ptr.bytenr));

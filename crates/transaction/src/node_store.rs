@@ -157,11 +157,6 @@ impl NodeStore {
         self.cache.insert(node);
     }
 
-    /// Bytes of every node.
-    pub(crate) fn nodesize_bytes(&self) -> u64 {
-        self.nodesize as u64
-    }
-
     /// Whether reading this node asks no device.
     pub(crate) fn is_in_memory(&self, ptr: &NodePtr) -> bool {
         self.is_dirty(ptr.bytenr) || self.cache.contains(ptr.bytenr, ptr.generation)
@@ -171,6 +166,23 @@ impl NodeStore {
         let mut raw = vec![0; self.nodesize];
         self.read_checked(std::slice::from_ref(ptr), &mut raw)?;
         checked_node(raw.into_boxed_slice(), ptr)
+    }
+
+    /// Takes pointers together that lie side by side, at most so many, for [`Self::read_run`].
+    pub(crate) fn runs_of(&self, ptrs: impl IntoIterator<Item = NodePtr>, most: usize) -> Vec<Vec<NodePtr>> {
+        let nodesize = self.nodesize as u64;
+        let mut runs: Vec<Vec<NodePtr>> = Vec::new();
+        for ptr in ptrs {
+            match runs.last_mut() {
+                Some(run)
+                    if run.len() < most && run.last().is_some_and(|last| last.bytenr.0 + nodesize == ptr.bytenr.0) =>
+                {
+                    run.push(ptr);
+                }
+                _ => runs.push(vec![ptr]),
+            }
+        }
+        runs
     }
 
     /// Reads nodes that lie side by side, in one request if it can be, by way of `buf`.
