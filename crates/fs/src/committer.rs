@@ -3,7 +3,7 @@
 //!
 //! - I1. The thread holds the filesystem only while it commits, so that dropping the last handle ends it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,8 @@ pub(crate) struct Committer {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Changes that were announced since the filesystem was opened.
-    nr_changes: AtomicU64,
+    /// Changes were announced since the thread looked last.
+    news: AtomicBool,
     /// The thread sleeps long because there was nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
@@ -49,7 +49,10 @@ impl Committer {
     /// A change is about to be made.
     pub(crate) fn note_change(&self) {
         let shared = &self.shared;
-        shared.nr_changes.fetch_add(1, Ordering::AcqRel);
+        // Looked at first: nearly always it is, and then nobody's copy of it goes stale.
+        if !shared.news.load(Ordering::Relaxed) {
+            shared.news.store(true, Ordering::Release);
+        }
         if shared.idle.load(Ordering::Acquire) {
             shared.wake();
         }
@@ -97,9 +100,9 @@ impl Shared {
 }
 
 fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
-    // When the first change since the last commit was seen; the last count of changes and when it was new.
+    // When the first change since the last commit was seen, and when there were news last.
     let mut dirty_since = None;
-    let mut seen = (0, Instant::now());
+    let mut last_news = Instant::now();
     loop {
         shared.sleep(if dirty_since.is_some() { TICK.min(interval) } else { IDLE });
         if shared.stopped.load(Ordering::Acquire) {
@@ -120,12 +123,11 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             }
             continue;
         }
-        let nr_changes = shared.nr_changes.load(Ordering::Acquire);
-        if nr_changes != seen.0 {
-            seen = (nr_changes, Instant::now());
+        if shared.news.swap(false, Ordering::AcqRel) {
+            last_news = Instant::now();
         }
         let since = *dirty_since.get_or_insert_with(Instant::now);
-        if seen.1.elapsed() < QUIET && since.elapsed() < interval {
+        if last_news.elapsed() < QUIET && since.elapsed() < interval {
             continue;
         }
         if fs.read_only().is_some() {
@@ -136,7 +138,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         // Also after a failure: what failed may need time, or space.
         dirty_since = None;
-        seen = (shared.nr_changes.load(Ordering::Acquire), Instant::now());
+        shared.news.store(false, Ordering::Release);
+        last_news = Instant::now();
         shared.idle.store(true, Ordering::Release);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use ubtrfs_format::item::{DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
-use ubtrfs_transaction::Operation;
+use ubtrfs_transaction::TreeChanges;
 
 use crate::Fs;
 use crate::acl::{self, Acl};
@@ -15,6 +15,7 @@ use crate::fs::now;
 use crate::inode::{Inherited, Inode, InodeState, NextInos};
 use crate::known_names::KnownNames;
 use crate::property;
+use crate::subvolume::NewInos;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 use crate::xattr::{self, KnownXattrs};
 
@@ -38,7 +39,7 @@ impl Fs {
         let name = HashedName::from(name);
         let slot = match dir_state.lacks_name(name) {
             true => NameSlot::absent(dir.ino, name),
-            false => NameSlot::read(&dir_inode.tree, dir.ino, name)?,
+            false => NameSlot::read(&dir_inode.home.tree, dir.ino, name)?,
         };
         slot.check_free()?;
         slot.check_room(&self.geometry)?;
@@ -46,18 +47,18 @@ impl Fs {
         let time = now();
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
         let ino = draft.inode.id.ino;
-        let tree = &dir_inode.tree;
         let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE + name.bytes.len());
 
         // Users are counted before the items can be seen: whoever meets an inode without links looks for them.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
         let op = self.engine.begin(reservation);
-        let attr = draft.put(&op, 1, self);
-        dir_item::put_new_ref(&op, tree, (ino, dir.ino), name.bytes, index, &mut buf);
-        slot.put_add(&op, tree, (dir_item::inode_location(ino), draft.file_type as u8), index, &mut buf);
+        let mut changes = op.changes(&dir_inode.home.tree);
+        let attr = draft.put(&mut changes, 1, self);
+        dir_item::put_new_ref(&mut changes, (ino, dir.ino), name.bytes, index, &mut buf);
+        slot.put_add(&mut changes, (dir_item::inode_location(ino), draft.file_type as u8), index, &mut buf);
         dir_state.next_index = Some(index + 1);
         entry_changed(&mut dir_state, time, Some(name), None);
-        dir_inode.put_item(&op, &mut dir_state);
+        dir_inode.put_item_among(&mut changes, &mut dir_state);
         Ok(attr)
     }
 
@@ -74,8 +75,9 @@ impl Fs {
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
         self.inodes.mark_unlinked(draft.inode.id);
         let op = self.engine.begin(reservation);
-        let attr = draft.put(&op, 0, self);
-        op.put(&dir_inode.tree, orphan_key(draft.inode.id.ino), Vec::new());
+        let mut changes = op.changes(&dir_inode.home.tree);
+        let attr = draft.put(&mut changes, 0, self);
+        changes.put(orphan_key(draft.inode.id.ino), []);
         Ok(attr)
     }
 
@@ -105,7 +107,10 @@ impl Fs {
         } else {
             item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
         }
-        let ino = self.next_ino(dir, dir_state)?;
+        let ino = match type_bits {
+            mode::DIRECTORY => self.next_dir_ino(dir)?,
+            _ => self.next_ino(dir, dir_state)?,
+        };
         let mut state = InodeState::new(item);
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
@@ -126,12 +131,17 @@ impl Fs {
         let id = InodeId { root: dir.id.root, ino };
         let inode = Arc::new(Inode {
             id,
-            tree: Arc::clone(&dir.tree),
-            subvolume: Arc::clone(&dir.subvolume),
+            home: Arc::clone(dir_state.home_of_new.get_or_insert_with(|| dir.home.another())),
             state: RwLock::new(state),
             writeback: Default::default(),
         });
         Ok(Draft { inode, file_type, changes, symlink_target })
+    }
+
+    /// A number for a new directory: in a row that other directories are not in, so that threads that fill them work apart.
+    fn next_dir_ino(&self, parent: &Inode) -> Result<Ino> {
+        let mut numbers = parent.home.allocate_inos(NewInos::BeginRow)?;
+        numbers.next().map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
     }
 
     /// A number for a new inode of a directory.
@@ -142,7 +152,8 @@ impl Fs {
             *next = NextInos { generation, ..NextInos::default() };
         }
         if next.numbers.is_empty() {
-            next.numbers = dir.subvolume.allocate_inos(next.nr_given >= SINGLE_INOS)?;
+            let which = if next.nr_given >= SINGLE_INOS { NewInos::RestOfRow } else { NewInos::Next };
+            next.numbers = dir.home.allocate_inos(which)?;
         }
         next.nr_given += 1;
         next.numbers.next().map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
@@ -209,32 +220,31 @@ impl Fs {
 
 impl Draft {
     /// Puts the inode's own items: with `nlink` links, whose items the caller puts.
-    pub(crate) fn put(&self, op: &Operation<'_>, nlink: u32, fs: &Fs) -> Attr {
-        let tree = &self.inode.tree;
+    pub(crate) fn put(&self, put: &mut TreeChanges<'_>, nlink: u32, fs: &Fs) -> Attr {
         // Nobody else knows the inode, so this waits for nobody.
         let mut state = self.inode.state.write();
-        state.item.generation = op.generation();
+        state.item.generation = put.generation();
         state.item.nlink = nlink;
-        self.inode.put_item(op, &mut state);
+        self.inode.put_item_among(put, &mut state);
         for change in &self.changes {
             if let Change::PutEntries(key, entries) = change {
                 let mut value = Vec::new();
                 for entry in entries {
-                    DirEntry { transid: op.generation(), ..entry.clone() }.encode_into(&mut value);
+                    DirEntry { transid: put.generation(), ..entry.clone() }.encode_into(&mut value);
                 }
-                op.put(tree, *key, value);
+                put.put(*key, value);
             }
         }
         if let Some(target) = &self.symlink_target {
             let extent = FileExtent {
-                generation: op.generation(),
+                generation: put.generation(),
                 ram_bytes: target.len() as u64,
                 compression: ubtrfs_format::item::Compression::None,
                 encryption: 0,
                 other_encoding: 0,
                 body: FileExtentBody::Inline(target.clone()),
             };
-            op.put(tree, Key::new(self.inode.id.ino.0, KeyType::EXTENT_DATA, 0), extent.encode());
+            put.put(Key::new(self.inode.id.ino.0, KeyType::EXTENT_DATA, 0), extent.encode());
         }
         fs.attr_of(&state, self.inode.id)
     }
@@ -258,7 +268,7 @@ pub(crate) fn check_dir_takes_names(dir: &InodeState) -> Result<()> {
 pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
     let index = match state.next_index {
         Some(index) => index,
-        None => dir_item::load_next_index(&dir.tree, dir.id.ino)?,
+        None => dir_item::load_next_index(&dir.home.tree, dir.id.ino)?,
     };
     state.next_index = Some(index);
     if index == u64::MAX {

@@ -421,7 +421,7 @@ impl Fs {
         }
         state.data.extents_changed();
         let op = self.engine.begin(reservation);
-        plan.apply(&op, &inode.tree, inode.id.ino);
+        plan.apply(&op, &inode.home.tree, inode.id.ino);
         job.put_csums(&op, self.geometry);
         inode.put_item(&op, state);
         drop(op);
@@ -431,7 +431,7 @@ impl Fs {
 
     /// What changes in the file's extent items.
     fn plan_items(&self, job: &Job<'_>) -> Result<ExtentPlan> {
-        let (tree, ino) = (&job.inode.tree, job.inode.id.ino);
+        let (tree, ino) = (&job.inode.home.tree, job.inode.id.ino);
         let sectorsize = self.geometry.sectorsize;
         let mut plan = ExtentPlan::default();
         let is_new = job.may_be_new && tree.first_ge(&extent_key(ino, 0), &extent_key(ino, u64::MAX))?.is_none();
@@ -472,7 +472,7 @@ impl Fs {
         }
         let sectorsize = u64::from(self.geometry.sectorsize);
         let range = from.next_multiple_of(sectorsize)..to.next_multiple_of(sectorsize);
-        plan.fill_holes(&inode.tree, inode.id.ino, range, self.geometry.sectorsize)
+        plan.fill_holes(&inode.home.tree, inode.id.ino, range, self.geometry.sectorsize)
     }
 
     /// Makes the job's data dirty again (I4).
@@ -583,7 +583,7 @@ impl Job<'_> {
         let inode = self.inode;
         let mut from = range.start;
         while from < range.end {
-            let extents = extents_in(&inode.tree, inode.id.ino, from..range.end, 256, fs.geometry.sectorsize)?;
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..range.end, 256, fs.geometry.sectorsize)?;
             if extents.is_empty() {
                 break;
             }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef};
 use ubtrfs_format::{Error as EngineError, Generation, Ino, Key, KeyType, RootId, objectid};
-use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree};
+use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree, TreeChanges};
 
 use crate::error::{Error, Result};
 use crate::types::InodeId;
@@ -34,10 +34,11 @@ pub(crate) enum Change {
 
 /// Puts planned changes. Entries of transaction [`PENDING`] are of this one.
 pub(crate) fn put_changes(op: &Operation<'_>, tree: &Tree, changes: Vec<Change>) {
+    let mut put = op.changes(tree);
     for change in changes {
         match change {
-            Change::Put(key, value) => op.put(tree, key, value),
-            Change::Delete(key) => op.delete(tree, key),
+            Change::Put(key, value) => put.put(key, value),
+            Change::Delete(key) => put.delete(key),
             Change::PutEntries(key, mut entries) => {
                 let mut value = Vec::with_capacity(entries.len() * (DirEntry::HEADER_SIZE + 32));
                 for entry in &mut entries {
@@ -46,7 +47,7 @@ pub(crate) fn put_changes(op: &Operation<'_>, tree: &Tree, changes: Vec<Change>)
                     }
                     entry.encode_into(&mut value);
                 }
-                op.put(tree, key, value);
+                put.put(key, value);
             }
         }
     }
@@ -217,16 +218,16 @@ impl<'n> NameSlot<'n> {
     }
 
     /// Puts the name, under `index`. It must not exist, and must have room. `buf` is for encoding.
-    pub(crate) fn put_add(&self, op: &Operation<'_>, tree: &Tree, target: (Key, u8), index: u64, buf: &mut Vec<u8>) {
+    pub(crate) fn put_add(&self, changes: &mut TreeChanges<'_>, target: (Key, u8), index: u64, buf: &mut Vec<u8>) {
         buf.clear();
-        DirEntry::append(buf, target, op.generation(), self.name, &[]);
-        op.put(tree, Key::new(self.key.objectid, KeyType::DIR_INDEX, index), &*buf);
+        DirEntry::append(buf, target, changes.generation(), self.name, &[]);
+        changes.put(Key::new(self.key.objectid, KeyType::DIR_INDEX, index), &*buf);
         if let Some(item) = &self.item {
             buf.clear();
             buf.extend_from_slice(item);
-            DirEntry::append(buf, target, op.generation(), self.name, &[]);
+            DirEntry::append(buf, target, changes.generation(), self.name, &[]);
         }
-        op.put(tree, self.key, &*buf);
+        changes.put(self.key, &*buf);
     }
 
     /// Plans the name, under `index`. It must not exist.
@@ -305,8 +306,7 @@ pub(crate) fn plan_add(
 
 /// Puts the only reference of a new inode. `buf` is for encoding.
 pub(crate) fn put_new_ref(
-    op: &Operation<'_>,
-    tree: &Tree,
+    changes: &mut TreeChanges<'_>,
     (ino, dir): (Ino, Ino),
     name: &[u8],
     index: u64,
@@ -314,7 +314,7 @@ pub(crate) fn put_new_ref(
 ) {
     buf.clear();
     InodeRef::append(buf, index, name);
-    op.put(tree, ref_key(ino, dir), &*buf);
+    changes.put(ref_key(ino, dir), &*buf);
 }
 
 pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {

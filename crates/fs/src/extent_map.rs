@@ -48,7 +48,7 @@ impl Fs {
         let inode = self.inode(id)?;
         let state = inode.read()?;
         check_regular(&state)?;
-        let items = extents_in(&inode.tree, id.ino, 0..u64::MAX, usize::MAX, self.geometry.sectorsize)?;
+        let items = extents_in(&inode.home.tree, id.ino, 0..u64::MAX, usize::MAX, self.geometry.sectorsize)?;
         let mut extents = Vec::with_capacity(items.len());
         for item in &items {
             let (kind, regular) = match &item.extent.body {

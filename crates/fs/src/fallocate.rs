@@ -131,7 +131,7 @@ impl Fs {
         let mut at = range.start;
         let mut seen = range.start;
         while seen < range.end {
-            let extents = extents_in(&inode.tree, inode.id.ino, seen..range.end, STEP, self.geometry.sectorsize)?;
+            let extents = extents_in(&inode.home.tree, inode.id.ino, seen..range.end, STEP, self.geometry.sectorsize)?;
             let is_last = extents.len() < STEP;
             for extent in extents {
                 seen = extent.end;
@@ -157,7 +157,7 @@ impl Fs {
         gaps: Vec<Range<u64>>,
         mut space: DataReservation,
     ) -> Result<()> {
-        let (tree, ino) = (&inode.tree, inode.id.ino);
+        let (tree, ino) = (&inode.home.tree, inode.id.ino);
         let sectorsize = u64::from(self.geometry.sectorsize);
         for gap in gaps {
             let mut at = gap.start;
@@ -218,7 +218,7 @@ impl Fs {
         if !state.data.pending_in(offset..offset + 1).is_empty() {
             return Ok(true);
         }
-        let extents = extents_in(&inode.tree, inode.id.ino, offset..offset + 1, 1, self.geometry.sectorsize)?;
+        let extents = extents_in(&inode.home.tree, inode.id.ino, offset..offset + 1, 1, self.geometry.sectorsize)?;
         Ok(extents.first().is_some_and(ExtentAt::is_data))
     }
 
@@ -239,7 +239,7 @@ impl Fs {
         range: Range<u64>,
         matches: impl Fn(&ExtentAt) -> bool,
     ) -> Result<()> {
-        let (tree, ino) = (&inode.tree, inode.id.ino);
+        let (tree, ino) = (&inode.home.tree, inode.id.ino);
         let freed = state.data.discard(range.clone());
         drop(state.data.take_reservation(freed));
         self.data.dequeue(&mut state.data);
@@ -294,7 +294,7 @@ impl Fs {
         self.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
         let reservation = self.engine.reserve_for_removal(plan.len() + 4)?;
         let op = self.engine.begin(reservation);
-        plan.apply(&op, &inode.tree, inode.id.ino);
+        plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, state);
         Ok(())
     }

@@ -26,7 +26,7 @@ use crate::memory_budget::MemoryBudget;
 use crate::options::{AtimeMode, MountOptions};
 use crate::readahead::Readahead;
 use crate::service_threads::ServiceThreads;
-use crate::subvolume::Subvolume;
+use crate::subvolume::{Home, Subvolume};
 use crate::types::{Attr, InodeId, mode};
 
 /// An open filesystem.
@@ -223,35 +223,36 @@ impl Fs {
     }
 
     fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
-        let tree = Arc::clone(&subvolume.tree);
+        let home = Home::new(subvolume);
+        let tree = &home.tree;
         if id.ino == EMPTY_DIR {
-            let state = RwLock::new(empty_dir(&subvolume)?);
-            return Ok(Arc::new(Inode { id, tree, subvolume, state, writeback: Default::default() }));
+            let state = RwLock::new(empty_dir(&home)?);
+            return Ok(Arc::new(Inode { id, home, state, writeback: Default::default() }));
         }
         let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
         let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
-        let item = InodeItem::decode(&raw).map_err(in_tree(&tree))?;
+        let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
         if item.size > crate::write::MAX_SIZE {
             // Nothing here expects that the end of a file's last sector may not be a number.
             let expected = "expected at most 2^63 - 1";
             let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
-            return Err(in_tree(&tree)(cause));
+            return Err(in_tree(tree)(cause));
         }
         let mut state = InodeState::new(item);
-        if state.is_dir() && state.item.size == 0 && dir_item::is_empty(&tree, id.ino)? {
+        if state.is_dir() && state.item.size == 0 && dir_item::is_empty(tree, id.ino)? {
             state.known_names = Some(KnownNames::of_empty(&self.names));
         }
         if state.is_regular() || state.is_dir() {
-            state.compression = crate::property::load_compression(&tree, id.ino, state.item.flags())?;
+            state.compression = crate::property::load_compression(tree, id.ino, state.item.flags())?;
         }
-        Ok(Arc::new(Inode { id, tree, subvolume, state: RwLock::new(state), writeback: Default::default() }))
+        Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
     /// An inode that is to be changed: fails where its subvolume is read-only.
     pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.check_open()?;
         let inode = self.inode(id)?;
-        inode.subvolume.check_writable()?;
+        inode.home.check_writable()?;
         if id.ino == EMPTY_DIR {
             return Err(Error::AccessDenied);
         }
@@ -301,7 +302,7 @@ impl Fs {
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
         let now = now();
         let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
-        if !wanted || inode.subvolume.read_only || inode.id.ino == EMPTY_DIR || self.read_only().is_some() {
+        if !wanted || inode.home.read_only || inode.id.ino == EMPTY_DIR || self.read_only().is_some() {
             return;
         }
         let Ok(reservation) = self.reserve(1) else { return };

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Generation, Key, KeyType};
-use ubtrfs_transaction::{Operation, Tree};
+use ubtrfs_transaction::{Operation, TreeChanges};
 
 use crate::acl::Acl;
 use crate::dir_item::HashedName;
 use crate::error::{Error, Result};
 use crate::file_data::FileData;
 use crate::known_names::KnownNames;
-use crate::subvolume::Subvolume;
+use crate::subvolume::Home;
 use crate::types::{Attr, InodeId, mode, rdev_of_item};
 use crate::writeback_lock::WritebackLock;
 use crate::xattr::KnownXattrs;
@@ -30,8 +30,7 @@ use crate::xattr::KnownXattrs;
 #[derive(Debug)]
 pub(crate) struct Inode {
     pub(crate) id: InodeId,
-    pub(crate) tree: Arc<Tree>,
-    pub(crate) subvolume: Arc<Subvolume>,
+    pub(crate) home: Arc<Home>,
     pub(crate) state: RwLock<InodeState>,
     /// Held while data of the inode is being written back, and by those who change its extents otherwise. Taken
     /// before the state lock.
@@ -53,6 +52,8 @@ pub(crate) struct InodeState {
     pub(crate) next_index: Option<u64>,
     /// Numbers for the next inodes that are made here. Directories only.
     pub(crate) next_inos: NextInos,
+    /// The home of those, once there are some.
+    pub(crate) home_of_new: Option<Arc<Home>>,
     /// Whether it has extended attributes.
     pub(crate) xattrs: KnownXattrs,
     /// All names, of a directory that was empty once since it was loaded.
@@ -102,6 +103,7 @@ impl InodeState {
             compression: CompressionProperty::default(),
             next_index: None,
             next_inos: NextInos::default(),
+            home_of_new: None,
             xattrs: KnownXattrs::unknown(),
             known_names: None,
             inherit: None,
@@ -195,7 +197,12 @@ impl Inode {
 
     /// Puts the `INODE_ITEM` as `state` shows it, as of the operation's transaction (I2).
     pub(crate) fn put_item(&self, op: &Operation<'_>, state: &mut InodeState) {
-        state.item.transid = op.generation();
-        op.put(&self.tree, self.item_key(), state.disk_item().encode_array());
+        self.put_item_among(&mut op.changes(&self.home.tree), state);
+    }
+
+    /// The same among other changes.
+    pub(crate) fn put_item_among(&self, changes: &mut TreeChanges<'_>, state: &mut InodeState) {
+        state.item.transid = changes.generation();
+        changes.put(self.item_key(), state.disk_item().encode_array());
     }
 }

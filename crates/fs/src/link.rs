@@ -67,7 +67,7 @@ impl Fs {
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;
         check_linkable(locked.of(&inode))?;
-        let tree = &inode.tree;
+        let tree = &inode.home.tree;
         let slot = NameSlot::read(tree, dir.ino, name)?;
         slot.check_free()?;
         let index = next_index(&dir_inode, locked.of(&dir_inode))?;
@@ -136,7 +136,7 @@ impl Fs {
             let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
             // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
-                let slot = NameSlot::read(&dir_inode.tree, dir.ino, name)?;
+                let slot = NameSlot::read(&dir_inode.home.tree, dir.ino, name)?;
                 if slot.location() != victim.slot.location() {
                     continue;
                 }
@@ -155,11 +155,11 @@ impl Fs {
             let mut changes = Vec::with_capacity(4);
             let told = last_items.as_ref().and_then(LastItems::index);
             let index = told.map_or_else(|| plan_remove_ref(&mut changes, &inode, dir.ino, name), Ok)?;
-            victim.slot.plan_remove(&mut changes, &dir_inode.tree, index)?;
+            victim.slot.plan_remove(&mut changes, &dir_inode.home.tree, index)?;
 
             let time = now();
             let op = self.engine.begin(reservation);
-            dir_item::put_changes(&op, &dir_inode.tree, changes);
+            dir_item::put_changes(&op, &dir_inode.home.tree, changes);
             let dir_state = locked.of(&dir_inode);
             entry_changed(dir_state, time, None, Some(name));
             dir_inode.put_item(&op, dir_state);
@@ -185,7 +185,7 @@ impl Fs {
         if !state.is_dir() {
             return Err(Error::NotDirectory);
         }
-        let slot = NameSlot::read(&dir.tree, dir.id.ino, name)?;
+        let slot = NameSlot::read(&dir.home.tree, dir.id.ino, name)?;
         let id = self.target_id(dir.id, &slot.location().ok_or(Error::NotFound)?, name)?;
         Ok(Victim { slot, id, sequence: state.item.sequence })
     }
@@ -195,15 +195,15 @@ impl Fs {
         let reservation = self.reserve_for_removal(LINK_ITEMS)?;
         let mut state = dir.write()?;
         check_may_remove(&state)?;
-        let entry = dir_item::find_entry(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        let entry = dir_item::find_entry(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
         if self.target_id(dir.id, &entry.location, name)?.ino != EMPTY_DIR {
             return Err(Error::Busy("the directory changed"));
         }
-        let index = dir_item::find_index(&dir.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        let index = dir_item::find_index(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
         let mut changes = Vec::with_capacity(2);
-        dir_item::plan_remove(&mut changes, &dir.tree, dir.id.ino, name, index)?;
+        dir_item::plan_remove(&mut changes, &dir.home.tree, dir.id.ino, name, index)?;
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &dir.tree, changes);
+        dir_item::put_changes(&op, &dir.home.tree, changes);
         entry_changed(&mut state, now(), None, Some(name));
         dir.put_item(&op, &mut state);
         Ok(())
@@ -213,14 +213,14 @@ impl Fs {
 /// Plans the end of an inode's name: its reference, its entry and its index.
 pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
     let index = plan_remove_ref(changes, inode, dir, name)?;
-    dir_item::plan_remove(changes, &inode.tree, dir, name, index)
+    dir_item::plan_remove(changes, &inode.home.tree, dir, name, index)
 }
 
 /// Plans the end of an inode's reference to its name; returns the name's index.
 fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
-    match dir_item::plan_remove_ref(changes, &inode.tree, inode.id.ino, dir, name)? {
+    match dir_item::plan_remove_ref(changes, &inode.home.tree, inode.id.ino, dir, name)? {
         Some(index) => Ok(index),
-        None => dir_item::find_index(&inode.tree, dir, name)?.ok_or(Error::NotFound),
+        None => dir_item::find_index(&inode.home.tree, dir, name)?.ok_or(Error::NotFound),
     }
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn drop_link(op: &Operation<'_>, inode: &Inode, state: &mut InodeStat
     inode_changed(state, time);
     let unlinked = state.item.nlink == 0;
     if unlinked {
-        op.put(&inode.tree, orphan_key(inode.id.ino), Vec::new());
+        op.put(&inode.home.tree, orphan_key(inode.id.ino), Vec::new());
     }
     inode.put_item(op, state);
     unlinked
@@ -262,7 +262,7 @@ pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
 
 /// Fails where a directory has entries.
 pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
-    if state.item.size != 0 || dir_item::has_entries(&dir.tree, dir.id.ino)? {
+    if state.item.size != 0 || dir_item::has_entries(&dir.home.tree, dir.id.ino)? {
         return Err(Error::NotEmpty);
     }
     Ok(())

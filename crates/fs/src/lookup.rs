@@ -88,7 +88,7 @@ impl Fs {
         if dir.ino == EMPTY_DIR || state.lacks_name(name) {
             return Err(Error::NotFound);
         }
-        let entry = dir_item::find_entry(&dir_inode.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
+        let entry = dir_item::find_entry(&dir_inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
         let id = self.target_id(dir, &entry.location, name.bytes)?;
         if id.root != dir.root {
             // Entering a subvolume may delete its orphans, for which no inode lock may be held.
@@ -117,7 +117,7 @@ impl Fs {
         }
         let inode = self.inode(dir)?;
         let state = inode.read()?;
-        state.next_index.map_or_else(|| dir_item::load_next_index(&inode.tree, dir.ino), Ok)
+        state.next_index.map_or_else(|| dir_item::load_next_index(&inode.home.tree, dir.ino), Ok)
     }
 
     /// Hands out the entries from `cookie` on (0: from the start, `.` and `..` included) until `emit` returns false; that
@@ -149,7 +149,7 @@ impl Fs {
         loop {
             let count = {
                 let _state = inode.read()?;
-                batch.read(&inode.tree, dir, index, limit)?
+                batch.read(&inode.home.tree, dir, index, limit)?
             };
             let is_last = count < limit;
             limit = (limit * 2).min(READDIR_BATCH);
@@ -181,8 +181,8 @@ impl Fs {
                 return Err(Error::InvalidArgument("not a symbolic link"));
             }
             let key = Key::new(id.ino.0, KeyType::EXTENT_DATA, 0);
-            let raw = inode.tree.get(&key)?.ok_or_else(|| bad_target(id.ino.0))?;
-            match FileExtent::decode(&raw).map_err(in_tree(&inode.tree))?.body {
+            let raw = inode.home.tree.get(&key)?.ok_or_else(|| bad_target(id.ino.0))?;
+            match FileExtent::decode(&raw).map_err(in_tree(&inode.home.tree))?.body {
                 FileExtentBody::Inline(target) => target,
                 FileExtentBody::Regular(_) | FileExtentBody::Prealloc(_) => return Err(bad_target(id.ino.0)),
             }

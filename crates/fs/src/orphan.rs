@@ -50,10 +50,11 @@ impl LastItems<'_> {
         if state.is_regular() {
             crate::truncate::forget_dirty_past(fs, state, 0);
         }
+        let mut changes = op.changes(&self.inode.home.tree);
         for key in &self.keys {
-            op.delete(&self.inode.tree, *key);
+            changes.delete(*key);
         }
-        op.delete(&self.inode.tree, self.inode.item_key());
+        changes.delete(self.inode.item_key());
     }
 }
 
@@ -75,13 +76,13 @@ impl Fs {
         let ref_key = ref_key(inode.id.ino, dir);
         let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
         let start = inode.item_key().successor().unwrap_or(Key::MAX);
-        let count = inode.tree.visit(&start, &inode.last_key(), limit + 1, |key, item| {
+        let count = inode.home.tree.visit(&start, &inode.last_key(), limit + 1, |key, item| {
             if *key == ref_key {
                 index = InodeRef::find_index(item, name);
             }
             keys.push(*key);
         })?;
-        let index = index.map_err(in_tree(&inode.tree))?;
+        let index = index.map_err(in_tree(&inode.home.tree))?;
         Ok((count <= limit).then_some(LastItems { inode, keys, index, _writeback: writeback }))
     }
 
@@ -117,7 +118,7 @@ impl Fs {
             let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
             let step = reservation.nr_items() - 2;
             let mut keys = Vec::with_capacity(4);
-            let is_last = inode.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
+            let is_last = inode.home.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
             if has_extents && !is_last {
                 // Too many for one operation: in steps, the size on disk following.
                 drop(reservation);
@@ -126,12 +127,13 @@ impl Fs {
                 continue;
             }
             let op = self.engine.begin(reservation);
+            let mut changes = op.changes(&inode.home.tree);
             for key in &keys {
-                op.delete(&inode.tree, *key);
+                changes.delete(*key);
             }
             if is_last {
-                op.delete(&inode.tree, inode.item_key());
-                op.delete(&inode.tree, orphan_key(id.ino));
+                changes.delete(inode.item_key());
+                changes.delete(orphan_key(id.ino));
                 break;
             }
         }
@@ -228,7 +230,7 @@ mod tests {
         for name in [&b"unused"[..], b"used", b"linked", b"other", b"busy", b"large"] {
             fs.unlink(fs.root(), name).unwrap();
         }
-        let tree = Arc::clone(&busy.tree);
+        let tree = Arc::clone(&busy.home.tree);
         let is_there = |id: InodeId| {
             let start = Key::new(id.ino.0, KeyType(0), 0);
             let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);

@@ -83,7 +83,7 @@ impl Fs {
             None => size,
         };
         let sectorsize = self.geometry.sectorsize;
-        let next = extents_in(&inode.tree, inode.id.ino, at..pending_start, 1, sectorsize)?.into_iter().next();
+        let next = extents_in(&inode.home.tree, inode.id.ino, at..pending_start, 1, sectorsize)?.into_iter().next();
         Ok(match next {
             None => (pending_start, false),
             Some(extent) if extent.start > at => (extent.start.min(pending_start), false),
@@ -108,7 +108,7 @@ impl Fs {
         let end = offset + buf.len() as u64;
         let mut from = offset;
         while from < end {
-            let extents = extents_in(&inode.tree, inode.id.ino, from..end, STEP, self.geometry.sectorsize)?;
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..end, STEP, self.geometry.sectorsize)?;
             let is_last = extents.len() < STEP;
             for extent in &extents {
                 let part = extent.start.max(from)..extent.end.min(end);

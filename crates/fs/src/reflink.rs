@@ -132,7 +132,7 @@ impl Fs {
             if src_nodatasum != nodatasum(state) {
                 return Err(Error::InvalidArgument("one of the files has checksums and the other has not"));
             }
-            let first = extents_in(&source.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
+            let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {
                 drop(locked);
                 return self.copy_all(source, src_off, target.id, dst_off, len);
@@ -170,7 +170,7 @@ impl Fs {
         self.drop_data(target, state, dst_range.clone())?;
         let mut from = src_range.start;
         while from < src_range.end {
-            let extents = extents_in(&source.tree, source.id.ino, from..src_range.end, STEP, sectorsize)?;
+            let extents = extents_in(&source.home.tree, source.id.ino, from..src_range.end, STEP, sectorsize)?;
             let is_last = extents.len() < STEP;
             let mut plan = ExtentPlan::default();
             let mut prealloc = false;
@@ -184,7 +184,7 @@ impl Fs {
                 let shared: FileExtent = part_of(at, part.clone());
                 let offset = dst_range.start + (part.start - src_range.start);
                 // Filesystems without the no-holes feature have got an explicit hole there.
-                plan.drop_range(&target.tree, target.id.ino, offset..offset + (part.end - part.start), sectorsize)?;
+                plan.drop_range(&target.home.tree, target.id.ino, offset..offset + (part.end - part.start), sectorsize)?;
                 plan.insert(offset, shared);
             }
             if !plan.is_empty() {
@@ -194,7 +194,7 @@ impl Fs {
                 }
                 state.item.nbytes = plan.nbytes(state.item.nbytes);
                 let op = self.engine.begin(reservation);
-                plan.apply(&op, &target.tree, target.id.ino);
+                plan.apply(&op, &target.home.tree, target.id.ino);
                 target.put_item(&op, state);
             }
             if is_last {

@@ -104,7 +104,7 @@ impl Fs {
             let hashed = HashedName::from(name);
             let found = match state.lacks_name(hashed) {
                 true => None,
-                false => dir_item::find_entry(&dir.tree, dir.id.ino, hashed)?,
+                false => dir_item::find_entry(&dir.home.tree, dir.id.ino, hashed)?,
             };
             (found, state.item.sequence)
         };
@@ -127,7 +127,7 @@ impl Fs {
         if locked.of(&end.dir).item.sequence == end.sequence {
             return Ok(true);
         }
-        let entry = dir_item::find_entry(&end.dir.tree, end.dir.id.ino, end.name)?;
+        let entry = dir_item::find_entry(&end.dir.home.tree, end.dir.id.ino, end.name)?;
         Ok(entry.map(|entry| entry.location) == end.entry.as_ref().map(|entry| entry.location))
     }
 
@@ -174,7 +174,7 @@ impl Fs {
         }
 
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &source.tree, changes);
+        dir_item::put_changes(&op, &source.home.tree, changes);
         if source_is_dir {
             op.note_directory_moved();
         }
@@ -187,7 +187,7 @@ impl Fs {
         inode_changed(locked.of(source), time);
         source.put_item(&op, locked.of(source));
         if let Some(draft) = whiteout {
-            draft.put(&op, 1, self);
+            draft.put(&mut op.changes(&source.home.tree), 1, self);
         }
         let unlinked = to.inode.as_ref().filter(|target| drop_link(&op, target, locked.of(target), time));
         Ok(unlinked.map(|target| target.id))
@@ -217,7 +217,7 @@ impl Fs {
 
         let time = now();
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &source.tree, changes);
+        dir_item::put_changes(&op, &source.home.tree, changes);
         if locked.of(source).is_dir() || locked.of(target).is_dir() {
             op.note_directory_moved();
         }
@@ -241,7 +241,7 @@ impl Fs {
         ino: Ino,
         target: (ubtrfs_format::Key, u8),
     ) -> Result<()> {
-        let (tree, dir) = (&end.dir.tree, end.dir.id.ino);
+        let (tree, dir) = (&end.dir.home.tree, end.dir.id.ino);
         let state = locked.of(&end.dir);
         let index = next_index(&end.dir, state)?;
         dir_item::plan_add(changes, tree, &self.geometry, dir, end.name, target, index)?;
@@ -308,7 +308,7 @@ fn is_inside(dir: &Inode, ancestor: Ino) -> Result<bool> {
         if ino == Ino::ROOT_DIR {
             return Ok(false);
         }
-        match dir_item::first_link(&dir.tree, ino)? {
+        match dir_item::first_link(&dir.home.tree, ino)? {
             Some((parent, _)) => ino = parent,
             None => return Ok(false),
         }

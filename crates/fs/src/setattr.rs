@@ -52,7 +52,7 @@ impl Fs {
         let time = now();
         apply(&mut state, set, new_mode, time);
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &inode.tree, changes);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
         Ok(self.attr_of(&state, id))
     }
@@ -117,7 +117,7 @@ impl Fs {
         state.item.sequence = state.item.sequence.wrapping_add(1);
         state.inherit = None;
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &inode.tree, changes);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
         Ok(())
     }

@@ -4,7 +4,7 @@
 //!   another one: the tree log knows inodes by their numbers, and takes one that the last commit has for the same inode.
 //!   So the highest number is looked up when the subvolume is entered, before anything can be deleted, its orphans too.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -13,6 +13,17 @@ use ubtrfs_format::{RootId, objectid};
 use ubtrfs_transaction::{INODES_A_ROW, Tree};
 
 use crate::error::{Error, Result};
+
+/// Which numbers new inodes get. Those of a row share locks ([`INODES_A_ROW`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NewInos {
+    /// The first.
+    Next,
+    /// The first and what follows it in its row.
+    RestOfRow,
+    /// The first that begins a row.
+    BeginRow,
+}
 
 /// A subvolume that was entered since the filesystem was opened.
 #[derive(Debug)]
@@ -24,6 +35,30 @@ pub(crate) struct Subvolume {
     last_ino: Mutex<Option<u64>>,
     /// Whether unlinked inodes of an earlier time were deleted.
     pub(crate) orphans_deleted: Mutex<bool>,
+}
+
+/// A handle of a subvolume that inodes share. Handles are counted, and two processors that count in one place wait for each
+/// other: so each directory has one for the inodes that are made in it.
+#[derive(Debug)]
+pub(crate) struct Home(Arc<Subvolume>);
+
+impl Home {
+    pub(crate) fn new(subvolume: Arc<Subvolume>) -> Arc<Self> {
+        Arc::new(Self(subvolume))
+    }
+
+    /// Another handle, counted apart.
+    pub(crate) fn another(&self) -> Arc<Self> {
+        Self::new(Arc::clone(&self.0))
+    }
+}
+
+impl Deref for Home {
+    type Target = Subvolume;
+
+    fn deref(&self) -> &Subvolume {
+        &self.0
+    }
 }
 
 impl Subvolume {
@@ -42,8 +77,8 @@ impl Subvolume {
         if self.read_only { Err(Error::ReadOnlySubvolume) } else { Ok(()) }
     }
 
-    /// Numbers for new inodes: the first that is not given out, or what is left of its row.
-    pub(crate) fn allocate_inos(&self, row: bool) -> Result<Range<u64>> {
+    /// Numbers for new inodes that are not given out.
+    pub(crate) fn allocate_inos(&self, which: NewInos) -> Result<Range<u64>> {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {
             Error::Engine(ubtrfs_format::Error::Refused {
@@ -54,8 +89,17 @@ impl Subvolume {
         if highest >= objectid::LAST_FREE {
             return Err(ubtrfs_format::Error::NoSpace.into());
         }
-        let first = highest + 1;
-        let end = if row { (first / INODES_A_ROW + 1) * INODES_A_ROW } else { first + 1 };
+        let next = highest + 1;
+        let (first, end) = match which {
+            NewInos::Next => (next, next + 1),
+            NewInos::RestOfRow => (next, (next / INODES_A_ROW + 1) * INODES_A_ROW),
+            NewInos::BeginRow => {
+                // Near the end of all numbers rows are not worth one.
+                let first = next.next_multiple_of(INODES_A_ROW);
+                let first = if first <= objectid::LAST_FREE { first } else { next };
+                (first, first + 1)
+            }
+        };
         let end = end.min(objectid::LAST_FREE + 1);
         *last = Some(end - 1);
         Ok(first..end)

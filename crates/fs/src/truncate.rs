@@ -59,7 +59,7 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
         fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
     }
     let op = fs.engine.begin(reservation);
-    plan.apply(&op, &inode.tree, inode.id.ino);
+    plan.apply(&op, &inode.home.tree, inode.id.ino);
     inode.put_item(&op, &mut state);
     Ok(())
 }
@@ -107,7 +107,7 @@ fn shrink(
     size: u64,
     mut space: Option<DataReservation>,
 ) -> Result<()> {
-    let (tree, ino) = (&inode.tree, inode.id.ino);
+    let (tree, ino) = (&inode.home.tree, inode.id.ino);
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector_end = size.next_multiple_of(sectorsize);
     let mut zeroed = None;
@@ -175,11 +175,11 @@ impl Tail {
         match self {
             Self::Sector { offset, extent, .. } => {
                 let range = *offset..*offset + u64::from(sectorsize);
-                plan.drop_range(&inode.tree, inode.id.ino, range, sectorsize)?;
+                plan.drop_range(&inode.home.tree, inode.id.ino, range, sectorsize)?;
                 plan.insert(*offset, whole_extent(extent.bytenr, extent.len_bytes));
             }
             Self::Inline { bytes } => {
-                plan.drop_range(&inode.tree, inode.id.ino, 0..u64::from(sectorsize), sectorsize)?;
+                plan.drop_range(&inode.home.tree, inode.id.ino, 0..u64::from(sectorsize), sectorsize)?;
                 let mut item = whole_extent(Logical(0), bytes.len() as u64);
                 item.body = FileExtentBody::Inline(bytes.clone());
                 plan.insert(0, item);
@@ -201,7 +201,7 @@ fn zeroed_tail(
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector = size - size % sectorsize;
     let range = sector..sector + sectorsize;
-    let extents = extents_in(&inode.tree, inode.id.ino, range.clone(), 1, fs.geometry.sectorsize)?;
+    let extents = extents_in(&inode.home.tree, inode.id.ino, range.clone(), 1, fs.geometry.sectorsize)?;
     let Some(extent) = extents.first().filter(|extent| extent.is_data()) else { return Ok(None) };
     let mut bytes = vec![0; sectorsize as usize];
     let len = (size - sector) as usize;

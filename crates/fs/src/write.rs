@@ -133,7 +133,7 @@ impl Fs {
         if state.data.is_dirty(0) {
             return Ok(());
         }
-        let first = extents_in(&inode.tree, inode.id.ino, 0..sectorsize, 1, self.geometry.sectorsize)?;
+        let first = extents_in(&inode.home.tree, inode.id.ino, 0..sectorsize, 1, self.geometry.sectorsize)?;
         if !first.first().is_some_and(|extent| extent.is_inline()) {
             return Ok(());
         }
@@ -155,7 +155,7 @@ impl Fs {
             return Err(error.into());
         }
         let mut at = range.start;
-        for extent in extents_in(&inode.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
+        for extent in extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
             let usable = extent.is_prealloc() || (overwrite && extent.is_data() && !extent.is_inline());
             let (true, true, Some(regular)) = (usable, extent.start <= at, extent.extent.disk_extent()) else { break };
             if self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular)? {

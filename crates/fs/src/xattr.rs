@@ -55,7 +55,7 @@ impl KnownXattrs {
         }
         let ino = inode.id.ino.0;
         let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
-        let is_none = inode.tree.first_ge(&start, &end)?.is_none();
+        let is_none = inode.home.tree.first_ge(&start, &end)?.is_none();
         self.0.store(if is_none { Self::NONE } else { Self::SOME }, Ordering::Relaxed);
         Ok(is_none)
     }
@@ -63,7 +63,7 @@ impl KnownXattrs {
 
 /// The value of an attribute of an inode whose state is locked.
 pub(crate) fn get(inode: &Inode, state: &InodeState, name: &[u8]) -> Result<Option<Vec<u8>>> {
-    if state.xattrs.is_none(inode)? { Ok(None) } else { read(&inode.tree, inode.id.ino, name) }
+    if state.xattrs.is_none(inode)? { Ok(None) } else { read(&inode.home.tree, inode.id.ino, name) }
 }
 
 /// The value of an attribute.
@@ -93,7 +93,7 @@ pub(crate) fn plan_set(
     let key = key_of(inode.id.ino, name);
     let mut entries = match state.xattrs.is_none(inode)? {
         true => Vec::new(),
-        false => dir_item::read_entries(&inode.tree, &key)?,
+        false => dir_item::read_entries(&inode.home.tree, &key)?,
     };
     if value.is_some() {
         state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
@@ -191,9 +191,9 @@ impl Fs {
         let end = Key::new(id.ino.0, KeyType::XATTR_ITEM, u64::MAX);
         let mut names = Vec::new();
         loop {
-            let items = inode.tree.range(&start, &end, 64)?;
+            let items = inode.home.tree.range(&start, &end, 64)?;
             for (_, item) in &items {
-                let entries = DirEntry::decode_all(item).map_err(in_tree(&inode.tree))?;
+                let entries = DirEntry::decode_all(item).map_err(in_tree(&inode.home.tree))?;
                 names.extend(entries.into_iter().map(|entry| entry.name));
             }
             match items.last().and_then(|(last, _)| last.successor()) {
@@ -256,7 +256,7 @@ impl Fs {
         state.item.mode = new_mode.unwrap_or(state.item.mode);
         attribute_changed(&mut state);
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &inode.tree, changes);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
         Ok(())
     }
@@ -283,7 +283,7 @@ impl Fs {
         property.apply(&mut state);
         attribute_changed(&mut state);
         let op = self.engine.begin(reservation);
-        dir_item::put_changes(&op, &inode.tree, changes);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
         Ok(())
     }

@@ -53,7 +53,7 @@ impl Engine {
     }
 
     fn freeze_rows(&self) -> (Generation, Vec<Arc<Tree>>) {
-        let _gate = self.gate.write();
+        let _gate = self.gate.close();
         let trees = self.trees.read();
         let listed = self.listed.lock();
         let frozen: Vec<_> =

@@ -13,10 +13,16 @@
 //! I2. Dirty data that was accepted finds room for its items: ordinary changes leave it, by the reservations of data.
 //! I3. Removing and committing work on a full filesystem: they may use what ordinary changes must leave.
 //!
+//! While there is much room, changes are admitted many at a time and taken from there by the operations of a thread, whose
+//! load is counted many operations at a time ([`Share`]).
+//!
+//! I4. What a share has, or has not told yet, is counted as reserved: what is known of an epoch is never less than it needs.
+//!
 //! A commit turns estimates into facts, so a full filesystem commits often before it says that it is full.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::{KeyType, Result};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
@@ -24,6 +30,7 @@ use ubtrfs_space::{SpaceInfo, SpaceKind};
 use crate::delayed_item::is_name;
 use crate::engine::{BackgroundWork, Engine, copies};
 use crate::item_map::Growth;
+use crate::lanes::Lanes;
 use crate::operation::MetadataReservation;
 
 /// Who asks for metadata.
@@ -42,8 +49,9 @@ pub(crate) enum Purpose {
 pub(crate) struct EpochLoad {
     rows: Puts,
     names: Puts,
-    /// Changes that reservations still may put.
+    /// Changes that reservations still may put, and what shares have of them.
     nr_reserved: AtomicU64,
+    shares: Lanes<Mutex<Share>>,
     /// Bytes of checksums to come.
     csum_bytes: AtomicU64,
     /// What the commit that runs now needs.
@@ -65,6 +73,17 @@ struct Puts {
     item_bytes: AtomicU64,
     /// Bytes that the delayed items take in memory.
     memory_bytes: AtomicI64,
+}
+
+/// What threads have of the epoch's room, and what they did not tell it yet.
+#[derive(Debug, Default)]
+struct Share {
+    /// Changes that were admitted and are not reserved yet.
+    nr_admitted: u64,
+    /// Changes whose reservations have ended.
+    nr_ended: u64,
+    /// What operations put.
+    load: OperationLoad,
 }
 
 /// What the changes of one operation add to the load of their epoch.
@@ -109,14 +128,39 @@ const RESERVE_MAX: u64 = 512 << 20;
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
 /// Room is ample where it is so many times what is needed.
 const AMPLE: u64 = 3;
-/// Changes between two looks at whether to reclaim early.
-const EARLY_LOOK: u64 = 64;
+/// Changes that are admitted for a thread at a time: some fifty operations.
+const SHARE_ITEMS: u64 = 1024;
 
 impl EpochLoad {
     /// An operation ends.
     pub(crate) fn add(&self, load: &OperationLoad) {
-        self.rows.add(&load.rows);
-        self.names.add(&load.names);
+        self.shares.mine().lock().load += *load;
+    }
+
+    /// Takes changes from what was admitted for this thread; false where it has not so many.
+    fn take_admitted(&self, nr_items: u64) -> bool {
+        let mut share = self.shares.mine().lock();
+        let rest = share.nr_admitted.checked_sub(nr_items);
+        share.nr_admitted = rest.unwrap_or(share.nr_admitted);
+        rest.is_some()
+    }
+
+    /// All threads tell what they did not yet, and give back what they have. Returns whether there was anything.
+    fn settle(&self) -> bool {
+        self.shares.all().fold(false, |any, share| {
+            let mut share = std::mem::take(&mut *share.lock());
+            share.nr_ended += std::mem::take(&mut share.nr_admitted);
+            self.tell(&share) || any
+        })
+    }
+
+    /// Counts what a share did not tell. Returns whether there was anything.
+    fn tell(&self, share: &Share) -> bool {
+        // The load first: meanwhile it is counted twice, not left out (I4).
+        self.rows.add(&share.load.rows);
+        self.names.add(&share.load.names);
+        self.nr_reserved.fetch_sub(share.nr_ended, Ordering::Relaxed);
+        share.nr_ended > 0
     }
 
     /// Checksums were added.
@@ -151,7 +195,14 @@ impl EpochLoad {
 
     /// A reservation ends.
     pub(crate) fn unreserve(&self, nr_items: u64) {
-        self.nr_reserved.fetch_sub(nr_items, Ordering::Relaxed);
+        let mut share = self.shares.mine().lock();
+        share.nr_ended += nr_items;
+        if share.nr_admitted < nr_items || share.nr_ended >= SHARE_ITEMS {
+            let mut told = std::mem::take(&mut *share);
+            share.nr_admitted = std::mem::take(&mut told.nr_admitted);
+            drop(share);
+            self.tell(&told);
+        }
     }
 
     fn active(&self) -> Load {
@@ -214,6 +265,21 @@ impl Load {
     }
 }
 
+impl std::ops::AddAssign for OperationLoad {
+    fn add_assign(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.names += other.names;
+    }
+}
+
+impl std::ops::AddAssign for OperationPuts {
+    fn add_assign(&mut self, other: Self) {
+        self.nr_puts += other.nr_puts;
+        self.item_bytes += other.item_bytes;
+        self.memory_bytes += other.memory_bytes;
+    }
+}
+
 impl std::ops::Add for Load {
     type Output = Self;
 
@@ -234,11 +300,14 @@ impl Engine {
         self.check_writable()?;
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
-        if (purpose != Purpose::Change || self.metadata_tickets.is_empty())
-            && let Some(reservation) = granted()
-        {
-            self.reclaim_early(&reservation);
-            return Ok(reservation);
+        if purpose != Purpose::Change || self.metadata_tickets.is_empty() {
+            if self.epoch.take_admitted(most as u64) {
+                return Ok(MetadataReservation::counted(self, most as u64));
+            }
+            if let Some(reservation) = granted() {
+                self.admit_ahead();
+                return Ok(reservation);
+            }
         }
         let queue = (purpose == Purpose::Change).then_some(&self.metadata_tickets);
         // From cheap to dear: a commit turns estimates into facts and frees what is pinned; dirty data written first
@@ -269,16 +338,16 @@ impl Engine {
         }
     }
 
-    /// Has the commit thread work before anybody must wait: when what is admitted takes most of the room.
-    fn reclaim_early(&self, admitted: &MetadataReservation<'_>) {
-        // A look now and then: the room shrinks by items, and a commit is asked for once a transaction.
-        let load = self.epoch.active();
-        if !load.nr_puts.is_multiple_of(EARLY_LOOK) || admitted.nr_items() == 0 {
-            return;
-        }
+    /// Admits changes for the next operations of this thread where there is ample room. Where what is admitted takes most of
+    /// the room, the commit thread is asked to work before anybody must wait.
+    fn admit_ahead(&self) {
         let info = self.space.info(SpaceKind::Metadata);
         let (room, need) = (self.metadata_room(&info), self.metadata_need(&info, Purpose::Change));
-        if need > room - room / 8 && load.nr_puts > EARLY_LOOK {
+        if room / AMPLE >= need {
+            if self.admit(SHARE_ITEMS, Purpose::Change) {
+                self.epoch.shares.mine().lock().nr_admitted += SHARE_ITEMS;
+            }
+        } else if need > room - room / 8 && self.epoch.active().nr_puts > NODES_A_COMMIT {
             self.ask_for(BackgroundWork::Commit);
         }
     }
@@ -305,15 +374,17 @@ impl Engine {
 
     /// The same after `bytes` more were taken.
     pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
-        let info = self.space.info(SpaceKind::Metadata);
-        self.metadata_room(&info) >= self.metadata_need(&info, purpose).saturating_add(bytes)
+        let fits = || {
+            let info = self.space.info(SpaceKind::Metadata);
+            self.metadata_room(&info) >= self.metadata_need(&info, purpose).saturating_add(bytes)
+        };
+        fits() || (self.epoch.settle() && fits())
     }
 
     /// Whether the trees still have their room when a data chunk takes its share of the devices.
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
-        let info = self.space.info(SpaceKind::Metadata);
         let lost = chunk.length * copies(chunk.flags) / copies(self.chunk_flags(SpaceKind::Metadata));
-        self.metadata_room(&info).saturating_sub(lost) >= self.metadata_need(&info, Purpose::Change)
+        self.has_room_for_metadata_and(lost, Purpose::Change)
     }
 
     /// Metadata kept back so that removing and committing work on a full filesystem.
@@ -331,6 +402,7 @@ impl Engine {
     pub(crate) fn freeze_load(&self) {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
+        load.settle();
         load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
         load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
         load.rows.reset();
@@ -345,6 +417,7 @@ impl Engine {
     pub(crate) fn freeze_rows_load(&self, names_bytes: isize) {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
+        load.settle();
         load.frozen_need.store(load.rows.load().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
         load.frozen_memory.store(load.row_memory_bytes() + names_bytes.max(0) as u64, Ordering::Relaxed);
         load.rows.reset();

@@ -139,7 +139,7 @@ impl Engine {
     /// Ends the running epoch: its items become the frozen ones, the next transaction begins.
     fn freeze_epoch(&self) -> Result<(Generation, Vec<Arc<Tree>>)> {
         let _freeze = self.stats.span(Span::Freeze);
-        let _gate = self.gate.write();
+        let _gate = self.gate.close();
         let ids = std::mem::take(&mut *self.listed.lock());
         let mut frozen = Vec::with_capacity(ids.len());
         for id in ids {

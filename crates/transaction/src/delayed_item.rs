@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::Changes;
 
@@ -57,6 +57,14 @@ pub(crate) struct DelayedItems {
     nr_touched: AtomicUsize,
 }
 
+/// The active changes of some objectids, locked.
+#[derive(Debug)]
+pub(crate) struct LockedItems<'d> {
+    number: usize,
+    shard: RwLockWriteGuard<'d, ActiveShard>,
+    nr_touched: &'d AtomicUsize,
+}
+
 /// The changes of one tree that a running apply is merging into it.
 #[derive(Debug, Default)]
 pub(crate) struct FrozenItems {
@@ -88,18 +96,16 @@ impl DelayedItems {
         Self { shards, nr_touched: AtomicUsize::new(0) }
     }
 
+    /// Locks what is kept with an objectid, for changes one after the other.
+    pub(crate) fn lock(&self, objectid: u64) -> LockedItems<'_> {
+        let number = shard_of(objectid);
+        LockedItems { number, shard: self.shards[number].write(), nr_touched: &self.nr_touched }
+    }
+
     /// Records a change.
+    #[cfg(test)]
     pub(crate) fn set(&self, key: Key, value: Option<&[u8]>) -> Growth {
-        let mut shard = self.shards[shard_of(key.objectid)].write();
-        if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
-            self.nr_touched.fetch_add(1, Ordering::Relaxed);
-        }
-        shard.deletes_names |= value.is_none() && is_name(key.item_type);
-        shard.changes.objectids.add(key.objectid);
-        match is_name(key.item_type) {
-            true => shard.changes.names.set(&key, value),
-            false => shard.changes.rows.set(&key, value),
-        }
+        self.lock(key.objectid).set(key, value)
     }
 
     /// The change of this key, if there is one.
@@ -176,6 +182,28 @@ impl DelayedItems {
             return Vec::new();
         }
         self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.write().touched)).collect()
+    }
+}
+
+impl LockedItems<'_> {
+    /// Whether items of this objectid are among those that are locked.
+    pub(crate) fn has(&self, objectid: u64) -> bool {
+        shard_of(objectid) == self.number
+    }
+
+    /// Records a change of one of them.
+    pub(crate) fn set(&mut self, key: Key, value: Option<&[u8]>) -> Growth {
+        debug_assert!(self.has(key.objectid), "I1: {key:?} is kept elsewhere");
+        let shard = &mut *self.shard;
+        if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
+            self.nr_touched.fetch_add(1, Ordering::Relaxed);
+        }
+        shard.deletes_names |= value.is_none() && is_name(key.item_type);
+        shard.changes.objectids.add(key.objectid);
+        match is_name(key.item_type) {
+            true => shard.changes.names.set(&key, value),
+            false => shard.changes.rows.set(&key, value),
+        }
     }
 }
 

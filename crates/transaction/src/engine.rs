@@ -24,6 +24,7 @@ use crate::block_rsv::EpochLoad;
 use crate::chunk_alloc::PendingChunks;
 use crate::commit::Committer;
 use crate::data_ledger::DataLedger;
+use crate::lanes::Gate;
 use crate::leaf_ahead::LeafReadAhead;
 use crate::metric::Metric;
 use crate::node_store::NodeStore;
@@ -130,7 +131,7 @@ pub struct Engine {
     pub(crate) chunk_tree_uuid: Uuid,
     pub(crate) trees: RwLock<HashMap<RootId, Arc<Tree>>>,
     /// Entered shared by every operation, exclusively to freeze an epoch.
-    pub(crate) gate: RwLock<()>,
+    pub(crate) gate: Gate,
     /// The running transaction.
     pub(crate) running: AtomicU64,
     /// The last transaction on disk.
@@ -194,7 +195,7 @@ impl Engine {
             options: parts.options,
             chunk_tree_uuid: parts.chunk_tree_uuid,
             trees: RwLock::new(parts.trees),
-            gate: RwLock::new(()),
+            gate: Gate::default(),
             running: AtomicU64::new(committed.saturating_add(1)),
             committed: AtomicU64::new(committed),
             listed: Mutex::default(),

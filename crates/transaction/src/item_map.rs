@@ -307,7 +307,7 @@ impl Page {
         }
         if slot == self.len() {
             self.items.close();
-            let mut next = Self { items: ItemPage::with_room(PAGE_ITEMS / 2, PAGE_DATA / 2), ..Self::default() };
+            let mut next = self.of_same_size();
             next.insert(0, key, value);
             return Some((*key, next));
         }
@@ -320,6 +320,17 @@ impl Page {
             false => upper.insert(slot - middle, key, value),
         }
         Some((first, upper))
+    }
+
+    /// An empty page with room for what this full one has: rows go on as they were.
+    fn of_same_size(&self) -> Self {
+        let (nr_items, data_len) = match self.len() {
+            PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),
+            nr_items => (nr_items, PAGE_DATA),
+        };
+        let a_bit_more = |room: usize| room + room / 16;
+        let items = ItemPage::with_room(a_bit_more(nr_items).min(PAGE_ITEMS), a_bit_more(data_len).min(PAGE_DATA));
+        Self { items, ..Self::default() }
     }
 
     /// Whether the last change that was added is the one before this slot, as in a row of ascending keys.

@@ -12,14 +12,14 @@
 //! - I2. Nobody waits for a hint: where another thread is at it, there is none.
 //! - I3. As many leaves as there are places are kept in memory besides the cache, at most.
 
-use std::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{LeafPlace, Node};
 
+use crate::lanes::Lanes;
 use crate::leaf_ahead::Walk;
 
 /// What a tree's nodes are known by until they change.
@@ -27,15 +27,14 @@ use crate::leaf_ahead::Walk;
 pub(crate) struct TreeVersion(u64);
 
 /// The hints of all trees of a filesystem.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LeafHints {
-    lanes: Box<[Lane]>,
+    lanes: Lanes<Lane>,
     next_version: AtomicU64,
 }
 
 /// The hints of a thread, or of several.
 #[derive(Debug, Default)]
-#[repr(align(128))]
 struct Lane {
     kinds: [Mutex<Recent>; NR_KINDS],
     walk: Mutex<Walk>,
@@ -56,10 +55,6 @@ struct Hint {
 }
 
 impl LeafHints {
-    pub(crate) fn new() -> Self {
-        Self { lanes: (0..NR_LANES).map(|_| Lane::default()).collect(), next_version: AtomicU64::new(0) }
-    }
-
     /// A version that no tree had before.
     pub(crate) fn new_version(&self) -> TreeVersion {
         TreeVersion(self.next_version.fetch_add(1, Ordering::Relaxed))
@@ -67,14 +62,14 @@ impl LeafHints {
 
     /// The leaf that the key belongs to, if it is one of those that were looked into last.
     pub(crate) fn find(&self, version: TreeVersion, key: &Key) -> Option<LeafPlace> {
-        let recent = self.lane().kinds[kind_of(key)].try_lock()?;
+        let recent = self.lanes.mine().kinds[kind_of(key)].try_lock()?;
         let is_wanted = |hint: &&Hint| hint.version == version && hint.place.covers(key);
         recent.hints.iter().flatten().find(is_wanted).map(|hint| hint.place.clone())
     }
 
     /// This leaf was found for the key.
     pub(crate) fn note(&self, version: TreeVersion, key: &Key, place: &LeafPlace) {
-        if let Some(mut recent) = self.lane().kinds[kind_of(key)].try_lock() {
+        if let Some(mut recent) = self.lanes.mine().kinds[kind_of(key)].try_lock() {
             let oldest = recent.oldest;
             recent.oldest = (oldest + 1) % NR_RECENT;
             let before = recent.hints[oldest].replace(Hint { version, place: place.clone() });
@@ -86,12 +81,8 @@ impl LeafHints {
 
     /// This thread goes to the leaf in this slot of `parent`. Answers which of the leaves beside it are worth reading.
     pub(crate) fn step(&self, parent: &Node, slot: usize) -> [Range<usize>; 2] {
-        let walk = self.lane().walk.try_lock();
+        let walk = self.lanes.mine().walk.try_lock();
         walk.map_or([0..0, 0..0], |mut walk| walk.step(parent.bytenr(), slot, parent.nritems()))
-    }
-
-    fn lane(&self) -> &Lane {
-        &self.lanes[lane_of_thread()]
     }
 }
 
@@ -103,21 +94,6 @@ fn kind_of(key: &Key) -> usize {
     }
 }
 
-/// Threads take lanes in turn.
-fn lane_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static LANE: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    LANE.with(|lane| {
-        if lane.get() == usize::MAX {
-            lane.set(NEXT.fetch_add(1, Ordering::Relaxed) % NR_LANES);
-        }
-        lane.get()
-    })
-}
-
-const NR_LANES: usize = 8;
 const NR_KINDS: usize = 3;
 /// A walk through directories comes back to those above.
 const NR_RECENT: usize = 4;

@@ -12,6 +12,7 @@
 //! - [`apply_trees`], [`apply_rows`], [`throttle`]: delayed items go into their trees, and stay within their memory.
 //! - [`cow`]: what happens to nodes and references when a batch is applied.
 //! - [`leaf_ahead`], [`leaf_hint`], [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
+//! - [`lanes`]: what every operation touches, for each thread by itself.
 //! - [`chunk_alloc`]: chunks and block groups.
 //! - [`data_io`], [`data_ledger`]: data extents and their checksums.
 //! - [`dev_stats`]: error counters of the devices.
@@ -38,6 +39,7 @@ mod extent_tree;
 mod free_space_tree;
 mod item_map;
 mod item_page;
+mod lanes;
 mod leaf_ahead;
 mod leaf_hint;
 mod leaf_reader;
@@ -64,7 +66,7 @@ pub use delayed_item::INODES_A_ROW;
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use leaf_ahead::LeafReadAhead;
 pub use metric::{Metric, prometheus_text};
-pub use operation::{MetadataReservation, Operation};
+pub use operation::{MetadataReservation, Operation, TreeChanges};
 pub use stats::{Reclaim, Span, SpanGuard, Stats};
 pub use tree_log::{FoundLog, LogStats};
 pub use tree_view::{ItemRef, Tree};

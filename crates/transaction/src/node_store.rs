@@ -50,7 +50,7 @@ impl NodeStore {
         Self {
             volumes,
             cache,
-            hints: LeafHints::new(),
+            hints: LeafHints::default(),
             ahead: LeafAhead::new(cache_bytes / nodesize as u64),
             dirty,
             check,

@@ -10,6 +10,7 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, Result};
 use ubtrfs_space::Extent;
 
 use crate::block_rsv::{OperationLoad, Purpose};
+use crate::delayed_item::LockedItems;
 use crate::engine::Engine;
 use crate::tree_view::Tree;
 
@@ -54,6 +55,15 @@ pub struct Operation<'e> {
     _gate: RwLockReadGuard<'e, ()>,
 }
 
+/// Changes of one tree in an operation. Neighbours are put under one lock, which is held until a change that lies elsewhere, or
+/// until this is dropped: meanwhile the tree must not be read, nor changed in another way.
+#[derive(Debug)]
+pub struct TreeChanges<'o> {
+    op: &'o Operation<'o>,
+    tree: &'o Tree,
+    items: Option<LockedItems<'o>>,
+}
+
 impl Engine {
     /// Reserves metadata for about `nr_items` item changes.
     ///
@@ -80,7 +90,7 @@ impl Engine {
 
     /// Enters the epoch gate. The inode locks that the operation needs are held already.
     pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> Operation<'e> {
-        Operation { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.gate.read() }
+        Operation { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.gate.enter() }
     }
 }
 
@@ -92,16 +102,21 @@ impl Operation<'_> {
 
     /// Inserts or replaces an item.
     pub fn put(&self, tree: &Tree, key: Key, value: impl AsRef<[u8]>) {
-        let value = value.as_ref();
-        if key.item_type == KeyType::EXTENT_DATA && tree.id().is_fs_tree() {
-            self.note_extent(tree, &key, value);
-        }
-        self.set(tree, key, Some(value));
+        self.changes(tree).put(key, value);
     }
 
     /// Deletes an item; an absent one is fine.
     pub fn delete(&self, tree: &Tree, key: Key) {
-        self.set(tree, key, None);
+        self.changes(tree).delete(key);
+    }
+
+    /// For several changes of a tree one after the other.
+    pub fn changes<'o>(&'o self, tree: &'o Tree) -> TreeChanges<'o> {
+        // Looked at first: nearly always it is, and then nobody's copy of it goes stale. The gate keeps it so.
+        if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
+            self.engine.listed.lock().push(tree.id());
+        }
+        TreeChanges { op: self, tree, items: None }
     }
 
     /// A directory gets another name in this operation: fsyncs of this transaction commit, so that what is below it is
@@ -116,22 +131,44 @@ impl Operation<'_> {
         self.engine.ledger.add_csums(at, csums);
     }
 
-    fn set(&self, tree: &Tree, key: Key, value: Option<&[u8]>) {
-        let growth = tree.active.set(key, value);
-        let mut load = self.load.get();
-        load.add(&growth, key.item_type);
-        self.load.set(load);
-        // Looked at first: nearly always it is, and then nobody's copy of it goes stale. The gate keeps it so.
-        if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
-            self.engine.listed.lock().push(tree.id());
-        }
-    }
-
     fn note_extent(&self, tree: &Tree, key: &Key, value: &[u8]) {
         if let Some(extent) = regular_extent(value) {
             let referrer = (tree.id(), Ino(key.objectid), key.offset.wrapping_sub(extent.offset));
             self.engine.ledger.put(Extent::new(extent.disk_bytenr, extent.disk_num_bytes), referrer);
         }
+    }
+}
+
+impl TreeChanges<'_> {
+    /// The transaction that they belong to.
+    pub fn generation(&self) -> Generation {
+        self.op.generation()
+    }
+
+    /// Inserts or replaces an item.
+    pub fn put(&mut self, key: Key, value: impl AsRef<[u8]>) {
+        let value = value.as_ref();
+        if key.item_type == KeyType::EXTENT_DATA && self.tree.id().is_fs_tree() {
+            self.op.note_extent(self.tree, &key, value);
+        }
+        self.set(key, Some(value));
+    }
+
+    /// Deletes an item; an absent one is fine.
+    pub fn delete(&mut self, key: Key) {
+        self.set(key, None);
+    }
+
+    fn set(&mut self, key: Key, value: Option<&[u8]>) {
+        if self.items.as_ref().is_some_and(|items| !items.has(key.objectid)) {
+            // Before the next ones are locked: never two at once.
+            self.items = None;
+        }
+        let items = self.items.get_or_insert_with(|| self.tree.active.lock(key.objectid));
+        let growth = items.set(key, value);
+        let mut load = self.op.load.get();
+        load.add(&growth, key.item_type);
+        self.op.load.set(load);
     }
 }
 

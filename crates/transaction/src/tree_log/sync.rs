@@ -190,7 +190,7 @@ impl Engine {
         transid: Generation,
     ) -> Result<Vec<(RootId, Batch)>, Stop> {
         // All operations are in whole or not at all.
-        let _gate = self.gate.write();
+        let _gate = self.gate.close();
         if self.running.load(Ordering::Acquire) != transid.0 {
             return Err(Stop::Commit("an earlier transaction is not committed"));
         }

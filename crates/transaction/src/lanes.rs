@@ -1,0 +1,77 @@
+//! [`Lanes`]: what every operation touches, kept several times. Two processors that count in one place wait for each other's
+//! caches at each count; threads in lanes of their own do not.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// One of a kind for each thread, or for a few of them.
+#[derive(Debug)]
+pub(crate) struct Lanes<T> {
+    lanes: Box<[Lane<T>]>,
+}
+
+/// In lines of memory of its own; processors fetch two at a time.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Lane<T>(T);
+
+impl<T: Default> Default for Lanes<T> {
+    fn default() -> Self {
+        Self { lanes: (0..NR_LANES).map(|_| Lane::default()).collect() }
+    }
+}
+
+impl<T> Lanes<T> {
+    /// That of the calling thread.
+    pub(crate) fn mine(&self) -> &T {
+        &self.lanes[lane_of_thread()].0
+    }
+
+    /// Those of all threads.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
+        self.lanes.iter().map(|lane| &lane.0)
+    }
+}
+
+/// A lock that operations hold shared, each in its thread's lane, and that is seldom taken exclusively.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    lanes: Lanes<RwLock<()>>,
+}
+
+/// Nobody is inside until this is dropped.
+#[must_use = "the gate opens when this is dropped"]
+pub(crate) struct Closed<'g> {
+    _lanes: Vec<RwLockWriteGuard<'g, ()>>,
+}
+
+impl Gate {
+    /// Waits until it is open, and keeps it so.
+    pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
+        self.lanes.mine().read()
+    }
+
+    /// Waits until all who are inside have left, and lets nobody in.
+    pub(crate) fn close(&self) -> Closed<'_> {
+        // Always in this order, so that of two who close it one is first everywhere.
+        Closed { _lanes: self.lanes.all().map(RwLock::write).collect() }
+    }
+}
+
+/// Threads take lanes in turn.
+fn lane_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static LANE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    LANE.with(|lane| {
+        if lane.get() == usize::MAX {
+            lane.set(NEXT.fetch_add(1, Ordering::Relaxed) % NR_LANES);
+        }
+        lane.get()
+    })
+}
+
+const NR_LANES: usize = 8;
