@@ -107,10 +107,7 @@ impl Fs {
         } else {
             item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
         }
-        let ino = match type_bits {
-            mode::DIRECTORY => self.next_dir_ino(dir)?,
-            _ => self.next_ino(dir, dir_state)?,
-        };
+        let ino = self.next_ino(dir, dir_state, type_bits == mode::DIRECTORY)?;
         let mut state = InodeState::new(item);
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
@@ -138,25 +135,25 @@ impl Fs {
         Ok(Draft { inode, file_type, changes, symlink_target })
     }
 
-    /// A number for a new directory: in a row that other directories are not in, so that threads that fill them work apart.
-    fn next_dir_ino(&self, parent: &Inode) -> Result<Ino> {
-        let mut numbers = parent.home.allocate_inos(NewInos::BeginRow)?;
-        numbers.next().map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
-    }
-
     /// A number for a new inode of a directory.
-    fn next_ino(&self, dir: &Inode, state: &mut InodeState) -> Result<Ino> {
+    fn next_ino(&self, dir: &Inode, state: &mut InodeState, for_dir: bool) -> Result<Ino> {
         let generation = self.engine.generation();
         let next = &mut state.next_inos;
         if next.generation != generation {
             *next = NextInos { generation, ..NextInos::default() };
         }
-        if next.numbers.is_empty() {
-            let which = if next.nr_given >= SINGLE_INOS { NewInos::RestOfRow } else { NewInos::Next };
-            next.numbers = dir.home.allocate_inos(which)?;
-        }
+        let number = if for_dir && next.nr_dirs >= SINGLE_DIRS {
+            dir.home.allocate_inos(NewInos::BeginRow)?.next()
+        } else {
+            if next.numbers.is_empty() {
+                let which = if next.nr_given >= SINGLE_INOS { NewInos::RestOfRow } else { NewInos::Next };
+                next.numbers = dir.home.allocate_inos(which)?;
+            }
+            next.numbers.next()
+        };
         next.nr_given += 1;
-        next.numbers.next().map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
+        next.nr_dirs += u64::from(for_dir);
+        number.map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
     }
 
     fn check_symlink(&self, type_bits: u32, new: &NewInode<'_>) -> Result<Option<Vec<u8>>> {
@@ -350,5 +347,7 @@ const CREATE_ITEMS: usize = 12;
 /// So many inodes of a directory get the next number each, as Linux's do; those that the transaction makes after them get
 /// numbers in rows.
 const SINGLE_INOS: u64 = 64;
+/// So many directories of a directory; those after them begin rows, so that threads that fill them work apart.
+const SINGLE_DIRS: u64 = 8;
 /// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
 const SYMLINK_MAX: usize = 4095;

@@ -73,6 +73,8 @@ pub(crate) struct NextInos {
     pub(crate) generation: Generation,
     /// Numbers that the directory gave to its inodes in the transaction.
     pub(crate) nr_given: u64,
+    /// How many of them are directories.
+    pub(crate) nr_dirs: u64,
     pub(crate) numbers: Range<u64>,
 }
 

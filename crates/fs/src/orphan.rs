@@ -76,14 +76,23 @@ impl Fs {
         let ref_key = ref_key(inode.id.ino, dir);
         let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
         let start = inode.item_key().successor().unwrap_or(Key::MAX);
-        let count = inode.home.tree.visit(&start, &inode.last_key(), limit + 1, |key, item| {
-            if *key == ref_key {
-                index = InodeRef::find_index(item, name);
-            }
-            keys.push(*key);
-        })?;
+        let mut visit = |start: &Key, end: &Key| {
+            inode.home.tree.visit(start, end, limit + 1, |key, item| {
+                if *key == ref_key {
+                    index = InodeRef::find_index(item, name);
+                }
+                keys.push(*key);
+            })
+        };
+        if state.is_dir() {
+            // A directory without entries has no names either, and there may be many that are to be deleted.
+            visit(&start, &Key::new(inode.id.ino.0, KeyType::DIR_ITEM, 0))?;
+            visit(&Key::new(inode.id.ino.0, KeyType::DIR_INDEX, 0), &inode.last_key())?;
+        } else {
+            visit(&start, &inode.last_key())?;
+        }
         let index = index.map_err(in_tree(&inode.home.tree))?;
-        Ok((count <= limit).then_some(LastItems { inode, keys, index, _writeback: writeback }))
+        Ok((keys.len() <= limit).then_some(LastItems { inode, keys, index, _writeback: writeback }))
     }
 
     /// Deletes an inode if it has no links and no users.

@@ -184,7 +184,12 @@ impl Fs {
                 let shared: FileExtent = part_of(at, part.clone());
                 let offset = dst_range.start + (part.start - src_range.start);
                 // Filesystems without the no-holes feature have got an explicit hole there.
-                plan.drop_range(&target.home.tree, target.id.ino, offset..offset + (part.end - part.start), sectorsize)?;
+                plan.drop_range(
+                    &target.home.tree,
+                    target.id.ino,
+                    offset..offset + (part.end - part.start),
+                    sectorsize,
+                )?;
                 plan.insert(offset, shared);
             }
             if !plan.is_empty() {

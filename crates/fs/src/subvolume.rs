@@ -14,17 +14,6 @@ use ubtrfs_transaction::{INODES_A_ROW, Tree};
 
 use crate::error::{Error, Result};
 
-/// Which numbers new inodes get. Those of a row share locks ([`INODES_A_ROW`]).
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum NewInos {
-    /// The first.
-    Next,
-    /// The first and what follows it in its row.
-    RestOfRow,
-    /// The first that begins a row.
-    BeginRow,
-}
-
 /// A subvolume that was entered since the filesystem was opened.
 #[derive(Debug)]
 pub(crate) struct Subvolume {
@@ -35,6 +24,17 @@ pub(crate) struct Subvolume {
     last_ino: Mutex<Option<u64>>,
     /// Whether unlinked inodes of an earlier time were deleted.
     pub(crate) orphans_deleted: Mutex<bool>,
+}
+
+/// Which numbers new inodes get. What belongs to inodes of a row shares locks ([`INODES_A_ROW`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NewInos {
+    /// The first that is not given out.
+    Next,
+    /// The first and what follows it in its row.
+    RestOfRow,
+    /// The first that begins a row.
+    BeginRow,
 }
 
 /// A handle of a subvolume that inodes share. Handles are counted, and two processors that count in one place wait for each
@@ -77,7 +77,7 @@ impl Subvolume {
         if self.read_only { Err(Error::ReadOnlySubvolume) } else { Ok(()) }
     }
 
-    /// Numbers for new inodes that are not given out.
+    /// Numbers for new inodes.
     pub(crate) fn allocate_inos(&self, which: NewInos) -> Result<Range<u64>> {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {
@@ -94,9 +94,8 @@ impl Subvolume {
             NewInos::Next => (next, next + 1),
             NewInos::RestOfRow => (next, (next / INODES_A_ROW + 1) * INODES_A_ROW),
             NewInos::BeginRow => {
-                // Near the end of all numbers rows are not worth one.
+                // The last number begins one.
                 let first = next.next_multiple_of(INODES_A_ROW);
-                let first = if first <= objectid::LAST_FREE { first } else { next };
                 (first, first + 1)
             }
         };

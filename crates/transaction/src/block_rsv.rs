@@ -469,3 +469,54 @@ impl Engine {
         Load { nr_puts, new_bytes: csums + nr_puts * 128 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_shares_hold_counts_as_reserved_until_it_is_told() {
+        let epoch = EpochLoad::default();
+        let mut state = 11u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (mut reserved, mut put) = (Vec::new(), Load::default());
+        for _ in 0..20_000 {
+            match random(8) {
+                // Admitted for one operation, or ahead.
+                0 => {
+                    epoch.nr_reserved.fetch_add(12, Ordering::Relaxed);
+                    reserved.push(12);
+                }
+                1 => {
+                    epoch.nr_reserved.fetch_add(SHARE_ITEMS, Ordering::Relaxed);
+                    epoch.shares.mine().lock().nr_admitted += SHARE_ITEMS;
+                }
+                2..5 => {
+                    let nr_items = 1 + random(30);
+                    reserved.extend(epoch.take_admitted(nr_items).then_some(nr_items));
+                }
+                5..7 => {
+                    let Some(nr_items) = reserved.pop() else { continue };
+                    let mut load = OperationLoad::default();
+                    load.rows.nr_puts = random(nr_items + 1);
+                    load.rows.item_bytes = 100 * load.rows.nr_puts;
+                    put = put + Load { nr_puts: load.rows.nr_puts, new_bytes: load.rows.item_bytes };
+                    epoch.add(&load);
+                    epoch.unreserve(nr_items);
+                }
+                _ => {
+                    epoch.settle();
+                }
+            }
+            let alive: u64 = reserved.iter().sum();
+            assert!(epoch.active().nr_puts >= put.nr_puts + alive, "I4");
+        }
+        epoch.settle();
+        let expected = put + Load { nr_puts: reserved.iter().sum(), new_bytes: 0 };
+        assert_eq!(epoch.active(), expected);
+        assert!(!epoch.settle(), "nothing is left to tell");
+    }
+}

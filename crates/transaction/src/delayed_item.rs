@@ -7,7 +7,8 @@
 //! two are kept apart.
 //!
 //! Invariants:
-//! - I1. All items of one objectid are in one shard, so that a range inside one objectid needs one lock.
+//! - I1. The entries of a directory are in one shard, which directories with neighbouring numbers do not share; so are all
+//!   other items of an objectid, with those of the inodes beside it. A range inside one objectid needs two locks at most.
 //! - I2. An item moves only from active to frozen to the tree. A reader that looks in that order misses nothing.
 //! - I3. Where names of a shard are to be deleted, they are frozen with its rows: a tree never has the names of a directory
 //!   without its inode.
@@ -96,38 +97,33 @@ impl DelayedItems {
         Self { shards, nr_touched: AtomicUsize::new(0) }
     }
 
-    /// Locks what is kept with an objectid, for changes one after the other.
-    pub(crate) fn lock(&self, objectid: u64) -> LockedItems<'_> {
-        let number = shard_of(objectid);
+    /// Locks what is kept with a key, for changes one after the other.
+    pub(crate) fn lock(&self, key: &Key) -> LockedItems<'_> {
+        let number = shard_of(key);
         LockedItems { number, shard: self.shards[number].write(), nr_touched: &self.nr_touched }
     }
 
     /// Records a change.
     #[cfg(test)]
     pub(crate) fn set(&self, key: Key, value: Option<&[u8]>) -> Growth {
-        self.lock(key.objectid).set(key, value)
+        self.lock(&key).set(key, value)
     }
 
     /// The change of this key, if there is one.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
-        self.shards[shard_of(key.objectid)].read().changes.get(key)
+        self.shards[shard_of(key)].read().changes.get(key)
     }
 
     /// Appends up to `limit` changes of `start..=end` in ascending order.
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-        if start.objectid == end.objectid {
-            return self.shards[shard_of(start.objectid)].read().changes.range(start, end, limit);
-        }
-        merge_ranges(self.shards.iter().map(|shard| shard.read().changes.range(start, end, limit)), limit)
+        let of_shard = |number: usize| self.shards[number].read().changes.range(start, end, limit);
+        merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
     /// The largest changed key in `start..=end`.
     pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
-        let last = |shard: &RwLock<ActiveShard>| shard.read().changes.last(start, end);
-        if start.objectid == end.objectid {
-            return last(&self.shards[shard_of(start.objectid)]);
-        }
-        self.shards.iter().filter_map(last).max_by_key(|(key, _)| *key)
+        let last = |number: usize| self.shards[number].read().changes.last(start, end);
+        shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
     }
 
     /// Takes all changes, leaving none, and watches nothing any more. The caller holds the gate and the tree's view
@@ -163,17 +159,22 @@ impl DelayedItems {
 
     /// The changed keys of an objectid, in order.
     pub(crate) fn keys_of(&self, objectid: u64) -> Vec<Key> {
-        let shard = self.shards[shard_of(objectid)].read();
         let (start, end) = (Key::new(objectid, KeyType(0), 0), Key::new(objectid, KeyType(u8::MAX), u64::MAX));
-        let mut keys: Vec<Key> = shard.changes.rows.keys(&start, &end).collect();
-        keys.extend(shard.changes.names.keys(&start, &end));
+        let mut keys = Vec::new();
+        for number in shards_between(&start, &end) {
+            let shard = self.shards[number].read();
+            keys.extend(shard.changes.rows.keys(&start, &end));
+            keys.extend(shard.changes.names.keys(&start, &end));
+        }
         keys.sort_unstable();
         keys
     }
 
     /// From now on notes which keys of an objectid change, until the next freeze.
     pub(crate) fn watch(&self, objectid: u64) {
-        self.shards[shard_of(objectid)].write().watched.insert(objectid);
+        for number in [row_shard(objectid), entry_shard(objectid)] {
+            self.shards[number].write().watched.insert(objectid);
+        }
     }
 
     /// The keys of watched objectids that changed since this was last asked. No operation runs meanwhile.
@@ -186,14 +187,14 @@ impl DelayedItems {
 }
 
 impl LockedItems<'_> {
-    /// Whether items of this objectid are among those that are locked.
-    pub(crate) fn has(&self, objectid: u64) -> bool {
-        shard_of(objectid) == self.number
+    /// Whether this key is among those that are locked.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        shard_of(key) == self.number
     }
 
     /// Records a change of one of them.
     pub(crate) fn set(&mut self, key: Key, value: Option<&[u8]>) -> Growth {
-        debug_assert!(self.has(key.objectid), "I1: {key:?} is kept elsewhere");
+        debug_assert!(self.has(&key), "I1: {key:?} is kept elsewhere");
         let shard = &mut *self.shard;
         if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
@@ -209,22 +210,17 @@ impl LockedItems<'_> {
 
 impl FrozenItems {
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
-        self.shards.get(shard_of(key.objectid))?.get(key)
+        self.shards.get(shard_of(key))?.get(key)
     }
 
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
-        let of_shard = |shard: &Shard| shard.range(start, end, limit);
-        if start.objectid == end.objectid {
-            return self.shards.get(shard_of(start.objectid)).map_or_else(Vec::new, of_shard);
-        }
-        merge_ranges(self.shards.iter().map(of_shard), limit)
+        let of_shard = |number: usize| Some(self.shards.get(number)?.range(start, end, limit));
+        merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
-        if start.objectid == end.objectid {
-            return self.shards.get(shard_of(start.objectid))?.last(start, end);
-        }
-        self.shards.iter().filter_map(|shard| shard.last(start, end)).max_by_key(|(key, _)| *key)
+        let last = |number: usize| self.shards.get(number)?.last(start, end);
+        shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
     }
 
     /// All changes as one batch.
@@ -287,7 +283,7 @@ impl Shard {
         match start.objectid == end.objectid && start.item_type == end.item_type {
             true if is_name(start.item_type) => names.collect(),
             true => rows.collect(),
-            false => merge_ranges([rows.collect(), names.collect()].into_iter(), limit),
+            false => merge_ranges([rows.collect(), names.collect::<Vec<_>>()].into_iter(), limit),
         }
     }
 
@@ -381,17 +377,49 @@ impl Changes for FrozenBatch<'_> {
     }
 }
 
-fn merge_ranges(ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
-    let mut merged: Vec<_> = ranges.flatten().collect();
+fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
+    // Mostly there is one, or one that has anything.
+    let mut merged = ranges.next().unwrap_or_default();
+    let nr_first = merged.len();
+    ranges.for_each(|range| merged.extend(range));
+    if merged.len() == nr_first {
+        return merged;
+    }
     // Rows and names alternate by inode, and often there are no names: stable sorting takes what is in order as it is.
     merged.sort_by_key(|(key, _)| *key);
     merged.truncate(limit);
     merged
 }
 
-fn shard_of(objectid: u64) -> usize {
-    // Rows of inodes go to different shards, so that threads in different directories meet seldom.
+/// Where a key's change is kept (I1).
+fn shard_of(key: &Key) -> usize {
+    if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
+}
+
+/// Rows of inodes go to different shards, so that threads in different directories meet seldom.
+fn row_shard(objectid: u64) -> usize {
     usize::try_from(objectid / INODES_A_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
+}
+
+fn entry_shard(objectid: u64) -> usize {
+    usize::try_from(objectid % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
+}
+
+/// The shards where changes of `start..=end` may be kept.
+fn shards_between(start: &Key, end: &Key) -> impl Iterator<Item = usize> + use<> {
+    let objectid = start.objectid;
+    let is_one = objectid == end.objectid;
+    let has_entries = start.item_type <= KeyType::DIR_INDEX && end.item_type >= KeyType::DIR_ITEM;
+    let has_others = start.item_type < KeyType::DIR_ITEM || end.item_type > KeyType::DIR_INDEX;
+    let others = (is_one && has_others).then(|| row_shard(objectid));
+    let entries = (is_one && has_entries).then(|| entry_shard(objectid)).filter(|shard| others != Some(*shard));
+    let all = if is_one { 0..0 } else { 0..NR_SHARDS as usize };
+    all.chain(others).chain(entries)
+}
+
+/// Whether items of this type are entries of directories.
+fn is_entry(item_type: KeyType) -> bool {
+    (KeyType::DIR_ITEM..=KeyType::DIR_INDEX).contains(&item_type)
 }
 
 const NR_SHARDS: u64 = 64;
@@ -429,6 +457,36 @@ mod tests {
             assert_eq!(frozen.get(&row).is_some(), has_row, "{objectid}");
             assert_eq!(frozen.last_le(&key(objectid, KeyType(255)), &key(objectid, KeyType(0))).is_some(), has_row);
         }
+    }
+
+    #[test]
+    fn a_directory_and_its_entries_are_one_range() {
+        let items = DelayedItems::new();
+        let first = |objectid| Key::new(objectid, KeyType(0), 0);
+        let last = |objectid| Key::new(objectid, KeyType(u8::MAX), u64::MAX);
+        for dir in 256..400 {
+            items.watch(dir);
+            let keys =
+                [KeyType::INODE_ITEM, KeyType::INODE_REF, KeyType::DIR_ITEM, KeyType::DIR_INDEX, KeyType::EXTENT_DATA]
+                    .map(|item_type| Key::new(dir, item_type, 3));
+            for key in keys.iter().rev() {
+                items.set(*key, Some(b"item"));
+            }
+            let found: Vec<Key> = items.range(&first(dir), &last(dir), 9).into_iter().map(|(key, _)| key).collect();
+            assert_eq!(found, keys);
+            assert_eq!(items.keys_of(dir), keys);
+            assert_eq!(items.range(&first(dir), &last(dir), 2).len(), 2);
+            assert_eq!(items.last_le(&last(dir), &first(dir)).unwrap().0, keys[4]);
+            assert_eq!(items.last_le(&keys[3], &first(dir)).unwrap().0, keys[3]);
+            assert_eq!(items.last_le(&Key::new(dir, KeyType::DIR_ITEM, 2), &first(dir)).unwrap().0, keys[1]);
+            assert_eq!(items.range(&keys[2], &keys[3], 9).len(), 2);
+            let mut touched = items.take_touched();
+            touched.sort_unstable();
+            assert_eq!(touched, keys);
+        }
+        let beside = |dir: u64| entry_shard(dir) != entry_shard(dir + 1);
+        assert!((256..400).all(beside), "neighbours are filled by different threads");
+        assert_eq!(items.freeze().range(&first(256), &last(400), usize::MAX).len(), 5 * 144);
     }
 
     #[test]

@@ -75,3 +75,50 @@ fn lane_of_thread() -> usize {
 }
 
 const NR_LANES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn nobody_is_inside_a_closed_gate() {
+        let (gate, inside, closed) = (Gate::default(), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 * NR_LANES {
+                scope.spawn(|| {
+                    while closed.load(Ordering::SeqCst) < 200 {
+                        let _inside = gate.enter();
+                        inside.fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let _closed = gate.close();
+                        assert_eq!(inside.load(Ordering::SeqCst), 0);
+                        closed.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn threads_have_lanes_of_their_own() {
+        let lanes = Lanes::<AtomicU64>::default();
+        lanes.mine().fetch_add(1, Ordering::Relaxed);
+        lanes.mine().fetch_add(1, Ordering::Relaxed);
+        assert!(lanes.all().any(|count| count.load(Ordering::Relaxed) == 2));
+        std::thread::scope(|scope| {
+            (0..NR_LANES).for_each(|_| {
+                scope.spawn(|| lanes.mine().fetch_add(1, Ordering::Relaxed));
+            });
+        });
+        assert_eq!(lanes.all().map(|count| count.load(Ordering::Relaxed)).sum::<u64>(), 2 + NR_LANES as u64);
+    }
+}

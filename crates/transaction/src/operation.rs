@@ -160,11 +160,11 @@ impl TreeChanges<'_> {
     }
 
     fn set(&mut self, key: Key, value: Option<&[u8]>) {
-        if self.items.as_ref().is_some_and(|items| !items.has(key.objectid)) {
+        if self.items.as_ref().is_some_and(|items| !items.has(&key)) {
             // Before the next ones are locked: never two at once.
             self.items = None;
         }
-        let items = self.items.get_or_insert_with(|| self.tree.active.lock(key.objectid));
+        let items = self.items.get_or_insert_with(|| self.tree.active.lock(&key));
         let growth = items.set(key, value);
         let mut load = self.op.load.get();
         load.add(&growth, key.item_type);

@@ -177,7 +177,7 @@ impl Tree {
                 None => break,
             }
             // Most of the changes were deletions.
-            window = window.saturating_mul(4);
+            window = window.saturating_mul(4).min(window.max(WINDOW_MAX));
         }
         Ok(())
     }
@@ -191,9 +191,7 @@ impl Tree {
         limit: &mut usize,
         found: &mut impl FnMut(Key, Found<'_>),
     ) -> Result<Option<Key>> {
-        // Most inodes have no changes, and to see that is cheaper.
-        let has_changes = self.active.last_le(end, start).is_some();
-        let active = if has_changes { self.active.range(start, end, window) } else { Vec::new() };
+        let active = self.active.range(start, end, window);
         let view = self.view.read();
         let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.range(start, end, window));
         // Past the last key of a source that filled its window, later keys of that source are unknown.
@@ -329,6 +327,8 @@ impl Tree {
 
 /// Changes that are looked at besides as many as are wanted: for those that are deletions.
 const WINDOW_MARGIN: usize = 24;
+/// Changes that are looked at together, where not more are wanted.
+const WINDOW_MAX: usize = 512;
 
 impl<'c> Iterator for Newest<'c> {
     type Item = &'c (Key, Change);
