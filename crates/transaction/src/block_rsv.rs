@@ -148,19 +148,22 @@ impl EpochLoad {
     /// All threads tell what they did not yet, and give back what they have. Returns whether there was anything.
     fn settle(&self) -> bool {
         self.shares.all().fold(false, |any, share| {
-            let mut share = std::mem::take(&mut *share.lock());
+            let mut share = share.lock();
             share.nr_ended += std::mem::take(&mut share.nr_admitted);
-            self.tell(&share) || any
+            self.tell(&mut share) || any
         })
     }
 
-    /// Counts what a share did not tell. Returns whether there was anything.
-    fn tell(&self, share: &Share) -> bool {
+    /// Counts what a share did not tell. Returns whether there was anything. The share is locked: an epoch that ends
+    /// meanwhile waits for it, so that the load counts for its own.
+    fn tell(&self, share: &mut Share) -> bool {
+        let Share { nr_ended, load, .. } =
+            std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });
         // The load first: meanwhile it is counted twice, not left out (I4).
-        self.rows.add(&share.load.rows);
-        self.names.add(&share.load.names);
-        self.nr_reserved.fetch_sub(share.nr_ended, Ordering::Relaxed);
-        share.nr_ended > 0
+        self.rows.add(&load.rows);
+        self.names.add(&load.names);
+        self.nr_reserved.fetch_sub(nr_ended, Ordering::Relaxed);
+        nr_ended > 0
     }
 
     /// Checksums were added.
@@ -198,10 +201,7 @@ impl EpochLoad {
         let mut share = self.shares.mine().lock();
         share.nr_ended += nr_items;
         if share.nr_admitted < nr_items || share.nr_ended >= SHARE_ITEMS {
-            let mut told = std::mem::take(&mut *share);
-            share.nr_admitted = std::mem::take(&mut told.nr_admitted);
-            drop(share);
-            self.tell(&told);
+            self.tell(&mut share);
         }
     }
 

@@ -16,7 +16,7 @@
 //! - I1. Nobody waits for the commit thread alone: where it does not come, the writer flushes. (The writer may be the commit
 //!   thread, which writes file data back before it commits.)
 //! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, but for what
-//!   operations that were let in still put.
+//!   operations that were let in still put or did not tell yet ([`crate::block_rsv`]): about a MiB.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
