@@ -10,8 +10,9 @@
 //! Invariants:
 //! - I1. Slots of a file are forgotten under its state lock, held for writing, whenever its extent items change
 //!   ([`FileData::extents_changed`](crate::file_data::FileData::extents_changed)). What a slot found later is fresh.
-//! - I2. A reader holds the state lock for reading while it waits for a slot, so a thread that fills one takes it without
-//!   regard for writers that wait. Nobody waits for a slot that no thread has begun: the reader takes it over.
+//! - I2. A reader holds the state lock for reading while it waits for a slot, so a thread that fills one does not wait for
+//!   that lock: it takes it without regard for writers that wait, or gives the slot up. Nobody waits for a slot that no
+//!   thread has begun: the reader takes it over.
 //! - I3. At most [`Readahead::max_slots`] slots of all files hold memory.
 
 use std::collections::VecDeque;
@@ -274,9 +275,10 @@ impl Fs {
             return;
         }
         let mut filling = Filling { slot: &job.slot, content: Content::Void };
+        // Who waited could be queued behind a writer, and that one behind the reader that waits for this slot.
+        let Some(state) = job.inode.state.try_read_recursive() else { return };
         let mut bytes = shared.idle.lock().pop().unwrap_or_else(|| AlignedBuf::with_capacity(SLOT_BYTES as usize));
         bytes.resize((job.slot.range.end - job.slot.range.start) as usize);
-        let state = job.inode.state.read_recursive();
         // An error is for the reader to meet, when it comes here.
         if !state.dead && self.read_extents(&job.inode, &state, job.slot.range.start, &mut bytes).is_ok() {
             filling.content = Content::Ready(bytes);
