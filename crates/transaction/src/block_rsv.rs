@@ -341,8 +341,7 @@ impl Engine {
     /// Admits changes for the next operations of this thread where there is ample room. Where what is admitted takes most of
     /// the room, the commit thread is asked to work before anybody must wait.
     fn admit_ahead(&self) {
-        let info = self.space.info(SpaceKind::Metadata);
-        let (room, need) = (self.metadata_room(&info), self.metadata_need(&info, Purpose::Change));
+        let (room, need) = self.metadata_room_and_need(Purpose::Change);
         if room / AMPLE >= need {
             if self.admit(SHARE_ITEMS, Purpose::Change) {
                 self.epoch.shares.mine().lock().nr_admitted += SHARE_ITEMS;
@@ -375,8 +374,8 @@ impl Engine {
     /// The same after `bytes` more were taken.
     pub(crate) fn has_room_for_metadata_and(&self, bytes: u64, purpose: Purpose) -> bool {
         let fits = || {
-            let info = self.space.info(SpaceKind::Metadata);
-            self.metadata_room(&info) >= self.metadata_need(&info, purpose).saturating_add(bytes)
+            let (room, need) = self.metadata_room_and_need(purpose);
+            room >= need.saturating_add(bytes)
         };
         fits() || (self.epoch.settle() && fits())
     }
@@ -440,8 +439,14 @@ impl Engine {
 
     /// Whether there is so much room for metadata that blocks may be taken which only a commit gives back.
     pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
+        let (room, need) = self.metadata_room_and_need(Purpose::Change);
+        room / AMPLE >= need
+    }
+
+    /// What the trees may still take, and what was admitted with what this purpose must leave.
+    fn metadata_room_and_need(&self, purpose: Purpose) -> (u64, u64) {
         let info = self.space.info(SpaceKind::Metadata);
-        self.metadata_room(&info) / AMPLE >= self.metadata_need(&info, Purpose::Change)
+        (self.metadata_room(&info), self.metadata_need(&info, purpose))
     }
 
     fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {
@@ -472,19 +477,17 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use ubtrfs_testkit::Rng;
+
     use super::*;
 
     #[test]
     fn what_shares_hold_counts_as_reserved_until_it_is_told() {
         let epoch = EpochLoad::default();
-        let mut state = 11u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
+        let mut rng = Rng::new(11);
         let (mut reserved, mut put) = (Vec::new(), Load::default());
         for _ in 0..20_000 {
-            match random(8) {
+            match rng.below(8) {
                 // Admitted for one operation, or ahead.
                 0 => {
                     epoch.nr_reserved.fetch_add(12, Ordering::Relaxed);
@@ -495,13 +498,13 @@ mod tests {
                     epoch.shares.mine().lock().nr_admitted += SHARE_ITEMS;
                 }
                 2..5 => {
-                    let nr_items = 1 + random(30);
+                    let nr_items = 1 + rng.below(30);
                     reserved.extend(epoch.take_admitted(nr_items).then_some(nr_items));
                 }
                 5..7 => {
                     let Some(nr_items) = reserved.pop() else { continue };
                     let mut load = OperationLoad::default();
-                    load.rows.nr_puts = random(nr_items + 1);
+                    load.rows.nr_puts = rng.below(nr_items + 1);
                     load.rows.item_bytes = 100 * load.rows.nr_puts;
                     put = put + Load { nr_puts: load.rows.nr_puts, new_bytes: load.rows.item_bytes };
                     epoch.add(&load);

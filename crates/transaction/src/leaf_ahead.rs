@@ -9,7 +9,8 @@
 //! - I1. Pointers are followed only while the tree is as it was when they were found: the thread holds the tree's view lock
 //!   shared, as every reader does, and drops what is for another version. Blocks that a tree left may be written to again,
 //!   and a reader of stale ones would take the copies that are not yet written for good.
-//! - I2. Who waits for a leaf may hold a view lock, so the thread takes one without regard for writers that wait.
+//! - I2. Who waits for a leaf may hold a view lock, so the thread does not wait for one: it takes it without regard for writers
+//!   that wait, or drops what it was to read.
 //! - I3. A leaf that could not be read ahead is read again by who needs it, which says what is wrong. Where no thread serves,
 //!   nothing is announced, and nobody waits.
 
@@ -178,8 +179,8 @@ impl LeafAhead {
 impl Job {
     fn read(&self, store: &NodeStore, buf: &mut AlignedBuf) {
         // I1, I2
-        let view = self.view.read_recursive();
-        if view.version == self.version
+        if let Some(view) = self.view.try_read_recursive()
+            && view.version == self.version
             && let Ok(nodes) = store.read_run(&self.run, buf)
         {
             nodes.into_iter().for_each(|node| store.keep(node));
