@@ -43,6 +43,15 @@ impl AlignedBuf {
         self.len = end;
     }
 
+    /// Appends `len` bytes, which must fit (I2), as `fill` puts them: it is given what the memory held before. After an
+    /// error nothing was appended.
+    pub fn fill<E>(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
+        let end = self.len + len;
+        fill(&mut self.pages.as_mut_bytes()[self.len..end])?;
+        self.len = end;
+        Ok(())
+    }
+
     /// Keeps the first `len` bytes, if there are more.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -105,6 +114,10 @@ mod tests {
                 buf.truncate(1);
                 buf.resize(2);
                 assert_eq!(&*buf, b"x\0");
+                assert_eq!(buf.fill(3, |_| Err("no")), Err("no"));
+                assert_eq!(&*buf, b"x\0");
+                buf.fill(2, |bytes| Ok::<(), ()>(bytes.copy_from_slice(b"yz"))).unwrap();
+                assert_eq!(&*buf, b"x\0yz");
             }
         }
     }

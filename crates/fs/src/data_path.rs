@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use ubtrfs_format::Logical;
 
-use crate::file_data::{BufPool, FileData, Run};
+use crate::buf_pool::BufPool;
+use crate::file_data::{FileData, Run};
 use crate::inode::Inode;
 use crate::writeback_thread::WritebackThreads;
 

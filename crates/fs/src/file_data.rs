@@ -17,125 +17,15 @@
 //! - I5: no two batches write back the same bytes at a time: what is dirty anew waits for the range under it.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_transaction::DataReservation;
 
+use crate::buf_pool::{BUF_MAX, Buf, BufPool};
 use crate::readahead::ReadWindow;
-
-/// The largest buffer: what a sequential writer fills before it takes the next.
-pub(crate) const BUF_MAX: usize = 1 << 20;
-const BUF_MIN_LOG: u32 = 12;
-/// The part of the pool's memory that idle buffers may take beyond it: writers run into the limit all the time, and the
-/// buffers that are written then are the next to be filled.
-const SLACK: u64 = 8;
-const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
-
-/// Memory for dirty data, in size classes of powers of two, and its accounting for the whole filesystem.
-#[derive(Debug)]
-pub(crate) struct BufPool {
-    idle: [Mutex<Vec<AlignedBuf>>; NR_CLASSES],
-    idle_bytes: AtomicU64,
-    max_bytes: u64,
-    used_bytes: AtomicU64,
-}
-
-impl BufPool {
-    /// A pool that keeps memory for reuse while it takes little more than `max_bytes` in all.
-    pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
-        Arc::new(Self {
-            idle: Default::default(),
-            idle_bytes: AtomicU64::new(0),
-            max_bytes,
-            used_bytes: AtomicU64::new(0),
-        })
-    }
-
-    /// Bytes of memory in buffers that hold data.
-    pub(crate) fn used_bytes(&self) -> u64 {
-        self.used_bytes.load(Ordering::Relaxed)
-    }
-
-    fn class(len: usize) -> usize {
-        let log = len.clamp(1 << BUF_MIN_LOG, BUF_MAX).next_power_of_two().trailing_zeros();
-        (log - BUF_MIN_LOG) as usize
-    }
-
-    fn take(self: &Arc<Self>, len: usize) -> Buf {
-        let class = Self::class(len);
-        let size = 1usize << (class as u32 + BUF_MIN_LOG);
-        let bytes = match self.idle[class].lock().pop() {
-            Some(bytes) => {
-                self.idle_bytes.fetch_sub(size as u64, Ordering::Relaxed);
-                bytes
-            }
-            None => AlignedBuf::with_capacity(size),
-        };
-        self.used_bytes.fetch_add(size as u64, Ordering::Relaxed);
-        Buf { bytes, size, pool: Arc::clone(self) }
-    }
-
-    /// Keeps a buffer of a class for reuse. Where there is too much memory, others make room: sizes that nobody asks for
-    /// any more must not keep out those that are in use.
-    fn keep(&self, mut bytes: AlignedBuf, class: usize) {
-        bytes.clear();
-        self.idle_bytes.fetch_add(bytes.capacity() as u64, Ordering::Relaxed);
-        self.idle[class].lock().push(bytes);
-        let most = self.max_bytes + self.max_bytes / SLACK;
-        while self.idle_bytes.load(Ordering::Relaxed) + self.used_bytes() > most {
-            let others = (0..NR_CLASSES).filter(|other| *other != class);
-            let largest = others.max_by_key(|other| self.idle[*other].lock().len() << other).unwrap_or(class);
-            let evicted = self.idle[largest].lock().pop();
-            let Some(evicted) = evicted.or_else(|| self.idle[class].lock().pop()) else { return };
-            self.idle_bytes.fetch_sub(evicted.capacity() as u64, Ordering::Relaxed);
-        }
-    }
-}
-
-/// A buffer of the pool; it goes back there when dropped.
-#[derive(Debug)]
-pub(crate) struct Buf {
-    bytes: AlignedBuf,
-    /// Of its class: never grown beyond.
-    size: usize,
-    pool: Arc<BufPool>,
-}
-
-impl Buf {
-    /// Room for `more` bytes, up to [`BUF_MAX`] in all.
-    fn make_room(&mut self, more: usize) {
-        if self.bytes.len() + more > self.size {
-            let mut larger = self.pool.take(self.bytes.len() + more);
-            larger.bytes.extend_from_slice(&self.bytes);
-            *self = larger;
-        }
-    }
-}
-
-impl AsRef<Self> for Buf {
-    fn as_ref(&self) -> &Self {
-        self
-    }
-}
-
-impl Deref for Buf {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for Buf {
-    fn drop(&mut self) {
-        self.pool.used_bytes.fetch_sub(self.size as u64, Ordering::Relaxed);
-        self.pool.keep(std::mem::take(&mut self.bytes), BufPool::class(self.size));
-    }
-}
 
 /// Contiguous data taken for writeback.
 #[derive(Debug)]
@@ -344,6 +234,23 @@ impl FileData {
             at += len as u64;
         }
         self.dirty_bytes - dirty_before
+    }
+
+    /// Takes a buffer as it is for the data at `offset`, rounded up to whole sectors with zeros. Returns how many bytes
+    /// became dirty; gives the buffer back where it does not begin at a sector or some of its range is dirty already.
+    pub(crate) fn adopt(&mut self, offset: u64, mut buf: Buf) -> Result<u64, Buf> {
+        let range = self.widen(offset..offset + buf.len() as u64);
+        if range.start < offset
+            || range.is_empty()
+            || ranges_from(&self.dirty, offset).next().is_some_and(|(start, _)| start < range.end)
+        {
+            return Err(buf);
+        }
+        let len_bytes = range.end - range.start;
+        buf.bytes.resize(len_bytes as usize);
+        self.dirty.insert(offset, buf);
+        self.dirty_bytes += len_bytes;
+        Ok(len_bytes)
     }
 
     /// The buffer (by its start) that data at `start` is appended to, and how many bytes it takes: a whole number of
@@ -585,6 +492,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Write { offset: usize, len: usize, byte: u8 },
+        Adopt { offset: usize, len: usize, byte: u8 },
         Zero { offset: usize, len: usize },
         Discard { sector: usize, nr_sectors: usize },
         Truncate { size: usize },
@@ -598,6 +506,7 @@ mod tests {
         let offset = prop_oneof![0usize..SPACE, (0usize..SPACE / 4096).prop_map(|s| s * 4096), 0usize..20_000];
         prop_oneof![
             6 => (offset.clone(), len.clone(), any::<u8>()).prop_map(|(offset, len, byte)| Op::Write { offset, len, byte }),
+            3 => (offset.clone(), len.clone(), any::<u8>()).prop_map(|(offset, len, byte)| Op::Adopt { offset, len, byte }),
             1 => (offset.clone(), len).prop_map(|(offset, len)| Op::Zero { offset, len }),
             1 => (0usize..SPACE / 4096, 0usize..300).prop_map(|(sector, nr_sectors)| Op::Discard { sector, nr_sectors }),
             1 => offset.prop_map(|size| Op::Truncate { size }),
@@ -669,6 +578,28 @@ mod tests {
                         }
                         prop_assert_eq!(grown as usize, model.dirty.iter().flatten().count() - was);
                     }
+                    Op::Adopt { offset, len, byte } => {
+                        let len = len.min(SPACE - offset).min(BUF_MAX);
+                        let buf = pool.filled(len, 4096, |bytes| {
+                            bytes.fill(byte);
+                            Ok::<(), ()>(())
+                        });
+                        let end = (offset + len).next_multiple_of(4096);
+                        let dirty = &mut model.dirty[offset..end];
+                        let fits = offset % 4096 == 0 && dirty.iter().all(Option::is_none);
+                        match data.adopt(offset as u64, buf.unwrap()) {
+                            Ok(grown) => {
+                                prop_assert!(fits);
+                                prop_assert_eq!(grown as usize, dirty.len());
+                                dirty.fill(Some(0));
+                                dirty[..len].fill(Some(byte));
+                            }
+                            Err(buf) => {
+                                prop_assert!(!fits);
+                                prop_assert_eq!(buf.len(), len);
+                            }
+                        }
+                    }
                     Op::Zero { offset, len } => {
                         let end = (offset + len).min(SPACE);
                         data.zero(offset as u64..end as u64);
@@ -725,22 +656,6 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_in_use_displace_others() {
-        let pool = BufPool::new(4 << 20);
-        let small: Vec<Buf> = (0..1100).map(|_| pool.take(4096)).collect();
-        drop(small);
-        assert_eq!(pool.idle_bytes.load(Ordering::Relaxed), 1100 * 4096);
-        for _ in 0..3 {
-            let large = [pool.take(BUF_MAX), pool.take(BUF_MAX)];
-            assert_eq!(pool.used_bytes(), 2 << 20);
-            drop(large);
-            assert_eq!(pool.idle[NR_CLASSES - 1].lock().len(), 2);
-            assert!(pool.idle_bytes.load(Ordering::Relaxed) <= (4 << 20) + (4 << 20) / SLACK);
-        }
-        assert_eq!(pool.idle[0].lock().len(), (4 << 20) / 4096 + (4 << 20) / 4096 / SLACK as usize - 512);
-    }
-
-    #[test]
     fn sequential_writes_fill_large_buffers() {
         let pool = BufPool::new(64 << 20);
         let mut data = FileData::default();
@@ -756,6 +671,6 @@ mod tests {
         assert!(data.is_clean());
         drop(runs);
         assert_eq!(pool.used_bytes(), 0);
-        assert_eq!(pool.idle_bytes.load(Ordering::Relaxed), 16 << 20 | 0xe_0000);
+        assert_eq!(pool.idle_bytes(), 16 << 20 | 0xe_0000);
     }
 }

@@ -35,6 +35,7 @@ mod types;
 mod xattr;
 
 // The data path.
+mod buf_pool;
 mod compression;
 mod data_path;
 mod delalloc;

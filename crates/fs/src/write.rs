@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_transaction::DataReservation;
 
+use crate::buf_pool::{BUF_MAX, Buf};
 use crate::file_extent_ops::extents_in;
 use crate::fs::now;
 use crate::inode::{Inode, InodeState};
@@ -29,7 +30,8 @@ impl Fs {
         let mut done = 0;
         // In pieces, so that a large write stays within the memory that there is.
         for piece in data.chunks(PIECE) {
-            match self.write_piece(&inode, offset + done as u64, piece) {
+            let at = offset + done as u64;
+            match self.throttle(&inode).and_then(|()| self.write_piece(&inode, at, Piece::Bytes(piece))) {
                 Ok(()) => done += piece.len(),
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -38,9 +40,31 @@ impl Fs {
         Ok(done)
     }
 
-    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, data: &[u8]) -> Result<()> {
-        self.throttle(inode)?;
-        let end = offset + data.len() as u64;
+    /// Writes `len` bytes at `offset` that `fill` puts straight into memory for dirty data: it is called for each piece
+    /// of at most 1 MiB, in order, without locks, with the piece's offset in the file. After an error the pieces before
+    /// it are written.
+    pub fn write_with<E: From<Error>>(
+        &self,
+        id: InodeId,
+        offset: u64,
+        len: u64,
+        mut fill: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let inode = self.inode_to_change(id)?;
+        let end = offset.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
+        let mut at = offset;
+        while at < end {
+            let len = (end - at).min(PIECE as u64 - at % PIECE as u64);
+            self.throttle(&inode)?;
+            let buf = self.data.pool.filled(len as usize, self.geometry.sectorsize, |bytes| fill(at, bytes))?;
+            self.write_piece(&inode, at, Piece::Filled(buf))?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, piece: Piece<'_>) -> Result<()> {
+        let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
         // The items that writeback will put must find room; it reserves for them again when it knows them.
@@ -63,7 +87,10 @@ impl Fs {
             return Err(Error::NotPermitted("the file can only be appended to"));
         }
         self.take_out_inline(inode, state, offset, &mut reservation)?;
-        self.write_dirty(inode, state, offset, data, &mut reservation)?;
+        match piece {
+            Piece::Bytes(data) => self.write_dirty(inode, state, offset, data, &mut reservation)?,
+            Piece::Filled(buf) => self.adopt_dirty(inode, state, offset, buf, &mut reservation)?,
+        }
         state.item.size = state.item.size.max(end);
         let time = now();
         state.item.mtime = time;
@@ -113,6 +140,32 @@ impl Fs {
         }
         self.data.enqueue(inode, &mut state.data);
         Ok(())
+    }
+
+    /// [`Self::write_dirty`] without a copy, where the buffer holds whole sectors, or the end of the file.
+    fn adopt_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        buf: Buf,
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
+        let end = offset + buf.len() as u64;
+        if !end.is_multiple_of(self.geometry.sectorsize.into()) && end < state.item.size {
+            return self.write_dirty(inode, state, offset, &buf, space);
+        }
+        state.data.set_sectorsize(self.geometry.sectorsize);
+        match state.data.adopt(offset, buf) {
+            Ok(dirtied) => {
+                if let Some(space) = space {
+                    state.data.add_reservation(space, dirtied);
+                }
+                self.data.enqueue(inode, &mut state.data);
+                Ok(())
+            }
+            Err(buf) => self.write_dirty(inode, state, offset, &buf, space),
+        }
     }
 
     /// Where the file has an inline extent that a write at (or an extension to) `offset` would leave in front of other
@@ -167,5 +220,21 @@ impl Fs {
     }
 }
 
-/// The most that is written in one step.
-const PIECE: usize = 1 << 20;
+/// What is written in one step, at most `PIECE` bytes.
+enum Piece<'d> {
+    Bytes(&'d [u8]),
+    Filled(Buf),
+}
+
+impl Piece<'_> {
+    fn len_bytes(&self) -> u64 {
+        let bytes: &[u8] = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Filled(buf) => buf,
+        };
+        bytes.len() as u64
+    }
+}
+
+/// The most that is written in one step, and what a buffer holds.
+const PIECE: usize = BUF_MAX;

@@ -1,69 +1,59 @@
-//! The bytes of an archive, decompressed on a thread of their own while the caller works on what came before.
-//!
-//! Invariants:
-//! - I1. At most `QUEUE_LEN` buffers are under way, so memory is bounded; buffers go back and are used again.
-//! - I2. When the input is dropped, the thread ends at its next send.
+//! The bytes of an archive, from a file or a stream.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use anyhow::{Context, bail};
 
-/// Decompressed bytes, in order.
+use super::in_place::InPlace;
+use super::stream::Stream;
+
+/// The bytes, in order.
 pub(in super::super) struct Input {
-    full: Receiver<io::Result<Vec<u8>>>,
-    empty: Sender<Vec<u8>>,
-    current: Vec<u8>,
-    at: usize,
-    /// Bytes taken from the file, before decompression.
-    taken: Arc<AtomicU64>,
+    source: Source,
     total: Option<u64>,
+}
+
+enum Source {
+    InPlace(InPlace),
+    Stream(Stream),
 }
 
 impl Input {
     /// Opens a file, or standard input for `-`, and begins to read it.
     pub(in super::super) fn open(path: &Path) -> anyhow::Result<Self> {
-        let (source, total): (Box<dyn Read + Send>, _) = if path == Path::new("-") {
-            (Box::new(io::stdin()), None)
-        } else {
-            let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-            let meta = file.metadata().with_context(|| format!("cannot open {}", path.display()))?;
-            if meta.is_dir() {
-                bail!("{} is a directory; give a tar archive, or make one: tar c . | ubtrfs import -", path.display());
-            }
-            (Box::new(file), meta.is_file().then_some(meta.len()))
-        };
-        Self::start(source, total, path)
-    }
-
-    fn start(mut source: Box<dyn Read + Send>, total: Option<u64>, path: &Path) -> anyhow::Result<Self> {
-        let mut magic = Vec::new();
-        source.by_ref().take(6).read_to_end(&mut magic).with_context(|| format!("cannot read {}", path.display()))?;
-        let method = method_of(&magic);
-        if let Method::Foreign(name, program) = method {
-            bail!("{} is compressed with {name}; decompress it: {program} | ubtrfs import - IMAGE:/", path.display());
+        if path == Path::new("-") {
+            return Self::stream(io::stdin(), path);
         }
-        let taken = Arc::new(AtomicU64::new(0));
-        let counted = Counted { source: io::Cursor::new(magic).chain(source), taken: Arc::clone(&taken) };
-        let (to_full, full) = sync_channel(QUEUE_LEN);
-        let (empty, from_empty) = channel();
-        std::thread::Builder::new()
-            .name("archive".to_owned())
-            .spawn(move || match decoder(method, counted) {
-                Ok(decoder) => pump(decoder, &to_full, &from_empty),
-                Err(error) => drop(to_full.send(Err(error))),
-            })
-            .context("cannot start a thread")?;
-        Ok(Self { full, empty, current: Vec::new(), at: 0, taken, total })
+        let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let meta = file.metadata().with_context(|| format!("cannot open {}", path.display()))?;
+        if meta.is_dir() {
+            bail!("{} is a directory; give a tar archive, or make one: tar c . | ubtrfs import -", path.display());
+        }
+        if !meta.is_file() {
+            return Self::stream(file, path);
+        }
+        let (magic, method) = begin(&mut file, path)?;
+        let source = match method {
+            Method::Plain => Source::InPlace(InPlace::new(file, meta.len())),
+            method => Source::Stream(Stream::start(io::Cursor::new(magic).chain(file), method)?),
+        };
+        Ok(Self { source, total: Some(meta.len()) })
     }
 
-    /// Bytes taken from the file so far.
+    fn stream(mut source: impl Read + Send + 'static, path: &Path) -> anyhow::Result<Self> {
+        let (magic, method) = begin(&mut source, path)?;
+        Ok(Self { source: Source::Stream(Stream::start(io::Cursor::new(magic).chain(source), method)?), total: None })
+    }
+
+    /// Bytes taken from the file so far, before decompression.
     pub(in super::super) fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
+        match &self.source {
+            Source::InPlace(file) => file.taken(),
+            Source::Stream(stream) => stream.taken(),
+        }
     }
 
     /// Bytes of the file, where known.
@@ -71,19 +61,28 @@ impl Input {
         self.total
     }
 
+    /// The file in which the bytes that come next lie as they are, and where in it.
+    pub(super) fn place(&self) -> Option<(Arc<File>, u64)> {
+        match &self.source {
+            Source::InPlace(file) => Some(file.place()),
+            Source::Stream(_) => None,
+        }
+    }
+
     /// What comes next, at most `max` bytes; nothing at the end.
     pub(in super::super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
-        while self.at == self.current.len() {
-            let Ok(buffer) = self.full.recv() else { return Ok(&[]) };
-            let used = std::mem::replace(&mut self.current, buffer?);
-            self.at = 0;
-            // The thread may have ended already.
-            let _ = self.empty.send(used);
+        match &mut self.source {
+            Source::InPlace(file) => file.next_piece(max),
+            Source::Stream(stream) => stream.next_piece(max),
         }
-        let len = (self.current.len() - self.at).min(usize::try_from(max).unwrap_or(usize::MAX));
-        let start = self.at;
-        self.at += len;
-        Ok(&self.current[start..start + len])
+    }
+
+    /// Passes over bytes; an error where there are fewer.
+    pub(in super::super) fn skip(&mut self, len: u64) -> io::Result<()> {
+        match &mut self.source {
+            Source::InPlace(file) => file.skip(len),
+            Source::Stream(stream) => stream.skip(len),
+        }
     }
 
     /// Fills a block; `false` at the end of the input, an error in the middle of a block.
@@ -100,34 +99,39 @@ impl Input {
         Ok(true)
     }
 
-    /// Passes over bytes.
-    pub(in super::super) fn skip(&mut self, mut len: u64) -> io::Result<()> {
-        while len > 0 {
-            let piece = self.next_piece(len)?.len();
-            if piece == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            len -= piece as u64;
-        }
-        Ok(())
-    }
-
     /// Reads to the end: what is behind the archive must decompress, too, and a writer of a pipe can finish.
     pub(in super::super) fn drain(&mut self) -> io::Result<()> {
-        while !self.next_piece(u64::MAX)?.is_empty() {}
+        if let Source::Stream(stream) = &mut self.source {
+            while !stream.next_piece(u64::MAX)?.is_empty() {}
+        }
         Ok(())
     }
 }
 
 /// How an archive is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Method {
+pub(super) enum Method {
     Plain,
     Gzip,
     Xz,
     Zstd,
     /// Known and not read here: its name and the program for it.
     Foreign(&'static str, &'static str),
+}
+
+/// The first bytes, and how they say that the rest is compressed.
+fn begin(source: &mut impl Read, path: &Path) -> anyhow::Result<(Vec<u8>, Method)> {
+    let mut magic = Vec::new();
+    source
+        .by_ref()
+        .take(MAGIC_LEN)
+        .read_to_end(&mut magic)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    let method = method_of(&magic);
+    if let Method::Foreign(name, program) = method {
+        bail!("{} is compressed with {name}; decompress it: {program} | ubtrfs import - IMAGE:/", path.display());
+    }
+    Ok((magic, method))
 }
 
 fn method_of(magic: &[u8]) -> Method {
@@ -143,78 +147,20 @@ fn method_of(magic: &[u8]) -> Method {
     }
 }
 
-fn decoder<R: Read + Send + 'static>(method: Method, source: R) -> io::Result<Box<dyn Read>> {
-    Ok(match method {
-        Method::Plain | Method::Foreign(..) => Box::new(source),
-        Method::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered(source))),
-        Method::Xz => Box::new(liblzma::bufread::XzDecoder::new_multi_decoder(buffered(source))),
-        Method::Zstd => {
-            let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered(source))?;
-            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
-            Box::new(decoder)
-        }
-    })
-}
-
-fn buffered<R: Read>(source: R) -> io::BufReader<R> {
-    io::BufReader::with_capacity(256 << 10, source)
-}
-
-/// Fills buffers until the end, an error, or until nobody wants them any more.
-fn pump(mut decoder: Box<dyn Read>, full: &SyncSender<io::Result<Vec<u8>>>, empty: &Receiver<Vec<u8>>) {
-    loop {
-        let mut buffer = empty.try_recv().unwrap_or_default();
-        buffer.resize(BUFFER_LEN, 0);
-        let mut have = 0;
-        let error = loop {
-            match decoder.read(&mut buffer[have..]) {
-                Ok(0) => break None,
-                Ok(count) => have += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Some(error),
-            }
-            if have == buffer.len() {
-                break None;
-            }
-        };
-        let at_end = have < BUFFER_LEN;
-        buffer.truncate(have);
-        if have > 0 && full.send(Ok(buffer)).is_err() {
-            return;
-        }
-        if let Some(error) = error {
-            let _ = full.send(Err(error));
-            return;
-        }
-        if at_end {
-            return;
-        }
-    }
-}
-
-struct Counted<R> {
-    source: R,
-    taken: Arc<AtomicU64>,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let count = self.source.read(buf)?;
-        self.taken.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
-}
-
-const QUEUE_LEN: usize = 4;
-const BUFFER_LEN: usize = 1 << 20;
-/// 2 GiB, as `zstd --long=31` makes them.
-const ZSTD_WINDOW_LOG_MAX: u32 = 31;
+const MAGIC_LEN: u64 = 6;
 
 #[cfg(test)]
 impl Input {
-    /// An input of bytes in memory.
+    /// A stream of bytes in memory.
     pub(super) fn of(bytes: Vec<u8>) -> anyhow::Result<Self> {
-        Self::start(Box::new(io::Cursor::new(bytes)), None, Path::new("test"))
+        Self::stream(io::Cursor::new(bytes), Path::new("test"))
+    }
+
+    /// A file with these bytes.
+    pub(super) fn of_file(bytes: &[u8]) -> anyhow::Result<Self> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), bytes)?;
+        Self::open(file.path())
     }
 }
 

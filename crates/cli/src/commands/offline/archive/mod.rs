@@ -20,8 +20,10 @@
 
 pub(super) mod acl;
 mod header;
+mod in_place;
 pub(super) mod input;
 pub(super) mod read;
+mod stream;
 pub(super) mod write;
 
 use ubtrfs_format::item::Timespec;
@@ -62,6 +64,25 @@ pub(super) struct Member {
     pub(super) sparse: Option<Vec<(u64, u64)>>,
     /// Extended attributes: names with their namespace, and values.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Member {
+    /// Where its data lies in the file, as offset and length.
+    pub(super) fn data_ranges(&self) -> Vec<(u64, u64)> {
+        self.sparse.clone().unwrap_or_else(|| vec![(0, self.size)])
+    }
+
+    /// Bytes of its data.
+    pub(super) fn data_bytes(&self) -> u64 {
+        self.sparse.as_ref().map_or(self.size, |ranges| ranges.iter().map(|(_, len)| len).sum())
+    }
+
+    /// Memory that it takes, about.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let sparse = self.sparse.as_ref().map_or(0, |ranges| size_of_val(ranges.as_slice()));
+        size_of::<Self>() + self.path.len() + self.link.len() + xattrs + sparse
+    }
 }
 
 /// Bytes from here to the end of the block.

@@ -5,6 +5,8 @@
 //! - I2. Nothing that an archive says makes this allocate more than `META_MAX`, or panic.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_format::item::Timespec;
@@ -101,8 +103,7 @@ impl Reader {
         member: &Member,
         mut piece: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let whole = [(0, member.size)];
-        for (mut offset, len) in member.sparse.as_deref().unwrap_or(&whole).iter().copied() {
+        for (mut offset, len) in member.data_ranges() {
             let mut left = len;
             while left > 0 {
                 let want = left.min(self.data_left);
@@ -112,7 +113,7 @@ impl Reader {
                 };
                 let bytes = match bytes {
                     Ok(bytes) if !bytes.is_empty() => bytes,
-                    Ok(_) => bail!("the archive ends within its data; get it again"),
+                    Ok(_) => bail!(DATA_CUT_OFF),
                     Err(error) => {
                         return Err(error).context("its data cannot be read");
                     }
@@ -125,6 +126,12 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Where the member's data lies, one range after the other, if the archive lies as it is in a file. Who reads it there
+    /// needs nothing of this reader.
+    pub(in super::super) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
+        self.input.place()
     }
 
     fn member(&mut self, block: &[u8; BLOCK], size: u64, mut extras: Extras) -> anyhow::Result<Member> {
@@ -305,7 +312,7 @@ impl Reader {
     }
 
     fn skip_rest(&mut self) -> anyhow::Result<()> {
-        let rest = self.data_left + self.padding_left as u64;
+        let rest = self.data_left.saturating_add(self.padding_left as u64);
         (self.data_left, self.padding_left) = (0, 0);
         self.input.skip(rest).map_err(|error| self.broken(error))
     }
@@ -435,6 +442,8 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
     parsed.with_context(|| format!("'{}' is not a time", printable(text)))
 }
 
+/// The archive's end comes too early.
+pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its data; get it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Largest header that describes a member: many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;
@@ -459,11 +468,13 @@ mod tests {
     fn broken_archives_are_errors() {
         let mut archive = vec![0u8; BLOCK];
         archive[0] = b'a';
-        let read = |bytes: &[u8]| Reader::new(Input::of(bytes.to_vec()).unwrap()).next_member();
-        assert!(read(&archive).unwrap_err().to_string().contains("not a tar archive"));
-        assert!(read(b"").unwrap_err().to_string().contains("empty"));
-        assert!(read(b"short").unwrap_err().to_string().contains("cut off"));
-        assert!(read(&[0; 1024]).unwrap().is_none());
+        for input in [|bytes: &[u8]| Input::of(bytes.to_vec()), Input::of_file] {
+            let read = |bytes: &[u8]| Reader::new(input(bytes).unwrap()).next_member();
+            assert!(read(&archive).unwrap_err().to_string().contains("not a tar archive"));
+            assert!(read(b"").unwrap_err().to_string().contains("empty"));
+            assert!(read(b"short").unwrap_err().to_string().contains("cut off"));
+            assert!(read(&[0; 1024]).unwrap().is_none());
+        }
     }
 
     #[test]

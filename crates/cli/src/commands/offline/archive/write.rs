@@ -290,18 +290,15 @@ mod tests {
             members[index].xattrs = vec![(b"user.a=b%3D%\n".to_vec(), value), (b"user.empty".to_vec(), Vec::new())];
         }
         let mut writer = Writer::new(Vec::new());
-        let len_of = |member: &Member| match &member.sparse {
-            Some(ranges) => ranges.iter().map(|(_, len)| len).sum(),
-            None => member.size,
-        };
         for member in &members {
             writer.begin(member).unwrap();
-            writer.data(&b"x".repeat(len_of(member) as usize)).unwrap();
+            writer.data(&b"x".repeat(member.data_bytes() as usize)).unwrap();
             writer.end().unwrap();
         }
         let archive = writer.finish().unwrap();
-        for skip in [false, true] {
-            let mut reader = Reader::new(Input::of(archive.clone()).unwrap());
+        let inputs = [|bytes: &[u8]| Input::of(bytes.to_vec()), Input::of_file];
+        for (skip, input) in [(false, inputs[0]), (true, inputs[0]), (false, inputs[1]), (true, inputs[1])] {
+            let mut reader = Reader::new(input(&archive).unwrap());
             for member in &members {
                 let found = reader.next_member().unwrap().unwrap();
                 assert_eq!(found, *member);
@@ -314,17 +311,19 @@ mod tests {
                             Ok(())
                         })
                         .unwrap();
-                    assert_eq!(len, len_of(member));
+                    assert_eq!(len, member.data_bytes());
                 }
             }
             assert!(reader.next_member().unwrap().is_none());
         }
         // Cut off anywhere: an error or a clean end between members, never a panic.
         for len in (0..archive.len()).step_by(100) {
-            let mut reader = Reader::new(Input::of(archive[..len].to_vec()).unwrap());
-            while let Ok(Some(member)) = reader.next_member() {
-                if reader.for_each_piece(&member, |_, _| Ok(())).is_err() {
-                    break;
+            for input in inputs {
+                let mut reader = Reader::new(input(&archive[..len]).unwrap());
+                while let Ok(Some(member)) = reader.next_member() {
+                    if reader.for_each_piece(&member, |_, _| Ok(())).is_err() {
+                        break;
+                    }
                 }
             }
         }

@@ -5,6 +5,9 @@
 //!   on the way is followed inside of the target as if that were the root.
 //! - I2. Times of a directory are set after the last change in it, at the end; so are its extended attributes, or new
 //!   files would inherit its default ACL.
+//! - I3. The error that is reported is that of the first member that failed, in the archive's order.
+
+mod contents;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,8 +18,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use ubtrfs_device::{Device, FileDevice};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, mode, rdev_from_parts};
 
+use self::contents::{Contents, ContentsThread};
 use super::archive::input::Input;
 use super::archive::read::Reader;
 use super::archive::{Kind, Member, acl};
@@ -110,12 +114,17 @@ impl Counts {
     }
 }
 
+fn cannot_import(args: &Args, path: &[u8]) -> String {
+    format!("cannot import '{}' of {} into {}", printable(path), args.tar.display(), args.target)
+}
+
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 struct Import<'a> {
     fs: &'a Fs,
     args: &'a Args,
+    contents: Contents<'a>,
     /// The target directory.
     base: InodeId,
     /// Directories by their path below the target.
@@ -147,6 +156,7 @@ impl<'a> Import<'a> {
         Ok(Self {
             fs,
             args,
+            contents: Contents { fs, args },
             base,
             dirs: HashMap::new(),
             dirs_to_finish: Vec::new(),
@@ -156,18 +166,37 @@ impl<'a> Import<'a> {
     }
 
     fn run(&mut self, reader: &mut Reader, first: Option<Member>, progress: &ProgressBar) -> anyhow::Result<()> {
+        let contents = self.contents;
+        std::thread::scope(|scope| {
+            let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
+            let made = self.members(reader, first, thread.as_mut(), progress);
+            // I3: what was handed over came before the member that failed here.
+            thread.map_or(Ok(()), ContentsThread::finish).and(made)
+        })?;
+        for (dir, times, xattrs) in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
+            self.contents.xattrs(&xattrs, dir).context("cannot finish a directory")?;
+            self.counts.xattrs += xattrs.len() as u64;
+            self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot finish a directory")?;
+        }
+        Ok(())
+    }
+
+    fn members(
+        &mut self,
+        reader: &mut Reader,
+        first: Option<Member>,
+        mut thread: Option<&mut ContentsThread<'_>>,
+        progress: &ProgressBar,
+    ) -> anyhow::Result<()> {
         let mut next = first;
-        while let Some(mut member) = next {
-            let path = std::mem::take(&mut member.path);
-            let names = normal_names(&path);
+        while let Some(member) = next {
+            let names = normal_names(&member.path);
             if names.len() >= self.args.strip_components.max(1) || member.kind == Kind::Dir {
                 let names = names.get(self.args.strip_components..).unwrap_or_default();
                 // What the stripping leaves nothing of is the target itself, if it is a directory.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
-                    self.member(reader, &member, names).with_context(|| {
-                        let (tar, target) = (self.args.tar.display(), &self.args.target);
-                        format!("cannot import '{}' of {tar} into {target}", printable(&path))
-                    })?;
+                    self.member(reader, &member, names, thread.as_deref_mut())
+                        .with_context(|| cannot_import(self.args, &member.path))?;
                     self.counts.entries += 1;
                 }
             }
@@ -178,14 +207,16 @@ impl<'a> Import<'a> {
             }
             next = reader.next_member().with_context(|| format!("{}", self.args.tar.display()))?;
         }
-        for (dir, times, xattrs) in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
-            self.set_xattrs(&xattrs, dir).context("cannot finish a directory")?;
-            self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot finish a directory")?;
-        }
         Ok(())
     }
 
-    fn member(&mut self, reader: &mut Reader, member: &Member, names: &[&[u8]]) -> anyhow::Result<()> {
+    fn member(
+        &mut self,
+        reader: &mut Reader,
+        member: &Member,
+        names: &[&[u8]],
+        thread: Option<&mut ContentsThread<'_>>,
+    ) -> anyhow::Result<()> {
         let Some((name, dirs)) = names.split_last() else { return self.dir(member, self.base) };
         let parent = self.parent_dir(dirs)?;
         match member.kind {
@@ -201,12 +232,11 @@ impl<'a> Import<'a> {
             }
             Kind::File => {
                 self.counts.files += 1;
+                self.counts.bytes = self.counts.bytes.saturating_add(member.data_bytes());
+                self.counts.xattrs += member.xattrs.len() as u64;
                 let id = self.create(parent, name, member, NewInode::file(member.mode))?;
                 self.fs.open_inode(id)?;
-                let written = self.write_data(reader, member, id);
-                let finished = written.and_then(|()| self.attributes(member, id));
-                self.fs.release_inode(id);
-                finished
+                self.contents.file(reader, member, id, thread)
             }
             Kind::CharDevice | Kind::BlockDevice | Kind::Fifo => {
                 let kind = match member.kind {
@@ -228,13 +258,14 @@ impl<'a> Import<'a> {
     /// Makes an inode without data and sets its attributes.
     fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
         let id = self.create(parent, name, member, new)?;
-        self.attributes(member, id)?;
+        self.contents.attributes(member, id)?;
+        self.counts.xattrs += member.xattrs.len() as u64;
         Ok(id)
     }
 
     /// Makes an inode in place of whatever has its name; a directory is not replaced.
     fn create(&self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
-        let (uid, gid) = self.owner(member);
+        let (uid, gid) = self.contents.owner(member);
         let caller = Caller { uid, gid, umask: 0 };
         match self.fs.create(parent, name, new, &caller) {
             Ok(attr) => Ok(attr.id),
@@ -264,7 +295,7 @@ impl<'a> Import<'a> {
     /// Attributes of a directory: its times and extended attributes come later.
     fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
-        let all = self.set_attr(member);
+        let all = self.contents.set_attr(member);
         let times = SetAttr { atime: all.atime, mtime: all.mtime, ..SetAttr::default() };
         let mut xattrs = member.xattrs.clone();
         if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
@@ -301,53 +332,6 @@ impl<'a> Import<'a> {
         }
         self.counts.hard_links += 1;
         Ok(())
-    }
-
-    fn write_data(&mut self, reader: &mut Reader, member: &Member, id: InodeId) -> anyhow::Result<()> {
-        let mut end = 0;
-        reader.for_each_piece(member, |offset, bytes| {
-            end = offset + bytes.len() as u64;
-            self.counts.bytes += bytes.len() as u64;
-            Ok(super::write_all(self.fs, id, offset, bytes)?)
-        })?;
-        if end < member.size {
-            let size = SetAttr { size: Some(member.size), ..SetAttr::default() };
-            self.fs.setattr(id, &size, &Caller::ROOT)?;
-        }
-        Ok(())
-    }
-
-    /// Owner, mode and times, then extended attributes: an access ACL must come after the mode, file capabilities after
-    /// the data and the owner.
-    fn attributes(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
-        self.fs.setattr(id, &self.set_attr(member), &Caller::ROOT)?;
-        self.set_xattrs(&member.xattrs, id)
-    }
-
-    fn set_xattrs(&mut self, xattrs: &Xattrs, id: InodeId) -> anyhow::Result<()> {
-        for (name, value) in xattrs {
-            self.fs
-                .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
-                .with_context(|| format!("attribute {}", printable(name)))?;
-            self.counts.xattrs += 1;
-        }
-        Ok(())
-    }
-
-    fn set_attr(&self, member: &Member) -> SetAttr {
-        let (uid, gid) = self.owner(member);
-        SetAttr {
-            mode: (member.kind != Kind::Symlink).then_some(member.mode),
-            uid: Some(uid),
-            gid: Some(gid),
-            atime: member.atime.map(SetTime::At),
-            mtime: Some(SetTime::At(member.mtime)),
-            ..SetAttr::default()
-        }
-    }
-
-    fn owner(&self, member: &Member) -> (u32, u32) {
-        self.args.owner.unwrap_or((member.uid, member.gid))
     }
 
     /// The directory with these names below the target, made where missing.

@@ -1,0 +1,81 @@
+//! An archive that lies as it is in a file: headers are read here, data by whoever wants it.
+//!
+//! - I1. The system is asked to read on [`AHEAD`] bytes in front of the reader: two threads that read in turn do not look
+//!   sequential to it.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::{Advice, fadvise};
+
+/// A file and a position in it.
+pub(super) struct InPlace {
+    file: Arc<File>,
+    len: u64,
+    at: u64,
+    window: Box<[u8]>,
+    /// Where the window's bytes lie in the file.
+    window_at: u64,
+    window_len: usize,
+    /// What was asked for ends here (I1).
+    ahead: u64,
+}
+
+impl InPlace {
+    /// `len` is the length of the file.
+    pub(super) fn new(file: File, len: u64) -> Self {
+        let window = vec![0; WINDOW].into();
+        Self { file: Arc::new(file), len, at: 0, window, window_at: 0, window_len: 0, ahead: 0 }
+    }
+
+    /// The file, and where the bytes that come next lie in it.
+    pub(super) fn place(&self) -> (Arc<File>, u64) {
+        (Arc::clone(&self.file), self.at)
+    }
+
+    /// See [`super::input::Input::taken`].
+    pub(super) fn taken(&self) -> u64 {
+        self.at
+    }
+
+    /// See [`super::input::Input::next_piece`].
+    pub(super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
+        if self.at.checked_sub(self.window_at).is_none_or(|offset| offset >= self.window_len as u64) {
+            self.fill_window()?;
+        }
+        let start = (self.at - self.window_at) as usize;
+        let len = (self.window_len - start).min(usize::try_from(max).unwrap_or(usize::MAX));
+        self.at += len as u64;
+        Ok(&self.window[start..start + len])
+    }
+
+    fn fill_window(&mut self) -> io::Result<()> {
+        if self.at + AHEAD / 2 >= self.ahead {
+            self.ahead = self.ahead.max(self.at) + AHEAD;
+            // Only a hint.
+            let _ = fadvise(&*self.file, self.at, NonZeroU64::new(self.ahead - self.at), Advice::WillNeed);
+        }
+        (self.window_at, self.window_len) = (self.at, 0);
+        self.window_len = loop {
+            match self.file.read_at(&mut self.window, self.at) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                count => break count?,
+            }
+        };
+        Ok(())
+    }
+
+    /// See [`super::input::Input::skip`].
+    pub(super) fn skip(&mut self, len: u64) -> io::Result<()> {
+        let end = self.at.checked_add(len).filter(|end| *end <= self.len);
+        self.at = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok(())
+    }
+}
+
+/// A header and what may come with it: more would be data, which is read elsewhere.
+const WINDOW: usize = 2048;
+const AHEAD: u64 = 16 << 20;

@@ -1,0 +1,141 @@
+//! The bytes of an archive that comes as a stream, decompressed on a thread of their own while the caller works on what
+//! came before.
+//!
+//! Invariants:
+//! - I1. At most `QUEUE_LEN` buffers are under way, so memory is bounded; buffers go back and are used again.
+//! - I2. When the stream is dropped, the thread ends at its next send.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+use anyhow::Context;
+
+use super::input::Method;
+
+/// Decompressed bytes, in order.
+pub(super) struct Stream {
+    full: Receiver<io::Result<Vec<u8>>>,
+    empty: Sender<Vec<u8>>,
+    current: Vec<u8>,
+    at: usize,
+    /// Bytes taken from the source, before decompression.
+    taken: Arc<AtomicU64>,
+}
+
+impl Stream {
+    pub(super) fn start(source: impl Read + Send + 'static, method: Method) -> anyhow::Result<Self> {
+        let taken = Arc::new(AtomicU64::new(0));
+        let counted = Counted { source, taken: Arc::clone(&taken) };
+        let (to_full, full) = sync_channel(QUEUE_LEN);
+        let (empty, from_empty) = channel();
+        std::thread::Builder::new()
+            .name("archive".to_owned())
+            .spawn(move || match decoder(method, counted) {
+                Ok(decoder) => pump(decoder, &to_full, &from_empty),
+                Err(error) => drop(to_full.send(Err(error))),
+            })
+            .context("cannot start a thread")?;
+        Ok(Self { full, empty, current: Vec::new(), at: 0, taken })
+    }
+
+    /// See [`super::input::Input::taken`].
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// See [`super::input::Input::next_piece`].
+    pub(super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
+        while self.at == self.current.len() {
+            let Ok(buffer) = self.full.recv() else { return Ok(&[]) };
+            let used = std::mem::replace(&mut self.current, buffer?);
+            self.at = 0;
+            // The thread may have ended already.
+            let _ = self.empty.send(used);
+        }
+        let len = (self.current.len() - self.at).min(usize::try_from(max).unwrap_or(usize::MAX));
+        let start = self.at;
+        self.at += len;
+        Ok(&self.current[start..start + len])
+    }
+
+    /// See [`super::input::Input::skip`].
+    pub(super) fn skip(&mut self, mut len: u64) -> io::Result<()> {
+        while len > 0 {
+            let piece = self.next_piece(len)?.len();
+            if piece == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            len -= piece as u64;
+        }
+        Ok(())
+    }
+}
+
+fn decoder<R: Read + Send + 'static>(method: Method, source: R) -> io::Result<Box<dyn Read>> {
+    Ok(match method {
+        Method::Plain | Method::Foreign(..) => Box::new(source),
+        Method::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered(source))),
+        Method::Xz => Box::new(liblzma::bufread::XzDecoder::new_multi_decoder(buffered(source))),
+        Method::Zstd => {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered(source))?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+            Box::new(decoder)
+        }
+    })
+}
+
+fn buffered<R: Read>(source: R) -> io::BufReader<R> {
+    io::BufReader::with_capacity(256 << 10, source)
+}
+
+/// Fills buffers until the end, an error, or until nobody wants them any more.
+fn pump(mut decoder: Box<dyn Read>, full: &SyncSender<io::Result<Vec<u8>>>, empty: &Receiver<Vec<u8>>) {
+    loop {
+        let mut buffer = empty.try_recv().unwrap_or_default();
+        buffer.resize(BUFFER_LEN, 0);
+        let mut have = 0;
+        let error = loop {
+            match decoder.read(&mut buffer[have..]) {
+                Ok(0) => break None,
+                Ok(count) => have += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Some(error),
+            }
+            if have == buffer.len() {
+                break None;
+            }
+        };
+        let at_end = have < BUFFER_LEN;
+        buffer.truncate(have);
+        if have > 0 && full.send(Ok(buffer)).is_err() {
+            return;
+        }
+        if let Some(error) = error {
+            let _ = full.send(Err(error));
+            return;
+        }
+        if at_end {
+            return;
+        }
+    }
+}
+
+struct Counted<R> {
+    source: R,
+    taken: Arc<AtomicU64>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(buf)?;
+        self.taken.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+const QUEUE_LEN: usize = 4;
+const BUFFER_LEN: usize = 1 << 20;
+/// 2 GiB, as `zstd --long=31` makes them.
+const ZSTD_WINDOW_LOG_MAX: u32 = 31;

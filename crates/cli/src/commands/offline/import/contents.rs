@@ -1,0 +1,196 @@
+//! Contents and attributes of an archive's files. Where the archive lies as it is in a file, a thread of its own puts them
+//! while names are made, and reads data straight into the memory that writeback takes it from.
+//!
+//! Invariants:
+//! - I1. Whoever makes a file opens its inode; it is released here when it is complete, or has failed.
+//! - I2. Memory of files that are handed over is bounded: [`QUEUE_LEN`] batches and one at either end, of [`BATCH_FILES`]
+//!   files with at most [`LIGHT_BYTES`] of attributes each. Batches, because to wake a thread costs more than a file.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Scope, ScopedJoinHandle};
+
+use anyhow::{Context, anyhow};
+use ubtrfs_fs::{Caller, Fs, InodeId, SetAttr, SetTime, XattrFlags};
+
+use super::super::archive::read::{DATA_CUT_OFF, Reader};
+use super::super::archive::{Kind, Member};
+use super::super::text::printable;
+use super::super::write_all;
+use super::{Args, cannot_import};
+
+/// Puts what members have beside their names.
+#[derive(Clone, Copy)]
+pub(super) struct Contents<'a> {
+    pub(super) fs: &'a Fs,
+    pub(super) args: &'a Args,
+}
+
+/// A file to complete: its data begins at the place in the archive.
+pub(super) struct Handed {
+    id: InodeId,
+    member: Member,
+    place: (Arc<File>, u64),
+}
+
+/// The thread that completes files.
+pub(super) struct ContentsThread<'scope> {
+    fs: &'scope Fs,
+    /// Files that are not on their way yet, and bytes of their data.
+    batch: Vec<Handed>,
+    batch_bytes: u64,
+    batches: SyncSender<Vec<Handed>>,
+    thread: ScopedJoinHandle<'scope, anyhow::Result<()>>,
+}
+
+impl<'a> Contents<'a> {
+    /// Completes an opened file, here or by the thread.
+    pub(super) fn file(
+        self,
+        reader: &mut Reader,
+        member: &Member,
+        id: InodeId,
+        thread: Option<&mut ContentsThread<'_>>,
+    ) -> anyhow::Result<()> {
+        if let Some(thread) = thread
+            && member.memory_bytes() <= LIGHT_BYTES
+            && let Some(place) = reader.place_of_data()
+        {
+            return thread.hand_over(Handed { id, member: member.clone(), place });
+        }
+        let written = reader.for_each_piece(member, |offset, bytes| Ok(write_all(self.fs, id, offset, bytes)?));
+        self.complete(member, id, written)
+    }
+
+    fn handed_file(self, file: &Handed) -> anyhow::Result<()> {
+        let (archive, mut at) = (&file.place.0, file.place.1);
+        let mut write = || {
+            for (offset, len) in file.member.data_ranges() {
+                self.fs.write_with(file.id, offset, len, |piece, bytes| {
+                    read_exact_at(archive, bytes, at + (piece - offset))
+                })?;
+                at += len;
+            }
+            Ok(())
+        };
+        let written = write();
+        self.complete(&file.member, file.id, written)
+    }
+
+    /// What comes after the data of a file (I1).
+    fn complete(self, member: &Member, id: InodeId, written: anyhow::Result<()>) -> anyhow::Result<()> {
+        let end = member.data_ranges().last().map_or(0, |(offset, len)| offset + len);
+        let completed = written.and_then(|()| {
+            if end < member.size {
+                let size = SetAttr { size: Some(member.size), ..SetAttr::default() };
+                self.fs.setattr(id, &size, &Caller::ROOT)?;
+            }
+            self.attributes(member, id)
+        });
+        self.fs.release_inode(id);
+        completed
+    }
+
+    /// Owner, mode and times, then extended attributes: an access ACL must come after the mode, file capabilities after
+    /// the data and the owner.
+    pub(super) fn attributes(self, member: &Member, id: InodeId) -> anyhow::Result<()> {
+        self.fs.setattr(id, &self.set_attr(member), &Caller::ROOT)?;
+        self.xattrs(&member.xattrs, id)
+    }
+
+    pub(super) fn xattrs(self, xattrs: &[(Vec<u8>, Vec<u8>)], id: InodeId) -> anyhow::Result<()> {
+        for (name, value) in xattrs {
+            self.fs
+                .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
+                .with_context(|| format!("attribute {}", printable(name)))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_attr(self, member: &Member) -> SetAttr {
+        let (uid, gid) = self.owner(member);
+        SetAttr {
+            mode: (member.kind != Kind::Symlink).then_some(member.mode),
+            uid: Some(uid),
+            gid: Some(gid),
+            atime: member.atime.map(SetTime::At),
+            mtime: Some(SetTime::At(member.mtime)),
+            ..SetAttr::default()
+        }
+    }
+
+    pub(super) fn owner(self, member: &Member) -> (u32, u32) {
+        self.args.owner.unwrap_or((member.uid, member.gid))
+    }
+}
+
+impl<'scope> ContentsThread<'scope> {
+    pub(super) fn start<'env: 'scope>(
+        scope: &'scope Scope<'scope, 'env>,
+        contents: Contents<'env>,
+    ) -> anyhow::Result<Self> {
+        let (batches, handed) = sync_channel(QUEUE_LEN);
+        let thread = std::thread::Builder::new()
+            .name("contents".to_owned())
+            .spawn_scoped(scope, move || complete_all(contents, &handed))
+            .context("cannot start a thread")?;
+        Ok(Self { fs: contents.fs, batch: Vec::new(), batch_bytes: 0, batches, thread })
+    }
+
+    fn hand_over(&mut self, file: Handed) -> anyhow::Result<()> {
+        self.batch_bytes = self.batch_bytes.saturating_add(file.member.data_bytes());
+        self.batch.push(file);
+        if self.batch.len() < BATCH_FILES && self.batch_bytes < BATCH_BYTES {
+            return Ok(());
+        }
+        self.send()
+    }
+
+    fn send(&mut self) -> anyhow::Result<()> {
+        self.batch_bytes = 0;
+        self.batches.send(std::mem::take(&mut self.batch)).map_err(|back| {
+            back.0.into_iter().for_each(|file| self.fs.release_inode(file.id));
+            // What it failed with comes from `finish`.
+            anyhow!("an earlier file failed")
+        })
+    }
+
+    /// Waits until all files are complete. Its error is that of a file that was handed over before.
+    pub(super) fn finish(mut self) -> anyhow::Result<()> {
+        let sent = self.send();
+        drop(self.batches);
+        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(sent)
+    }
+}
+
+fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyhow::Result<()> {
+    for batch in batches {
+        let mut files = batch.into_iter();
+        let failed = files.by_ref().find_map(|file| {
+            let done = contents.handed_file(&file);
+            done.with_context(|| cannot_import(contents.args, &file.member.path)).err()
+        });
+        // I1
+        if let Some(error) = failed {
+            files.chain(batches.iter().flatten()).for_each(|file| contents.fs.release_inode(file.id));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> anyhow::Result<()> {
+    file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => anyhow!(DATA_CUT_OFF),
+        _ => anyhow::Error::new(error).context("its data cannot be read"),
+    })
+}
+
+/// Batches that wait for the thread.
+const QUEUE_LEN: usize = 4;
+const BATCH_FILES: usize = 64;
+const BATCH_BYTES: u64 = 1 << 20;
+/// Memory of a member whose file is handed over.
+const LIGHT_BYTES: usize = 16 << 10;
