@@ -45,7 +45,7 @@ impl AlignedBuf {
 
     /// Appends `len` bytes, which must fit (I2), as `fill` puts them: it is given what the memory held before. After an
     /// error nothing was appended.
-    pub fn fill<E>(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
+    pub fn extend_with<E>(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
         let end = self.len + len;
         fill(&mut self.pages.as_mut_bytes()[self.len..end])?;
         self.len = end;
@@ -114,9 +114,13 @@ mod tests {
                 buf.truncate(1);
                 buf.resize(2);
                 assert_eq!(&*buf, b"x\0");
-                assert_eq!(buf.fill(3, |_| Err("no")), Err("no"));
+                assert_eq!(buf.extend_with(3, |_| Err("no")), Err("no"));
                 assert_eq!(&*buf, b"x\0");
-                buf.fill(2, |bytes| Ok::<(), ()>(bytes.copy_from_slice(b"yz"))).unwrap();
+                let put = |bytes: &mut [u8]| {
+                    bytes.copy_from_slice(b"yz");
+                    Ok::<(), ()>(())
+                };
+                buf.extend_with(2, put).unwrap();
                 assert_eq!(&*buf, b"x\0yz");
             }
         }

@@ -74,7 +74,7 @@ impl BufPool {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Buf, E> {
         let mut buf = self.take(len.next_multiple_of(sectorsize as usize));
-        buf.bytes.fill(len, fill)?;
+        buf.bytes.extend_with(len, fill)?;
         Ok(buf)
     }
 
