@@ -319,7 +319,12 @@ const SLOTS_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use ubtrfs_device::MemoryDevice;
+
     use super::*;
+    use crate::{Caller, MountOptions, NewInode};
 
     fn slot(start: u64) -> Arc<Slot> {
         Arc::new(Slot {
@@ -329,6 +334,46 @@ mod tests {
             shared: Arc::new(Shared { nr_slots: AtomicUsize::new(1), ..Shared::default() }),
             nr_read: AtomicU64::new(0),
         })
+    }
+
+    #[test]
+    fn a_thread_does_not_wait_behind_a_writer_for_the_lock_of_its_reader() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![7; 2 << 20]).unwrap();
+        fs.sync().unwrap();
+        let inode = fs.inode(id).unwrap();
+        let filled = |slot: &Arc<Slot>| {
+            fs.fill(&Job { inode: Arc::clone(&inode), slot: Arc::clone(slot) }, &slot.shared);
+            matches!(&*slot.content.lock(), Content::Ready(bytes) if bytes.iter().all(|byte| *byte == 7))
+        };
+        assert!(filled(&slot(0)));
+        let (stuck, waiting) = (slot(SLOT_BYTES), slot(SLOT_BYTES));
+        std::thread::scope(|scope| {
+            let reader = inode.state.read();
+            let writer = scope.spawn(|| drop(inode.state.write()));
+            // A writer that waits keeps new readers out.
+            while inode.state.try_read().is_some() {
+                std::thread::yield_now();
+            }
+            let thread = scope.spawn(|| filled(&stuck));
+            // As the reader does with its lock held, which it gives back afterwards.
+            let start = Instant::now();
+            while !thread.is_finished() && start.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(thread.is_finished(), "it waits for the writer, and that one for the reader");
+            drop(reader);
+            writer.join().unwrap();
+        });
+        let mut out = [0; 10];
+        if !stuck.copy_to(SLOT_BYTES, &mut out) {
+            assert!(filled(&waiting) && waiting.copy_to(SLOT_BYTES, &mut out));
+        }
+        assert_eq!(out, [7; 10]);
+        fs.close().unwrap();
     }
 
     fn starts(window: &ReadWindow) -> Vec<u64> {
