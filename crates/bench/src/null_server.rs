@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Let the kernel collect small writes
     #[arg(long)]
     writeback_cache: bool,
+    /// Keep a processor awake while requests come one after the other
+    #[arg(long)]
+    idle_poll: bool,
 }
 
 /// Serves until it is unmounted or told to end.
@@ -46,6 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         limits: Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND },
         transport: if args.no_io_uring { Transport::DevFuse } else { Transport::Auto },
         nr_threads: args.threads,
+        idle_poll: args.idle_poll,
     };
     let device = ubtrfs_fuse::mount(&args.dir, &mount)?;
     let connection = Connection::open(device, &config).context("the FUSE session failed")?;

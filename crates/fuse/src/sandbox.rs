@@ -143,6 +143,15 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     // Rings for requests, which exist and take nothing else, are enabled by the threads that use them.
     let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
     rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
+    // A thread may become less important.
+    let of_itself = || {
+        Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![
+            argument(0, SeccompCmpOp::Eq, 0)?,
+            argument(1, SeccompCmpOp::Eq, 0)?,
+        ])?])
+    };
+    rules.insert(libc::SYS_getpriority, of_itself()?);
+    rules.insert(libc::SYS_setpriority, of_itself()?);
     // No code that is not there already.
     let no_exec =
         || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);

@@ -59,6 +59,7 @@ impl Session {
             limits: server::LIMITS,
             transport: config.transport,
             nr_threads: config.nr_threads,
+            idle_poll: config.idle_poll,
         };
         match Connection::open(device, &how) {
             Ok(connection) => {

@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Put clients and servers of FUSE mounts on one processor
     #[arg(long)]
     pin: bool,
-    /// Further options of our mount; threads=, noio_uring and writeback_cache hold for the null server too
+    /// Further options of our mount; threads=, noio_uring, writeback_cache and idle_poll hold for the null server too
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     mount_options: String,
     /// Let the loop device use the page cache of the image

@@ -59,7 +59,7 @@ pub(crate) struct Setup {
     pub(crate) image_bytes: u64,
     /// The loop device goes past the page cache of the image.
     pub(crate) loop_direct_io: bool,
-    /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring` and `writeback_cache` hold for the server that does nothing too.
+    /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring`, `writeback_cache` and `idle_poll` hold for the server that does nothing too.
     pub(crate) mount_options: String,
     /// `--memory` of the engine.
     pub(crate) memory_bytes: Option<u64>,
@@ -171,6 +171,9 @@ impl Side {
                     }
                     if option == "writeback_cache" {
                         command.arg("--writeback-cache");
+                    }
+                    if option == "idle_poll" {
+                        command.arg("--idle-poll");
                     }
                 }
                 command.arg(&self.dir);

@@ -43,7 +43,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
         }
         let parts = rest.split_at_checked(fixed_len(header.opcode)).unwrap_or((rest, &[]));
         let mut reply = Reply::new(&mut body);
-        let error = answer(&shared.handler, &header, parts, &mut reply, &place);
+        let error = answer(shared, &header, parts, &mut reply, &place);
         let len = if error == 0 { reply.len() } else { 0 };
         send(shared.device.as_fd(), header.unique, error, &body[..len])?;
         if header.opcode == opcode::DESTROY || !shared.dev.goes_on() {

@@ -5,6 +5,7 @@
 //! | `crew`     | how many threads take requests                                           |
 //! | `dev_fuse` | requests read from /dev/fuse: works everywhere                           |
 //! | `ring`     | requests in rings of io_uring, handled on the processor they came from   |
+//! | `idle_poll` | a processor that is kept awake meanwhile                                |
 //!
 //! Invariants:
 //! - T1. A request that wants an answer gets one, from the thread that took it. A handler that waits steps
@@ -14,6 +15,7 @@
 
 mod crew;
 mod dev_fuse;
+mod idle_poll;
 mod ring;
 
 use std::io;
@@ -32,6 +34,7 @@ use crate::protocol::{
 };
 use crew::Crew;
 pub use crew::Place;
+use idle_poll::IdlePoll;
 
 /// Whoever answers requests. Called by many threads at once; must not panic.
 pub trait Handler: Send + Sync + 'static {
@@ -63,6 +66,8 @@ pub struct Config {
     pub transport: Transport,
     /// Threads that take requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
+    /// Keep a processor awake while requests come one after the other.
+    pub idle_poll: bool,
 }
 
 /// A connection to the kernel on which both sides have said what they can.
@@ -72,6 +77,7 @@ pub struct Connection {
     rings: Option<ring::Rings>,
     max_write: usize,
     nr_threads: usize,
+    idle_poll: bool,
 }
 
 impl Connection {
@@ -93,7 +99,13 @@ impl Connection {
                 tracing::debug!("requests come {}", if rings.is_some() { "in rings" } else { "through /dev/fuse" });
                 let nr_threads = if config.nr_threads == 0 { NR_THREADS } else { config.nr_threads };
                 let max_write = limits.max_write as usize;
-                return Ok(Self { device: Arc::new(device), rings, max_write, nr_threads });
+                return Ok(Self {
+                    device: Arc::new(device),
+                    rings,
+                    max_write,
+                    nr_threads,
+                    idle_poll: config.idle_poll,
+                });
             }
         }
     }
@@ -122,12 +134,24 @@ impl Connection {
             dev: Crew::new(nr_dev_threads),
             queues: (0..places.nr_queues).map(|_| Crew::new(places.nr_in_queue)).collect(),
             processors: places.processors,
+            idle_poll: IdlePoll::default(),
             nr_live: AtomicUsize::new(0),
             ended: Mutex::new(ended),
         });
         ring::start(&shared, places.rings)?;
         dev_fuse::start(&shared, nr_dev_threads)?;
-        wait_for_all(&shared, &results)
+        let shared = &*shared;
+        std::thread::scope(|scope| {
+            if self.idle_poll {
+                let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
+                if let Err(error) = thread.spawn_scoped(scope, || shared.idle_poll.run()) {
+                    tracing::warn!("no processor is kept awake: {error}");
+                }
+            }
+            let served = wait_for_all(shared, &results);
+            shared.idle_poll.stop();
+            served
+        })
     }
 }
 
@@ -142,6 +166,7 @@ struct Shared<H> {
     queues: Vec<Crew>,
     /// Where this process may run.
     processors: Option<CpuSet>,
+    idle_poll: IdlePoll,
     nr_live: AtomicUsize,
     ended: Mutex<Sender<io::Result<()>>>,
 }
@@ -187,17 +212,18 @@ fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io
 
 /// Handles a request and says how it went: 0 or a negative errno.
 fn answer<H: Handler>(
-    handler: &H,
+    shared: &Shared<H>,
     header: &InHeader,
     (fixed, rest): (&[u8], &[u8]),
     reply: &mut Reply<'_>,
     place: &Place<'_>,
 ) -> i32 {
+    shared.idle_poll.note_request();
     if header.opcode == opcode::DESTROY {
         return 0;
     }
     let done = match Request::decode(header, fixed, rest) {
-        Some(request) => handler.handle(&request, reply, place),
+        Some(request) => shared.handler.handle(&request, reply, place),
         None => Err(Errno::IO),
     };
     match done {

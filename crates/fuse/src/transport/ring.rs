@@ -73,19 +73,24 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
         let Some((header, payload)) = ring.buffers() else {
             return Err(io::Error::other("a ring without a request"));
         };
-        let commit_id = handle(&shared.handler, header, payload, &place);
+        let commit_id = handle(shared, header, payload, &place);
         arrived = ring.answer(device, number, commit_id);
     }
 }
 
 /// Handles the request that lies in a place, and puts its answer there.
-fn handle<H: Handler>(handler: &H, header: &mut [u8; FUSE_RING_HEADER], payload: &mut [u8], place: &Place<'_>) -> u64 {
+fn handle<H: Handler>(
+    shared: &Shared<H>,
+    header: &mut [u8; FUSE_RING_HEADER],
+    payload: &mut [u8],
+    place: &Place<'_>,
+) -> u64 {
     let Ok((entry, _)) = RingEntry::read_from_prefix(&header[RING_ENTRY..]) else { return 0 };
     let Ok((request, _)) = InHeader::read_from_prefix(&header[..]) else { return 0 };
     let in_len = payload.len().min(entry.payload_len as usize);
     let (rest, room) = payload.split_at_mut(in_len);
     let mut reply = Reply::new(room);
-    let error = answer(handler, &request, (&header[FIXED..RING_ENTRY], rest), &mut reply, place);
+    let error = answer(shared, &request, (&header[FIXED..RING_ENTRY], rest), &mut reply, place);
     let len = if error == 0 { reply.len() } else { 0 };
     // Where the request had a body, the answer was written behind it.
     payload.copy_within(in_len..in_len + len, 0);

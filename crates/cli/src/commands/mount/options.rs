@@ -59,6 +59,8 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "nowriteback_cache" => config.writeback_cache = false,
             "io_uring" => config.transport = Transport::Auto,
             "noio_uring" => config.transport = Transport::DevFuse,
+            "idle_poll" => config.idle_poll = true,
+            "noidle_poll" => config.idle_poll = false,
             "loop" => continue,
             _ => {}
         }
@@ -101,6 +103,8 @@ fn is_ours(option: &str) -> bool {
             | "nowriteback_cache"
             | "io_uring"
             | "noio_uring"
+            | "idle_poll"
+            | "noidle_poll"
     )
 }
 
@@ -128,6 +132,14 @@ mod tests {
         let transport = |text: &str| parsed(text).0.transport;
         assert_eq!(transport("noatime"), Transport::Auto);
         assert_eq!((transport("noio_uring"), transport("noio_uring,io_uring")), (Transport::DevFuse, Transport::Auto));
+    }
+
+    #[test]
+    fn processors_are_kept_awake_only_if_told() {
+        assert_eq!(
+            ["noatime", "idle_poll", "idle_poll,noidle_poll"].map(|text| parsed(text).0.idle_poll),
+            [false, true, false]
+        );
     }
 
     #[test]
