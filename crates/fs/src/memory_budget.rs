@@ -2,7 +2,7 @@
 //!
 //! | share | of the total | what for |
 //! |---|---|---|
-//! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most three quarters |
+//! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most five sixths |
 //! | dirty | a quarter of the rest | dirty file data and buffers kept for it; at most [`DIRTY_MAX`] |
 //! | reads | a sixteenth | read-ahead |
 //! | engine | a half, and what dirty data leaves of its quarter | node cache, delayed items of two epochs (together a sixteenth more, if both are full) |
@@ -26,7 +26,7 @@ pub(crate) struct MemoryBudget {
 impl MemoryBudget {
     /// Shares out `total_bytes`. What is too little to work with counts as a few MiB.
     pub(crate) fn of(total_bytes: u64) -> Self {
-        let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 4);
+        let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 6);
         let dirty_bytes = (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX);
         Self {
             dirty_bytes,
@@ -46,7 +46,7 @@ pub(crate) fn default_memory_bytes() -> u64 {
     (machine.min(group.unwrap_or(u64::MAX)) / 4).clamp(DEFAULT_MIN, DEFAULT_MAX)
 }
 
-const PROGRAM_BYTES: u64 = 96 << 20;
+const PROGRAM_BYTES: u64 = 112 << 20;
 /// A few batches of large writes: more would only wait longer.
 const DIRTY_MAX: u64 = 96 << 20;
 const DIRTY_MIN: u64 = 4 << 20;
