@@ -135,10 +135,7 @@ impl Fs {
         }
         before.truncate((offset % sectorsize as u64) as usize);
         let dirtied = state.data.write(&self.data.pool, offset, data, &before, &after);
-        if let Some(space) = space {
-            state.data.add_reservation(space, dirtied);
-        }
-        self.data.enqueue(inode, &mut state.data);
+        self.became_dirty(inode, state, dirtied, space);
         Ok(())
     }
 
@@ -158,14 +155,25 @@ impl Fs {
         state.data.set_sectorsize(self.geometry.sectorsize);
         match state.data.adopt(offset, buf) {
             Ok(dirtied) => {
-                if let Some(space) = space {
-                    state.data.add_reservation(space, dirtied);
-                }
-                self.data.enqueue(inode, &mut state.data);
+                self.became_dirty(inode, state, dirtied, space);
                 Ok(())
             }
             Err(buf) => self.write_dirty(inode, state, offset, &buf, space),
         }
+    }
+
+    /// Takes the space for new dirty bytes out of `space`, and has the inode written back.
+    fn became_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        dirtied: u64,
+        space: &mut Option<DataReservation>,
+    ) {
+        if let Some(space) = space {
+            state.data.add_reservation(space, dirtied);
+        }
+        self.data.enqueue(inode, &mut state.data);
     }
 
     /// Where the file has an inline extent that a write at (or an extension to) `offset` would leave in front of other

@@ -166,14 +166,8 @@ impl Side {
                     if let Some(threads) = option.strip_prefix("threads=") {
                         command.arg(format!("--threads={threads}"));
                     }
-                    if option == "noio_uring" {
-                        command.arg("--no-io-uring");
-                    }
-                    if option == "writeback_cache" {
-                        command.arg("--writeback-cache");
-                    }
-                    if option == "idle_poll" {
-                        command.arg("--idle-poll");
+                    if let Some((_, flag)) = NULL_SERVER_FLAGS.iter().find(|(name, _)| *name == option) {
+                        command.arg(flag);
                     }
                 }
                 command.arg(&self.dir);
@@ -318,3 +312,7 @@ fn output(command: &mut Command) -> Result<String> {
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
+
+/// Options of `ubtrfs mount`, and what the server that does nothing calls them.
+const NULL_SERVER_FLAGS: [(&str, &str); 3] =
+    [("noio_uring", "--no-io-uring"), ("writeback_cache", "--writeback-cache"), ("idle_poll", "--idle-poll")];

@@ -20,6 +20,7 @@ pub(super) struct IdlePoll {
     /// The thread waits for a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
+    /// Known to who stops it, so that no wake-up is lost.
     thread: OnceLock<Thread>,
 }
 
@@ -41,6 +42,11 @@ impl IdlePoll {
         }
     }
 
+    /// This thread was started for [`IdlePoll::run`]. To be called by who calls [`IdlePoll::stop`].
+    pub(super) fn started(&self, thread: &Thread) {
+        let _ = self.thread.set(thread.clone());
+    }
+
     /// Ends [`IdlePoll::run`].
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
@@ -56,12 +62,12 @@ impl IdlePoll {
             tracing::debug!("no processor is kept awake: {errno}");
             return;
         }
-        let _ = self.thread.set(std::thread::current());
         loop {
             self.wait_for_burst();
             match self.turn() {
                 Ended::Quiet => {}
-                Ended::Crowded => std::thread::sleep(REST),
+                // Not a sleep: who stops it waits for its end.
+                Ended::Crowded => std::thread::park_timeout(REST),
                 Ended::Stopped => return,
             }
         }
@@ -120,10 +126,10 @@ mod tests {
         assert_eq!(poll.nr_requests.load(Ordering::Relaxed), 0, "nobody is there to hear it");
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
-                let _ = poll.thread.set(std::thread::current());
                 poll.wait_for_burst();
                 poll.turn()
             });
+            poll.started(waits.thread());
             while !poll.asleep.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }

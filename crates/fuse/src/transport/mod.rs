@@ -144,8 +144,9 @@ impl Connection {
         std::thread::scope(|scope| {
             if self.idle_poll {
                 let thread = std::thread::Builder::new().name("fuse-idle-poll".to_owned());
-                if let Err(error) = thread.spawn_scoped(scope, || shared.idle_poll.run()) {
-                    tracing::warn!("no processor is kept awake: {error}");
+                match thread.spawn_scoped(scope, || shared.idle_poll.run()) {
+                    Ok(running) => shared.idle_poll.started(running.thread()),
+                    Err(error) => tracing::warn!("no processor is kept awake: {error}"),
                 }
             }
             let served = wait_for_all(shared, &results);

@@ -43,7 +43,8 @@ impl InPlace {
 
     /// See [`super::input::Input::next_piece`].
     pub(super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
-        if self.at.checked_sub(self.window_at).is_none_or(|offset| offset >= self.window_len as u64) {
+        // The position never goes back.
+        if self.at - self.window_at >= self.window_len as u64 {
             self.fill_window()?;
         }
         let start = (self.at - self.window_at) as usize;

@@ -68,13 +68,14 @@ pub(super) struct Member {
 
 impl Member {
     /// Where its data lies in the file, as offset and length.
-    pub(super) fn data_ranges(&self) -> Vec<(u64, u64)> {
-        self.sparse.clone().unwrap_or_else(|| vec![(0, self.size)])
+    pub(super) fn data_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let whole = self.sparse.is_none().then_some((0, self.size));
+        whole.into_iter().chain(self.sparse.iter().flatten().copied())
     }
 
     /// Bytes of its data.
     pub(super) fn data_bytes(&self) -> u64 {
-        self.sparse.as_ref().map_or(self.size, |ranges| ranges.iter().map(|(_, len)| len).sum())
+        self.data_ranges().map(|(_, len)| len).sum()
     }
 
     /// Memory that it takes, about.

@@ -23,10 +23,7 @@ impl<W: Write> Writer<W> {
     pub(in super::super) fn begin(&mut self, member: &Member) -> io::Result<()> {
         assert_eq!(self.left, 0, "the member before is complete");
         let map = member.sparse.as_ref().map(|ranges| sparse_map(ranges, member.size));
-        let data_len = match &member.sparse {
-            Some(ranges) => ranges.iter().map(|(_, len)| len).sum(),
-            None => member.size,
-        };
+        let data_len = member.data_bytes();
         let stored = data_len + map.as_ref().map_or(0, Vec::len) as u64;
         let records = records(member, stored);
         if !records.is_empty() {

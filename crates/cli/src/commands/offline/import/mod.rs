@@ -124,7 +124,6 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 struct Import<'a> {
     fs: &'a Fs,
     args: &'a Args,
-    contents: Contents<'a>,
     /// The target directory.
     base: InodeId,
     /// Directories by their path below the target.
@@ -156,7 +155,6 @@ impl<'a> Import<'a> {
         Ok(Self {
             fs,
             args,
-            contents: Contents { fs, args },
             base,
             dirs: HashMap::new(),
             dirs_to_finish: Vec::new(),
@@ -165,8 +163,12 @@ impl<'a> Import<'a> {
         })
     }
 
+    fn contents(&self) -> Contents<'a> {
+        Contents { fs: self.fs, args: self.args }
+    }
+
     fn run(&mut self, reader: &mut Reader, first: Option<Member>, progress: &ProgressBar) -> anyhow::Result<()> {
-        let contents = self.contents;
+        let contents = self.contents();
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut(), progress);
@@ -174,7 +176,7 @@ impl<'a> Import<'a> {
             thread.map_or(Ok(()), ContentsThread::finish).and(made)
         })?;
         for (dir, times, xattrs) in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
-            self.contents.xattrs(&xattrs, dir).context("cannot finish a directory")?;
+            contents.xattrs(&xattrs, dir).context("cannot finish a directory")?;
             self.counts.xattrs += xattrs.len() as u64;
             self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot finish a directory")?;
         }
@@ -236,7 +238,7 @@ impl<'a> Import<'a> {
                 self.counts.xattrs += member.xattrs.len() as u64;
                 let id = self.create(parent, name, member, NewInode::file(member.mode))?;
                 self.fs.open_inode(id)?;
-                self.contents.file(reader, member, id, thread)
+                self.contents().file(reader, member, id, thread)
             }
             Kind::CharDevice | Kind::BlockDevice | Kind::Fifo => {
                 let kind = match member.kind {
@@ -258,14 +260,14 @@ impl<'a> Import<'a> {
     /// Makes an inode without data and sets its attributes.
     fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
         let id = self.create(parent, name, member, new)?;
-        self.contents.attributes(member, id)?;
+        self.contents().attributes(member, id)?;
         self.counts.xattrs += member.xattrs.len() as u64;
         Ok(id)
     }
 
     /// Makes an inode in place of whatever has its name; a directory is not replaced.
     fn create(&self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
-        let (uid, gid) = self.contents.owner(member);
+        let (uid, gid) = self.contents().owner(member);
         let caller = Caller { uid, gid, umask: 0 };
         match self.fs.create(parent, name, new, &caller) {
             Ok(attr) => Ok(attr.id),
@@ -295,7 +297,7 @@ impl<'a> Import<'a> {
     /// Attributes of a directory: its times and extended attributes come later.
     fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
-        let all = self.contents.set_attr(member);
+        let all = self.contents().set_attr(member);
         let times = SetAttr { atime: all.atime, mtime: all.mtime, ..SetAttr::default() };
         let mut xattrs = member.xattrs.clone();
         if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
