@@ -41,7 +41,7 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
     }
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
     if rng.one_in(3) {
-        run("btrfs", ["quota", "enable", &path("")]).unwrap();
+        mount.enable_quota().unwrap();
     }
     run("btrfs", ["subvolume", "create", &path("subvolume")]).unwrap();
     for file in 0..100 {

@@ -85,7 +85,7 @@ fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     let mut keep = |what: String| copies.push((what, frozen_copy(&made.image, &mount)));
     let with_quota = rng.one_in(2);
     if with_quota {
-        run("btrfs", ["quota", "enable", &path("")]).unwrap();
+        mount.enable_quota().unwrap();
     }
     let files = 400;
     run("btrfs", ["subvolume", "create", &path("one")]).unwrap();
