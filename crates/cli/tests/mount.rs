@@ -587,6 +587,61 @@ fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
     mount.umount();
 }
 
+/// Where nobody else may enter, the kernel does not check what root may do, which spares it a request for every file that
+/// root makes or removes. All else is as it is on other mounts.
+#[test]
+fn roots_own_mount_works_without_permission_checks() {
+    if !ready() || !capability::program("setpriv") || !capability::program("setfacl") {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let options_of = |mount: &Mount| {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        table.lines().find(|line| line.contains(&*mount.path().to_string_lossy())).unwrap().to_owned()
+    };
+    let mount = Mount::new(image.path(), &["-o", "noallow_other,default_permissions"]);
+    assert!(options_of(&mount).contains("default_permissions"));
+    mount.umount();
+
+    let mount = Mount::new(image.path(), &["-o", "noallow_other"]);
+    assert!(!options_of(&mount).contains("default_permissions") && !options_of(&mount).contains("allow_other"));
+    let (dir, file) = (mount.join("dir"), mount.join("dir/file"));
+    fs::create_dir(&dir).unwrap();
+    let sh = |script: &str| {
+        let output =
+            Command::new("sh").args(["-c", &format!("cd {}; {script}", mount.path().display())]).output().unwrap();
+        ok(&output);
+        text(&output)
+    };
+    sh(
+        "umask 027; echo content > dir/file; mkdir dir/below; chown 1234:1234 dir dir/file; chmod 0 dir dir/file; echo more >> dir/file",
+    );
+    assert_eq!(fs::read(&file).unwrap(), b"content\nmore\n");
+    assert_eq!(fs::metadata(mount.join("dir/below")).unwrap().mode() & 0o7777, 0o750);
+    sh(
+        "setfacl -m u:1234:rw dir/file; chmod 640 dir/file; setfacl -d -m u:1234:rwx dir/below; umask 077; echo x > dir/below/new",
+    );
+    let acl = sh("getfacl -cn dir/file");
+    assert!(acl.contains("user:1234:rw-") && acl.contains("mask::r--"), "{acl}");
+    assert!(sh("getfacl -cn dir/below/new").contains("user:1234:rwx"), "the directory's default");
+    sh(
+        "cp /bin/true dir/below/program; chmod 644 dir/below/program; ! dir/below/program 2>&1; chmod 755 dir/below/program; dir/below/program",
+    );
+    sh(
+        "chmod 4755 dir/below/program; echo >> dir/below/program; rm dir/below/new; rmdir dir/below 2>&1 | grep -q 'not empty'",
+    );
+    assert_eq!(fs::metadata(mount.join("dir/below/program")).unwrap().mode() & 0o7777, 0o4755, "root keeps it");
+    let user = ["--reuid=1234", "--regid=1234", "--clear-groups", "cat"];
+    let output = Command::new("setpriv").args(user).arg(&file).output().unwrap();
+    assert!(!output.status.success() && text(&output).contains("Permission denied"), "{}", text(&output));
+    let ours = walk_path(mount.path()).unwrap();
+    mount.umount();
+    btrfs_check(image.path()).unwrap();
+    let theirs = LoopMount::new(image.path(), "ro").unwrap();
+    compare_entries(&ours, &walk_path(theirs.path()).unwrap(), Compare::ALL).unwrap();
+    theirs.close().unwrap();
+}
+
 /// A confined server serves everything, commits when it is asked to and when it is unmounted, also by a signal; and the
 /// kernel says that it is confined, each thread of it.
 #[test]

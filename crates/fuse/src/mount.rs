@@ -1,8 +1,8 @@
 //! Mounting and unmounting: by mount(2) where we may, else through the setuid helper fusermount3.
 //!
 //! M1. What can be wrong without touching the filesystem is found by [`check`], before the image is opened.
-//! M2. The kernel decides who may enter the mount (`allow_other`); the server answers every request that arrives, also
-//!     those of the kernel's own writeback.
+//! M2. The kernel decides who may enter the mount (`allow_other`), and who may do what inside (`default_permissions`) unless
+//!     root alone may enter; the server answers every request that arrives, also those of the kernel's own writeback.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -32,6 +32,8 @@ pub struct MountConfig {
     pub subtype: &'static str,
     /// Let other users in.
     pub allow_other: bool,
+    /// Have the kernel check permissions also where root alone is let in.
+    pub default_permissions: bool,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
     /// No writing.
@@ -67,6 +69,7 @@ impl Default for MountConfig {
             fsname: SUBTYPE.to_owned(),
             subtype: SUBTYPE,
             allow_other: false,
+            default_permissions: false,
             nonempty: false,
             read_only: false,
             nodev: false,
@@ -80,6 +83,14 @@ impl Default for MountConfig {
             writeback_cache: false,
             sandbox: false,
         }
+    }
+}
+
+impl MountConfig {
+    /// Whether the kernel checks permissions. It asks for the attributes of a directory each time after something in it was
+    /// made or removed, which is a request for every file; root, where nobody else may enter, is allowed everything anyway.
+    pub(crate) fn checks_permissions(&self) -> bool {
+        self.allow_other || self.default_permissions || !is_root()
     }
 }
 
@@ -230,11 +241,14 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let device = File::options().read(true).write(true).open("/dev/fuse").map_err(MountError::FuseDenied)?;
     let mut data = format!(
-        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        "fd={},rootmode=40000,user_id={},group_id={}",
         device.as_raw_fd(),
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
     );
+    if config.checks_permissions() {
+        data.push_str(",default_permissions");
+    }
     if config.allow_other {
         data.push_str(",allow_other");
     }
@@ -280,8 +294,9 @@ fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErr
 fn helper_options(config: &MountConfig) -> String {
     // fusermount3 reads a backslash before commas in names.
     let fsname = config.fsname.replace('\\', "\\\\").replace(',', "\\,");
-    let mut options = format!("fsname={fsname},subtype={},default_permissions", config.subtype);
+    let mut options = format!("fsname={fsname},subtype={}", config.subtype);
     for (wanted, option) in [
+        (config.checks_permissions(), ",default_permissions"),
         (config.allow_other, ",allow_other"),
         (config.read_only, ",ro"),
         (config.noexec, ",noexec"),

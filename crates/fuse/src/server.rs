@@ -26,6 +26,7 @@ use crate::caller::{Groups, caller};
 use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
 use crate::ioctl;
+use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
 use crate::seek::Seeker;
@@ -258,7 +259,7 @@ fn is_for_writing(flags: i32) -> bool {
 }
 
 /// What the server makes use of.
-pub(crate) fn features(fs: &Fs, writeback_cache: bool) -> Features {
+pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
     // Not asynchronous direct I/O: the kernel does not drop cached pages after such writes, so buffered readers would go on
     // seeing the old content.
     let mut features = Features::PARALLEL_DIROPS
@@ -271,10 +272,10 @@ pub(crate) fn features(fs: &Fs, writeback_cache: bool) -> Features {
         | Features::ATOMIC_O_TRUNC
         // Spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
-    if fs.options().acl {
-        features |= Features::POSIX_ACL | Features::DONT_MASK;
-    }
-    features.set(Features::WRITEBACK_CACHE, writeback_cache);
+    // What a new inode's mode is by a default ACL is decided here; what ACLs allow, by the kernel if anyone.
+    features.set(Features::DONT_MASK, fs.options().acl);
+    features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions());
+    features.set(Features::WRITEBACK_CACHE, config.writeback_cache);
     features
 }
 

@@ -55,7 +55,7 @@ impl Session {
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
         let how = Config {
-            features: server::features(&fs, config.writeback_cache),
+            features: server::features(&fs, config),
             limits: server::LIMITS,
             transport: config.transport,
             nr_threads: config.nr_threads,

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Where to mount it: an empty directory
     dir: PathBuf,
     /// Mount options, separated by commas: btrfs's own (ro, subvol=, subvolid=, compress=, commit=, ...) and
-    /// allow_other, nonempty, nodev, nosuid, noexec, noatime
+    /// allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev, nosuid, noexec, noatime
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<String>,
     /// Mount read-only

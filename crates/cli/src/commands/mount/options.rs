@@ -9,21 +9,8 @@ use crate::common::parse_size;
 
 /// Options that speak to mount(8), systemd or libfuse, not to a filesystem.
 const IGNORED: &[&str] = &[
-    "auto",
-    "noauto",
-    "user",
-    "users",
-    "nouser",
-    "owner",
-    "group",
-    "nofail",
-    "_netdev",
-    "default_permissions",
-    "remount",
-    "rw",
-    "defaults",
-    "silent",
-    "loud",
+    "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "remount", "rw", "defaults",
+    "silent", "loud",
 ];
 const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "uhelper=", "helper=", "subtype=", "loop=", "max_read="];
 
@@ -45,6 +32,7 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             "ro" => config.read_only = true,
             "allow_other" => config.allow_other = true,
             "noallow_other" => config.allow_other = false,
+            "default_permissions" => config.default_permissions = true,
             "nonempty" => config.nonempty = true,
             "dev" => config.nodev = false,
             "nodev" => config.nodev = true,
@@ -91,6 +79,7 @@ fn is_ours(option: &str) -> bool {
         option,
         "allow_other"
             | "noallow_other"
+            | "default_permissions"
             | "nonempty"
             | "dev"
             | "nodev"
