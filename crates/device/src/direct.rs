@@ -7,6 +7,9 @@
 //! What is large enough goes to the device as several requests at once, through io_uring ([`crate::io_ring`]) where the
 //! kernel has it. Where it has not, or all rings are in use, threads that read and write side by side are all there is.
 //!
+//! What is written from many small buffers, such as sectors that were changed here and there, is joined in a large one first:
+//! a copy costs less than requests of so many pieces, or than a write that others wait for.
+//!
 //! Large writes take turns: the next one starts when the last one is half done. So the device always has work, and writes
 //! end one after the other; if they were all started at once, they would all end at once, and the device would wait while
 //! everybody prepares the next one.
@@ -36,10 +39,18 @@ pub(crate) struct Direct {
     file: Option<File>,
     refused: AtomicBool,
     /// Rings that nobody uses at the moment.
-    rings: Mutex<Vec<IoRing>>,
+    rings: Mutex<Vec<Ring>>,
     nr_rings: AtomicUsize,
     /// Held by the large write that was started last.
     turn: Mutex<()>,
+}
+
+/// For the requests of one call at a time.
+#[derive(Debug)]
+struct Ring {
+    io: IoRing,
+    /// For joining small buffers: of [`JOINED_BYTES`] once that was wanted.
+    joined: AlignedBuf,
 }
 
 impl Direct {
@@ -54,7 +65,9 @@ impl Direct {
         };
         let file = opened.filter(same);
         let nr_rings = if file.is_some() { NR_RINGS } else { 0 };
-        let rings: Vec<_> = (0..nr_rings).map_while(|_| IoRing::new().ok()).collect();
+        let rings: Vec<_> = (0..nr_rings)
+            .map_while(|_| Some(Ring { io: IoRing::new().ok()?, joined: AlignedBuf::default() }))
+            .collect();
         Self {
             file,
             refused: AtomicBool::new(false),
@@ -82,10 +95,14 @@ impl Direct {
             return Ok(0);
         }
         let total: usize = bufs.iter().map(|buf| buf.len()).sum();
-        let is_in_pieces = total < bufs.len() * BUF_BYTES_MIN;
-        let ring_bytes = if is_in_pieces { 0 } else { total };
-        let written =
-            self.with_ring(ring_bytes, |ring, file| ring.write(file, offset, bufs, PIECE_BYTES, lock(&self.turn)));
+        let written = match total / bufs.len().max(1) {
+            ..SMALL_BUF => self.with_ring(total, |ring, file| {
+                ring.join(bufs);
+                ring.io.write(file, offset, &[IoSlice::new(&ring.joined)], PIECE_BYTES, lock(&self.turn))
+            }),
+            SMALL_BUF..LARGE_BUF => 0,
+            _ => self.with_ring(total, |ring, file| ring.io.write(file, offset, bufs, PIECE_BYTES, lock(&self.turn))),
+        };
         match written {
             0 => self.run(|file| rustix::io::pwritev(file, &bufs[..bufs.len().min(NR_BUFS_MAX)], offset)),
             written => Ok(written),
@@ -97,7 +114,7 @@ impl Direct {
         if !suits(offset, std::iter::once(&*buf)) {
             return Ok(0);
         }
-        match self.with_ring(buf.len(), |ring, file| ring.read(file, offset, buf, PIECE_BYTES)) {
+        match self.with_ring(buf.len(), |ring, file| ring.io.read(file, offset, buf, PIECE_BYTES)) {
             0 => self.run(|file| rustix::io::pread(file, &mut *buf, offset)),
             read => Ok(read),
         }
@@ -105,12 +122,12 @@ impl Direct {
 
     /// Has `call` done with a ring, where one is free and `total` bytes are worth it; 0 where nothing was done: what the
     /// ring could not do is tried without one, which tells why.
-    fn with_ring(&self, total: usize, call: impl FnOnce(&mut IoRing, &File) -> usize) -> usize {
+    fn with_ring(&self, total: usize, call: impl FnOnce(&mut Ring, &File) -> usize) -> usize {
         let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
         let Some(file) = file else { return 0 };
         let Some(mut ring) = lock(&self.rings).pop() else { return 0 };
         let done = call(&mut ring, file);
-        if ring.is_denied() {
+        if ring.io.is_denied() {
             self.nr_rings.fetch_sub(1, Ordering::Relaxed);
         } else {
             lock(&self.rings).push(ring);
@@ -129,6 +146,20 @@ impl Direct {
                 }
                 result => return Ok(result?),
             }
+        }
+    }
+}
+
+impl Ring {
+    /// Joins the start of `bufs`, as much as a write of its own takes.
+    fn join(&mut self, bufs: &[IoSlice<'_>]) {
+        if self.joined.capacity() == 0 {
+            self.joined = AlignedBuf::with_capacity(JOINED_BYTES);
+        }
+        self.joined.clear();
+        for buf in bufs {
+            let room = JOINED_BYTES - self.joined.len();
+            self.joined.extend_from_slice(&buf[..buf.len().min(room)]);
         }
     }
 }
@@ -152,7 +183,11 @@ const MIN_BYTES: usize = 64 << 10;
 const PIECE_BYTES: usize = 1 << 20;
 /// From here on it is worth a ring.
 const RING_MIN_BYTES: usize = 2 * PIECE_BYTES;
-/// Of many smaller buffers than this, a thread of ours makes requests with less work than one of the kernel's.
-const BUF_BYTES_MIN: usize = 64 << 10;
+/// Buffers shorter than this on average are joined.
+const SMALL_BUF: usize = 5 << 10;
+/// Of buffers shorter than this, a thread of ours makes requests with less work than one of the kernel's.
+const LARGE_BUF: usize = 64 << 10;
 /// Large reads and writes at a time: threads that write back, and that read ahead. Others go without.
 const NR_RINGS: usize = 8;
+/// What is joined from small buffers: a write.
+const JOINED_BYTES: usize = RING_MIN_BYTES;

@@ -469,20 +469,21 @@ mod tests {
         const LEN: usize = 40 << 20;
         let (_dir, path) = image(64 << 20);
         let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
-        for round in 0..3u64 {
-            if round == 1 {
+        for round in 0..4u64 {
+            if round == 2 {
                 device.direct.deny_rings();
                 assert!(!device.has_io_uring());
             }
-            // More than a ring takes in one go; buffers that end where no request does; in the last round also one whose
-            // length does not suit direct I/O.
+            // More than a ring takes in one go; buffers that end where no request does; in the second round small ones, which
+            // are joined; in the last one also one whose length does not suit direct I/O.
+            let (nr_lens, nr_shifts) = if round == 1 { (2, 1) } else { (7, 9) };
             let parts: Vec<AlignedBuf> = (0..)
-                .map(|nr: usize| (nr % 7 + 1) << (12 + nr % 9))
+                .map(|nr: usize| (nr % nr_lens + 1) << (12 + nr % nr_shifts))
                 .scan(0, |total, len| {
                     *total += len;
                     (*total <= LEN).then_some(len)
                 })
-                .chain((round == 2).then_some(100))
+                .chain((round == 3).then_some(100))
                 .enumerate()
                 .map(|(nr, len)| {
                     let mut part = AlignedBuf::with_capacity(len);

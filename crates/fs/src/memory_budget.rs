@@ -46,7 +46,7 @@ pub(crate) fn default_memory_bytes() -> u64 {
     (machine.min(group.unwrap_or(u64::MAX)) / 4).clamp(DEFAULT_MIN, DEFAULT_MAX)
 }
 
-const PROGRAM_BYTES: u64 = 112 << 20;
+const PROGRAM_BYTES: u64 = 120 << 20;
 /// A few batches of large writes: more would only wait longer.
 const DIRTY_MAX: u64 = 96 << 20;
 const DIRTY_MIN: u64 = 4 << 20;
