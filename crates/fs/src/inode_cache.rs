@@ -99,6 +99,15 @@ impl InodeCache {
         result
     }
 
+    /// Keeps an inode out of memory that is not there and that nobody refers to: until the answer is dropped, who asks for it
+    /// waits. Who has it must not wait for locks of inodes.
+    pub(crate) fn keep_out(&self, id: InodeId) -> Option<Loading<'_>> {
+        let shard = self.shard(id);
+        let mut map = shard.map.lock();
+        let is_out = !map.inodes.contains_key(&id) && !map.users.contains_key(&id) && map.loading.insert(id);
+        is_out.then(|| Loading { shard, id })
+    }
+
     /// Adds a new inode, with this many lookups and opens.
     pub(crate) fn insert(&self, inode: &Arc<Inode>, lookups: u64, opens: u32) {
         let mut map = self.shard(inode.id).map.lock();
@@ -162,8 +171,9 @@ impl InodeCache {
     }
 }
 
-/// An inode that is being loaded, until this is dropped.
-struct Loading<'s> {
+/// An inode that is being loaded, or kept out, until this is dropped.
+#[must_use = "others may load the inode once this is dropped"]
+pub(crate) struct Loading<'s> {
     shard: &'s Shard,
     id: InodeId,
 }

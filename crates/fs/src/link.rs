@@ -13,7 +13,7 @@ use crate::dir_item::{self, Change, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::{EMPTY_DIR, now};
 use crate::inode::{Inode, InodeState};
-use crate::orphan::LastItems;
+use crate::orphan::{LastItems, UnloadedItems};
 use crate::types::{Attr, InodeId};
 use crate::xattr::check_may_change;
 
@@ -114,6 +114,7 @@ impl Fs {
     fn remove(&self, dir: InodeId, name: &[u8], directory: bool) -> Result<()> {
         dir_item::check_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
+        let mut may_be_unloaded = !directory;
         loop {
             let mut victim = self.find_victim(&dir_inode, name)?;
             let child = victim.id;
@@ -126,7 +127,14 @@ impl Fs {
             if child.ino == EMPTY_DIR {
                 return if directory { self.remove_stub(&dir_inode, name) } else { Err(Error::IsDirectory) };
             }
-            let inode = self.inode(child)?;
+            let in_memory = self.inodes.peek(child);
+            if in_memory.is_none() && std::mem::take(&mut may_be_unloaded) {
+                match self.remove_unloaded(&dir_inode, victim, name)? {
+                    true => return Ok(()),
+                    false => continue,
+                }
+            }
+            let inode = in_memory.map_or_else(|| self.inode(child), Ok)?;
             match (inode.read()?.is_dir(), directory) {
                 (true, false) => return Err(Error::IsDirectory),
                 (false, true) => return Err(Error::NotDirectory),
@@ -178,6 +186,29 @@ impl Fs {
             }
             return Ok(());
         }
+    }
+
+    /// Takes away the only name of a file that is not in memory, and the file with it, without loading it. False where it is
+    /// another case; then nothing was changed.
+    fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
+        let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
+        let mut dir_state = dir.write()?;
+        if dir_state.item.sequence != victim.sequence {
+            return Ok(false);
+        }
+        check_may_remove(&dir_state)?;
+        let (tree, ino) = (&dir.home.tree, victim.id.ino);
+        let Some(_kept_out) = self.inodes.keep_out(victim.id) else { return Ok(false) };
+        let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
+        let Some(items) = UnloadedItems::read(tree, ino, (dir.id.ino, name), limit)? else { return Ok(false) };
+        let mut changes = Vec::with_capacity(2);
+        victim.slot.plan_remove(&mut changes, tree, items.index)?;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, tree, changes);
+        entry_changed(&mut dir_state, now(), None, Some(name));
+        dir.put_item(&op, &mut dir_state);
+        items.delete(&op, tree);
+        Ok(true)
     }
 
     fn find_victim<'n>(&self, dir: &Inode, name: &'n [u8]) -> Result<Victim<'n>> {

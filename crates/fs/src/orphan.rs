@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::item::InodeRef;
+use ubtrfs_format::item::{InodeFlags, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
-use ubtrfs_transaction::Operation;
+use ubtrfs_transaction::{Operation, Tree};
 
 use crate::Fs;
 use crate::create::orphan_key;
@@ -16,7 +16,7 @@ use crate::dir_item::{in_tree, ref_key};
 use crate::error::{Error, Result};
 use crate::inode::{Inode, InodeState};
 use crate::subvolume::Subvolume;
-use crate::types::InodeId;
+use crate::types::{InodeId, mode};
 use crate::writeback_lock::ExclusiveGuard;
 
 /// An inode that nobody uses, with all of its items but the `INODE_ITEM`: to be deleted with its last name.
@@ -27,6 +27,44 @@ pub(crate) struct LastItems<'i> {
     index: Option<u64>,
     /// None of its data is being written.
     _writeback: ExclusiveGuard<'i>,
+}
+
+/// All items of a file that is not in memory, to be deleted with its only name.
+pub(crate) struct UnloadedItems {
+    keys: Vec<Key>,
+    /// Of its name.
+    pub(crate) index: u64,
+}
+
+impl UnloadedItems {
+    /// Those of a file that has no name but this one; `None` where it is not such a file, has more than `limit` items, or
+    /// anything about it is unusual. The caller keeps it out of memory, and locks the directory.
+    pub(crate) fn read(tree: &Tree, ino: Ino, (dir, name): (Ino, &[u8]), limit: usize) -> Result<Option<Self>> {
+        let ref_key = ref_key(ino, dir);
+        let (mut keys, mut index, mut item) = (Vec::with_capacity(8), Ok(None), Ok(None));
+        let start = Key::new(ino.0, KeyType::INODE_ITEM, 0);
+        let end = Key::new(ino.0, KeyType(u8::MAX), u64::MAX);
+        tree.visit(&start, &end, limit + 1, |key, bytes| {
+            if *key == start {
+                item = InodeItem::decode(bytes).map(Some);
+            } else if *key == ref_key {
+                index = InodeRef::find_index(bytes, name);
+            }
+            keys.push(*key);
+        })?;
+        let is_plain = |item: InodeItem| {
+            let is_dir = item.mode & mode::TYPE == mode::DIRECTORY;
+            item.nlink == 1 && !is_dir && !item.flags().intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND)
+        };
+        let (Ok(Some(item)), Ok(Some(index))) = (item, index) else { return Ok(None) };
+        Ok((is_plain(item) && keys.len() <= limit).then_some(Self { keys, index }))
+    }
+
+    /// Deletes them.
+    pub(crate) fn delete(&self, op: &Operation<'_>, tree: &Tree) {
+        let mut changes = op.changes(tree);
+        self.keys.iter().for_each(|key| changes.delete(*key));
+    }
 }
 
 impl LastItems<'_> {
@@ -121,7 +159,8 @@ impl Fs {
         if has_extents {
             crate::truncate::forget_all_dirty(self, inode);
         }
-        let start = inode.item_key().successor().unwrap_or(Key::MAX);
+        // Items before it are deleted.
+        let mut start = inode.item_key().successor().unwrap_or(Key::MAX);
         let end = inode.last_key();
         loop {
             let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
@@ -139,6 +178,7 @@ impl Fs {
             let mut changes = op.changes(&inode.home.tree);
             for key in &keys {
                 changes.delete(*key);
+                start = *key;
             }
             if is_last {
                 changes.delete(inode.item_key());
@@ -249,6 +289,57 @@ mod tests {
         assert!(is_there(used), "it is open");
         fs.release_inode(used);
         assert!(!is_there(used));
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_not_in_memory_goes_without_being_loaded() {
+        let device: Arc<dyn ubtrfs_device::Device> = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let open = || Fs::open(vec![Arc::clone(&device)], MountOptions::default()).unwrap();
+        let fs = open();
+        let root = fs.root();
+        let make = |name: &[u8], new: NewInode<'_>| fs.create(root, name, new, &Caller::ROOT).unwrap().id;
+        let ids = [&b"plain"[..], b"linked", b"large", b"kept"].map(|name| make(name, NewInode::file(0o644)));
+        let [plain, linked, large, kept] = ids;
+        let (symlink, dir) = (make(b"symlink", NewInode::symlink(b"plain")), make(b"dir", NewInode::dir(0o755)));
+        fs.write(plain, 0, &[7; 100_000]).unwrap();
+        fs.link(linked, root, b"other").unwrap();
+        for number in 0..17 {
+            fs.setxattr(large, format!("user.{number}").as_bytes(), b"x", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        }
+        const FS_IMMUTABLE: u32 = 0x10;
+        fs.set_inode_flags(kept, FS_IMMUTABLE, &Caller::ROOT).unwrap();
+        fs.close().unwrap();
+
+        let fs = open();
+        let tree = fs.subvolume(root.root).unwrap().tree.clone();
+        let goes = |name: &[u8], id: InodeId| {
+            let found = UnloadedItems::read(&tree, id.ino, (root.ino, name), 16).unwrap();
+            found.map(|items| items.keys.len())
+        };
+        assert_eq!(goes(b"plain", plain), Some(3));
+        assert_eq!(goes(b"symlink", symlink), Some(3));
+        assert_eq!(goes(b"no such name", plain), None);
+        let others = [(&b"linked"[..], linked), (b"large", large), (b"kept", kept), (b"dir", dir)];
+        assert!(others.iter().all(|(name, id)| goes(name, *id).is_none()));
+
+        let is_loaded = |id| fs.inodes.peek(id).is_some();
+        for name in [&b"plain"[..], b"symlink", b"linked", b"other", b"large"] {
+            fs.unlink(root, name).unwrap();
+        }
+        assert!(!is_loaded(plain) && !is_loaded(symlink) && !is_loaded(kept));
+        assert!(matches!(fs.unlink(root, b"kept"), Err(Error::NotPermitted(_))));
+        assert!(matches!(fs.unlink(root, b"dir"), Err(Error::IsDirectory)));
+        for id in [plain, symlink, linked, large] {
+            let start = Key::new(id.ino.0, KeyType(0), 0);
+            let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+            assert!(tree.first_ge(&start, &end).unwrap().is_none(), "{id:?}");
+        }
+        let kept_out = fs.inodes.keep_out(large).unwrap();
+        assert!(fs.inodes.keep_out(large).is_none());
+        drop(kept_out);
+        assert!(fs.inodes.keep_out(kept).is_none(), "it is in memory");
         fs.close().unwrap();
     }
 }

@@ -116,11 +116,12 @@ fn shrink(
     }
     state.item.size = size;
     forget_dirty_past(fs, state, size);
+    // Behind it are only changes that say that an extent is gone. A search from the end would meet all of them each time.
+    let mut reached = u64::MAX;
     loop {
         let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
         let step = reservation.nr_items() - 8;
         let mut plan = ExtentPlan::default();
-        let mut reached = u64::MAX;
         while plan.len() < step {
             let before = reached;
             let Some(last) = last_extent_before(tree, ino, before, fs.geometry.sectorsize)? else {

@@ -54,38 +54,11 @@ fn one(fs: &Fs, dirs: &[InodeId], rng: &mut Rng) -> Result<(), ubtrfs_fs::Error>
     }
 }
 
-#[test]
-fn threads_in_the_same_directories() {
-    let seed = Rng::seed_or(1);
-    eprintln!("seed {seed}");
-    let image = Image::kernel_made(512 << 20, &[]).unwrap();
-    let device: Arc<dyn ubtrfs_device::Device> =
-        Arc::new(ubtrfs_device::FileDevice::open(image.path(), ubtrfs_device::Access::ReadWrite).unwrap());
-    let options = MountOptions { commit_secs: 1, ..MountOptions::default() };
-    let target = FsTarget::on_device(device, options).unwrap();
-    let fs = target.fs();
-    let top = fs.root();
-    let mut dirs = vec![top];
-    for i in 0..3 {
-        let parent = *dirs.last().unwrap();
-        dirs.push(fs.create(parent, format!("keep{i}").as_bytes(), NewInode::dir(0o755), &ROOT).unwrap().id);
-    }
-    let done = AtomicBool::new(false);
+/// Runs `work` in threads, each with its number, with commits in between. Ends the program where they hang.
+fn side_by_side(fs: &Fs, seed: u64, work: &(dyn Fn(u64) + Sync)) {
+    let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..NR_THREADS)
-            .map(|thread| {
-                let dirs = &dirs;
-                scope.spawn(move || {
-                    let mut rng = Rng::new(seed * 1000 + thread);
-                    for _ in 0..NR_OPS {
-                        if let Err(error) = one(fs, dirs, &mut rng) {
-                            assert!(EXPECTED.contains(&error.errno()), "seed {seed}: {error}");
-                        }
-                    }
-                })
-            })
-            .collect();
-        let done = &done;
+        let workers: Vec<_> = (0..NR_THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
         scope.spawn(move || {
             while !done.load(Ordering::Acquire) {
                 fs.sync().unwrap();
@@ -107,10 +80,90 @@ fn threads_in_the_same_directories() {
         watch.join().unwrap();
         results.into_iter().for_each(|result| result.unwrap());
     });
+}
+
+#[test]
+fn threads_in_the_same_directories() {
+    let seed = Rng::seed_or(1);
+    eprintln!("seed {seed}");
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let device: Arc<dyn ubtrfs_device::Device> =
+        Arc::new(ubtrfs_device::FileDevice::open(image.path(), ubtrfs_device::Access::ReadWrite).unwrap());
+    let options = MountOptions { commit_secs: 1, ..MountOptions::default() };
+    let target = FsTarget::on_device(device, options).unwrap();
+    let fs = target.fs();
+    let top = fs.root();
+    let mut dirs = vec![top];
+    for i in 0..3 {
+        let parent = *dirs.last().unwrap();
+        dirs.push(fs.create(parent, format!("keep{i}").as_bytes(), NewInode::dir(0o755), &ROOT).unwrap().id);
+    }
+    let threads = |thread: u64| {
+        let mut rng = Rng::new(seed * 1000 + thread);
+        for _ in 0..NR_OPS {
+            if let Err(error) = one(fs, &dirs, &mut rng) {
+                assert!(EXPECTED.contains(&error.errno()), "seed {seed}: {error}");
+            }
+        }
+    };
+    side_by_side(fs, seed, &threads);
     let before = target.walk().unwrap();
     target.close().unwrap();
     btrfs_check(image.path()).unwrap();
     let target = FsTarget::open(image.path(), "ro").unwrap();
     assert_eq!(before, target.walk().unwrap());
     target.close().unwrap();
+}
+
+/// Files that nobody has asked for yet, each with one name or two: while some threads take them away, others look for
+/// them, open and read them.
+#[test]
+fn files_are_removed_before_anyone_has_loaded_them() {
+    const NR_FILES: u64 = 4000;
+    let seed = Rng::seed_or(1);
+    eprintln!("seed {seed}");
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let name = |number: u64| format!("f{number}").into_bytes();
+    let target = FsTarget::open(image.path(), "").unwrap();
+    let (fs, root) = (target.fs(), target.fs().root());
+    for number in 0..NR_FILES {
+        let id = fs.create(root, &name(number), NewInode::file(0o644), &ROOT).unwrap().id;
+        fs.write(id, 0, &name(number)).unwrap();
+        if number % 5 == 0 {
+            fs.link(id, root, format!("l{number}").as_bytes()).unwrap();
+        }
+    }
+    target.close().unwrap();
+
+    let target = FsTarget::open(image.path(), "").unwrap();
+    let fs = target.fs();
+    let threads = |thread: u64| {
+        let mut rng = Rng::new(seed * 1000 + thread);
+        let removes = thread < NR_THREADS / 2;
+        for step in 0..NR_FILES {
+            // Mostly where others are too.
+            let number = (step + rng.below(8)) % NR_FILES;
+            let result = match removes {
+                true => fs.unlink(root, &name(number)),
+                false => fs.lookup(root, &name(number)).and_then(|attr| {
+                    fs.open_inode(attr.id)?;
+                    let found = fs.read(attr.id, 0, 16);
+                    fs.release_inode(attr.id);
+                    assert_eq!(found?, name(number), "seed {seed}");
+                    Ok(())
+                }),
+            };
+            if let Err(error) = result {
+                assert!(EXPECTED.contains(&error.errno()), "seed {seed}: {error}");
+            }
+        }
+    };
+    side_by_side(fs, seed, &threads);
+    for number in 0..NR_FILES {
+        let _ = fs.unlink(root, &name(number));
+    }
+    let left = target.walk().unwrap().into_iter().filter(|entry| !entry.path.is_empty()).count() as u64;
+    assert_eq!(left, NR_FILES / 5, "seed {seed}: second names stay");
+    target.close().unwrap();
+    btrfs_check(image.path()).unwrap();
 }

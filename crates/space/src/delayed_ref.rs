@@ -94,6 +94,13 @@ impl DelayedRefHead {
         self.deltas.iter().map(|(_, delta)| delta).sum()
     }
 
+    /// Takes over what another queue has for the same extent. Answers the other's extent where it is not the same (I2).
+    fn absorb(&mut self, other: Self) -> Option<Extent> {
+        other.deltas.iter().for_each(|(reference, delta)| self.deltas.add(*reference, delta));
+        self.set_flags |= other.set_flags;
+        (self.extent != other.extent).then_some(other.extent)
+    }
+
     fn is_void(&self) -> bool {
         self.deltas.is_empty() && self.set_flags.is_empty()
     }
@@ -139,7 +146,7 @@ impl DelayedRefs {
     }
 
     /// Empties the queue: the heads sorted by bytenr, whose memory is given back while they are gone through.
-    pub fn take(&mut self) -> impl Iterator<Item = DelayedRefHead> + use<> {
+    pub fn take(&mut self) -> impl ExactSizeIterator<Item = DelayedRefHead> + use<> {
         std::mem::take(&mut self.heads).into_values()
     }
 
@@ -150,15 +157,40 @@ impl DelayedRefs {
             self.heads = other.heads;
             return;
         }
-        for (_, head) in other.heads {
-            let DelayedRefHead { extent, kind, deltas, set_flags, generation } = head;
-            for (reference, delta) in deltas.iter() {
-                self.add(extent, kind, *reference, delta, generation);
+        if other.heads.len() < MANY_HEADS.max(self.heads.len() / MANY_TIMES) {
+            for (bytenr, head) in other.heads {
+                match self.heads.entry(bytenr) {
+                    Entry::Vacant(entry) => drop(entry.insert(head)),
+                    Entry::Occupied(mut entry) => {
+                        let conflict = entry.get_mut().absorb(head);
+                        self.conflict = self.conflict.or(conflict);
+                        if entry.get().is_void() {
+                            entry.remove();
+                        }
+                    }
+                }
             }
-            if !set_flags.is_empty() {
-                self.set_flags(extent, kind, set_flags, generation);
+            return;
+        }
+        // Many among many: building a map of what is in order takes fewer steps than looking for each one's place, but memory
+        // for all of them once more.
+        let mut others = other.heads.into_values().peekable();
+        let mut heads = Vec::with_capacity(self.heads.len() + others.len());
+        for mut head in std::mem::take(&mut self.heads).into_values() {
+            while let Some(other) = others.next_if(|other| other.extent.bytenr <= head.extent.bytenr) {
+                if other.extent.bytenr < head.extent.bytenr {
+                    heads.push((other.extent.bytenr, other));
+                } else {
+                    let conflict = head.absorb(other);
+                    self.conflict = self.conflict.or(conflict);
+                }
+            }
+            if !head.is_void() {
+                heads.push((head.extent.bytenr, head));
             }
         }
+        heads.extend(others.map(|other| (other.extent.bytenr, other)));
+        self.heads = BTreeMap::from_iter(heads);
     }
 
     /// Whether nothing is queued.
@@ -206,6 +238,11 @@ impl DelayedRefs {
         }
     }
 }
+
+/// A queue with so many times fewer heads than the other one goes into it head by head.
+const MANY_TIMES: usize = 16;
+/// So does one with fewer heads than these.
+const MANY_HEADS: usize = if cfg!(test) { 100 } else { 128 << 10 };
 
 #[cfg(test)]
 mod tests {
@@ -261,5 +298,35 @@ mod tests {
         second.set_flags(data(8192), ExtentKind::Data, ExtentFlags::FULL_BACKREF, GENERATION);
         first.append(second);
         assert_eq!((first.net(Logical(4096)), first.len()), (None, 1));
+    }
+
+    #[test]
+    fn appending_is_like_adding_one_by_one() {
+        for (nr_first, nr_second) in [(1000, 1000), (1000, 20), (20, 1000), (0, 10), (10, 0)] {
+            let (mut first, mut second, mut all) = (DelayedRefs::new(), DelayedRefs::new(), DelayedRefs::new());
+            // Some extents are in both, and some of their changes add up to nothing.
+            for number in 0..nr_first {
+                let (extent, ino) = (data(4096 * (number * 7 % 1500)), number % 3);
+                first.add(extent, ExtentKind::Data, file(ino), 1, GENERATION);
+                all.add(extent, ExtentKind::Data, file(ino), 1, GENERATION);
+            }
+            for number in 0..nr_second {
+                let (extent, ino, delta) =
+                    (data(4096 * (number * 11 % 1500)), number % 2, [1, -1][number as usize % 2]);
+                second.add(extent, ExtentKind::Data, file(ino), delta, GENERATION);
+                all.add(extent, ExtentKind::Data, file(ino), delta, GENERATION);
+            }
+            first.append(second);
+            assert!(first.take().eq(all.take()), "{nr_first} {nr_second}");
+            assert_eq!(first.conflict(), None);
+        }
+        for nr_others in [0, 1000] {
+            let (mut first, mut second) = (DelayedRefs::new(), DelayedRefs::new());
+            (0..=nr_others).for_each(|number| first.add(data(4096 * number), ExtentKind::Data, file(1), 1, GENERATION));
+            let other = Extent::new(Logical(0), 8192);
+            second.add(other, ExtentKind::Data, file(2), 1, GENERATION);
+            first.append(second);
+            assert_eq!(first.conflict(), Some(other));
+        }
     }
 }

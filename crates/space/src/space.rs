@@ -145,9 +145,14 @@ impl Space {
         }
     }
 
-    /// The extent's item was inserted: it leaves the on-disk free space and counts as used.
-    pub fn extent_added(&self, extent: Extent) -> Result<()> {
-        self.inner.state_at(extent)?.lock().extent_added(extent)
+    /// The items of these extents, in the order of their addresses, were inserted: they leave the on-disk free space and count
+    /// as used. Those that lie one behind the other are counted together.
+    pub fn extents_added(&self, mut extents: &[Extent]) -> Result<()> {
+        while let Some((first, behind)) = extents.split_first() {
+            let nr_counted = self.inner.state_at(*first)?.lock().extents_added(*first, behind)?;
+            extents = &behind[nr_counted..];
+        }
+        Ok(())
     }
 
     /// The extent's item was deleted: it joins the on-disk free space and stays pinned until [`Space::unpin`].

@@ -156,10 +156,23 @@ impl SpaceState {
         self.refill_global();
     }
 
-    pub(crate) fn extent_added(&mut self, extent: Extent) -> Result<()> {
-        let start = self.group_of(extent).ok_or_else(|| outside(extent))?;
+    /// The items of an extent, and of those behind it that follow it without a gap in its block group, were inserted; answers
+    /// how many those are.
+    pub(crate) fn extents_added(&mut self, first: Extent, behind: &[Extent]) -> Result<usize> {
+        let start = self.group_of(first).ok_or_else(|| outside(first))?;
+        let group_end = self.groups[&start].end();
+        let mut run = first;
+        let mut nr_counted = 0;
+        for next in behind {
+            if next.bytenr.0 != run.end() || next.end() > group_end {
+                break;
+            }
+            run.len_bytes += next.len_bytes;
+            nr_counted += 1;
+        }
         self.dirty.insert(start);
-        self.update(start, |group| group.extent_added(extent)).unwrap_or(Ok(()))
+        self.update(start, |group| group.extent_added(run)).unwrap_or(Ok(()))?;
+        Ok(nr_counted)
     }
 
     pub(crate) fn extent_removed(&mut self, extent: Extent, generation: Generation) -> Result<()> {

@@ -169,8 +169,8 @@ proptest! {
                     let extent = model.allocated.swap_remove(index % model.allocated.len());
                     model.set(extent, |sector| sector == Sector::Allocated, Sector::Used);
                     model.used.push(extent);
-                    space.extent_added(extent).expect("allocated");
-                    prop_assert!(space.extent_added(extent).is_err());
+                    space.extents_added(&[extent]).expect("allocated");
+                    prop_assert!(space.extents_added(&[extent]).is_err());
                 }
                 Op::Remove(index) if !model.used.is_empty() => {
                     let extent = model.used.swap_remove(index % model.used.len());
@@ -258,7 +258,7 @@ fn fill_and_free_cycles_end_with_the_same_free_space() {
             if index % 3 == 0 {
                 space.release(extent);
             } else {
-                space.extent_added(extent).expect("allocated");
+                space.extents_added(&[extent]).expect("allocated");
                 space.extent_removed(extent, Generation(generation)).expect("added");
             }
         }
@@ -274,7 +274,7 @@ fn fill_and_free_cycles_end_with_the_same_free_space() {
 fn freed_space_is_not_reused_before_it_is_unpinned() {
     let space = one_group(SpaceKind::Metadata, NODE * 2);
     let extent = space.allocate(SpaceKind::Metadata, NODE * 2, NODE, None).expect("room");
-    space.extent_added(extent).expect("allocated");
+    space.extents_added(&[extent]).expect("allocated");
     space.extent_removed(extent, Generation(5)).expect("added");
     assert_eq!(space.allocate(SpaceKind::Metadata, NODE, NODE, None), None);
     assert!(space.unpin(Generation(4)).is_empty());
@@ -348,7 +348,7 @@ fn contradicting_content_is_an_error() {
     assert!(space.insert_block_group(flags, Vec::new(), Vec::new()).is_err());
     let outside = BlockGroup { start: Logical(1 << 30), ..overlap };
     assert!(space.insert_block_group(outside, vec![0..SECTOR], Vec::new()).is_err());
-    assert!(space.extent_added(Extent::new(start, SECTOR)).is_err(), "nobody allocated it");
+    assert!(space.extents_added(&[Extent::new(start, SECTOR)]).is_err(), "nobody allocated it");
     assert!(space.extent_removed(Extent::new(start, SECTOR), Generation(1)).is_err(), "it is free");
     assert!(space.extent_removed(Extent::new(Logical(1 << 40), SECTOR), Generation(1)).is_err());
     let endless = BlockGroup { start: Logical(1 << 40), len_bytes: u64::MAX, ..overlap };

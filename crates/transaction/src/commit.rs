@@ -254,10 +254,8 @@ impl Engine {
             skinny: self.geometry.skinny,
         };
         let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
-        for extent in changes.added {
-            self.ledger.settled(extent);
-            self.space.extent_added(extent)?;
-        }
+        self.ledger.settled_all(&changes.added);
+        self.space.extents_added(&changes.added)?;
         for (extent, is_data) in changes.removed {
             self.space.extent_removed(extent, transid)?;
             if is_data {

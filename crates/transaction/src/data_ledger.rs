@@ -88,6 +88,19 @@ impl DataLedger {
         remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes)
     }
 
+    /// Extent items cover these bytes, of extents in the order of their addresses, or they are of tree blocks.
+    pub(crate) fn settled_all(&self, extents: &[Extent]) {
+        let allocated = &mut self.extents.lock().allocated;
+        for run in extents.chunk_by(|extent, next| extent.end() == next.bytenr.0) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            if !remove_range(allocated, first.bytenr.0..last.end()) {
+                for extent in run {
+                    remove_range(allocated, extent.bytenr.0..extent.end());
+                }
+            }
+        }
+    }
+
     /// A file extent item that refers to this extent was put.
     pub(crate) fn put(&self, extent: Extent, referrer: Referrer) {
         let mut extents = self.extents.lock();

@@ -2,9 +2,9 @@
 //! the tree as one sorted batch.
 //!
 //! There are two kinds. *Rows* are items that are born beside their neighbours: an inode's own, and a directory's entries
-//! by index. *Names* are `DIR_ITEM`s, whose keys are hashes: a few thousand of them change every leaf of a large
-//! directory, so the more are applied together the fewer leaves are written. Rows can be frozen alone, which is why the
-//! two are kept apart.
+//! by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]): a few thousand of them change every leaf
+//! of a large directory, so the more are applied together the fewer leaves are written. Rows can be frozen alone, which is
+//! why the two are kept apart.
 //!
 //! Invariants:
 //! - I1. The entries of a directory are in one shard, which directories with neighbouring numbers do not share; so are all
@@ -22,8 +22,7 @@ use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::Changes;
 
 use crate::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
-use crate::item_page::ItemPage;
-use crate::name_map::NameMap;
+use crate::name_map::{NameMap, Names};
 
 /// Changes of some objectids, rows and names apart.
 #[derive(Debug, Default)]
@@ -83,12 +82,7 @@ pub(crate) struct FrozenBatch<'f> {
 #[derive(Clone, Copy)]
 enum FrozenPage<'f> {
     Rows(&'f Page),
-    /// Names of a directory from a slot of a page on.
-    Names {
-        dir: u64,
-        items: &'f ItemPage<u64>,
-        from: usize,
-    },
+    Names(Names<'f>),
 }
 
 impl DelayedItems {
@@ -199,9 +193,10 @@ impl LockedItems<'_> {
         if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
             self.nr_touched.fetch_add(1, Ordering::Relaxed);
         }
-        shard.deletes_names |= value.is_none() && is_name(key.item_type);
+        let is_name = NameMap::takes(&key);
+        shard.deletes_names |= is_name && value.is_none();
         shard.changes.objectids.add(key.objectid);
-        match is_name(key.item_type) {
+        match is_name {
             true => shard.changes.names.set(&key, value),
             false => shard.changes.rows.set(&key, value),
         }
@@ -231,7 +226,7 @@ impl FrozenItems {
             let first = pages.len();
             pages.extend(shard.rows.pages().map(FrozenPage::Rows));
             let middle = pages.len();
-            pages.extend(shard.names.pages().flat_map(|(dir, items)| FrozenPage::of_names(dir, items)));
+            pages.extend(shard.names.pieces(PAGE_ITEMS).map(FrozenPage::Names));
             places.extend([(first, middle), (middle, pages.len())].map(|(page, end)| Place { page, slot: 0, end }));
         }
         let mut order = Vec::with_capacity(pages.iter().map(FrozenPage::len).sum());
@@ -266,7 +261,7 @@ impl Shard {
         if !self.objectids.may_have(key.objectid) {
             return None;
         }
-        if is_name(key.item_type) { self.names.get(key) } else { self.rows.get(key) }
+        if NameMap::takes(key) { self.names.get(key) } else { self.rows.get(key) }
     }
 
     /// Whether nothing in this range can have changed.
@@ -281,9 +276,9 @@ impl Shard {
         let rows = self.rows.range(start, end).take(limit);
         let names = self.names.range(start, end).take(limit);
         match start.objectid == end.objectid && start.item_type == end.item_type {
-            true if is_name(start.item_type) => names.collect(),
-            true => rows.collect(),
-            false => merge_ranges([rows.collect(), names.collect::<Vec<_>>()].into_iter(), limit),
+            true if NameMap::takes(start) && NameMap::takes(end) => names.collect(),
+            true if !is_name(start.item_type) => rows.collect(),
+            _ => merge_ranges([rows.collect(), names.collect::<Vec<_>>()].into_iter(), limit),
         }
     }
 
@@ -327,29 +322,24 @@ struct Place {
 }
 
 impl<'f> FrozenPage<'f> {
-    /// A page of names, which may be a long one.
-    fn of_names(dir: u64, items: &'f ItemPage<u64>) -> impl Iterator<Item = Self> {
-        (0..items.heads().len()).step_by(PAGE_ITEMS).map(move |from| Self::Names { dir, items, from })
-    }
-
     fn len(&self) -> usize {
         match self {
             Self::Rows(page) => page.len(),
-            Self::Names { items, from, .. } => (items.heads().len() - from).min(PAGE_ITEMS),
+            Self::Names(names) => names.len(),
         }
     }
 
     fn key(&self, slot: usize) -> Key {
         match self {
             Self::Rows(page) => page.key(slot),
-            Self::Names { dir, items, from } => Key::new(*dir, KeyType::DIR_ITEM, items.heads()[from + slot].key),
+            Self::Names(names) => names.key(slot),
         }
     }
 
     fn value(&self, slot: usize) -> Option<&'f [u8]> {
         match self {
             Self::Rows(page) => page.value(slot),
-            Self::Names { items, from, .. } => items.value(from + slot),
+            Self::Names(names) => names.value(slot),
         }
     }
 }
@@ -487,6 +477,28 @@ mod tests {
         let beside = |dir: u64| entry_shard(dir) != entry_shard(dir + 1);
         assert!((256..400).all(beside), "neighbours are filled by different threads");
         assert_eq!(items.freeze().range(&first(256), &last(400), usize::MAX).len(), 5 * 144);
+    }
+
+    #[test]
+    fn entries_with_offsets_that_no_name_has_are_found_among_the_others() {
+        let items = DelayedItems::new();
+        let key = |offset| Key::new(256, KeyType::DIR_ITEM, offset);
+        let offsets = [7, u64::from(u32::MAX), 1 << 32, u64::MAX];
+        for offset in offsets {
+            items.set(key(offset), (offset != 1 << 32).then_some(&b"entry"[..]));
+        }
+        let found = |start: u64, end: u64| -> Vec<u64> {
+            items.range(&key(start), &key(end), 9).into_iter().map(|(key, _)| key.offset).collect()
+        };
+        assert_eq!(found(0, u64::MAX), offsets);
+        assert_eq!(found(8, u32::MAX.into()), [u64::from(u32::MAX)]);
+        assert_eq!(found(1 << 33, u64::MAX), [u64::MAX]);
+        assert_eq!(items.get(&key(1 << 32)), Some(None));
+        assert_eq!(items.last_le(&key(1 << 40), &key(0)).unwrap().0, key(1 << 32));
+        assert_eq!(items.last_le(&key(9), &key(0)).unwrap().0, key(7));
+        let frozen = items.freeze();
+        let batch = frozen.batch();
+        assert_eq!((0..batch.len()).map(|index| batch.key(index).offset).collect::<Vec<_>>(), offsets);
     }
 
     #[test]

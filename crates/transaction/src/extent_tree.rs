@@ -10,6 +10,7 @@
 //! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 
 use ubtrfs_format::hash::extent_data_ref_hash;
 use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
@@ -17,6 +18,8 @@ use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId};
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
+
+use crate::cow::nr_threads;
 
 /// What the trees' keepers need to know of the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +54,38 @@ pub(crate) struct ExtentInfo {
     pub(crate) generation: Generation,
 }
 
-/// Turns delayed refs (sorted by bytenr) into changes of the extent tree.
+/// Turns delayed refs (sorted by bytenr) into changes of the extent tree: many of them in several threads.
 pub(crate) fn run_delayed_refs(
+    source: &dyn NodeSource,
+    root: &RootPtr,
+    mut heads: impl ExactSizeIterator<Item = DelayedRefHead>,
+    config: &LedgerConfig,
+) -> Result<ExtentChanges> {
+    let nr_parts = nr_threads().min(heads.len() / PART_HEADS);
+    if nr_parts < 2 {
+        return run_part(source, root, heads, config);
+    }
+    let part_len = heads.len().div_ceil(nr_parts);
+    let parts: Vec<Result<ExtentChanges>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..nr_parts)
+            .map(|_| {
+                let part: Vec<DelayedRefHead> = heads.by_ref().take(part_len).collect();
+                scope.spawn(move || run_part(source, root, part, config))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut changes = ExtentChanges::default();
+    for part in parts {
+        let ExtentChanges { batch, added, removed } = part?;
+        changes.batch.extend(batch);
+        changes.added.extend(added);
+        changes.removed.extend(removed);
+    }
+    Ok(changes)
+}
+
+fn run_part(
     source: &dyn NodeSource,
     root: &RootPtr,
     heads: impl IntoIterator<Item = DelayedRefHead>,
@@ -125,6 +158,8 @@ struct KeyedPlace {
     found: Option<(Key, InlineRef)>,
 }
 
+/// Fewest heads that are worth a thread, and memory for all of them once more.
+const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
 /// Steps before a new search is cheaper.
 const STEPS_MAX: usize = 16;
 /// Data references with equal hashes lie at consecutive offsets; more of them than this are not looked at.

@@ -23,11 +23,11 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::{Key, KeyType};
+use ubtrfs_format::Key;
 use ubtrfs_tree::Value;
 
 use crate::delayed_item::INODES_A_ROW;
-use crate::item_page::{Head, ItemPage, PageKey};
+use crate::item_page::ItemPage;
 
 /// What is to become of a key: a new value, or absence.
 pub(crate) type Change = Option<Value>;
@@ -59,21 +59,9 @@ struct PageAt {
 /// Neighbouring changes.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
-    items: ItemPage<ObjectKey>,
+    items: ItemPage,
     /// The slot that was added last.
     last_added: u8,
-}
-
-/// A key but for its type, which is the head's tag.
-#[derive(Clone, Copy, Debug)]
-struct ObjectKey {
-    objectid: u64,
-    offset: u64,
-}
-
-impl PageKey for ObjectKey {
-    const HEADS_STEP: usize = 16;
-    const DATA_STEP: usize = 512;
 }
 
 /// What changes did to the map's memory.
@@ -274,7 +262,7 @@ impl Page {
 
     /// The key in this slot.
     pub(crate) fn key(&self, slot: usize) -> Key {
-        key_of(&self.items.heads()[slot])
+        self.items.heads()[slot].key()
     }
 
     /// The data in this slot; `None` for a key that is to be absent.
@@ -290,9 +278,9 @@ impl Page {
     fn search(&self, key: &Key) -> Result<usize, usize> {
         let heads = self.items.heads();
         match heads.last() {
-            Some(last) if !is_below(&key_of(last), key) => {
-                let slot = heads.partition_point(|head| is_below(&key_of(head), key));
-                if key_of(&heads[slot]) == *key { Ok(slot) } else { Err(slot) }
+            Some(last) if !is_below(&last.key(), key) => {
+                let slot = heads.partition_point(|head| is_below(&head.key(), key));
+                if heads[slot].key() == *key { Ok(slot) } else { Err(slot) }
             }
             _ => Err(heads.len()),
         }
@@ -344,14 +332,9 @@ impl Page {
     }
 
     fn insert(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) {
-        let object = ObjectKey { objectid: key.objectid, offset: key.offset };
-        self.items.insert(slot, (object, key.item_type.0), value);
+        self.items.insert(slot, key, value);
         self.last_added = u8::try_from(slot).expect("a page has PAGE_ITEMS slots");
     }
-}
-
-fn key_of(head: &Head<ObjectKey>) -> Key {
-    Key::new(head.key.objectid, KeyType(head.tag), head.key.offset)
 }
 
 /// Whether a key comes before another one; by arithmetic, because nobody foresees the branches of a search.
@@ -382,6 +365,8 @@ const PAGE_OVERHEAD: isize = 160;
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use ubtrfs_format::KeyType;
 
     use super::*;
 

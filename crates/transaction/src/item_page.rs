@@ -1,4 +1,5 @@
-//! [`ItemPage`]: some item changes with their data, in little more memory than they need. What maps of changes are made of.
+//! [`ItemPage`]: some item changes with their data, in little more memory than they need. What
+//! [`ItemMap`](crate::item_map::ItemMap) is made of.
 //!
 //! ```text
 //! heads  key, start, len | key, start, len | ...    ascending
@@ -10,47 +11,35 @@
 
 use std::ops::Range;
 
-/// What heads of a page have for a key.
-pub(crate) trait PageKey: Copy + std::fmt::Debug {
-    /// Heads and data grow by steps, so that a page which stays as it is has little room that nobody uses.
-    const HEADS_STEP: usize;
-    /// The same in bytes.
-    const DATA_STEP: usize;
-}
+use ubtrfs_format::{Key, KeyType};
 
 /// Changes that lie side by side.
-#[derive(Debug)]
-pub(crate) struct ItemPage<K> {
-    heads: Vec<Head<K>>,
+#[derive(Debug, Default)]
+pub(crate) struct ItemPage {
+    heads: Vec<Head>,
     data: Vec<u8>,
     garbage: usize,
 }
 
-/// A key and where its data is.
+/// A key and where its data is: as small as it can be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head<K> {
-    pub(crate) key: K,
+pub(crate) struct Head {
+    objectid: u64,
+    offset: u64,
     start: u32,
     /// [`DELETED`] where the key is to be absent.
     len: u16,
-    /// More of the key, where there is more.
-    pub(crate) tag: u8,
+    item_type: KeyType,
 }
 
-impl<K> Default for ItemPage<K> {
-    fn default() -> Self {
-        Self { heads: Vec::new(), data: Vec::new(), garbage: 0 }
-    }
-}
-
-impl<K: PageKey> ItemPage<K> {
+impl ItemPage {
     /// A page that is going to be filled.
     pub(crate) fn with_room(nr_heads: usize, data_len: usize) -> Self {
         Self { heads: Vec::with_capacity(nr_heads), data: Vec::with_capacity(data_len), garbage: 0 }
     }
 
     /// The heads, in order.
-    pub(crate) fn heads(&self) -> &[Head<K>] {
+    pub(crate) fn heads(&self) -> &[Head] {
         &self.heads
     }
 
@@ -66,12 +55,13 @@ impl<K: PageKey> ItemPage<K> {
     }
 
     /// Adds a change in this slot.
-    pub(crate) fn insert(&mut self, slot: usize, (key, tag): (K, u8), value: Option<&[u8]>) {
+    pub(crate) fn insert(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) {
         if self.heads.len() == self.heads.capacity() {
-            self.heads.reserve_exact(K::HEADS_STEP);
+            self.heads.reserve_exact(HEADS_STEP);
         }
         let (start, len) = self.add_data(value);
-        self.heads.insert(slot, Head { key, start, len, tag });
+        self.heads
+            .insert(slot, Head { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type });
     }
 
     /// The change in this slot is another one now.
@@ -95,7 +85,7 @@ impl<K: PageKey> ItemPage<K> {
     fn add_data(&mut self, value: Option<&[u8]>) -> (u32, u16) {
         let Some(value) = value else { return (0, DELETED) };
         if self.data.capacity() - self.data.len() < value.len() {
-            self.data.reserve_exact(value.len().max(K::DATA_STEP));
+            self.data.reserve_exact(value.len().max(DATA_STEP));
         }
         let start = self.data.len();
         self.data.extend_from_slice(value);
@@ -130,78 +120,26 @@ impl<K: PageKey> ItemPage<K> {
     /// Bytes of memory behind the page.
     pub(crate) fn memory_bytes(&self) -> isize {
         // A `Vec` never takes more than `isize::MAX` bytes.
-        (self.heads.capacity() * size_of::<Head<K>>() + self.data.capacity()) as isize
+        (self.heads.capacity() * size_of::<Head>() + self.data.capacity()) as isize
     }
 }
 
-impl<K> Head<K> {
+impl Head {
+    /// The key.
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.objectid, self.item_type, self.offset)
+    }
+
     /// Bytes of the item.
     pub(crate) fn data_len(&self) -> usize {
         if self.len == DELETED { 0 } else { self.len.into() }
     }
 }
 
-/// How many of these ascending slots come before a place near `guess`: a search whose steps double. Where guesses miss by
-/// a few slots only, few lines of memory are touched.
-pub(crate) fn nr_before<T>(slots: &[T], guess: usize, is_before: impl Fn(&T) -> bool) -> usize {
-    if slots.is_empty() {
-        return 0;
-    }
-    let guess = guess.min(slots.len() - 1);
-    // Slots below `low` are before the place, those from `high` on are not.
-    let (mut low, mut high) = (0, slots.len());
-    let mut step = FIRST_STEP;
-    if is_before(&slots[guess]) {
-        low = guess + 1;
-        while low + step < high {
-            if !is_before(&slots[low + step]) {
-                high = low + step;
-                break;
-            }
-            low += step + 1;
-            step *= 2;
-        }
-    } else {
-        high = guess;
-        while step < high {
-            if is_before(&slots[high - step]) {
-                low = high - step + 1;
-                break;
-            }
-            high -= step;
-            step *= 2;
-        }
-    }
-    low + slots[low..high].partition_point(is_before)
-}
-
 /// Longer than any item: blocks are at most 64 KiB, with their header and the item's head.
 const DELETED: u16 = u16::MAX;
 const GARBAGE_MAX: usize = 1024;
-/// About how far a guess misses.
-const FIRST_STEP: usize = 3;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guess_never_leads_to_another_slot_than_a_search() {
-        let mut state = 7u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
-        for round in 0..3000u64 {
-            let spread = [3, 100, 1 << 31][round as usize % 3];
-            let mut slots: Vec<u64> = (0..random(80)).map(|_| random(spread)).collect();
-            slots.sort_unstable();
-            for wanted in [0, random(spread), random(spread), spread] {
-                for guess in [0, random(90) as usize, usize::MAX] {
-                    let found = nr_before(&slots, guess, |slot| *slot < wanted);
-                    assert_eq!(found, slots.partition_point(|slot| *slot < wanted), "{slots:?} {wanted} {guess}");
-                }
-            }
-        }
-    }
-}
+/// Heads and data grow by steps, so that a page which stays as it is has little room that nobody uses.
+const HEADS_STEP: usize = 16;
+/// The same in bytes.
+const DATA_STEP: usize = 512;

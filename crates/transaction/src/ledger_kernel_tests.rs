@@ -197,7 +197,8 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
             DelayedRefHead { deltas, set_flags: ExtentFlags::empty(), ..head }
         });
         let nodes = single.build();
-        let changes = run_delayed_refs(&nodes, &nodes.root, heads, &config).expect("valid");
+        let changes =
+            run_delayed_refs(&nodes, &nodes.root, heads.collect::<Vec<_>>().into_iter(), &config).expect("valid");
         assert!(changes.added.is_empty() && changes.removed.is_empty());
         single.apply(&changes.batch);
     }

@@ -6,7 +6,7 @@
 //! - [`engine`]: [`Engine`], opening, failure, reservations of metadata.
 //! - [`operation`]: [`Operation`], a group of item changes inside one epoch.
 //! - [`tree_view`], [`delayed_item`]: trees as readers see them.
-//! - [`item_map`], [`name_map`], [`item_page`]: item changes in memory, by key.
+//! - [`item_map`], [`name_map`], [`item_page`], [`item_log`]: item changes in memory, by key.
 //! - [`block_rsv`]: whether what an epoch takes on finds room at its commit.
 //! - [`commit`]: the one sequence that makes an epoch durable.
 //! - [`apply_trees`], [`apply_rows`], [`throttle`]: delayed items go into their trees, and stay within their memory.
@@ -37,6 +37,7 @@ mod dev_stats;
 mod engine;
 mod extent_tree;
 mod free_space_tree;
+mod item_log;
 mod item_map;
 mod item_page;
 mod lanes;

@@ -1,26 +1,29 @@
 //! [`NameMap`]: an ordered map of changes of `DIR_ITEM`s. Their keys are hashes, which are spread evenly: a name's page is
 //! found by the first bits of its hash, without a search, as in an extendible hash table whose pages stand in the order of
-//! their keys:
+//! their keys. The items lie apart from them, in the order in which they came:
 //!
 //! ```text
 //! table   000  001  010  011  100 ..     by the first bits of a hash
 //!            \ /     |    |
-//! pages      p0      p1   p2             each has the names of one prefix, ascending
+//! pages      p0      p1   p2             each has the hashes of one prefix, ascending, and where their items are
+//! log     item, item, item, ..
 //! ```
 //!
-//! A full page is split by the next bit of its prefix; where that is as long as the table's, the table is doubled.
+//! A full page is split by the next bit of its prefix; where that is as long as the table's, the table is doubled. So a
+//! change waits for the memory of one page, of four lines, and what it writes of the log lies beside the change before.
 //!
 //! Invariants:
-//! - I1. A page with a prefix of `depth` bits stands in all places of the table that begin with it.
+//! - I1. A page with a prefix of `depth` bits stands in all places of the table that begin with it, and has the hashes that do.
 //! - I2. The table is at most [`SPARSE`] times as long as there are pages. Where names were chosen so that many hashes
-//!   begin alike, a page has more names than it should instead.
+//!   begin alike, a page has more names than fit into its lines: `more`.
+//! - I3. A head's item lies within the log; `garbage` counts the bytes of the log that no head points to.
 
 use std::collections::BTreeMap;
 
 use ubtrfs_format::{Key, KeyType};
 
+use crate::item_log::ItemLog;
 use crate::item_map::{Change, Growth};
-use crate::item_page::{Head, ItemPage, PageKey, nr_before};
 
 /// Changes of names by directory and hash.
 #[derive(Debug, Default)]
@@ -30,52 +33,86 @@ pub(crate) struct NameMap {
 
 /// Changes of one directory's names.
 #[derive(Debug)]
-struct Dir {
+pub(crate) struct Dir {
     /// 2 to the power of `bits` numbers of pages.
     table: Vec<u32>,
     bits: u32,
-    pages: Vec<NamePage>,
+    /// Pages by their numbers, [`GROUP_PAGES`] in each group but the last.
+    groups: Vec<Vec<NamePage>>,
+    /// The heads of pages that have more than fit into them (I2).
+    more: BTreeMap<u32, Vec<Head>>,
+    log: ItemLog,
+    garbage: usize,
+    /// Bytes of memory behind all of it.
+    bytes: usize,
 }
 
-#[derive(Debug, Default)]
+/// A name's hash and where its item is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    hash: u32,
+    /// In the log, or [`DELETED`] where there is to be none.
+    at: u32,
+}
+
+/// Four lines of memory.
+#[derive(Debug)]
+#[repr(align(64))]
 struct NamePage {
-    items: ItemPage<u64>,
+    /// Those behind the page's own have the last hash of all, so that a search need not know how many there are.
+    heads: [Head; PAGE_NAMES],
+    /// How many, or [`MORE`].
+    len: u8,
     /// Bits of its prefix.
-    depth: u32,
+    depth: u8,
 }
 
-impl PageKey for u64 {
-    const HEADS_STEP: usize = 8;
-    const DATA_STEP: usize = 256;
+/// Some names of a directory in order, and their items.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names<'n> {
+    pub(crate) dir: u64,
+    heads: &'n [Head],
+    log: &'n ItemLog,
 }
 
 impl NameMap {
-    /// Records a change.
+    /// Whether items with this key are names: entries of directories whose offsets are hashes. (Other offsets no name has.)
+    pub(crate) fn takes(key: &Key) -> bool {
+        key.item_type == KeyType::DIR_ITEM && key.offset <= LAST_HASH
+    }
+
+    /// Records a change of a name.
     pub(crate) fn set(&mut self, key: &Key, value: Option<&[u8]>) -> Growth {
-        let mut growth = Growth::default();
+        debug_assert!(Self::takes(key), "{key:?} is no name's");
+        let mut is_new = false;
         let dir = self.dirs.entry(key.objectid).or_insert_with(|| {
-            growth.memory_bytes += DIR_OVERHEAD + PAGE_OVERHEAD;
-            Dir { table: vec![0], bits: 0, pages: vec![NamePage::default()] }
+            is_new = true;
+            Dir::new()
         });
-        dir.set(key.offset, value, &mut growth);
+        let bytes_before = if is_new { 0 } else { dir.bytes };
+        let mut growth = dir.set(hash_of(key.offset), value);
+        // A `Vec` never takes more than `isize::MAX` bytes.
+        growth.memory_bytes = dir.bytes as isize - bytes_before as isize;
         growth
     }
 
     /// The change of this key: a value, or absence; or `None`.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
         let dir = self.dirs.get(&key.objectid)?;
-        let page = &dir.pages[dir.page_of(key.offset)];
-        Some(change(&page.items, page.search(key.offset).ok()?))
+        let hash = hash_of(key.offset);
+        let number = dir.page_of(hash);
+        let slot = dir.search(number, hash).ok()?;
+        Some(dir.value(dir.heads(number)[slot]).map(Into::into))
     }
 
     /// The keys of `start..=end` that changed, in order, and their changes.
     pub(crate) fn range(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, Change)> {
-        self.places(start, end).map(|(key, items, slot)| (key, change(items, slot)))
+        self.places(start, end).map(|(objectid, dir, head)| (key_of(objectid, head), dir.value(head).map(Into::into)))
     }
 
     /// The keys of `start..=end` that changed, in order.
     pub(crate) fn keys(&self, start: &Key, end: &Key) -> impl Iterator<Item = Key> {
-        self.places(start, end).map(|(key, ..)| key)
+        self.places(start, end).map(|(objectid, _, head)| key_of(objectid, head))
     }
 
     /// The last change of `start..=end`.
@@ -85,10 +122,9 @@ impl NameMap {
         }
         let dirs = self.dirs.range(start.objectid..=end.objectid).rev();
         dirs.filter_map(|(&objectid, dir)| {
-            let (first, last) = offsets_within(objectid, start, end)?;
-            let (items, slot) = dir.last(last)?;
-            let offset = items.heads()[slot].key;
-            (offset >= first).then(|| (key_of(objectid, offset), change(items, slot)))
+            let (first, last) = hashes_within(objectid, start, end)?;
+            let head = dir.last(last).filter(|head| head.hash >= first)?;
+            Some((key_of(objectid, head), dir.value(head).map(Into::into)))
         })
         .next()
     }
@@ -100,157 +136,332 @@ impl NameMap {
 
     /// Bytes that the map takes, as the growth of all changes adds up to.
     pub(crate) fn memory_bytes(&self) -> isize {
-        self.dirs.values().map(Dir::memory_bytes).sum()
+        self.dirs.values().map(|dir| dir.bytes as isize).sum()
     }
 
-    /// The pages in order, each with its directory.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = (u64, &ItemPage<u64>)> {
-        self.dirs.iter().flat_map(|(&objectid, dir)| dir.pages_from(0).map(move |page| (objectid, page)))
+    /// All names in order, at most `len` in one piece.
+    pub(crate) fn pieces(&self, len: usize) -> impl Iterator<Item = Names<'_>> {
+        self.dirs.iter().flat_map(move |(&objectid, dir)| {
+            let pages = dir.pages_from(0).flat_map(move |number| dir.heads(number).chunks(len));
+            pages.map(move |heads| Names { dir: objectid, heads, log: &dir.log })
+        })
     }
 
-    fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, &ItemPage<u64>, usize)> {
+    fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (u64, &Dir, Head)> {
         let (start, end) = (*start, *end);
         let objectids = start.objectid..=end.objectid.max(start.objectid);
         self.dirs
             .range(objectids)
             .filter_map(move |(&objectid, dir)| {
-                let (first, last) = offsets_within(objectid, &start, &end).filter(|_| start <= end)?;
-                Some(
-                    dir.places(first, last)
-                        .map(move |(items, slot)| (key_of(objectid, items.heads()[slot].key), items, slot)),
-                )
+                let (first, last) = hashes_within(objectid, &start, &end).filter(|_| start <= end)?;
+                Some(dir.places(first, last).map(move |head| (objectid, dir, head)))
             })
             .flatten()
     }
 }
 
+impl<'n> Names<'n> {
+    /// How many they are.
+    pub(crate) fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// The key in this slot.
+    pub(crate) fn key(&self, slot: usize) -> Key {
+        key_of(self.dir, self.heads[slot])
+    }
+
+    /// The item in this slot; `None` for a key that is to be absent.
+    pub(crate) fn value(&self, slot: usize) -> Option<&'n [u8]> {
+        if slot == 0 {
+            self.touch();
+        }
+        let Head { at, .. } = self.heads[slot];
+        (at != DELETED).then(|| self.log.get(at))
+    }
+
+    /// Who takes one item takes the others next. They lie apart: read at once, their memory is waited for once.
+    fn touch(&self) {
+        let places = self.heads.iter().filter(|head| head.at != DELETED);
+        std::hint::black_box(places.map(|head| self.log.touch(head.at)).fold(0, |all, byte| all ^ byte));
+    }
+}
+
 impl Dir {
-    fn set(&mut self, offset: u64, value: Option<&[u8]>, growth: &mut Growth) {
+    fn new() -> Self {
+        let first = vec![NamePage::default()];
+        let bytes = DIR_OVERHEAD + pages_bytes(&first);
+        Self {
+            table: vec![0],
+            bits: 0,
+            groups: vec![first],
+            more: BTreeMap::new(),
+            log: ItemLog::default(),
+            garbage: 0,
+            bytes,
+        }
+    }
+
+    /// Records a change; what memory that takes is left to the caller.
+    fn set(&mut self, hash: u32, value: Option<&[u8]>) -> Growth {
+        let data_bytes = value.map_or(0, <[u8]>::len);
         loop {
-            let number = self.page_of(offset);
-            let page = &mut self.pages[number];
-            let found = page.search(offset);
-            if found.is_err() && !page.has_room(value.map_or(0, <[u8]>::len)) && self.can_split(number) {
-                self.split(offset, growth);
-                continue;
-            }
-            let page = &mut self.pages[number];
-            let memory_before = page.items.memory_bytes();
-            growth.data_bytes = value.map_or(0, <[u8]>::len);
-            match found {
+            let number = self.page_of(hash);
+            match self.search(number, hash) {
                 Ok(slot) => {
-                    growth.data_bytes = growth.data_bytes.saturating_sub(page.items.heads()[slot].data_len());
-                    page.items.replace(slot, value);
+                    let before = self.replace(number, slot, value);
+                    return Growth { data_bytes: data_bytes.saturating_sub(before), ..Growth::default() };
                 }
+                Err(_) if self.page(number).is_full() && self.can_split(number) => self.split(number, hash),
                 Err(slot) => {
-                    growth.is_new = true;
-                    page.items.insert(slot, (offset, 0), value);
+                    let head = Head { hash, at: self.add_item(value) };
+                    self.insert(number, slot, head);
+                    return Growth { is_new: true, data_bytes, ..Growth::default() };
                 }
             }
-            growth.memory_bytes += page.items.memory_bytes() - memory_before;
+        }
+    }
+
+    fn add_item(&mut self, value: Option<&[u8]>) -> u32 {
+        let Some(value) = value else { return DELETED };
+        let bytes_before = self.log.memory_bytes();
+        let at = self.log.add(value);
+        self.bytes += self.log.memory_bytes() - bytes_before;
+        at
+    }
+
+    fn insert(&mut self, number: u32, slot: usize, head: Head) {
+        if let Some(heads) = self.more.get_mut(&number) {
+            let bytes_before = heads_bytes(heads);
+            heads.insert(slot, head);
+            self.bytes += heads_bytes(heads) - bytes_before;
             return;
         }
+        let page = self.page_mut(number);
+        let len = usize::from(page.len);
+        if len < PAGE_NAMES {
+            page.heads.copy_within(slot..len, slot + 1);
+            page.heads[slot] = head;
+            page.len += 1;
+            return;
+        }
+        let mut heads = page.heads.to_vec();
+        heads.insert(slot, head);
+        self.set_heads(number, heads);
+    }
+
+    /// Another item in this slot. Answers the length of the one before.
+    fn replace(&mut self, number: u32, slot: usize, value: Option<&[u8]>) -> usize {
+        let before = self.heads(number)[slot];
+        let len_before = self.value(before).map_or(0, <[u8]>::len);
+        if before.at != DELETED
+            && let Some(value) = value
+            && value.len() == len_before
+        {
+            self.log.replace(before.at, value);
+            return len_before;
+        }
+        let at = self.add_item(value);
+        self.heads_mut(number)[slot].at = at;
+        self.garbage += len_before;
+        if self.garbage > GARBAGE_MAX && self.garbage > self.log.len() / 2 {
+            self.compact();
+        }
+        len_before
+    }
+
+    /// Writes the log anew, without garbage.
+    fn compact(&mut self) {
+        let old = std::mem::take(&mut self.log);
+        self.garbage = 0;
+        let short = self.groups.iter_mut().flatten().filter(|page| page.len != MORE);
+        let short = short.map(|page| &mut page.heads[..page.len.into()]);
+        for heads in short.chain(self.more.values_mut().map(Vec::as_mut_slice)) {
+            for head in heads.iter_mut().filter(|head| head.at != DELETED) {
+                head.at = self.log.add(old.get(head.at));
+            }
+        }
+        self.bytes = self.bytes + self.log.memory_bytes() - old.memory_bytes();
+    }
+
+    fn value(&self, head: Head) -> Option<&[u8]> {
+        (head.at != DELETED).then(|| self.log.get(head.at))
     }
 
     /// Where in the table a hash's page is.
-    fn table_slot(&self, offset: u64) -> usize {
-        (place_of(offset) >> (PLACE_BITS - self.bits)) as usize
+    fn table_slot(&self, hash: u32) -> usize {
+        (u64::from(hash) >> (HASH_BITS - self.bits)) as usize
     }
 
-    fn page_of(&self, offset: u64) -> usize {
-        self.table[self.table_slot(offset)] as usize
+    fn page_of(&self, hash: u32) -> u32 {
+        self.table[self.table_slot(hash)]
     }
 
-    fn can_split(&self, number: usize) -> bool {
-        let depth = self.pages[number].depth;
-        depth < self.bits || (self.bits < PLACE_BITS && 2 * self.table.len() <= SPARSE * self.pages.len())
+    fn page(&self, number: u32) -> &NamePage {
+        &self.groups[number as usize / GROUP_PAGES][number as usize % GROUP_PAGES]
+    }
+
+    fn page_mut(&mut self, number: u32) -> &mut NamePage {
+        &mut self.groups[number as usize / GROUP_PAGES][number as usize % GROUP_PAGES]
+    }
+
+    fn heads(&self, number: u32) -> &[Head] {
+        let page = self.page(number);
+        if page.len == MORE { &self.more[&number] } else { &page.heads[..page.len.into()] }
+    }
+
+    fn heads_mut(&mut self, number: u32) -> &mut [Head] {
+        let len = self.page(number).len;
+        if len == MORE {
+            return self.more.get_mut(&number).expect("I2: a page that says so has its heads there");
+        }
+        &mut self.page_mut(number).heads[..len.into()]
+    }
+
+    /// The page is going to get heads by [`Self::set_heads`].
+    fn take_heads(&mut self, number: u32) -> Vec<Head> {
+        match self.more.remove(&number) {
+            Some(heads) => {
+                self.bytes -= heads_bytes(&heads);
+                heads
+            }
+            None => self.heads(number).to_vec(),
+        }
+    }
+
+    fn set_heads(&mut self, number: u32, heads: Vec<Head>) {
+        let page = self.page_mut(number);
+        if heads.len() <= PAGE_NAMES {
+            page.heads[..heads.len()].copy_from_slice(&heads);
+            page.heads[heads.len()..].fill(NO_HEAD);
+            page.len = heads.len() as u8;
+            return;
+        }
+        page.len = MORE;
+        self.bytes += heads_bytes(&heads);
+        self.more.insert(number, heads);
+    }
+
+    /// The slot of the name, or else where it belongs.
+    fn search(&self, number: u32, hash: u32) -> Result<usize, usize> {
+        let page = self.page(number);
+        // All lines at once: a search by halves would wait for one after the other.
+        let within = page.heads.iter().map(|head| usize::from(head.hash < hash)).sum();
+        let heads = self.heads(number);
+        let slot = if page.len == MORE { heads.partition_point(|head| head.hash < hash) } else { within };
+        if heads.get(slot).is_some_and(|head| head.hash == hash) { Ok(slot) } else { Err(slot) }
+    }
+
+    fn can_split(&self, number: u32) -> bool {
+        let depth = u32::from(self.page(number).depth);
+        depth < self.bits || (self.bits < HASH_BITS && 2 * self.table.len() <= SPARSE * self.nr_pages())
+    }
+
+    fn nr_pages(&self) -> usize {
+        (self.groups.len() - 1) * GROUP_PAGES + self.groups.last().map_or(0, Vec::len)
     }
 
     /// Splits the page that a hash belongs to.
-    fn split(&mut self, offset: u64, growth: &mut Growth) {
-        let number = self.page_of(offset);
-        if self.pages[number].depth == self.bits {
-            growth.memory_bytes += (self.table.len() * size_of::<u32>()) as isize;
+    fn split(&mut self, number: u32, hash: u32) {
+        let depth = self.page(number).depth + 1;
+        if u32::from(depth) > self.bits {
+            self.bytes += self.table.len() * size_of::<u32>();
             self.table = self.table.iter().flat_map(|&page| [page, page]).collect();
             self.bits += 1;
         }
-        let page = &mut self.pages[number];
-        page.depth += 1;
-        let half = 1 << (PLACE_BITS - page.depth);
-        let middle = place_of(offset) & !(2 * half - 1) | half;
-        let memory_before = page.items.memory_bytes();
-        let nr_lower = page.items.heads().partition_point(|head| place_of(head.key) < middle);
-        let upper = NamePage { items: page.items.split_off(nr_lower), depth: page.depth };
-        growth.memory_bytes += page.items.memory_bytes() - memory_before;
-        growth.memory_bytes += upper.items.memory_bytes() + PAGE_OVERHEAD;
-        let from = (middle >> (PLACE_BITS - self.bits)) as usize;
-        let count = 1 << (self.bits - upper.depth);
-        let new = u32::try_from(self.pages.len()).expect("so many changes would not fit into memory");
+        let half = 1 << (HASH_BITS - u32::from(depth));
+        let middle = u64::from(hash) & !(2 * half - 1) | half;
+        let mut lower = self.take_heads(number);
+        let upper = lower.split_off(lower.partition_point(|head| u64::from(head.hash) < middle));
+        let new = self.add_page();
+        for (number, heads) in [(number, lower), (new, upper)] {
+            self.page_mut(number).depth = depth;
+            self.set_heads(number, heads);
+        }
+        let from = (middle >> (HASH_BITS - self.bits)) as usize;
+        let count = 1 << (self.bits - u32::from(depth));
         self.table[from..from + count].fill(new);
-        self.pages.push(upper);
     }
 
-    /// The pages in order, from the one with this hash on.
-    fn pages_from(&self, offset: u64) -> impl Iterator<Item = &ItemPage<u64>> {
-        let mut slot = self.table_slot(offset);
+    fn add_page(&mut self) -> u32 {
+        let number = u32::try_from(self.nr_pages()).expect("so many changes would not fit into memory");
+        if self.groups.last().is_none_or(|group| group.len() == GROUP_PAGES) {
+            let group = Vec::with_capacity(GROUP_PAGES);
+            self.bytes += pages_bytes(&group);
+            self.groups.push(group);
+        }
+        let group = self.groups.last_mut().expect("there is one now");
+        self.bytes -= pages_bytes(group);
+        group.push(NamePage::default());
+        self.bytes += pages_bytes(group);
+        number
+    }
+
+    /// The numbers of the pages in order, from the one with this hash on.
+    fn pages_from(&self, hash: u32) -> impl Iterator<Item = u32> {
+        let mut slot = self.table_slot(hash);
         std::iter::from_fn(move || {
-            let page = &self.pages[*self.table.get(slot)? as usize];
-            let stride = 1usize << (self.bits - page.depth);
+            let number = *self.table.get(slot)?;
+            let stride = self.stride(number);
             slot = (slot / stride + 1) * stride;
-            Some(&page.items)
+            Some(number)
         })
     }
 
-    fn places(&self, first: u64, last: u64) -> impl Iterator<Item = (&ItemPage<u64>, usize)> {
+    /// Places of the table that a page stands in.
+    fn stride(&self, number: u32) -> usize {
+        1 << (self.bits - u32::from(self.page(number).depth))
+    }
+
+    fn places(&self, first: u32, last: u32) -> impl Iterator<Item = Head> {
         let nr_slots = self.table_slot(last) - self.table_slot(first) + 1;
-        self.pages_from(first).take(nr_slots).flat_map(move |items| {
-            let heads = items.heads();
-            let from = heads.partition_point(|head| head.key < first);
-            let to = heads.partition_point(|head| head.key <= last);
-            (from..to.max(from)).map(move |slot| (items, slot))
+        self.pages_from(first).take(nr_slots).flat_map(move |number| {
+            let heads = self.heads(number);
+            let from = heads.partition_point(|head| head.hash < first);
+            let to = heads.partition_point(|head| head.hash <= last);
+            heads[from..to.max(from)].iter().copied()
         })
     }
 
     /// The last name up to this hash.
-    fn last(&self, offset: u64) -> Option<(&ItemPage<u64>, usize)> {
-        let mut slot = self.table_slot(offset);
+    fn last(&self, hash: u32) -> Option<Head> {
+        let mut slot = self.table_slot(hash);
         loop {
-            let page = &self.pages[self.table[slot] as usize];
-            if let Some(found) = page.items.heads().partition_point(|head| head.key <= offset).checked_sub(1) {
-                return Some((&page.items, found));
+            let number = self.table[slot];
+            let heads = self.heads(number);
+            if let Some(found) = heads.partition_point(|head| head.hash <= hash).checked_sub(1) {
+                return Some(heads[found]);
             }
-            let stride = 1usize << (self.bits - page.depth);
+            let stride = self.stride(number);
             slot = (slot / stride * stride).checked_sub(1)?;
         }
     }
 
-    fn memory_bytes(&self) -> isize {
+    #[cfg(test)]
+    fn counted_bytes(&self) -> usize {
         // The first place of the table is in the overhead.
         let table = (self.table.len() - 1) * size_of::<u32>();
-        let pages: isize = self.pages.iter().map(|page| page.items.memory_bytes() + PAGE_OVERHEAD).sum();
-        DIR_OVERHEAD + table as isize + pages
+        let pages = self.groups.iter().map(pages_bytes).sum::<usize>();
+        let more = self.more.values().map(heads_bytes).sum::<usize>();
+        DIR_OVERHEAD + table + pages + more + self.log.memory_bytes()
+    }
+}
+
+impl Default for NamePage {
+    fn default() -> Self {
+        Self { heads: [NO_HEAD; PAGE_NAMES], len: 0, depth: 0 }
     }
 }
 
 impl NamePage {
-    /// The slot of the name, or else where it belongs.
-    fn search(&self, offset: u64) -> Result<usize, usize> {
-        let heads = self.items.heads();
-        let width_bits = PLACE_BITS - self.depth;
-        let within = place_of(offset) & ((1 << width_bits) - 1);
-        let guess = (within * heads.len() as u64) >> width_bits;
-        let slot = nr_before(heads, guess as usize, |head: &Head<u64>| head.key < offset);
-        if heads.get(slot).is_some_and(|head| head.key == offset) { Ok(slot) } else { Err(slot) }
-    }
-
-    fn has_room(&self, data_len: usize) -> bool {
-        let nr_names = self.items.heads().len();
-        nr_names == 0 || (nr_names < PAGE_NAMES && self.items.data_len() + data_len <= PAGE_DATA)
+    /// Whether another head makes it one with more than fit.
+    fn is_full(&self) -> bool {
+        usize::from(self.len) >= PAGE_NAMES
     }
 }
 
 /// The hashes of a directory that lie in a range of keys: from the first to the last.
-fn offsets_within(objectid: u64, start: &Key, end: &Key) -> Option<(u64, u64)> {
+fn hashes_within(objectid: u64, start: &Key, end: &Key) -> Option<(u32, u32)> {
     let first = if objectid > start.objectid { Key::new(objectid, KeyType(0), 0) } else { *start };
     let last = if objectid < end.objectid { Key::new(objectid, KeyType(u8::MAX), u64::MAX) } else { *end };
     let of_names = KeyType::DIR_ITEM.0;
@@ -264,31 +475,39 @@ fn offsets_within(objectid: u64, start: &Key, end: &Key) -> Option<(u64, u64)> {
         std::cmp::Ordering::Equal => last.offset,
         std::cmp::Ordering::Greater => u64::MAX,
     };
-    (from <= to).then_some((from, to))
+    (from <= to.min(LAST_HASH)).then(|| (hash_of(from), hash_of(to)))
 }
 
-fn key_of(objectid: u64, offset: u64) -> Key {
-    Key::new(objectid, KeyType::DIR_ITEM, offset)
+fn key_of(objectid: u64, head: Head) -> Key {
+    Key::new(objectid, KeyType::DIR_ITEM, head.hash.into())
 }
 
-fn change(items: &ItemPage<u64>, slot: usize) -> Change {
-    items.value(slot).map(Into::into)
+fn hash_of(offset: u64) -> u32 {
+    offset.min(LAST_HASH) as u32
 }
 
-/// A hash has 32 bits; a larger offset, which no name has, counts as the last of them.
-fn place_of(offset: u64) -> u64 {
-    offset.min(u32::MAX.into())
+fn pages_bytes(pages: &Vec<NamePage>) -> usize {
+    pages.capacity() * size_of::<NamePage>()
 }
 
-const PLACE_BITS: u32 = 32;
-/// Names of a page, and bytes of data where it has more than one.
-const PAGE_NAMES: usize = 32;
-const PAGE_DATA: usize = 4096;
+fn heads_bytes(heads: &Vec<Head>) -> usize {
+    heads.capacity() * size_of::<Head>()
+}
+
+const HASH_BITS: u32 = 32;
+const LAST_HASH: u64 = u32::MAX as u64;
+/// With their number they take four lines of memory.
+const PAGE_NAMES: usize = 31;
+/// Instead of a page's length: its heads are elsewhere.
+const MORE: u8 = u8::MAX;
+const DELETED: u32 = u32::MAX;
+const NO_HEAD: Head = Head { hash: u32::MAX, at: DELETED };
+const GROUP_PAGES: usize = 64;
 const SPARSE: usize = 16;
-/// A page's place, with what its allocations cost.
-const PAGE_OVERHEAD: isize = 112;
+/// Bytes of the log that are of no use.
+const GARBAGE_MAX: usize = 4096;
 /// A directory's place, with what its allocations cost.
-const DIR_OVERHEAD: isize = 128;
+const DIR_OVERHEAD: usize = 320;
 
 #[cfg(test)]
 mod tests {
@@ -317,7 +536,7 @@ mod tests {
             0 => random(state),
             1 => 0x1234_0000 | random(state) & 0xffff,
             2 => (random(state) % 50) << 27,
-            _ => u64::MAX - random(state) % 1000,
+            _ => LAST_HASH - random(state) % 1000,
         }
     }
 
@@ -349,8 +568,10 @@ mod tests {
         }
         compare(&map, &model, (Key::MIN, Key::MAX));
         assert_eq!(memory, map.memory_bytes());
-        let in_order = map.pages().flat_map(|(dir, items)| items.heads().iter().map(move |head| key_of(dir, head.key)));
-        assert!(in_order.eq(model.keys().copied()));
+        assert_eq!(memory, map.dirs.values().map(|dir| dir.counted_bytes() as isize).sum::<isize>());
+        let in_order =
+            map.pieces(20).flat_map(|names| (0..names.len()).map(move |slot| (names.key(slot), names.value(slot))));
+        assert!(in_order.eq(model.iter().map(|(key, value)| (*key, value.as_deref()))));
     }
 
     #[test]
@@ -371,7 +592,8 @@ mod tests {
             map.set(&Key::new(256, KeyType::DIR_ITEM, 0x1234_0000 | name), Some(&[0; 45]));
         }
         let dir = &map.dirs[&256];
-        assert!(dir.table.len() <= SPARSE * dir.pages.len(), "I2");
+        assert!(dir.table.len() <= SPARSE * dir.nr_pages(), "I2");
         assert!(map.memory_bytes() < 20_000 * 100);
+        assert!(map.get(&Key::new(256, KeyType::DIR_ITEM, 0x1234_0000 | 777)).is_some());
     }
 }

@@ -21,7 +21,7 @@ fn tree() -> TestTree {
 
 fn run(tree: &mut TestTree, heads: Vec<DelayedRefHead>, config: &LedgerConfig) -> Result<ExtentChanges> {
     let nodes = tree.build();
-    let changes = run_delayed_refs(&nodes, &nodes.root, heads, config)?;
+    let changes = run_delayed_refs(&nodes, &nodes.root, heads.into_iter(), config)?;
     tree.apply(&changes.batch);
     Ok(changes)
 }
