@@ -133,7 +133,12 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         if fs.read_only().is_some() {
             return;
         }
-        if let Err(error) = fs.sync() {
+        let mut synced = fs.sync();
+        // Deleted subvolumes give back a part with each commit.
+        while synced.is_ok() && fs.engine.nr_dead_roots() > 0 && !shared.stopped.load(Ordering::Acquire) {
+            synced = fs.engine.commit().map_err(Into::into);
+        }
+        if let Err(error) = synced {
             tracing::error!("commit: {error}");
         }
         // Also after a failure: what failed may need time, or space.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use ubtrfs_format::item::{DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec};
+use ubtrfs_format::item::{Compression, DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::TreeChanges;
 
@@ -26,6 +26,14 @@ pub(crate) struct Draft {
     /// Attributes, symbolic link target.
     changes: Vec<Change>,
     symlink_target: Option<Vec<u8>>,
+}
+
+/// What a new inode is, before it has a number.
+pub(crate) struct Plan {
+    pub(crate) item: InodeItem,
+    pub(crate) attributes: Vec<(&'static [u8], Vec<u8>)>,
+    /// A method among the attributes.
+    compression: Option<Compression>,
 }
 
 impl Fs {
@@ -93,19 +101,13 @@ impl Fs {
         let type_bits = if new.mode & mode::TYPE == 0 { mode::REGULAR } else { new.mode & mode::TYPE };
         let file_type = FileType::from_mode(type_bits).ok_or(Error::InvalidArgument("unknown file type"))?;
         let symlink_target = self.check_symlink(type_bits, &new)?;
-        let inherited = inherited(dir, dir_state)?;
-        let mut item = new_item(dir_state, type_bits | new.mode & mode::PERMISSIONS, caller, time);
+        let Plan { mut item, attributes, compression } =
+            self.plan_inode(dir, dir_state, type_bits | new.mode & mode::PERMISSIONS, caller, time)?;
         if matches!(type_bits, mode::CHAR | mode::BLOCK) {
             item.rdev = rdev_to_item(new.rdev);
         }
-        item.flags = self.inherited_flags(dir_state, type_bits).bits();
-        let mut attributes: Vec<(&[u8], Vec<u8>)> = Vec::new();
-        if type_bits == mode::SYMLINK {
-            item.mode = mode::SYMLINK | 0o777;
-            let len = symlink_target.as_ref().map_or(0, Vec::len) as u64;
-            (item.size, item.nbytes) = (len, len);
-        } else {
-            item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
+        if let Some(target) = &symlink_target {
+            (item.size, item.nbytes) = (target.len() as u64, target.len() as u64);
         }
         let ino = self.next_ino(dir, dir_state, type_bits == mode::DIRECTORY)?;
         let mut state = InodeState::new(item);
@@ -113,11 +115,8 @@ impl Fs {
             state.next_index = Some(dir_item::FIRST_INDEX);
             state.known_names = Some(KnownNames::of_empty(&self.names));
         }
-        if let (true, Some(method)) = (state.is_dir() || state.is_regular(), inherited.compression)
-            && !state.has_flags(InodeFlags::NODATACOW)
-        {
+        if let Some(method) = compression {
             property::Value::Method(method).apply(&mut state);
-            attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
         }
         state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
         let mut changes = Vec::new();
@@ -133,6 +132,34 @@ impl Fs {
             writeback: Default::default(),
         });
         Ok(Draft { inode, file_type, changes, symlink_target })
+    }
+
+    /// The item of a new inode with what it inherits from its directory, and the attributes that it gets.
+    pub(crate) fn plan_inode(
+        &self,
+        dir: &Inode,
+        dir_state: &mut InodeState,
+        inode_mode: u32,
+        caller: &Caller,
+        time: Timespec,
+    ) -> Result<Plan> {
+        let type_bits = inode_mode & mode::TYPE;
+        let inherited = inherited(dir, dir_state)?;
+        let mut item = new_item(dir_state, inode_mode, caller, time);
+        let flags = self.inherited_flags(dir_state, type_bits);
+        item.flags = flags.bits();
+        let mut attributes = Vec::new();
+        if type_bits == mode::SYMLINK {
+            item.mode = mode::SYMLINK | 0o777;
+        } else {
+            item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
+        }
+        let takes_method = matches!(type_bits, mode::DIRECTORY | mode::REGULAR) && !flags.contains(InodeFlags::NODATACOW);
+        let compression = inherited.compression.filter(|_| takes_method);
+        if let Some(method) = compression {
+            attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
+        }
+        Ok(Plan { item, attributes, compression })
     }
 
     /// A number for a new inode of a directory.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::Logical;
 
 use crate::buf_pool::BufPool;
@@ -25,6 +25,8 @@ pub(crate) struct DataPath {
     /// Where the last batch ended on disk.
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
+    /// Held by batches that may write into extents that are there, and exclusively while a snapshot is made.
+    pub(crate) in_place: RwLock<()>,
 }
 
 /// Inodes with dirty data, in the order in which they became dirty.
@@ -43,6 +45,7 @@ impl DataPath {
             queue: Mutex::default(),
             hint: Mutex::default(),
             threads: WritebackThreads::default(),
+            in_place: RwLock::default(),
         }
     }
 

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
-use ubtrfs_format::{Generation, Logical};
+use ubtrfs_format::{Generation, Logical, RootId};
 use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Operation, Reclaim, Span};
 
 use crate::compression::{self, Method};
@@ -91,9 +91,18 @@ impl Fs {
 
     /// Writes back all data that is dirty now, waiting for whoever works on it. No inode lock may be held.
     pub(crate) fn flush_all_data(&self) -> Result<()> {
+        self.flush_tagged(None)
+    }
+
+    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: as much
+    /// as there is now from all files side by side, then what is left in one pass through each file. No inode lock may be
+    /// held.
+    pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let mut waiting = self.data.queued(usize::MAX);
+        waiting.retain(|inode| of.is_none_or(|root| inode.id.root == root));
+        let mut tagged: u64 = waiting.iter().map(|inode| inode.state.read().data.dirty_bytes()).sum();
         waiting.reverse();
-        while !waiting.is_empty() {
+        while !waiting.is_empty() && tagged > 0 {
             let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
             let batch: Vec<_> = batch.into_iter().rev().collect();
             let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, Wait::Never)?;
@@ -102,13 +111,14 @@ impl Fs {
                     waiting.push(Arc::clone(inode));
                 }
             }
+            tagged = tagged.saturating_sub(written.bytes);
             if written.bytes == 0
                 && let Some(inode) = waiting.pop()
             {
                 self.flush_inode(&inode, 0..u64::MAX)?;
             }
         }
-        Ok(())
+        waiting.iter().try_for_each(|inode| self.flush_inode(inode, 0..u64::MAX))
     }
 
     /// Writes back the inode's data in `range` that is dirty now. No inode lock may be held.
@@ -221,6 +231,7 @@ impl Fs {
             return Ok(written);
         }
         let _span = self.engine.stats().span(Span::WriteData);
+        let _in_place = jobs.iter().any(|job| job.in_place).then(|| self.data.in_place.read());
         let _writing = self.data.start_writing(jobs.iter().flat_map(|job| &job.runs));
         if let Err(error) = self.write_jobs(&mut jobs) {
             jobs.into_iter().for_each(|job| self.give_up(job));

@@ -36,18 +36,28 @@ pub(crate) enum Change {
 pub(crate) fn put_changes(op: &Operation<'_>, tree: &Tree, changes: Vec<Change>) {
     let mut put = op.changes(tree);
     for change in changes {
-        match change {
-            Change::Put(key, value) => put.put(key, value),
-            Change::Delete(key) => put.delete(key),
-            Change::PutEntries(key, mut entries) => {
+        match change.into_item(op.generation()) {
+            (key, Some(value)) => put.put(key, value),
+            (key, None) => put.delete(key),
+        }
+    }
+}
+
+impl Change {
+    /// The item that is put in this transaction, or deleted.
+    pub(crate) fn into_item(self, transid: Generation) -> (Key, Option<Vec<u8>>) {
+        match self {
+            Self::Put(key, value) => (key, Some(value)),
+            Self::Delete(key) => (key, None),
+            Self::PutEntries(key, mut entries) => {
                 let mut value = Vec::with_capacity(entries.len() * (DirEntry::HEADER_SIZE + 32));
                 for entry in &mut entries {
                     if entry.transid == PENDING {
-                        entry.transid = op.generation();
+                        entry.transid = transid;
                     }
                     entry.encode_into(&mut value);
                 }
-                put.put(key, value);
+                (key, Some(value))
             }
         }
     }

@@ -27,6 +27,7 @@ use crate::options::{AtimeMode, MountOptions};
 use crate::readahead::Readahead;
 use crate::service_threads::ServiceThreads;
 use crate::subvolume::{Home, Subvolume};
+use crate::subvolume_delete::Deletions;
 use crate::types::{Attr, InodeId, mode};
 
 /// An open filesystem.
@@ -39,6 +40,9 @@ pub struct Fs {
     pub(crate) names: Arc<NameBudget>,
     /// Subvolumes that were entered.
     pub(crate) subvolumes: RwLock<HashMap<RootId, Arc<Subvolume>>>,
+    /// Held by who makes, changes or deletes subvolumes.
+    pub(crate) subvolume_lock: Mutex<()>,
+    pub(crate) deletions: Deletions,
     /// Held by renames, so that the directories' order does not change while one decides on a loop.
     pub(crate) rename_lock: Mutex<()>,
     pub(crate) data: DataPath,
@@ -74,6 +78,8 @@ impl Fs {
             inodes,
             names: NameBudget::new(budget.inode_bytes / 2),
             subvolumes: RwLock::default(),
+            subvolume_lock: Mutex::default(),
+            deletions: Deletions::default(),
             rename_lock: Mutex::default(),
             committer: Committer::new(options.commit_secs),
             root: InodeId::root_of(root),
@@ -91,6 +97,10 @@ impl Fs {
         let leaves = fs.engine.leaf_read_ahead();
         fs.leaf_threads.start("ubtrfs-leaves", 1, move || leaves.run());
         if fs.read_only().is_none() {
+            // What is left of deleted subvolumes is not worth refusing the filesystem for.
+            if let Err(error) = fs.engine.find_dead_roots() {
+                tracing::warn!("looking for deleted subvolumes: {error}");
+            }
             fs.committer.start(&fs);
             fs.data.threads.start(&fs);
         }
@@ -197,12 +207,15 @@ impl Fs {
         if !root.is_subvolume() {
             return Err(Error::NotFound);
         }
+        if self.deletions.has(root) {
+            return Err(Error::NotFound);
+        }
         let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
         let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
         let takes_changes = self.read_only().is_none();
         let subvolume = Arc::new(Subvolume::enter(root, tree, &item, takes_changes));
         let subvolume = Arc::clone(self.subvolumes.write().entry(root).or_insert(subvolume));
-        if takes_changes && !subvolume.read_only {
+        if takes_changes && !subvolume.is_read_only() {
             // What is left over is not worth refusing the subvolume for.
             if let Err(error) = self.delete_orphans(&subvolume) {
                 tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");
@@ -219,7 +232,9 @@ impl Fs {
         }
         // Before the inode counts as being loaded: entering a subvolume may load its orphans.
         let subvolume = self.subvolume(id.root)?;
-        self.inodes.get(id, || self.load_inode(id, subvolume))
+        let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
+        // One that was loaded while its subvolume was deleted may have come too late to be taken out of memory with it.
+        if inode.home.is_deleted() { Err(Error::Stale) } else { Ok(inode) }
     }
 
     fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
@@ -274,6 +289,10 @@ impl Fs {
         let state = inode.read()?;
         self.inodes.add_open(id);
         drop(state);
+        if inode.home.is_deleted() {
+            self.release_inode(id);
+            return Err(Error::Stale);
+        }
         Ok(())
     }
 
@@ -282,6 +301,7 @@ impl Fs {
         if self.inodes.release(id) {
             self.delete_if_unlinked(id);
         }
+        self.end_deletion(id.root);
     }
 
     /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`]).
@@ -302,7 +322,7 @@ impl Fs {
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
         let now = now();
         let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
-        if !wanted || inode.home.read_only || inode.id.ino == EMPTY_DIR || self.read_only().is_some() {
+        if !wanted || inode.home.is_read_only() || inode.id.ino == EMPTY_DIR || self.read_only().is_some() {
             return;
         }
         let Ok(reservation) = self.reserve(1) else { return };

@@ -16,6 +16,10 @@ impl Fs {
             return Ok(());
         }
         self.flush_inode(&inode, 0..u64::MAX)?;
+        if inode.home.is_deleted() {
+            // After a crash nobody could get at it.
+            return Ok(());
+        }
         if self.options.notreelog {
             self.engine.commit()?;
         } else {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::RootId;
 use ubtrfs_transaction::INODES_A_ROW;
 
 use crate::error::Result;
@@ -163,6 +164,21 @@ impl InodeCache {
     /// The inode, if it is in memory.
     pub(crate) fn peek(&self, id: InodeId) -> Option<Arc<Inode>> {
         self.shard(id).map.lock().find(id)
+    }
+
+    /// Whether any inode of a subvolume is open.
+    pub(crate) fn has_open(&self, root: RootId) -> bool {
+        let is_open = |(id, users): (&InodeId, &Users)| id.root == root && users.opens > 0;
+        self.shards.iter().any(|shard| shard.map.lock().users.iter().any(is_open))
+    }
+
+    /// The inodes of a subvolume that are in memory.
+    pub(crate) fn all_of(&self, root: RootId) -> Vec<Arc<Inode>> {
+        let of_shard = |shard: &Shard| -> Vec<Arc<Inode>> {
+            let map = shard.map.lock();
+            map.inodes.values().map(|cached| &cached.inode).filter(|inode| inode.id.root == root).cloned().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
     }
 
     /// Whether lookups or opens refer to the inode.

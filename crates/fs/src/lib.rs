@@ -30,7 +30,9 @@ mod setattr;
 mod statfs;
 mod stats;
 mod subvolume;
+mod subvolume_delete;
 mod subvolume_list;
+mod subvolume_ops;
 mod types;
 mod xattr;
 

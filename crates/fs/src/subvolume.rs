@@ -6,6 +6,7 @@
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::{RootFlags, RootItem};
@@ -19,7 +20,9 @@ use crate::error::{Error, Result};
 pub(crate) struct Subvolume {
     pub(crate) id: RootId,
     pub(crate) tree: Arc<Tree>,
-    pub(crate) read_only: bool,
+    read_only: AtomicBool,
+    /// Its name is gone: nobody finds its inodes any more, who has them open goes on.
+    deleted: AtomicBool,
     /// The last inode number that was in use or given out (I1); unknown where nothing is made here, or the tree's end is damaged.
     last_ino: Mutex<Option<u64>>,
     /// Whether unlinked inodes of an earlier time were deleted.
@@ -69,12 +72,43 @@ impl Subvolume {
             // What is there can be read all the same.
             highest.inspect_err(|error| tracing::warn!("subvolume {id}: looking for its last inode: {error}")).ok()
         });
-        Self { id, tree, read_only, last_ino: Mutex::new(last_ino), orphans_deleted: Mutex::new(false) }
+        Self {
+            id,
+            tree,
+            read_only: AtomicBool::new(read_only),
+            deleted: AtomicBool::new(false),
+            last_ino: Mutex::new(last_ino),
+            orphans_deleted: Mutex::new(false),
+        }
+    }
+
+    /// Whether it takes no changes.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Acquire)
+    }
+
+    /// It takes changes from here on, or none. What takes none has had none since it was entered (I1).
+    pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
+        let mut last = self.last_ino.lock();
+        if !read_only && last.is_none() {
+            *last = Some(self.tree.highest_objectid()?);
+        }
+        self.read_only.store(read_only, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether its name is gone.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn mark_deleted(&self) {
+        self.deleted.store(true, Ordering::SeqCst);
     }
 
     /// Fails where the subvolume is read-only.
     pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.read_only { Err(Error::ReadOnlySubvolume) } else { Ok(()) }
+        if self.is_read_only() { Err(Error::ReadOnlySubvolume) } else { Ok(()) }
     }
 
     /// Numbers for new inodes.

@@ -36,7 +36,7 @@ pub(crate) fn find_root(engine: &Engine, options: &MountOptions) -> Result<RootI
 }
 
 /// The default subvolume: the entry "default" in the root tree's directory, else the top level.
-fn default_subvolume(engine: &Engine) -> Result<RootId> {
+pub(crate) fn default_subvolume(engine: &Engine) -> Result<RootId> {
     let roots = root_tree(engine)?;
     let dir = engine.superblock().root_dir_objectid;
     let key = Key::new(dir, KeyType::DIR_ITEM, name_hash(b"default"));
@@ -64,15 +64,15 @@ fn resolve(engine: &Engine, path: &[u8]) -> Result<RootId> {
     if at.ino == Ino::ROOT_DIR && exists { Ok(at.root) } else { Err(missing()) }
 }
 
-fn root_tree(engine: &Engine) -> Result<Arc<Tree>> {
+pub(crate) fn root_tree(engine: &Engine) -> Result<Arc<Tree>> {
     engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)
 }
 
 /// Where the name of a subvolume is.
 #[derive(Clone, Debug)]
-struct Place {
-    parent: RootId,
-    root_ref: RootRef,
+pub(crate) struct Place {
+    pub(crate) parent: RootId,
+    pub(crate) root_ref: RootRef,
 }
 
 impl Fs {
@@ -97,6 +97,9 @@ impl Fs {
         let mut list = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(item) = self.engine.root_item(id)?.filter(|item| item.refs > 0) else { continue };
+            if self.deletions.has(id) {
+                continue;
+            }
             list.push(self.subvolume_info(id, &item, &mut paths)?);
         }
         Ok(list)
@@ -157,7 +160,7 @@ impl Fs {
         Ok(names)
     }
 
-    fn place_of(&self, id: RootId) -> Result<Option<Place>> {
+    pub(crate) fn place_of(&self, id: RootId) -> Result<Option<Place>> {
         let roots = root_tree(&self.engine)?;
         let start = Key::new(id.0, KeyType::ROOT_BACKREF, 0);
         let end = Key::new(id.0, KeyType::ROOT_BACKREF, u64::MAX);

@@ -1,7 +1,8 @@
 //! Commit: the one place where anything becomes durable.
 //!
 //! ```text
-//! freeze -> apply subvolumes -> [ delayed refs -> csums -> block groups, free space -> chunks -> root items ]* ->
+//! freeze -> apply subvolumes -> make, change and drop subvolumes ->
+//! [ delayed refs -> csums -> block groups, free space -> chunks -> root items ]* ->
 //! write nodes -> flush -> superblock -> flush -> its mirrors -> unpin
 //! ```
 //!
@@ -17,10 +18,9 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use ubtrfs_device::AlignedBuf;
-use ubtrfs_format::item::{BlockGroupItem, QgroupStatus, Timespec};
+use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
@@ -30,6 +30,7 @@ use ubtrfs_tree::{Batch, Node};
 use crate::engine::Engine;
 use crate::extent_tree::{self, LedgerConfig};
 use crate::stats::Span;
+use crate::subvolume_roots::RootChange;
 use crate::tree_view::Tree;
 use crate::{csum_tree, free_space_tree};
 
@@ -98,9 +99,11 @@ impl Engine {
         let _commit = self.stats.span(Span::Commit);
         let mut superblock = self.superblock();
         let _progress = self.throttle.begin();
-        let (transid, frozen) = self.freeze_epoch()?;
+        let (transid, frozen, root_changes) = self.freeze_epoch()?;
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut committer.refs, transid)?;
+        self.change_roots(root_changes, committer, transid)?;
+        self.drop_dead_roots(committer, transid)?;
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);
         self.flag_quotas(committer, transid)?;
@@ -137,14 +140,14 @@ impl Engine {
     }
 
     /// Ends the running epoch: its items become the frozen ones, the next transaction begins.
-    fn freeze_epoch(&self) -> Result<(Generation, Vec<Arc<Tree>>)> {
+    fn freeze_epoch(&self) -> Result<(Generation, Vec<Arc<Tree>>, Vec<RootChange>)> {
         let _freeze = self.stats.span(Span::Freeze);
         let _gate = self.gate.close();
         let ids = std::mem::take(&mut *self.listed.lock());
         let mut frozen = Vec::with_capacity(ids.len());
         for id in ids {
             let tree = self.trees.read().get(&id).cloned();
-            let tree = tree.expect("a tree with delayed items is loaded, and loaded trees stay");
+            let tree = tree.expect("a tree with delayed items is loaded, and a loaded tree stays until it has none");
             tree.freeze();
             frozen.push(tree);
         }
@@ -152,7 +155,7 @@ impl Engine {
         self.freeze_load();
         let transid = Generation(self.running.fetch_add(1, Ordering::AcqRel));
         self.store.set_generation_limit(Generation(transid.0 + 1));
-        Ok((transid, frozen))
+        Ok((transid, frozen, std::mem::take(&mut *self.root_changes.lock())))
     }
 
     /// A filesystem with quotas whose numbers are not kept says so, as a kernel without their state would leave it.
@@ -358,12 +361,8 @@ impl Engine {
             let Some(item) = state.item.as_mut() else { continue };
             item.bytenr = root.bytenr;
             item.level = root.level;
-            item.generation = transid;
-            item.generation_v2 = transid;
-            if tree.id().is_subvolume() {
-                item.ctransid = transid;
-                item.ctime = now();
-            }
+            item.generation = root.generation;
+            item.generation_v2 = root.generation;
             let key = Key::new(tree.id().0, KeyType::ROOT_ITEM, key_offset);
             batch.push((key, Some(item.encode().into())));
         }
@@ -518,11 +517,6 @@ impl Drop for AbortOnUnwind<'_> {
             self.engine.abort(format!("{} panicked", self.what));
         }
     }
-}
-
-fn now() -> Timespec {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }
 }
 
 /// Rounds come to rest in three to six; this many mean a mistake.

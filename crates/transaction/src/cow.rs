@@ -25,15 +25,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
-use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey, SpaceKind};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 
+use crate::child_refs::{ChildRefs, kind_of};
 use crate::engine::Engine;
 use crate::extent_tree;
 use crate::leaf_reader::LeafReader;
 use crate::node_stream::NodeStream;
-use crate::operation::regular_extent;
+use crate::root_item::now;
 use crate::tree_view::Tree;
 
 impl Engine {
@@ -90,7 +91,12 @@ impl Engine {
         let nodesize = u64::from(self.geometry.nodesize);
         let mut state = tree.root.lock();
         state.changed |= new_root != old_root || nr_made != nr_left;
+        let is_subvolume = tree.id().is_subvolume();
         if let Some(item) = &mut state.item {
+            if is_subvolume && new_root != old_root {
+                item.ctransid = transid;
+                item.ctime = now();
+            }
             item.bytes_used = (item.bytes_used + nr_made * nodesize).saturating_sub(nr_left * nodesize);
         }
         Ok((new_refs, stats))
@@ -244,6 +250,10 @@ impl<'a> ApplyJob<'a> {
         })
     }
 
+    fn child_refs(&self) -> ChildRefs {
+        ChildRefs { owner: self.owner, nodesize: self.engine.geometry.nodesize, transid: self.transid }
+    }
+
     /// In how many parts the batch is applied: each gives a thread something to do.
     fn nr_parts(&self, max: usize) -> usize {
         if self.ample_room && max > 1 { max.min(self.batch_len / PART_MIN) } else { 0 }
@@ -280,12 +290,15 @@ impl<'a> CowSink<'a> {
     }
 
     fn extent_at(&self, bytenr: Logical) -> Extent {
-        Extent::new(bytenr, u64::from(self.job.engine.geometry.nodesize))
+        self.job.child_refs().extent_at(bytenr)
     }
 
     fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64) {
-        let kind = ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() };
-        self.made.refs.added.add(self.extent_at(node.bytenr()), kind, reference, delta, self.job.transid);
+        self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta);
+    }
+
+    fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
+        self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta);
     }
 
     /// References and flags of a block that this tree is about to leave.
@@ -308,37 +321,6 @@ impl<'a> CowSink<'a> {
             return Err(no_references(node.bytenr()).into());
         }
         Ok((refs, flags))
-    }
-
-    /// Adds `delta` to a reference of every child of a block: `reference` makes it for a child block and for a file
-    /// extent.
-    fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
-        let nodesize = u64::from(self.job.engine.geometry.nodesize);
-        for slot in 0..node.nritems() {
-            if !node.is_leaf() {
-                let (child, _) = node.child(slot);
-                let reference = parent.map_or(RefKey::TreeBlock(self.job.owner), RefKey::SharedBlock);
-                let kind = ExtentKind::Tree { level: node.level() - 1, first_key: node.key(slot) };
-                self.made.refs.added.add(Extent::new(child, nodesize), kind, reference, delta, self.job.transid);
-                continue;
-            }
-            let key = node.key(slot);
-            if key.item_type == KeyType::EXTENT_DATA {
-                self.add_data_ref(&key, node.item(slot), parent, delta);
-            }
-        }
-    }
-
-    fn add_data_ref(&mut self, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
-        let Some(extent) = regular_extent(item) else { return };
-        let keyed = RefKey::Data {
-            root: self.job.owner,
-            ino: Ino(key.objectid),
-            offset: key.offset.wrapping_sub(extent.offset),
-        };
-        let reference = parent.map_or(keyed, RefKey::SharedData);
-        let on_disk = Extent::new(extent.disk_bytenr, extent.disk_num_bytes);
-        self.made.refs.added.add(on_disk, ExtentKind::Data, reference, delta, self.job.transid);
     }
 
     /// Leaves a block that this transaction made: nothing on the devices refers to it. Answers whether its address is
@@ -441,9 +423,8 @@ impl NodeSink for CowSink<'_> {
         if refs > 1 {
             if node.owner() == self.job.owner && !full_backref {
                 self.add_child_refs(node, Some(node.bytenr()), 1);
-                let kind = ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() };
                 let extent = self.extent_at(node.bytenr());
-                self.made.refs.added.set_flags(extent, kind, ExtentFlags::FULL_BACKREF, self.job.transid);
+                self.made.refs.added.set_flags(extent, kind_of(node), ExtentFlags::FULL_BACKREF, self.job.transid);
             } else {
                 self.add_child_refs(node, None, 1);
             }
@@ -468,11 +449,12 @@ impl NodeSink for CowSink<'_> {
         if key.item_type != KeyType::EXTENT_DATA || !self.job.owner.is_fs_tree() {
             return Ok(());
         }
+        let (child_refs, refs) = (self.job.child_refs(), &mut self.made.refs.added);
         if let Some(old) = old {
-            self.add_data_ref(key, old, None, -1);
+            child_refs.add_data(refs, key, old, None, -1);
         }
         if let Some(new) = new {
-            self.add_data_ref(key, new, None, 1);
+            child_refs.add_data(refs, key, new, None, 1);
         }
         Ok(())
     }
@@ -495,7 +477,7 @@ impl NodeSink for CowSink<'_> {
     }
 }
 
-fn no_references(bytenr: Logical) -> Corrupt {
+pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
     Corrupt::new(FormatError::Value {
         what: "ExtentItem",
         field: "refs",

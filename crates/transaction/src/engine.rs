@@ -7,7 +7,7 @@
 //! - I1. Trees change under the commit lock only.
 //! - I2. After [`Engine::abort`] no superblock is written any more.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -29,6 +29,7 @@ use crate::leaf_ahead::LeafReadAhead;
 use crate::metric::Metric;
 use crate::node_store::NodeStore;
 use crate::stats::Stats;
+use crate::subvolume_roots::RootChange;
 use crate::throttle::Throttle;
 use crate::ticket::TicketQueue;
 use crate::tree_log::{FoundLog, TreeLog};
@@ -144,6 +145,12 @@ pub struct Engine {
     /// under the commit lock.
     pub(crate) retired: Mutex<Vec<Extent>>,
     pub(crate) committer: Mutex<Committer>,
+    /// What the running epoch asks for; pushed with the gate entered.
+    pub(crate) root_changes: Mutex<Vec<RootChange>>,
+    /// Deleted subvolumes that nobody uses.
+    pub(crate) dead_roots: Mutex<VecDeque<RootId>>,
+    /// The highest id of a subvolume so far, once it is known.
+    pub(crate) last_root_id: Mutex<Option<u64>>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,
     pub(crate) data_tickets: TicketQueue,
@@ -203,6 +210,9 @@ impl Engine {
             pending_chunks: PendingChunks::default(),
             retired: Mutex::default(),
             committer: Mutex::new(Committer::new(&parts.superblock)),
+            root_changes: Mutex::default(),
+            dead_roots: Mutex::default(),
+            last_root_id: Mutex::default(),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
             data_tickets: TicketQueue::default(),
@@ -277,7 +287,7 @@ impl Engine {
 
     /// Whether a commit would have something to write.
     pub fn has_changes(&self) -> bool {
-        !self.listed.lock().is_empty() || !self.pending_chunks.is_empty()
+        !self.listed.lock().is_empty() || !self.pending_chunks.is_empty() || self.has_root_changes()
     }
 
     /// The last transaction on disk.

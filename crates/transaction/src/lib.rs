@@ -10,7 +10,8 @@
 //! - [`block_rsv`]: whether what an epoch takes on finds room at its commit.
 //! - [`commit`]: the one sequence that makes an epoch durable.
 //! - [`apply_trees`], [`apply_rows`], [`throttle`]: delayed items go into their trees, and stay within their memory.
-//! - [`cow`]: what happens to nodes and references when a batch is applied.
+//! - [`subvolume_roots`], [`dead_roots`]: subvolumes and snapshots are made, changed and dropped.
+//! - [`cow`], [`child_refs`]: what happens to nodes and references when a batch is applied.
 //! - [`leaf_ahead`], [`leaf_hint`], [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
 //! - [`lanes`]: what every operation touches, for each thread by itself.
 //! - [`chunk_alloc`]: chunks and block groups.
@@ -26,12 +27,14 @@
 mod apply_rows;
 mod apply_trees;
 mod block_rsv;
+mod child_refs;
 mod chunk_alloc;
 mod commit;
 mod cow;
 mod csum_tree;
 mod data_io;
 mod data_ledger;
+mod dead_roots;
 mod delayed_item;
 mod dev_stats;
 mod engine;
@@ -52,7 +55,9 @@ mod node_store;
 mod node_stream;
 mod open;
 mod operation;
+mod root_item;
 mod stats;
+mod subvolume_roots;
 #[cfg(test)]
 mod test_tree;
 mod throttle;
@@ -69,6 +74,7 @@ pub use leaf_ahead::LeafReadAhead;
 pub use metric::{Metric, prometheus_text};
 pub use operation::{MetadataReservation, Operation, TreeChanges};
 pub use stats::{Reclaim, Span, SpanGuard, Stats};
+pub use subvolume_roots::{NewContent, NewSubvolume};
 pub use tree_log::{FoundLog, LogStats};
 pub use tree_view::{ItemRef, Tree};
 pub use unwind::note_panic;

@@ -12,6 +12,7 @@ use ubtrfs_space::Extent;
 use crate::block_rsv::{OperationLoad, Purpose};
 use crate::delayed_item::LockedItems;
 use crate::engine::Engine;
+use crate::subvolume_roots::RootChange;
 use crate::tree_view::Tree;
 
 /// The right to put some items; [`Engine::begin`] turns it into an operation.
@@ -129,6 +130,10 @@ impl Operation<'_> {
     pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.engine.epoch.add_csums(csums.len() as u64);
         self.engine.ledger.add_csums(at, csums);
+    }
+
+    pub(crate) fn change_root(&self, change: RootChange) {
+        self.engine.root_changes.lock().push(change);
     }
 
     fn note_extent(&self, tree: &Tree, key: &Key, value: &[u8]) {

@@ -15,16 +15,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ubtrfs_format::item::{InodeItem, RootItem, Timespec};
 use ubtrfs_format::{Error, Generation, Ino, Key, KeyType, Result, RootId};
 use ubtrfs_tree::{Batch, Node, RootPtr};
-use uuid::Uuid;
 
 use super::collect::{Collector, Stop};
 use super::log_tree::BlockIdentity;
 use super::{LogState, LogStats};
 use crate::block_rsv::Purpose;
 use crate::engine::Engine;
+use crate::root_item::blank_root_item;
 
 /// Who waits for which batch.
 #[derive(Debug, Default)]
@@ -239,7 +238,7 @@ impl Engine {
             nodes.extend(log.tree.apply(&batch, &mut state.blocks, identity)?);
             if let Some(ptr) = log.tree.root() {
                 let key = Key::new(RootId::TREE_LOG.0, KeyType::ROOT_ITEM, root.0);
-                roots.push((key, Some(root_item(&ptr, self.geometry.nodesize).encode().into())));
+                roots.push((key, Some(blank_root_item(&ptr, self.geometry.nodesize).encode().into())));
             }
         }
         self.prepare_log_blocks(&mut state.blocks, state.roots.nr_nodes() + 8)?;
@@ -262,57 +261,6 @@ impl Engine {
 
 fn batch_bytes(batch: &Batch) -> u64 {
     batch.iter().map(|(_, value)| 64 + value.as_ref().map_or(0, |value| value.len() as u64)).sum()
-}
-
-/// The root item of a log tree, as Linux fills it in.
-fn root_item(root: &RootPtr, nodesize: u32) -> RootItem {
-    let (zero, now) = (Generation(0), Timespec { sec: 0, nsec: 0 });
-    let inode = InodeItem {
-        generation: Generation(1),
-        transid: zero,
-        size: 3,
-        nbytes: nodesize.into(),
-        block_group: 0,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        mode: 0o040_755,
-        rdev: 0,
-        flags: 0,
-        sequence: 0,
-        reserved: [0; 4],
-        atime: now,
-        ctime: now,
-        mtime: now,
-        otime: now,
-    };
-    RootItem {
-        inode,
-        generation: root.generation,
-        root_dirid: 0,
-        bytenr: root.bytenr,
-        byte_limit: 0,
-        bytes_used: 0,
-        last_snapshot: zero,
-        flags: 0,
-        refs: 0,
-        drop_progress: Key::MIN,
-        drop_level: 0,
-        level: root.level,
-        generation_v2: root.generation,
-        uuid: Uuid::nil(),
-        parent_uuid: Uuid::nil(),
-        received_uuid: Uuid::nil(),
-        ctransid: zero,
-        otransid: zero,
-        stransid: zero,
-        rtransid: zero,
-        ctime: now,
-        otime: now,
-        stime: now,
-        rtime: now,
-        reserved: [0; 8],
-    }
 }
 
 /// Answers the batch and makes room for the next leader, whatever happens (I2).

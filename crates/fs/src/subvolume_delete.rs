@@ -1,0 +1,166 @@
+//! Deleting subvolumes: the name goes at once, what it led to when nobody has it open any more, its space with the commits
+//! that follow ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//!
+//! - I1. From [`Deletions::add`] on, nobody finds an inode of the subvolume.
+//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead: nobody changes it any more.
+//! - I3. A subvolume whose name is gone has an `ORPHAN_ITEM` in the root tree until all of it is dropped: whoever opens the
+//!   filesystem after a crash goes on with that.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_format::item::RootRef;
+use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
+
+use crate::Fs;
+use crate::create::entry_changed;
+use crate::dir_item::{self, in_tree};
+use crate::error::{Error, Result};
+use crate::fs::now;
+use crate::link::{Locked, check_empty, check_may_remove};
+use crate::subvolume_list::root_tree;
+use crate::truncate::forget_dirty_past;
+use crate::types::InodeId;
+
+/// Subvolumes that were deleted since the filesystem was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Deletions {
+    deleted: Mutex<HashSet<RootId>>,
+    /// Those of which inodes are open.
+    open: Mutex<HashSet<RootId>>,
+    nr_open: AtomicUsize,
+}
+
+impl Deletions {
+    /// Whether this subvolume was deleted.
+    pub(crate) fn has(&self, id: RootId) -> bool {
+        self.deleted.lock().contains(&id)
+    }
+
+    fn add(&self, id: RootId) {
+        self.deleted.lock().insert(id);
+    }
+
+    fn keep_open(&self, id: RootId) {
+        if self.open.lock().insert(id) {
+            self.nr_open.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes one of those that were open; false where it is none.
+    fn take_open(&self, id: RootId) -> bool {
+        let taken = self.open.lock().remove(&id);
+        if taken {
+            self.nr_open.fetch_sub(1, Ordering::SeqCst);
+        }
+        taken
+    }
+}
+
+impl Fs {
+    /// Deletes the subvolume of this name. Its space is given back in the background, or by [`Fs::finish_deletions`].
+    ///
+    /// Fails with `InvalidArgument` where the name is of no subvolume, `NotEmpty` where it holds other subvolumes, `Busy`
+    /// for the one that is shown as the root, `NotPermitted` for the default one.
+    pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        self.remove_subvolume(dir, name, false)
+    }
+
+    /// The same, of one without any name in it where `only_empty` says so.
+    pub(crate) fn remove_subvolume(&self, dir: InodeId, name: &[u8], only_empty: bool) -> Result<()> {
+        let _subvolumes = self.subvolume_lock.lock();
+        let dir_inode = self.inode_to_change(dir)?;
+        let roots = root_tree(&self.engine)?;
+        loop {
+            let (id, sequence) = self.find_subvolume(dir, name)?;
+            let reservation = self.reserve_for_removal(DELETE_ITEMS)?;
+            self.check_may_delete(id)?;
+            let subvolume = self.subvolume(id)?;
+            let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;
+            // The deleted one's root as well: its names stay what they are meanwhile.
+            let mut locked = Locked::new(&mut [&dir_inode, &root_dir])?;
+            if locked.of(&dir_inode).item.sequence != sequence {
+                continue;
+            }
+            check_may_remove(locked.of(&dir_inode))?;
+            if only_empty {
+                check_empty(&root_dir, locked.of(&root_dir))?;
+            }
+            let (down, up) =
+                (Key::new(dir.root.0, KeyType::ROOT_REF, id.0), Key::new(id.0, KeyType::ROOT_BACKREF, dir.root.0));
+            let raw = roots.get(&down)?.ok_or(Error::NotFound)?;
+            let root_ref = RootRef::decode(&raw).map_err(in_tree(&roots))?;
+            let mut changes = Vec::with_capacity(2);
+            dir_item::plan_remove(&mut changes, &dir_inode.home.tree, dir.ino, name, root_ref.sequence)?;
+
+            let op = self.engine.begin(reservation);
+            dir_item::put_changes(&op, &dir_inode.home.tree, changes);
+            let state = locked.of(&dir_inode);
+            entry_changed(state, now(), None, Some(name));
+            dir_inode.put_item(&op, state);
+            op.delete(&roots, down);
+            op.delete(&roots, up);
+            op.put(&roots, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), []);
+            op.delete_subvolume(id);
+            // A log does not tell that it is gone.
+            op.note_directory_moved();
+            drop(op);
+            self.deletions.add(id);
+            subvolume.mark_deleted();
+            drop(locked);
+            self.subvolumes.write().remove(&id);
+            self.deletions.keep_open(id);
+            self.end_deletion(id);
+            return Ok(());
+        }
+    }
+
+    fn check_may_delete(&self, id: RootId) -> Result<()> {
+        if id == self.root().root {
+            return Err(Error::Busy("it is the mount's root"));
+        }
+        if id == self.default_subvolume()? {
+            return Err(Error::NotPermitted("it is the default subvolume"));
+        }
+        let start = Key::new(id.0, KeyType::ROOT_REF, 0);
+        let end = Key::new(id.0, KeyType::ROOT_REF, u64::MAX);
+        if root_tree(&self.engine)?.first_ge(&start, &end)?.is_some() {
+            return Err(Error::NotEmpty);
+        }
+        Ok(())
+    }
+
+    /// Lets go of a deleted subvolume where none of its inodes is open any more.
+    pub(crate) fn end_deletion(&self, id: RootId) {
+        let deletions = &self.deletions;
+        if deletions.nr_open.load(Ordering::SeqCst) == 0 || self.inodes.has_open(id) || !deletions.take_open(id) {
+            return;
+        }
+        for inode in self.inodes.all_of(id) {
+            let _writeback = inode.writeback.lock();
+            let mut state = inode.state.write();
+            state.dead = true;
+            forget_dirty_past(self, &mut state, 0);
+            drop(state);
+            self.inodes.remove(inode.id);
+        }
+        self.engine.drop_subvolume(id);
+        self.committer.note_change();
+    }
+
+    /// Gives back the space of deleted subvolumes now. `progress` is told how many are left.
+    pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize)) -> Result<()> {
+        loop {
+            let nr_left = self.engine.nr_dead_roots();
+            progress(nr_left);
+            if nr_left == 0 {
+                return Ok(());
+            }
+            self.engine.commit()?;
+        }
+    }
+}
+
+/// Entry, index, directory, both references, orphan item, root item, two UUID items.
+const DELETE_ITEMS: usize = 12;

@@ -1,0 +1,422 @@
+//! Subvolumes and snapshots that are made and deleted here.
+//!
+//! Method: random operations go on in a subvolume, by a model; snapshots remember the model as it was. In the end each of
+//! those that were not deleted must hold what the model held, here and under Linux, `btrfs check` and `ubtrfs check` must
+//! find nothing, and nothing of the deleted ones may be left. `UBTRFS_SEED` repeats a failure.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::RootFlags;
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode};
+use ubtrfs_testkit::{
+    Compare, Driver, FsTarget, Image, LoopMount, Model, Rng, TreeEntry, btrfs_check, capability, compare_entries, judge,
+    run, second_opinion, walk_path,
+};
+
+const ROOT: Caller = Caller::ROOT;
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
+
+fn open(image: &Image, options: &str) -> Arc<Fs> {
+    let options = MountOptions::parse(options).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
+    Fs::open(vec![device], options).unwrap()
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T, Error>) -> i32 {
+    result.unwrap_err().errno()
+}
+
+fn new_file(fs: &Fs, dir: InodeId, name: &[u8], content: &[u8]) -> InodeId {
+    let id = fs.create(dir, name, NewInode::file(0o644), &ROOT).unwrap().id;
+    fs.write(id, 0, content).unwrap();
+    id
+}
+
+fn read(fs: &Fs, id: InodeId) -> Vec<u8> {
+    let mut content = vec![0; usize::try_from(fs.getattr(id).unwrap().size).unwrap()];
+    let mut at = 0;
+    while at < content.len() {
+        at += fs.read_into(id, at as u64, &mut content[at..]).unwrap();
+    }
+    content
+}
+
+/// What Linux says of each subvolume.
+fn list_of_linux(image: &Image) -> String {
+    let mount = LoopMount::new(image.path(), "ro,subvolid=5").unwrap();
+    let list = run("btrfs", ["subvolume", "list", "-puqR", &mount.path().to_string_lossy()]).unwrap();
+    mount.close().unwrap();
+    list
+}
+
+#[test]
+fn subvolumes_are_made_and_named_as_linux_does() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let fs = open(&image, "");
+    let home = fs.create_subvolume(TOP, b"home", &Caller { umask: 0o22, ..ROOT }).unwrap();
+    assert_eq!((home.root, fs.getattr(home).unwrap().mode & 0o7777), (RootId(256), 0o755));
+    let dir = fs.create(home, b"dir", NewInode::dir(0o700), &ROOT).unwrap().id;
+    let file = new_file(&fs, dir, b"file", &[7; 100_000]);
+    new_file(&fs, home, b"small", b"inline");
+    let nested = fs.create_subvolume(dir, b"nested", &ROOT).unwrap();
+    new_file(&fs, nested, b"inner", b"inner");
+    assert_eq!(errno(fs.create_subvolume(TOP, b"home", &ROOT)), errno::<()>(Err(Error::Exists)));
+    assert_eq!(errno(fs.snapshot(home.root, TOP, b"home", true)), errno::<()>(Err(Error::Exists)));
+    assert_eq!(errno(fs.snapshot(RootId(999), TOP, b"x", true)), errno::<()>(Err(Error::NotFound)));
+    // Inside of what they are taken of.
+    let read_only = fs.snapshot(home.root, dir, b"ro", true).unwrap();
+    let writable = fs.snapshot(home.root, home, b"rw", false).unwrap();
+    let top = fs.snapshot(RootId::FS_TREE, TOP, b"top", false).unwrap();
+    fs.write(file, 50_000, &[9; 10]).unwrap();
+    let in_snapshot = |root, path: &[u8]| {
+        path.split(|byte| *byte == b'/').fold(root, |at, name| fs.lookup(at, name).unwrap().id)
+    };
+    assert_eq!(read(&fs, in_snapshot(read_only, b"dir/file")), [7; 100_000]);
+    assert_eq!(errno(fs.write(in_snapshot(read_only, b"dir/file"), 0, b"x")), rustix::io::Errno::ROFS.raw_os_error());
+    fs.write(in_snapshot(writable, b"dir/file"), 99_990, &[1; 20]).unwrap();
+    // A snapshot has neither itself nor what is another subvolume.
+    assert!(fs.lookup(in_snapshot(read_only, b"dir"), b"ro").is_err());
+    assert!(fs.lookup(top, b"top").is_err());
+    assert_eq!(fs.getattr(in_snapshot(top, b"home")).unwrap().id.ino.0, 2);
+    fs.set_subvolume_read_only(writable.root, true).unwrap();
+    fs.set_subvolume_read_only(read_only.root, false).unwrap();
+    new_file(&fs, read_only, b"written later", b"x");
+    assert!(fs.create(writable, b"no", NewInode::file(0o600), &ROOT).is_err());
+    let list = fs.subvolumes().unwrap();
+    let of = |id: InodeId| list.iter().find(|info| info.id == id.root).unwrap();
+    assert!(of(writable).flags.contains(RootFlags::RDONLY) && !of(read_only).flags.contains(RootFlags::RDONLY));
+    assert_eq!(of(writable).parent_uuid, of(home).uuid);
+    fs.set_default_subvolume(home.root).unwrap();
+    assert_eq!(fs.default_subvolume().unwrap(), home.root);
+    assert_eq!(errno(fs.delete_subvolume(TOP, b"home")), rustix::io::Errno::PERM.raw_os_error());
+    fs.set_default_subvolume(RootId::FS_TREE).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+
+    second_opinion(image.path()).unwrap();
+    let ours = FsTarget::open(image.path(), "ro").unwrap();
+    let entries = ours.walk().unwrap();
+    ours.close().unwrap();
+    judge(image.path(), "subvolid=5", &[(&entries, Compare::ALL)]).unwrap();
+    let theirs = list_of_linux(&image);
+    for info in &list {
+        let line = theirs.lines().find(|line| line.starts_with(&format!("ID {} ", info.id)));
+        if info.id != RootId::FS_TREE {
+            let line = line.unwrap();
+            assert!(line.contains(&info.uuid.to_string()), "{line}");
+            assert!(line.ends_with(&format!("path {}", String::from_utf8_lossy(&info.path))), "{line}");
+        }
+    }
+    // Linux changes and deletes what was made here.
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
+    run("btrfs", ["subvolume", "snapshot", &path("home/rw"), &path("again")]).unwrap();
+    run("btrfs", ["property", "set", &path("again"), "ro", "false"]).unwrap();
+    std::fs::write(mount.join("again/dir/file"), b"short").unwrap();
+    run("btrfs", ["subvolume", "delete", "-c", &path("home/rw"), &path("top")]).unwrap();
+    run("btrfs", ["subvolume", "sync", &path("")]).unwrap();
+    mount.scrub().unwrap();
+    mount.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+struct Taken {
+    name: String,
+    id: InodeId,
+    entries: Vec<TreeEntry>,
+}
+
+/// A subvolume under random operations, snapshots of it and of its snapshots, and deletions.
+fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
+    let seed = Rng::seed_or(default_seed);
+    let mut rng = Rng::new(seed);
+    let image = Image::kernel_made(1 << 30, mkfs)?;
+    let fs = open(&image, "");
+    fs.create_subvolume(TOP, b"work", &ROOT)?;
+    fs.close()?;
+    drop(fs);
+    let mut model = Model::new();
+    let mut driver = Driver::new(seed, 1 << 18);
+    let mut taken: Vec<Taken> = Vec::new();
+    let mut number = 0;
+    for round in 0..3 {
+        let mut target = FsTarget::open(image.path(), &format!("subvol=work,{options}"))?;
+        let fs = Arc::clone(target.fs());
+        for _ in 0..8 {
+            driver.run(&mut model, &mut target, 60).with_context(|| format!("seed {seed}, round {round}"))?;
+            number += 1;
+            let name = format!("snapshot-{number}");
+            match rng.below(6) {
+                0 if !taken.is_empty() => {
+                    let gone = taken.swap_remove(rng.below(taken.len() as u64) as usize);
+                    fs.delete_subvolume(TOP, gone.name.as_bytes())?;
+                    if rng.one_in(3) {
+                        fs.finish_deletions(&mut |_| ())?;
+                    }
+                }
+                1 if !taken.is_empty() => {
+                    let of = &taken[rng.below(taken.len() as u64) as usize];
+                    let entries = of.entries.clone();
+                    let id = fs.snapshot(of.id.root, TOP, name.as_bytes(), rng.one_in(2))?;
+                    taken.push(Taken { name, id, entries });
+                }
+                _ => {
+                    let id = fs.snapshot(fs.root().root, TOP, name.as_bytes(), rng.one_in(2))?;
+                    taken.push(Taken { name, id, entries: model.entries() });
+                }
+            }
+        }
+        // The work goes on in a snapshot, and what it was taken of is deleted in the end.
+        drop(fs);
+        target.close()?;
+        second_opinion(image.path()).with_context(|| format!("seed {seed}, round {round}"))?;
+        btrfs_check(image.path()).with_context(|| format!("seed {seed}, round {round}"))?;
+    }
+    let fs = open(&image, "");
+    if rng.one_in(2) {
+        let id = fs.lookup(TOP, b"work")?.id;
+        fs.snapshot(id.root, TOP, b"heir", false)?;
+        fs.delete_subvolume(TOP, b"work")?;
+        fs.finish_deletions(&mut |_| ())?;
+        taken.push(Taken { name: "heir".to_owned(), id, entries: model.entries() });
+    }
+    fs.close()?;
+    drop(fs);
+    btrfs_check(image.path()).with_context(|| format!("seed {seed}"))?;
+    second_opinion(image.path())?;
+    let mount = LoopMount::new(image.path(), "subvolid=5")?;
+    for Taken { name, entries, .. } in &taken {
+        compare_entries(entries, &walk_path(&mount.join(name))?, Compare::MODEL)
+            .with_context(|| format!("seed {seed}, {name}"))?;
+    }
+    mount.scrub()?;
+    ensure!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
+    // Linux deletes them all; nothing may be left over.
+    let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
+    for Taken { name, .. } in &taken {
+        run("btrfs", ["subvolume", "delete", &path(name)])?;
+    }
+    run("btrfs", ["subvolume", "sync", &path("")])?;
+    mount.close()?;
+    btrfs_check(image.path())
+}
+
+#[test]
+fn snapshots_keep_what_they_hold() {
+    if capability::kernel_oracle() {
+        random_life(&[], "", 1).unwrap();
+    }
+}
+
+#[test]
+fn snapshots_of_trees_of_small_nodes() {
+    if capability::kernel_oracle() {
+        random_life(&["-n", "4096", "-O", "^no-holes"], "compress=zstd", 2).unwrap();
+        random_life(&["-n", "4096", "-O", "^skinny-metadata"], "commit=1", 3).unwrap();
+    }
+}
+
+#[test]
+fn snapshots_of_files_that_are_written_in_place() {
+    if capability::kernel_oracle() {
+        random_life(&["-n", "4096"], "nodatacow", 4).unwrap();
+    }
+}
+
+/// A tree that takes several commits to drop, of which a snapshot shares most; the image is looked at after each of them, as a
+/// power cut would leave it, by both checkers, and Linux and ubtrfs go on from there.
+#[test]
+fn a_deletion_is_taken_up_where_it_was() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    for keep in ["nothing", "a snapshot", "the origin"] {
+        let image = Image::kernel_made(512 << 20, &["-n", "4096"]).unwrap();
+        let fs = open(&image, "commit=300");
+        let origin = fs.create_subvolume(TOP, b"origin", &ROOT).unwrap();
+        for dir in 0..60 {
+            let dir = fs.create(origin, format!("dir-{dir}").as_bytes(), NewInode::dir(0o755), &ROOT).unwrap().id;
+            for file in 0..250 {
+                let id = fs.create(dir, format!("file-{file}").as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+                if file % 10 == 0 {
+                    fs.write(id, 0, &[file as u8; 5000]).unwrap();
+                }
+            }
+        }
+        let mut victim = "origin";
+        if keep != "nothing" {
+            fs.snapshot(origin.root, TOP, b"snapshot", false).unwrap();
+            // Both have blocks of their own then, and blocks of the origin's below shared ones.
+            for (root, dirs) in [("origin", 0..20), ("snapshot", 10..30)] {
+                let root = fs.lookup(TOP, root.as_bytes()).unwrap().id;
+                for dir in dirs {
+                    let dir = fs.lookup(root, format!("dir-{dir}").as_bytes()).unwrap().id;
+                    for file in (0..250).step_by(25) {
+                        fs.unlink(dir, format!("file-{file}").as_bytes()).unwrap();
+                        new_file(&fs, dir, format!("new-{file}").as_bytes(), &[1; 3000]);
+                    }
+                }
+            }
+            fs.sync().unwrap();
+            fs.snapshot(fs.lookup(TOP, b"snapshot").unwrap().id.root, TOP, b"third", true).unwrap();
+            victim = if keep == "a snapshot" { "origin" } else { "snapshot" };
+        }
+        fs.sync().unwrap();
+        fs.delete_subvolume(TOP, victim.as_bytes()).unwrap();
+        let mut cuts = Vec::new();
+        fs.finish_deletions(&mut |_| cuts.push(Image::copy_of(image.path()).unwrap())).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        assert!(cuts.len() >= 3, "keep {keep}: {} commits", cuts.len());
+        cuts.push(image);
+        for (number, cut) in cuts.iter().enumerate() {
+            btrfs_check(cut.path()).unwrap_or_else(|error| panic!("keep {keep}, cut {number}: {error:#}"));
+        }
+        for (number, cut) in cuts.iter().enumerate() {
+            if number % 2 == 0 {
+                let fs = open(cut, "");
+                fs.finish_deletions(&mut |_| ()).unwrap();
+                fs.close().unwrap();
+            } else {
+                let mount = LoopMount::new(cut.path(), "").unwrap();
+                run("btrfs", ["subvolume", "sync", &mount.path().to_string_lossy()]).unwrap();
+                assert!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
+                mount.close().unwrap();
+            }
+            btrfs_check(cut.path()).unwrap_or_else(|error| panic!("keep {keep}, after cut {number}: {error:#}"));
+        }
+        let used = |image: &Image| -> Vec<_> {
+            let fs = FsTarget::open(image.path(), "ro").unwrap();
+            let list = fs.fs().subvolumes().unwrap().into_iter().map(|info| info.path).collect();
+            fs.close().unwrap();
+            list
+        };
+        let lists: Vec<Vec<Vec<u8>>> = cuts.iter().map(used).collect();
+        assert!(lists[1..].iter().all(|list| *list == lists[1]), "keep {keep}: {lists:?}");
+    }
+}
+
+/// What Linux left amid a deletion is gone on with.
+#[test]
+fn linux_s_deletions_are_finished() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "commit=300").unwrap();
+    let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
+    run("btrfs", ["subvolume", "create", &path("sub")]).unwrap();
+    for file in 0..3000 {
+        std::fs::write(mount.join(format!("sub/{file}")), vec![1; 5000]).unwrap();
+    }
+    run("btrfs", ["subvolume", "snapshot", &path("sub"), &path("snapshot")]).unwrap();
+    let open_file = std::fs::File::open(mount.join("sub/7")).unwrap();
+    run("btrfs", ["subvolume", "delete", "-c", &path("sub")]).unwrap();
+    run("btrfs", ["filesystem", "sync", &path("")]).unwrap();
+    let cut = Image::copy_of(image.path()).unwrap();
+    drop(open_file);
+    mount.close().unwrap();
+    let fs = open(&cut, "");
+    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    second_opinion(cut.path()).unwrap();
+    let ours = FsTarget::open(cut.path(), "ro").unwrap();
+    let entries = ours.walk().unwrap();
+    ours.close().unwrap();
+    judge(cut.path(), "", &[(&entries, Compare::ALL)]).unwrap();
+}
+
+#[test]
+fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let fs = open(&image, "");
+    let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+    let id = new_file(&fs, sub, b"file", &[5; 200_000]);
+    let nested = fs.create_subvolume(sub, b"nested", &ROOT).unwrap();
+    let _ = nested;
+    assert_eq!(errno(fs.delete_subvolume(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
+    assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
+    fs.rmdir(sub, b"nested").unwrap();
+    assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
+    fs.open_inode(id).unwrap();
+    fs.delete_subvolume(TOP, b"sub").unwrap();
+    assert!(fs.lookup(TOP, b"sub").is_err() && fs.open_inode(sub).is_err());
+    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.sync().unwrap();
+    fs.write(id, 100_000, &[6; 10]).unwrap();
+    fs.fsync(id, false).unwrap();
+    assert_eq!(read(&fs, id)[99_999..100_011], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5]);
+    let used = fs.statfs().unwrap();
+    fs.release_inode(id);
+    fs.finish_deletions(&mut |_| ()).unwrap();
+    assert!(fs.getattr(id).is_err());
+    assert!(fs.statfs().unwrap().bfree > used.bfree);
+    let list: Vec<_> = fs.subvolumes().unwrap().into_iter().map(|info| info.id).collect();
+    assert_eq!(list, [RootId::FS_TREE]);
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
+/// Writers and makers of files go on while snapshots are taken; each snapshot is a state of some moment: of a counter that is
+/// written to two files in turn, the second is never ahead of the first one; what was written before the call is in it.
+#[test]
+fn snapshots_amid_writers_are_of_one_moment() {
+    for options in ["", "nodatacow"] {
+        let image = Image::kernel_made(1 << 30, &[]).unwrap();
+        let fs = open(&image, options);
+        let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+        let counter = new_file(&fs, sub, b"counter", &[0; 8]);
+        let big = new_file(&fs, sub, b"big", &vec![0; 16 << 20]);
+        fs.sync().unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut rng = Rng::new(1);
+                while !stop.load(Ordering::Relaxed) {
+                    fs.write(big, rng.below(4096) * 4096, &[rng.below(256) as u8; 4096]).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                let mut number = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    number += 1;
+                    new_file(&fs, sub, format!("file-{number}").as_bytes(), b"some text");
+                    if number > 2000 {
+                        fs.unlink(sub, format!("file-{}", number - 2000).as_bytes()).unwrap();
+                    }
+                }
+            });
+            for round in 1..=10u64 {
+                fs.write(counter, 0, &round.to_le_bytes()).unwrap();
+                let snapshot = fs.snapshot(sub.root, TOP, format!("s{round}").as_bytes(), true).unwrap();
+                let copy = fs.lookup(snapshot, b"counter").unwrap().id;
+                assert_eq!(read(&fs, copy), round.to_le_bytes());
+                let copy = fs.lookup(snapshot, b"big").unwrap().id;
+                let before = read(&fs, copy);
+                std::thread::sleep(std::time::Duration::from_millis(30));
+                fs.sync().unwrap();
+                assert!(read(&fs, copy) == before, "{options}: snapshot {round} changed");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        for round in (1..=10).step_by(2) {
+            fs.delete_subvolume(TOP, format!("s{round}").as_bytes()).unwrap();
+        }
+        fs.close().unwrap();
+        drop(fs);
+        btrfs_check(image.path()).unwrap();
+        second_opinion(image.path()).unwrap();
+    }
+}
