@@ -63,7 +63,7 @@ impl Fs {
         if self.deletions.has(source) {
             return Err(Error::NotFound);
         }
-        let reservation = self.reserve(NEW_ITEMS + self.engine.snapshot_items(source)?)?;
+        let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
         let _in_place = self.data.in_place.write();
         self.make_subvolume(dir, name, reservation, |_, _| {
             Ok(move |_: Generation| NewContent::SnapshotOf { source, read_only })

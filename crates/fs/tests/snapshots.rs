@@ -420,3 +420,76 @@ fn snapshots_amid_writers_are_of_one_moment() {
         second_opinion(image.path()).unwrap();
     }
 }
+
+/// Where there is no room left, changes of blocks that snapshots share fail when they are made, never at a commit; deleting
+/// snapshots makes room again.
+#[test]
+fn a_full_filesystem_with_snapshots_stays_whole() {
+    for (number, mkfs) in [&["-n", "4096"][..], &[], &["--mixed", "-n", "4096"]].into_iter().enumerate() {
+        let seed = Rng::seed_or(number as u64 + 1);
+        let mut rng = Rng::new(seed);
+        let image = Image::kernel_made(160 << 20, mkfs).unwrap();
+        let fs = open(&image, "commit=300");
+        let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+        let full = |error: &Error| error.errno() == rustix::io::Errno::NOSPC.raw_os_error();
+        let mut files = Vec::new();
+        let mut snapshots: Vec<String> = Vec::new();
+        let (mut nr_made, mut nr_full) = (0, 0);
+        let mut write = |files: &mut Vec<InodeId>, rng: &mut Rng| -> Result<(), Error> {
+            if files.len() < 4000 {
+                nr_made += 1;
+                let id = fs.create(sub, format!("file-{nr_made}").as_bytes(), NewInode::file(0o644), &ROOT)?.id;
+                files.push(id);
+                fs.write(id, 0, &rng.bytes(5000))?;
+            } else {
+                let id = *rng.pick(files);
+                fs.write(id, 0, &rng.bytes(3000))?;
+                if rng.one_in(20) {
+                    fs.fsync(id, false)?;
+                }
+            }
+            Ok(())
+        };
+        let started = std::time::Instant::now();
+        for step in 0..60_000 {
+            if started.elapsed() > std::time::Duration::from_secs(12) {
+                break;
+            }
+            let done = match step % 700 {
+                699 => {
+                    let name = format!("s{step}");
+                    fs.snapshot(sub.root, TOP, name.as_bytes(), true).map(|_| snapshots.push(name))
+                }
+                _ => write(&mut files, &mut rng),
+            };
+            let Err(error) = done else { continue };
+            assert!(full(&error), "{mkfs:?}, seed {seed}, step {step}: {error}");
+            assert_eq!(fs.read_only(), None, "{mkfs:?}, seed {seed}, step {step}");
+            nr_full += 1;
+            if nr_full > 12 {
+                break;
+            }
+            let gone = snapshots.drain(..snapshots.len().div_ceil(2)).collect::<Vec<_>>();
+            for name in &gone {
+                fs.delete_subvolume(TOP, name.as_bytes()).unwrap();
+            }
+            if nr_full % 2 == 0 {
+                fs.finish_deletions(&mut |_| ()).unwrap();
+            }
+            if gone.is_empty() {
+                for id in files.drain(..files.len() / 2) {
+                    let attr = fs.getattr(id).unwrap();
+                    fs.setattr(attr.id, &ubtrfs_fs::SetAttr { size: Some(0), ..Default::default() }, &ROOT).unwrap();
+                }
+            }
+        }
+        println!("{mkfs:?}: full {nr_full} times, {} snapshots", snapshots.len());
+        for name in &snapshots {
+            fs.delete_subvolume(TOP, name.as_bytes()).unwrap();
+        }
+        fs.finish_deletions(&mut |_| ()).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        btrfs_check(image.path()).unwrap();
+    }
+}

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{KeyType, Result};
+use ubtrfs_format::{KeyType, Result, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::delayed_item::is_name;
@@ -101,6 +101,16 @@ struct OperationPuts {
     memory_bytes: i64,
 }
 
+/// What the need of a load is estimated by.
+#[derive(Clone, Copy, Debug)]
+struct MetadataUse {
+    /// Bytes of metadata in use.
+    used: u64,
+    nodesize: u64,
+    /// Bytes of the extent tree, where subvolumes may share blocks.
+    shared_extent_tree: Option<u64>,
+}
+
 /// A share of work for the trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Load {
@@ -117,6 +127,10 @@ const NODES_A_COMMIT: u64 = 24;
 const EXTRA_PUTS_AN_EXTENT: u64 = 2;
 /// A new item's head, and what its leaf and the nodes above it may leave empty, estimated from above.
 const ITEM_OVERHEAD: u64 = 64;
+/// Bytes of a leaf that an item which refers to an extent takes, estimated from below.
+const CHILD_BYTES: u64 = 72;
+/// Bytes that a reference more adds to an extent's item, and what that may leave empty, estimated from above.
+const REFERENCE_BYTES: u64 = 64;
 /// Items that writeback puts for a dirty file, and for each further extent of it.
 const PUTS_A_DIRTY_FILE: u64 = 4;
 /// Compressed extents, the smallest that writeback makes of much data, hold this much.
@@ -258,10 +272,19 @@ impl Load {
     ///
     /// All changes together copy at most every node there is. New items leave no two neighbouring leaves that fit into
     /// one, so leaves are half full at least; an eighth is for the nodes above and for the extent items of all these.
-    fn need(self, metadata_used: u64, nodesize: u64) -> u64 {
+    ///
+    /// Where trees share blocks, each of them may copy its own of a node, and what a copied node points to gets one more
+    /// reference: of all its children, which lie anywhere in the extent tree.
+    fn need(self, room: &MetadataUse) -> u64 {
+        let MetadataUse { used, nodesize, shared_extent_tree } = *room;
         let touched = self.nr_puts.saturating_mul(NODES_A_PUT).saturating_add(NODES_A_COMMIT).saturating_mul(nodesize);
-        let all = metadata_used + metadata_used / 16 + 16 * nodesize;
-        touched.min(all) + 2 * self.new_bytes + self.new_bytes / 8
+        let new = 2 * self.new_bytes + self.new_bytes / 8;
+        let Some(extent_tree) = shared_extent_tree else {
+            return touched.min(used + used / 16 + 16 * nodesize) + new;
+        };
+        let nr_children = self.nr_puts.saturating_mul(nodesize / CHILD_BYTES);
+        let their_items = nr_children.saturating_mul(nodesize).min(extent_tree + extent_tree / 16);
+        touched + new + their_items + nr_children.saturating_mul(REFERENCE_BYTES)
     }
 }
 
@@ -402,7 +425,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
         load.settle();
-        load.frozen_need.store(load.active().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
+        load.frozen_need.store(load.active().need(&self.metadata_use(&info)), Ordering::Relaxed);
         load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
         load.rows.reset();
         load.names.reset();
@@ -417,7 +440,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.epoch;
         load.settle();
-        load.frozen_need.store(load.rows.load().need(info.used, self.geometry.nodesize.into()), Ordering::Relaxed);
+        load.frozen_need.store(load.rows.load().need(&self.metadata_use(&info)), Ordering::Relaxed);
         load.frozen_memory.store(load.row_memory_bytes() + names_bytes.max(0) as u64, Ordering::Relaxed);
         load.rows.reset();
         load.names.memory_bytes.fetch_sub(names_bytes as i64, Ordering::Relaxed);
@@ -449,6 +472,15 @@ impl Engine {
         (self.metadata_room(&info), self.metadata_need(&info, purpose))
     }
 
+    fn metadata_use(&self, metadata: &SpaceInfo) -> MetadataUse {
+        let shared_extent_tree = self.shares_blocks.load(Ordering::Relaxed).then(|| {
+            let extents = self.trees.read().get(&RootId::EXTENT_TREE).cloned();
+            let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
+            recorded.filter(|bytes| *bytes > 0).unwrap_or(metadata.used)
+        });
+        MetadataUse { used: metadata.used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
+    }
+
     fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {
         // In mixed block groups the promises of data come off.
         metadata.free.saturating_sub(metadata.may_use) + metadata.unallocated
@@ -462,7 +494,7 @@ impl Engine {
             Purpose::Removal => (self.epoch.active(), reserve / 4),
         };
         let frozen = self.epoch.frozen_need.load(Ordering::Relaxed);
-        frozen + load.need(metadata.used, self.geometry.nodesize.into()) + left
+        frozen + load.need(&self.metadata_use(metadata)) + left
     }
 
     /// What dirty data will put, going by the space that was promised to it.

@@ -237,6 +237,6 @@ impl Drop<'_> {
 /// References that a commit changes for deleted subvolumes, about.
 const REFS_A_COMMIT: i64 = 16 << 10;
 /// The same where there is little room.
-const REFS_A_COMMIT_MIN: i64 = 128;
+const REFS_A_COMMIT_MIN: i64 = 32;
 /// References whose items share a node of the extent tree, estimated from below.
 const REFS_A_NODE: u64 = 8;

@@ -149,6 +149,8 @@ pub struct Engine {
     pub(crate) root_changes: Mutex<Vec<RootChange>>,
     /// Deleted subvolumes that nobody uses.
     pub(crate) dead_roots: Mutex<VecDeque<RootId>>,
+    /// A subvolume may share blocks with another one; only ever set.
+    pub(crate) shares_blocks: AtomicBool,
     /// The highest id of a subvolume so far, once it is known.
     pub(crate) last_root_id: Mutex<Option<u64>>,
     pub(crate) superblock: RwLock<Superblock>,
@@ -194,6 +196,8 @@ impl Engine {
             (None, true) => Some("mounted read-only".to_owned()),
             (None, false) => None,
         };
+        let shares_blocks =
+            parts.trees.get(&RootId::FS_TREE).is_some_and(|tree| tree.root.lock().last_snapshot > Generation(0));
         let engine = Arc::new(Self {
             volumes: parts.volumes,
             store: parts.store,
@@ -212,6 +216,7 @@ impl Engine {
             committer: Mutex::new(Committer::new(&parts.superblock)),
             root_changes: Mutex::default(),
             dead_roots: Mutex::default(),
+            shares_blocks: AtomicBool::new(shares_blocks),
             last_root_id: Mutex::default(),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
@@ -311,6 +316,9 @@ impl Engine {
             return Ok(Some(Arc::clone(tree)));
         }
         let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
+        if id.is_subvolume() && item.last_snapshot > Generation(0) {
+            self.shares_blocks.store(true, Ordering::Relaxed);
+        }
         let tree = Arc::new(Tree::new(
             RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
             Arc::clone(&self.store),

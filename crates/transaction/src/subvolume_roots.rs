@@ -18,6 +18,7 @@
 //! Source: the format page on root items and references; what Linux leaves on disk after each of these.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem, RootRef, Timespec};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
@@ -108,7 +109,9 @@ impl Engine {
     }
 
     /// Changes that a snapshot of this subvolume stands for, for its reservation: a reference more for each child of its root.
-    pub fn snapshot_items(&self, source: RootId) -> Result<usize> {
+    /// From here on all reservations count with shared blocks, and so does what was admitted before the next one.
+    pub fn prepare_snapshot(&self, source: RootId) -> Result<usize> {
+        self.shares_blocks.store(true, Ordering::Relaxed);
         let tree = self.own_tree(source)?;
         tree.with_root(|nodes, root| Ok(nodes.read_node(&root.node_ptr())?.nritems()))
     }
