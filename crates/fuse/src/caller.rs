@@ -20,7 +20,8 @@ impl Groups {
         let _ = self.0.set(helper);
     }
 
-    fn has(&self, req: &Request<'_>, gid: u32) -> bool {
+    /// Whether the caller is in a group.
+    pub(crate) fn has(&self, req: &Request<'_>, gid: u32) -> bool {
         let look_up = || match self.0.get() {
             Some(helper) => helper.is_in_group(req.pid, gid),
             None => has_group(req.pid, gid),

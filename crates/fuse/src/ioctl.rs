@@ -1,6 +1,7 @@
 //! The ioctls that reach a FUSE server: those whose argument is as long as their number says.
 //!
-//! The kernel asks for inode flags by ioctl too (`lsattr`, `chattr`). FICLONE, FIDEDUPERANGE and FIEMAP never arrive.
+//! The kernel asks for inode flags by ioctl too (`lsattr`, `chattr`). FICLONE, FIDEDUPERANGE and FIEMAP never arrive. Those on
+//! subvolumes are in `subvolume_ioctl`.
 
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{Caller, Error, Fs, InodeId, Result};
@@ -13,7 +14,6 @@ const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
 const BTRFS_IOC_SYNC: u32 = 0x9408;
 const BTRFS_IOC_START_SYNC: u32 = 0x8008_9418;
 const BTRFS_IOC_WAIT_SYNC: u32 = 0x4008_9416;
-const BTRFS_IOC_SUBVOL_GETFLAGS: u32 = 0x8008_9419;
 const BTRFS_IOC_GET_FEATURES: u32 = 0x8018_9439;
 const BTRFS_IOC_FS_INFO: u32 = 0x8400_941f;
 const BTRFS_IOC_INO_LOOKUP: u32 = 0xd000_9412;
@@ -29,9 +29,6 @@ const FS_NOATIME_FL: u32 = 0x80;
 const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
-/// `BTRFS_SUBVOL_RDONLY`.
-const SUBVOL_RDONLY: u64 = 2;
-
 /// Answers an ioctl; `None` for one that is not known (ENOTTY).
 pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], caller: &Caller) -> Option<Result<Vec<u8>>> {
     Some(match cmd {
@@ -44,7 +41,6 @@ pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], caller: &Caller
         // Starting is waiting here: the answer comes when the transaction is durable.
         BTRFS_IOC_START_SYNC => fs.sync().map(|()| fs.superblock().generation.0.to_le_bytes().to_vec()),
         BTRFS_IOC_WAIT_SYNC => Ok(Vec::new()),
-        BTRFS_IOC_SUBVOL_GETFLAGS => subvolume_flags(fs, id),
         BTRFS_IOC_GET_FEATURES => Ok(features(fs)),
         BTRFS_IOC_FS_INFO => Ok(fs_info(fs)),
         BTRFS_IOC_INO_LOOKUP => ino_lookup(id, data),
@@ -89,16 +85,6 @@ fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], caller: &Caller) -> Result<Vec
     }
     fs.set_inode_flags(id, flags, caller)?;
     Ok(Vec::new())
-}
-
-fn subvolume_flags(fs: &Fs, id: InodeId) -> Result<Vec<u8>> {
-    if id != InodeId::root_of(id.root) {
-        return Err(Error::InvalidArgument("not a subvolume"));
-    }
-    let subvolumes = fs.subvolumes()?;
-    let info = subvolumes.iter().find(|info| info.id == id.root).ok_or(Error::NotFound)?;
-    let flags = if info.flags.contains(ubtrfs_format::item::RootFlags::RDONLY) { SUBVOL_RDONLY } else { 0 };
-    Ok(flags.to_le_bytes().to_vec())
 }
 
 /// `struct btrfs_ioctl_feature_flags`: compat, compat_ro, incompat.

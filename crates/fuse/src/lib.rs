@@ -11,14 +11,18 @@
 //! | `node`     | node ids and inode numbers                                  |
 //! | `attr`     | attributes and times on the wire                            |
 //! | `caller`   | who asks, and what a change by them takes off a file's mode |
+//! | `access`   | whether a caller may change a directory, where the kernel does not look |
 //! | `dir_end`  | where a reader of a directory stops                         |
 //! | `ioctl`    | the ioctls that reach us                                    |
+//! | `subvolumes` | who may do what with subvolumes, by attributes (`subvolume_control`) and ioctls (`subvolume_ioctl`) |
+//! | `name_cache` | names that the kernel must forget |
 //! | `control`  | how umount waits for the last commit                        |
 //! | `seek`     | data and holes of files that are being written               |
 //! | `sandbox`  | seccomp and Landlock around the server, and no root in it   |
 //! | `activity` | commits when a burst of changes goes quiet                  |
 #![forbid(unsafe_code)]
 
+mod access;
 mod activity;
 mod attr;
 mod caller;
@@ -26,14 +30,19 @@ mod control;
 mod dir_end;
 mod ioctl;
 mod mount;
+mod name_cache;
 mod node;
 pub mod protocol;
 mod sandbox;
 mod seek;
 mod server;
 mod session;
+mod subvolume_control;
+mod subvolume_ioctl;
+mod subvolumes;
 pub mod transport;
 
 pub use mount::{MountConfig, MountError, SUBTYPE, check, is_root, mount, remount};
 pub use sandbox::{Confinement, Identity, Unmounter, confine, serve_unmounts};
 pub use session::{Session, stats, sync, unmount};
+pub use subvolume_control::MountedPath;

@@ -6,7 +6,8 @@
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2); an entry that did not
 //!     fit into an answer gives its reference back.
 //! S3. Nothing but requests changes the filesystem, so names and attributes may be cached long; only `st_blocks` moves by
-//!     itself while new data waits for its place, see [`Server::attr_ttl`].
+//!     itself while new data waits for its place, see [`Server::attr_ttl`]. What a request changes that the kernel does
+//!     not know to change names, it is told (`name_cache`).
 //! S4. A write is acknowledged when `fs` has taken it and reserved its space. Where the mount asks for the kernel's
 //!     writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
@@ -30,6 +31,9 @@ use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
 use crate::seek::Seeker;
+use crate::subvolume_control::SUBVOLUME_XATTR;
+use crate::subvolume_ioctl;
+use crate::subvolumes::Subvolumes;
 use crate::transport::{Handler, Place};
 
 /// How long names, and attributes that only requests change, stay valid in the kernel.
@@ -69,26 +73,26 @@ pub(crate) struct Server {
     fs: Arc<Fs>,
     nodes: Nodes,
     activity: Arc<Activity>,
-    /// Name of the control socket, handed out by [`CONTROL_XATTR`].
-    control: Vec<u8>,
     seeker: Seeker,
     dir_ends: DirEnds,
     groups: Groups,
+    doors: Doors,
+}
+
+/// What the attributes lead to that are not on disk.
+#[derive(Debug)]
+pub(crate) struct Doors {
+    /// Name of the control socket, handed out by [`CONTROL_XATTR`].
+    pub(crate) control: Vec<u8>,
     /// Whether requests come in rings; known once the connection exists.
-    has_rings: Arc<OnceLock<bool>>,
+    pub(crate) has_rings: Arc<OnceLock<bool>>,
+    pub(crate) subvolumes: Subvolumes,
 }
 
 impl Server {
-    pub(crate) fn new(
-        fs: Arc<Fs>,
-        activity: Arc<Activity>,
-        control: Vec<u8>,
-        seeker: Seeker,
-        groups: Groups,
-        has_rings: Arc<OnceLock<bool>>,
-    ) -> Self {
+    pub(crate) fn new(fs: Arc<Fs>, activity: Arc<Activity>, seeker: Seeker, groups: Groups, doors: Doors) -> Self {
         let nodes = Nodes::new(fs.root());
-        Self { fs, nodes, activity, control, seeker, dir_ends: DirEnds::default(), groups, has_rings }
+        Self { fs, nodes, activity, seeker, dir_ends: DirEnds::default(), groups, doors }
     }
 
     /// The inode of a request. A number that no entry ever carried is stale.
@@ -159,21 +163,25 @@ impl Server {
     }
 
     /// The attributes that are not on disk but doors to this server.
-    fn virtual_xattr(&self, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
+    fn virtual_xattr(&self, req: &Request<'_>, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
         match name {
-            name if name == CONTROL_XATTR.as_bytes() => Some(Ok(self.control.clone())),
+            name if name == CONTROL_XATTR.as_bytes() => Some(Ok(self.doors.control.clone())),
             name if name == SYNC_XATTR.as_bytes() => Some(place.aside(|| self.fs.sync()).map(|()| {
                 self.activity.note_sync();
                 b"ok".to_vec()
             })),
             name if name == STATS_XATTR.as_bytes() => Some(Ok(self.stats())),
+            name if name.starts_with(SUBVOLUME_XATTR.as_bytes()) => match self.id(req.node) {
+                Ok(id) => self.doors.subvolumes.getxattr(req, id, name, place),
+                Err(error) => Some(Err(error)),
+            },
             _ => None,
         }
     }
 
     /// What the engine counted, and how requests come.
     fn stats(&self) -> Vec<u8> {
-        let has_rings = u8::from(self.has_rings.get().copied().unwrap_or(false));
+        let has_rings = u8::from(self.doors.has_rings.get().copied().unwrap_or(false));
         let text = format!(
             "{}# HELP ubtrfs_fuse_io_uring Requests come in rings of io_uring (1) or through /dev/fuse (0).\n\
              # TYPE ubtrfs_fuse_io_uring gauge\nubtrfs_fuse_io_uring {has_rings}\n",
@@ -420,9 +428,9 @@ impl Server {
                     ..Statfs::default()
                 });
             }
-            Operation::Setxattr { name, value, flags } => self.setxattr(req, name, value, flags)?,
+            Operation::Setxattr { name, value, flags } => self.setxattr(req, name, value, flags, place)?,
             Operation::Getxattr { name, size } => {
-                let value = match self.virtual_xattr(name, place) {
+                let value = match self.virtual_xattr(req, name, place) {
                     Some(value) => value?,
                     None => self.fs.getxattr(self.id(node)?, name)?,
                 };
@@ -525,10 +533,15 @@ impl Server {
         Ok(())
     }
 
-    fn setxattr(&self, req: &Request<'_>, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+    fn setxattr(&self, req: &Request<'_>, name: &[u8], value: &[u8], flags: u32, place: &Place<'_>) -> Result<()> {
         self.activity.note_change();
         let flags = XattrFlags::from_bits(flags).ok_or(Error::InvalidArgument("setxattr flags"))?;
         let id = self.id(req.node)?;
+        if name.starts_with(SUBVOLUME_XATTR.as_bytes())
+            && let Some(done) = self.doors.subvolumes.setxattr(req, id, name, value, place)
+        {
+            return done;
+        }
         self.fs.setxattr(id, name, value, flags, &caller(req, 0))?;
         if name == ACCESS_ACL {
             let attr = self.fs.getattr(id)?;
@@ -550,7 +563,8 @@ impl Server {
     ) -> Done {
         self.activity.note_change();
         let id = self.id(req.node)?;
-        let done = place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &caller(req, 0)));
+        let done = subvolume_ioctl::ioctl(&self.doors.subvolumes, req, id, cmd, data, place)
+            .or_else(|| place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &caller(req, 0))));
         let mut answer = done.ok_or(Failure::Errno(Errno::NOTTY))??;
         if ioctl::changes_attributes(cmd) {
             self.seeker.attributes_changed(req.node);

@@ -22,9 +22,11 @@ use crate::activity::Activity;
 use crate::caller::Groups;
 use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
+use crate::name_cache::NameCache;
 use crate::sandbox::{self, Confinement, Identity, Unmounter};
 use crate::seek::Seeker;
-use crate::server::{self, Server};
+use crate::server::{self, Doors, Server};
+use crate::subvolumes::Subvolumes;
 use crate::transport::{Config, Connection};
 
 /// A mount that works and waits to be served.
@@ -51,7 +53,9 @@ impl Session {
         let name = control.name().to_vec();
         let groups = Groups::default();
         let has_rings = Arc::new(OnceLock::new());
-        let server = Server::new(fs.clone(), activity.clone(), name, seeker, groups.clone(), has_rings.clone());
+        let subvolumes = Subvolumes::new(fs.clone(), groups.clone(), NameCache::new(notifier.clone()));
+        let doors = Doors { control: name, has_rings: has_rings.clone(), subvolumes };
+        let server = Server::new(fs.clone(), activity.clone(), seeker, groups.clone(), doors);
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
         let how = Config {

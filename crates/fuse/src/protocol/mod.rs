@@ -18,4 +18,4 @@ pub use reply::{Entry, Reply};
 pub use request::{Operation, Request};
 pub(crate) use request::{fixed_len, forgotten};
 pub use wire::{Attr, Setattr, Statfs, Time};
-pub(crate) use wire::{InHeader, InvalInode, OutHeader, opcode};
+pub(crate) use wire::{InHeader, InvalEntry, InvalInode, OutHeader, opcode};

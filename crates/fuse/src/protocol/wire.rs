@@ -257,6 +257,16 @@ pub(crate) struct InvalInode {
     pub(crate) len: i64,
 }
 
+/// `struct fuse_notify_inval_entry_out`, behind its header; the name and a zero byte follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct InvalEntry {
+    pub(crate) header: OutHeader,
+    pub(crate) parent: u64,
+    pub(crate) namelen: u32,
+    pub(crate) flags: u32,
+}
+
 /// `struct fuse_init_in` of protocol 7.36.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -294,5 +304,6 @@ const _: () = {
     assert!(size_of::<Attr>() == 88 && size_of::<Setattr>() == 88 && size_of::<Statfs>() == 80);
     assert!(size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104 && size_of::<OpenOut>() == 16);
     assert!(size_of::<Dirent>() == 24 && size_of::<IoctlOut>() == 16 && size_of::<InvalInode>() == 40);
+    assert!(size_of::<InvalEntry>() == 32);
     assert!(size_of::<InitIn>() == 64 && size_of::<InitOut>() == 64);
 };

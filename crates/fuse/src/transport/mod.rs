@@ -30,7 +30,8 @@ use rustix::thread::CpuSet;
 use zerocopy::IntoBytes;
 
 use crate::protocol::{
-    Features, InHeader, InvalInode, Limits, MAJOR, Offer, OutHeader, Reply, Request, answer_init, forgotten, opcode,
+    Features, InHeader, InvalEntry, InvalInode, Limits, MAJOR, Offer, OutHeader, Reply, Request, answer_init,
+    forgotten, opcode,
 };
 use crew::Crew;
 pub use crew::Place;
@@ -255,9 +256,26 @@ impl Notifier {
             Err(errno) => Err(errno.into()),
         }
     }
+
+    /// Has the kernel forget a name of a directory, and all that it knows below it. Takes the kernel's lock of the
+    /// directory. A name that it does not know is no error.
+    pub fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()> {
+        let too_long = |_| io::Error::from(Errno::NAMETOOLONG);
+        let namelen = u32::try_from(name.len()).map_err(too_long)?;
+        let size = u32::try_from(size_of::<InvalEntry>() + name.len() + 1).map_err(too_long)?;
+        let header = OutHeader { len: size, error: NOTIFY_INVAL_ENTRY, unique: 0 };
+        let mut message = InvalEntry { header, parent: dir, namelen, flags: 0 }.as_bytes().to_vec();
+        message.extend(name);
+        message.push(0);
+        match rustix::io::write(&self.0, &message) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
 }
 
 const NOTIFY_INVAL_INODE: i32 = 2;
+const NOTIFY_INVAL_ENTRY: i32 = 3;
 
 /// Threads that read /dev/fuse when nothing else is said: enough that some may wait for the device.
 const NR_THREADS: usize = 4;

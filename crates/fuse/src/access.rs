@@ -1,0 +1,166 @@
+//! Whether a caller may change a directory, where the kernel did not look: ioctls need a directory that is open for
+//! reading only, and setxattr asks for less than making a name does.
+//!
+//! POSIX.1e: the owner's bits; else the entry of a named user; else those of the groups, one of which must grant it; else
+//! the bits of others. The mask limits all but owner and others.
+
+use ubtrfs_fs::{Attr, Error, Fs, InodeId, Result};
+
+use crate::caller::Groups;
+use crate::protocol::Request;
+
+/// Whether names may be made in, and taken out of, a directory.
+pub(crate) fn may_change_names(fs: &Fs, groups: &Groups, req: &Request<'_>, dir: InodeId) -> Result<Attr> {
+    let attr = fs.getattr(dir)?;
+    if req.uid == 0 {
+        return Ok(attr);
+    }
+    let acl = if fs.options().acl {
+        match fs.getxattr(dir, ACCESS_ACL) {
+            Ok(acl) => Some(acl),
+            Err(Error::NoData) => None,
+            Err(error) => return Err(error),
+        }
+    } else {
+        None
+    };
+    let granted = match acl {
+        Some(acl) => by_acl(&acl, &attr, req.uid, |gid| groups.has(req, gid)),
+        None => by_mode(&attr, req.uid, |gid| groups.has(req, gid)),
+    };
+    if granted & WANTED == WANTED { Ok(attr) } else { Err(Error::AccessDenied) }
+}
+
+/// What the mode alone grants: bits r, w, x.
+fn by_mode(attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
+    if uid == attr.uid {
+        attr.mode >> 6
+    } else if in_group(attr.gid) {
+        attr.mode >> 3
+    } else {
+        attr.mode
+    }
+}
+
+/// What an access ACL grants. Not WANTED for one that cannot be read.
+///
+/// | offset | size | field                                 |
+/// |--------|------|---------------------------------------|
+/// | 0      | 4    | version, 2                            |
+/// | 4 + 8n | 2    | tag                                   |
+/// | 6 + 8n | 2    | permissions                           |
+/// | 8 + 8n | 4    | user or group, of the tags that say so |
+fn by_acl(acl: &[u8], attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
+    let mut entries = Vec::new();
+    for entry in acl.get(4..).unwrap_or_default().chunks_exact(8) {
+        let [tag0, tag1, perm0, perm1, id @ ..] = entry else { return 0 };
+        let id = id.first_chunk().map_or(0, |id| u32::from_le_bytes(*id));
+        entries.push((u16::from_le_bytes([*tag0, *tag1]), u32::from(u16::from_le_bytes([*perm0, *perm1])), id));
+    }
+    let of_tag = |wanted: u16| entries.iter().find(|(tag, ..)| *tag == wanted).map(|(_, perm, _)| *perm);
+    let mask = of_tag(TAG_MASK).unwrap_or(!0);
+    if uid == attr.uid {
+        return of_tag(TAG_USER_OBJ).unwrap_or(0);
+    }
+    if let Some((_, perm, _)) = entries.iter().find(|(tag, _, id)| *tag == TAG_USER && *id == uid) {
+        return perm & mask;
+    }
+    let mut of_groups = None;
+    for (tag, perm, id) in &entries {
+        let is_member = match *tag {
+            TAG_GROUP_OBJ => in_group(attr.gid),
+            TAG_GROUP => in_group(*id),
+            _ => false,
+        };
+        if is_member {
+            if perm & mask & WANTED == WANTED {
+                return perm & mask;
+            }
+            of_groups = Some(0);
+        }
+    }
+    of_groups.unwrap_or_else(|| of_tag(TAG_OTHER).unwrap_or(0))
+}
+
+/// Write and search.
+const WANTED: u32 = 3;
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+
+const TAG_USER_OBJ: u16 = 0x01;
+const TAG_USER: u16 = 0x02;
+const TAG_GROUP_OBJ: u16 = 0x04;
+const TAG_GROUP: u16 = 0x08;
+const TAG_MASK: u16 = 0x10;
+const TAG_OTHER: u16 = 0x20;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_format::item::Timespec;
+    use ubtrfs_format::{Generation, Ino, RootId};
+
+    use super::*;
+
+    fn dir(mode: u32) -> Attr {
+        let zero = Timespec::default();
+        Attr {
+            id: InodeId { root: RootId::FS_TREE, ino: Ino(257) },
+            size: 0,
+            blocks: 0,
+            mode: 0o040_000 | mode,
+            nlink: 1,
+            uid: 1000,
+            gid: 100,
+            rdev: 0,
+            atime: zero,
+            mtime: zero,
+            ctime: zero,
+            otime: zero,
+            flags: 0,
+            generation: Generation(1),
+            blksize: 4096,
+        }
+    }
+
+    fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        let mut acl = 2u32.to_le_bytes().to_vec();
+        for (tag, perm, id) in entries {
+            acl.extend([tag.to_le_bytes(), perm.to_le_bytes()].concat());
+            acl.extend(id.to_le_bytes());
+        }
+        acl
+    }
+
+    #[test]
+    fn the_first_class_that_fits_decides() {
+        let granted =
+            |mode, uid, groups: &[u32]| by_mode(&dir(mode), uid, |gid| groups.contains(&gid)) & WANTED == WANTED;
+        assert!(granted(0o700, 1000, &[]));
+        assert!(!granted(0o077, 1000, &[100]));
+        assert!(granted(0o070, 1, &[100]) && !granted(0o070, 1, &[7]));
+        assert!(granted(0o003, 1, &[7]) && !granted(0o003, 1, &[100]));
+        assert!(!granted(0o222, 1, &[]) && !granted(0o555, 1000, &[]));
+    }
+
+    #[test]
+    fn the_mask_limits_named_users_and_groups() {
+        let list = [
+            (TAG_USER_OBJ, 7, !0),
+            (TAG_USER, 7, 5),
+            (TAG_GROUP_OBJ, 0, !0),
+            (TAG_GROUP, 3, 77),
+            (TAG_MASK, 3, !0),
+            (TAG_OTHER, 7, !0),
+        ];
+        let granted = |list: &[(u16, u16, u32)], uid, groups: &[u32]| {
+            by_acl(&acl(list), &dir(0o737), uid, |gid| groups.contains(&gid)) & WANTED == WANTED
+        };
+        assert!(granted(&list, 1000, &[]) && granted(&list, 5, &[]));
+        assert!(granted(&list, 1, &[77, 100]), "one group is enough");
+        assert!(!granted(&list, 1, &[100]), "a group that does not grant it keeps others' bits away");
+        assert!(granted(&list, 1, &[]));
+        let mut narrow = list;
+        narrow[4].1 = 1;
+        assert!(!granted(&narrow, 5, &[]) && !granted(&narrow, 1, &[77]) && granted(&narrow, 1000, &[]));
+        assert_eq!(by_acl(&[2, 0, 0], &dir(0o777), 1, |_| true), 0);
+    }
+}

@@ -1,0 +1,116 @@
+//! Names that changed without the kernel having asked for it: it must forget what it knows of them.
+//!
+//! F1. Forgetting a name takes the kernel's lock of its directory, which the caller of setxattr holds until it is answered.
+//!     So a thread of its own tells the kernel, and nobody waits for it in a request that holds that lock: setxattr does
+//!     not, ioctl and getxattr may.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::transport::Notifier;
+
+/// Tells the kernel, and knows what it has not been told yet.
+#[derive(Debug)]
+pub(crate) struct NameCache {
+    notifier: Arc<OnceLock<Notifier>>,
+    untold: Arc<Untold>,
+}
+
+#[derive(Debug, Default)]
+struct Untold {
+    state: Mutex<State>,
+    told: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    open: BTreeSet<u64>,
+}
+
+impl NameCache {
+    /// `notifier` is set once the connection exists.
+    pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>) -> Self {
+        Self { notifier, untold: Arc::default() }
+    }
+
+    /// Has the kernel forget a name, and what it knows of the directory's content and attributes, soon (F1).
+    pub(crate) fn forget(&self, dir: u64, name: &[u8]) {
+        let Some(notifier) = self.notifier.get().cloned() else { return };
+        let ticket = Ticket::new(&self.untold);
+        let name = name.to_vec();
+        let thread = std::thread::Builder::new().name("fuse-forget-name".to_owned());
+        let started = thread.spawn(move || {
+            let _told = ticket;
+            // A name that is not known says nothing about a list of names that is.
+            if let Err(error) = notifier.inval_entry(dir, &name).and_then(|()| notifier.inval_inode(dir, 0, 0)) {
+                tracing::debug!("node {dir}: the kernel keeps a name: {error}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::warn!("the kernel keeps a name for a while: {error}");
+        }
+    }
+
+    /// Waits until the kernel has been told all that was to be told when this was called.
+    pub(crate) fn settle(&self) {
+        let end = Instant::now() + PATIENCE;
+        let mut state = self.untold.state.lock();
+        let next = state.next;
+        while state.open.first().is_some_and(|first| *first < next) {
+            if self.untold.told.wait_until(&mut state, end).timed_out() {
+                return;
+            }
+        }
+    }
+}
+
+/// Something to tell; told when it is dropped.
+struct Ticket {
+    untold: Arc<Untold>,
+    number: u64,
+}
+
+impl Ticket {
+    fn new(untold: &Arc<Untold>) -> Self {
+        let mut state = untold.state.lock();
+        let number = state.next;
+        state.next += 1;
+        state.open.insert(number);
+        Self { untold: Arc::clone(untold), number }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.untold.state.lock().open.remove(&self.number);
+        self.untold.told.notify_all();
+    }
+}
+
+/// Longer than the kernel keeps a directory locked while nothing is wrong.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_came_before_is_waited_for() {
+        let cache = NameCache::new(Arc::default());
+        cache.settle();
+        let first = Ticket::new(&cache.untold);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| cache.settle());
+            std::thread::sleep(Duration::from_millis(20));
+            let _later = Ticket::new(&cache.untold);
+            assert!(!waiting.is_finished());
+            drop(first);
+            waiting.join().unwrap();
+        });
+        assert!(cache.untold.state.lock().open.is_empty());
+    }
+}

@@ -1,0 +1,270 @@
+//! Subvolumes of a mounted filesystem: extended attributes that are not on disk, and what programs do with them.
+//!
+//! | attribute                    | on           | get                                   | set                          |
+//! |------------------------------|--------------|---------------------------------------|------------------------------|
+//! | `ubtrfs.subvolume`           | anything     | `1` (its root directory) or `0`, record |                            |
+//! | `ubtrfs.subvolumes.ID`       | anything     | records from this id on, a page       |                              |
+//! | `ubtrfs.subvolume.create`    | a directory  |                                       | `UMASK NAME`                 |
+//! | `ubtrfs.subvolume.snapshot`  | a directory  |                                       | `SOURCE-ID ro\|rw NAME`      |
+//! | `ubtrfs.subvolume.delete`    | a directory  |                                       | `NAME`                       |
+//! | `ubtrfs.subvolume.read_only` | its root     |                                       | `0` or `1`                   |
+//! | `ubtrfs.subvolume.default`   | its root     | id of the default subvolume           | nothing; or an id            |
+//! | `ubtrfs.subvolume.settled`   | anything     | when the kernel forgot changed names  |                              |
+//!
+//! A record is `ID PARENT DIRID FLAGS GENERATION OTRANSID OTIME-SEC OTIME-NSEC UUID PARENT-UUID RECEIVED-UUID PATH` and a
+//! zero byte. Numbers are decimal but the umask, which is octal; the path is bytes from the top level.
+//!
+//! - V1. Names never hold a zero byte, so a record ends where its zero is.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
+use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::{Generation, Ino, RootId};
+use ubtrfs_fs::SubvolumeInfo;
+
+pub(crate) const SUBVOLUME_XATTR: &str = "ubtrfs.subvolume";
+/// Before an id.
+pub(crate) const LIST_PREFIX: &str = "ubtrfs.subvolumes.";
+pub(crate) const CREATE_XATTR: &str = "ubtrfs.subvolume.create";
+pub(crate) const SNAPSHOT_XATTR: &str = "ubtrfs.subvolume.snapshot";
+pub(crate) const DELETE_XATTR: &str = "ubtrfs.subvolume.delete";
+pub(crate) const READ_ONLY_XATTR: &str = "ubtrfs.subvolume.read_only";
+pub(crate) const DEFAULT_XATTR: &str = "ubtrfs.subvolume.default";
+pub(crate) const SETTLED_XATTR: &str = "ubtrfs.subvolume.settled";
+
+/// Longest page of records; the kernel allows 64 KiB.
+pub(crate) const PAGE_LEN: usize = 60 << 10;
+
+/// An open file or directory of a mounted filesystem, for its subvolumes.
+#[derive(Debug)]
+pub struct MountedPath {
+    file: OwnedFd,
+    is_root: bool,
+    info: SubvolumeInfo,
+}
+
+impl MountedPath {
+    /// Opens; `None` for what is not in a mount of ubtrfs.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let value = match get(&file, SUBVOLUME_XATTR) {
+            Ok(value) => value,
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let (root, record) = value.split_first_chunk::<2>().ok_or_else(garbled)?;
+        let info = decode_page(record)?.pop().ok_or_else(garbled)?;
+        Ok(Some(Self { file, is_root: root == b"1 ", info }))
+    }
+
+    /// Whether it is the root directory of a subvolume.
+    pub fn is_subvolume(&self) -> bool {
+        self.is_root
+    }
+
+    /// The subvolume that it is in, as it was when this was opened.
+    pub fn subvolume(&self) -> &SubvolumeInfo {
+        &self.info
+    }
+
+    /// Whether both are in one mounted filesystem.
+    pub fn is_same_mount(&self, other: &Self) -> io::Result<bool> {
+        Ok(rustix::fs::fstat(&self.file)?.st_dev == rustix::fs::fstat(&other.file)?.st_dev)
+    }
+
+    /// All subvolumes by id, the top level first.
+    pub fn list(&self) -> io::Result<Vec<SubvolumeInfo>> {
+        let mut list = Vec::new();
+        let mut next = 0;
+        loop {
+            let page = decode_page(&get(&self.file, &format!("{LIST_PREFIX}{next}"))?)?;
+            let Some(last) = page.last() else { return Ok(list) };
+            next = last.id.0.checked_add(1).filter(|after| *after > next).ok_or_else(garbled)?;
+            list.extend(page);
+        }
+    }
+
+    /// The default subvolume.
+    pub fn default_subvolume(&self) -> io::Result<RootId> {
+        parse_id(&get(&self.file, DEFAULT_XATTR)?).ok_or_else(garbled)
+    }
+
+    /// Makes an empty subvolume at a name of this directory.
+    pub fn create(&self, name: &[u8]) -> io::Result<()> {
+        let umask = rustix::process::umask(Mode::from_raw_mode(0o077));
+        rustix::process::umask(umask);
+        self.set(CREATE_XATTR, &create_value(umask.as_raw_mode(), name))
+    }
+
+    /// Makes a snapshot of `source` at a name of this directory, with what programs wrote until now.
+    pub fn snapshot(&self, source: &Self, read_only: bool, name: &[u8]) -> io::Result<()> {
+        rustix::fs::syncfs(&source.file)?;
+        self.set(SNAPSHOT_XATTR, &snapshot_value(source.info.id, read_only, name))
+    }
+
+    /// Deletes the subvolume at a name of this directory.
+    pub fn delete(&self, name: &[u8]) -> io::Result<()> {
+        self.set(DELETE_XATTR, name)
+    }
+
+    /// Lets this subvolume take changes, or none.
+    pub fn set_read_only(&self, read_only: bool) -> io::Result<()> {
+        if read_only {
+            // What the kernel still has would be refused later.
+            rustix::fs::syncfs(&self.file)?;
+        }
+        self.set(READ_ONLY_XATTR, if read_only { b"1" } else { b"0" })
+    }
+
+    /// Makes a subvolume of this filesystem the default one.
+    pub fn set_default(&self, id: RootId) -> io::Result<()> {
+        self.set(DEFAULT_XATTR, id.0.to_string().as_bytes())
+    }
+
+    /// Names show as they are now when this returns.
+    fn set(&self, name: &str, value: &[u8]) -> io::Result<()> {
+        rustix::fs::fsetxattr(&self.file, name, value, XattrFlags::empty())?;
+        // The change is done, whatever the answer.
+        let _ = get(&self.file, SETTLED_XATTR);
+        Ok(())
+    }
+}
+
+fn get(file: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
+    let mut value = vec![0; 64 << 10];
+    let len = rustix::fs::fgetxattr(file, name, &mut value)?;
+    value.truncate(len);
+    Ok(value)
+}
+
+fn garbled() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the server's answer is not understood; is it of another version?")
+}
+
+/// A record.
+pub(crate) fn encode(info: &SubvolumeInfo) -> Vec<u8> {
+    let SubvolumeInfo { id, path, parent, dirid, flags, generation, otransid, otime, .. } = info;
+    let mut record = format!(
+        "{} {} {} {} {} {} {} {} {} {} {} ",
+        id.0,
+        parent.map_or(0, |parent| parent.0),
+        dirid.0,
+        flags.bits(),
+        generation.0,
+        otransid.0,
+        otime.sec,
+        otime.nsec,
+        info.uuid,
+        info.parent_uuid,
+        info.received_uuid,
+    )
+    .into_bytes();
+    record.extend(path);
+    record.push(0);
+    record
+}
+
+fn decode_page(page: &[u8]) -> io::Result<Vec<SubvolumeInfo>> {
+    let records = page.split(|byte| *byte == 0).filter(|record| !record.is_empty());
+    records.map(|record| decode(record).ok_or_else(garbled)).collect()
+}
+
+/// Reads a record without its zero byte.
+fn decode(record: &[u8]) -> Option<SubvolumeInfo> {
+    let mut fields = record.splitn(12, |byte| *byte == b' ');
+    let mut text = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
+    let id = RootId(text()?.parse().ok()?);
+    let parent = text()?.parse().ok()?;
+    Some(SubvolumeInfo {
+        id,
+        parent: Some(RootId(parent)).filter(|parent| parent.0 != 0),
+        dirid: Ino(text()?.parse().ok()?),
+        flags: RootFlags::from_bits_retain(text()?.parse().ok()?),
+        generation: Generation(text()?.parse().ok()?),
+        otransid: Generation(text()?.parse().ok()?),
+        otime: Timespec { sec: text()?.parse().ok()?, nsec: text()?.parse().ok()? },
+        uuid: text()?.parse().ok()?,
+        parent_uuid: text()?.parse().ok()?,
+        received_uuid: text()?.parse().ok()?,
+        path: fields.next()?.to_vec(),
+    })
+}
+
+fn create_value(umask: u32, name: &[u8]) -> Vec<u8> {
+    [format!("{umask:03o} ").as_bytes(), name].concat()
+}
+
+/// Umask and name.
+pub(crate) fn parse_create(value: &[u8]) -> Option<(u32, &[u8])> {
+    let (umask, name) = split_word(value)?;
+    Some((u32::from_str_radix(umask, 8).ok().filter(|umask| *umask <= 0o777)?, name))
+}
+
+fn snapshot_value(source: RootId, read_only: bool, name: &[u8]) -> Vec<u8> {
+    [format!("{} {} ", source.0, if read_only { "ro" } else { "rw" }).as_bytes(), name].concat()
+}
+
+/// Source, whether it becomes read-only, name.
+pub(crate) fn parse_snapshot(value: &[u8]) -> Option<(RootId, bool, &[u8])> {
+    let (source, rest) = split_word(value)?;
+    let (how, name) = split_word(rest)?;
+    let read_only = match how {
+        "ro" => true,
+        "rw" => false,
+        _ => return None,
+    };
+    Some((RootId(source.parse().ok()?), read_only, name))
+}
+
+/// An id alone.
+pub(crate) fn parse_id(value: &[u8]) -> Option<RootId> {
+    Some(RootId(std::str::from_utf8(value).ok()?.parse().ok()?))
+}
+
+fn split_word(value: &[u8]) -> Option<(&str, &[u8])> {
+    let at = value.iter().position(|byte| *byte == b' ')?;
+    Some((std::str::from_utf8(&value[..at]).ok()?, &value[at + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_back() {
+        let info = SubvolumeInfo {
+            id: RootId(257),
+            path: b"a b/\xff\n".to_vec(),
+            parent: Some(RootId(5)),
+            dirid: Ino(256),
+            flags: RootFlags::RDONLY,
+            uuid: "4038cbcc-8fd8-0741-a5fa-effb10cf84dd".parse().unwrap(),
+            parent_uuid: Default::default(),
+            received_uuid: Default::default(),
+            generation: Generation(9),
+            otransid: Generation(7),
+            otime: Timespec { sec: -5, nsec: 6 },
+        };
+        let top = SubvolumeInfo { id: RootId::FS_TREE, path: Vec::new(), parent: None, ..info.clone() };
+        let page = [encode(&top), encode(&info)].concat();
+        assert_eq!(decode_page(&page).unwrap(), [top, info]);
+        assert!(decode_page(b"").unwrap().is_empty());
+        assert!(decode_page(b"5 0 0\0").is_err());
+    }
+
+    #[test]
+    fn requests_are_read_back() {
+        assert_eq!(parse_create(&create_value(0o22, b"a b")), Some((0o22, &b"a b"[..])));
+        assert_eq!(parse_snapshot(&snapshot_value(RootId(300), true, b" s")), Some((RootId(300), true, &b" s"[..])));
+        assert_eq!(parse_snapshot(&snapshot_value(RootId(5), false, b"s")), Some((RootId(5), false, &b"s"[..])));
+        assert_eq!(parse_id(b"257"), Some(RootId(257)));
+        for garbage in [&b""[..], b" ", b"x y", b"\xff \xff z", b"900 no s", b"1000 name"] {
+            assert!(parse_create(garbage).is_none() && parse_snapshot(garbage).is_none(), "{garbage:?}");
+        }
+    }
+}

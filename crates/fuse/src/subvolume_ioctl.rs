@@ -1,0 +1,159 @@
+//! The ioctls on subvolumes whose argument names no other open file, which a FUSE server could not follow (so there is
+//! none for snapshots).
+//!
+//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file (8, not looked at), a name that ends in a zero byte.
+//!
+//! `struct btrfs_ioctl_get_subvol_info_args`, 504 bytes:
+//!
+//! | offset | size | field                                                                |
+//! |--------|------|----------------------------------------------------------------------|
+//! | 0      | 8    | treeid                                                               |
+//! | 8      | 256  | name, the last of its path                                           |
+//! | 264    | 8    | parent_id                                                            |
+//! | 272    | 8    | dirid                                                                |
+//! | 280    | 8    | generation                                                           |
+//! | 288    | 8    | flags, as in the root item                                           |
+//! | 296    | 48   | uuid, parent_uuid, received_uuid                                     |
+//! | 344    | 32   | ctransid, otransid, stransid, rtransid                               |
+//! | 376    | 64   | ctime, otime, stime, rtime, each seconds (8), nanoseconds (4), 0 (4) |
+//! | 440    | 64   | 0                                                                    |
+
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::Timespec;
+use ubtrfs_fs::{Error, InodeId, Result, SubvolumeInfo};
+
+use crate::protocol::Request;
+use crate::subvolumes::{Subvolumes, is_read_only, root_of};
+use crate::transport::Place;
+
+const BTRFS_IOC_SUBVOL_CREATE: u32 = 0x5000_940e;
+const BTRFS_IOC_SNAP_DESTROY: u32 = 0x5000_940f;
+const BTRFS_IOC_DEFAULT_SUBVOL: u32 = 0x4008_9413;
+const BTRFS_IOC_SUBVOL_GETFLAGS: u32 = 0x8008_9419;
+const BTRFS_IOC_SUBVOL_SETFLAGS: u32 = 0x4008_941a;
+const BTRFS_IOC_GET_SUBVOL_INFO: u32 = 0x81f8_943c;
+
+/// `BTRFS_SUBVOL_RDONLY`.
+const SUBVOL_RDONLY: u64 = 2;
+/// The caller's umask does not come with an ioctl.
+const UMASK: u32 = 0o022;
+const NAME_LEN: usize = 256;
+const INFO_LEN: usize = 504;
+
+/// Answers an ioctl; `None` for one that is not about subvolumes.
+pub(crate) fn ioctl(
+    subvolumes: &Subvolumes,
+    req: &Request<'_>,
+    id: InodeId,
+    cmd: u32,
+    data: &[u8],
+    place: &Place<'_>,
+) -> Option<Result<Vec<u8>>> {
+    let done = place.aside(|| {
+        Some(match cmd {
+            BTRFS_IOC_SUBVOL_CREATE => name_of(data).and_then(|name| subvolumes.create(req, id, name, UMASK)),
+            BTRFS_IOC_SNAP_DESTROY => name_of(data).and_then(|name| subvolumes.delete(req, id, name)),
+            BTRFS_IOC_SUBVOL_SETFLAGS => word(data).and_then(|flags| match flags & !SUBVOL_RDONLY {
+                0 => subvolumes.set_read_only(req, id, flags != 0),
+                _ => Err(Error::NotSupported("this flag of a subvolume")),
+            }),
+            BTRFS_IOC_DEFAULT_SUBVOL => word(data).and_then(|id| {
+                let id = if id == 0 { RootId::FS_TREE } else { RootId(id) };
+                subvolumes.set_default(req, id)
+            }),
+            BTRFS_IOC_SUBVOL_GETFLAGS => return Some(flags(subvolumes, id)),
+            BTRFS_IOC_GET_SUBVOL_INFO => return Some(subvolumes.info(id).map(|info| encode_info(&info))),
+            _ => return None,
+        })
+        .map(|done| done.map(|()| Vec::new()))
+    });
+    if matches!(cmd, BTRFS_IOC_SUBVOL_CREATE | BTRFS_IOC_SNAP_DESTROY) {
+        // The kernel holds no lock of the directory meanwhile. Without a thread to spare, names settle later.
+        let _ = place.aside_for_kernel(|| subvolumes.settle());
+    }
+    done
+}
+
+/// The name in a `struct btrfs_ioctl_vol_args`.
+fn name_of(data: &[u8]) -> Result<&[u8]> {
+    let name = data.get(8..).ok_or(Error::InvalidArgument("short ioctl argument"))?;
+    let end = name.iter().position(|byte| *byte == 0).ok_or(Error::NameTooLong)?;
+    Ok(&name[..end])
+}
+
+fn word(data: &[u8]) -> Result<u64> {
+    let bytes = data.first_chunk::<8>().ok_or(Error::InvalidArgument("short ioctl argument"))?;
+    Ok(u64::from_le_bytes(*bytes))
+}
+
+fn flags(subvolumes: &Subvolumes, id: InodeId) -> Result<Vec<u8>> {
+    root_of(id)?;
+    let flags = if is_read_only(&subvolumes.info(id)?) { SUBVOL_RDONLY } else { 0 };
+    Ok(flags.to_le_bytes().to_vec())
+}
+
+fn encode_info(info: &SubvolumeInfo) -> Vec<u8> {
+    let mut out = Vec::with_capacity(INFO_LEN);
+    let word = |out: &mut Vec<u8>, word: u64| out.extend(word.to_le_bytes());
+    word(&mut out, info.id.0);
+    let mut name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+    name.resize(NAME_LEN, 0);
+    out.extend(name);
+    word(&mut out, info.parent.map_or(0, |parent| parent.0));
+    word(&mut out, info.dirid.0);
+    word(&mut out, info.generation.0);
+    word(&mut out, info.flags.bits());
+    for uuid in [info.uuid, info.parent_uuid, info.received_uuid] {
+        out.extend(uuid.as_bytes());
+    }
+    let none = Timespec::default();
+    for transid in [0, info.otransid.0, 0, 0] {
+        word(&mut out, transid);
+    }
+    for time in [none, info.otime, none, none] {
+        out.extend(time.sec.to_le_bytes());
+        out.extend(time.nsec.to_le_bytes());
+        out.extend([0; 4]);
+    }
+    out.resize(INFO_LEN, 0);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_format::item::RootFlags;
+    use ubtrfs_format::{Generation, Ino};
+
+    use super::*;
+
+    #[test]
+    fn fields_are_where_the_table_says() {
+        let info = SubvolumeInfo {
+            id: RootId(300),
+            path: b"dir/name".to_vec(),
+            parent: Some(RootId(5)),
+            dirid: Ino(257),
+            flags: RootFlags::RDONLY,
+            uuid: "01010101-0101-0101-0101-010101010101".parse().unwrap(),
+            parent_uuid: Default::default(),
+            received_uuid: Default::default(),
+            generation: Generation(9),
+            otransid: Generation(7),
+            otime: Timespec { sec: 11, nsec: 12 },
+        };
+        let out = encode_info(&info);
+        let at = |offset: usize| u64::from_le_bytes(*out[offset..].first_chunk().unwrap());
+        assert_eq!(out.len(), INFO_LEN);
+        assert_eq!((at(0), at(264), at(272), at(280), at(288)), (300, 5, 257, 9, 1));
+        assert_eq!((&out[8..13], out[13], &out[296..312]), (&b"name\0"[..], 0, &[1; 16][..]));
+        assert_eq!((at(352), at(392), at(400)), (7, 11, 12));
+    }
+
+    #[test]
+    fn names_end_in_a_zero() {
+        let mut args = vec![0; 4096];
+        args[8..11].copy_from_slice(b"abc");
+        assert_eq!(name_of(&args).unwrap(), b"abc");
+        assert!(name_of(&[1; 4096]).is_err() && name_of(&[0; 7]).is_err());
+    }
+}

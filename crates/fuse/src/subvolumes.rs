@@ -1,0 +1,216 @@
+//! Who may do what with subvolumes; `fs` does it. Both ways in, extended attributes and ioctls, end here.
+//!
+//! | what                     | needs                                                                                    |
+//! |--------------------------|------------------------------------------------------------------------------------------|
+//! | create                   | write and search of the directory                                                        |
+//! | snapshot                 | the same, and the source's root directory to be one's own                                |
+//! | delete                   | the same, and the subvolume's root directory to be one's own; sticky directories as unlink |
+//! | read-only                | its root directory to be one's own                                                       |
+//! | default, list of all     | the mount to be one's own                                                                |
+//!
+//! - U1. Root may do all. Nobody else sees paths of subvolumes other than the one that they are in, but the mount's owner.
+
+use std::sync::Arc;
+
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::RootFlags;
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, Result, SubvolumeInfo};
+
+use crate::access::may_change_names;
+use crate::caller::Groups;
+use crate::name_cache::NameCache;
+use crate::protocol::Request;
+use crate::subvolume_control::{
+    CREATE_XATTR, DEFAULT_XATTR, DELETE_XATTR, LIST_PREFIX, PAGE_LEN, READ_ONLY_XATTR, SETTLED_XATTR, SNAPSHOT_XATTR,
+    SUBVOLUME_XATTR, encode, parse_create, parse_id, parse_snapshot,
+};
+use crate::transport::Place;
+
+/// The subvolumes of a mount.
+#[derive(Debug)]
+pub(crate) struct Subvolumes {
+    fs: Arc<Fs>,
+    groups: Groups,
+    names: NameCache,
+    /// Who mounted.
+    owner: u32,
+}
+
+impl Subvolumes {
+    /// For the user that this process belongs to now, whoever it may become.
+    pub(crate) fn new(fs: Arc<Fs>, groups: Groups, names: NameCache) -> Self {
+        Self { fs, groups, names, owner: rustix::process::getuid().as_raw() }
+    }
+
+    /// The value of an attribute that is not on disk; `None` for another one.
+    pub(crate) fn getxattr(
+        &self,
+        req: &Request<'_>,
+        id: InodeId,
+        name: &[u8],
+        place: &Place<'_>,
+    ) -> Option<Result<Vec<u8>>> {
+        match std::str::from_utf8(name).ok()? {
+            SUBVOLUME_XATTR => Some(self.describe(id)),
+            DEFAULT_XATTR => Some(self.fs.default_subvolume().map(|id| id.0.to_string().into_bytes())),
+            SETTLED_XATTR => {
+                // Without a thread to spare, names settle later.
+                let _ = place.aside_for_kernel(|| self.names.settle());
+                Some(Ok(b"ok".to_vec()))
+            }
+            name => {
+                let from = parse_id(name.strip_prefix(LIST_PREFIX)?.as_bytes())?;
+                Some(place.aside(|| self.page(req, from)))
+            }
+        }
+    }
+
+    /// Does what setting an attribute that is not on disk stands for; `None` for another one.
+    pub(crate) fn setxattr(
+        &self,
+        req: &Request<'_>,
+        id: InodeId,
+        name: &[u8],
+        value: &[u8],
+        place: &Place<'_>,
+    ) -> Option<Result<()>> {
+        let garbled = Error::InvalidArgument("the value of the attribute");
+        let work: Box<dyn FnOnce() -> Result<()> + '_> = match std::str::from_utf8(name).ok()? {
+            CREATE_XATTR => Box::new(move || {
+                let (umask, name) = parse_create(value).ok_or(garbled)?;
+                self.create(req, id, name, umask)
+            }),
+            SNAPSHOT_XATTR => Box::new(move || {
+                let (source, read_only, name) = parse_snapshot(value).ok_or(garbled)?;
+                self.snapshot(req, id, source, read_only, name)
+            }),
+            DELETE_XATTR => Box::new(move || self.delete(req, id, value)),
+            READ_ONLY_XATTR => Box::new(move || match value {
+                b"0" => self.set_read_only(req, id, false),
+                b"1" => self.set_read_only(req, id, true),
+                _ => Err(garbled),
+            }),
+            DEFAULT_XATTR if value.is_empty() => Box::new(move || self.set_default(req, root_of(id)?)),
+            DEFAULT_XATTR => Box::new(move || self.set_default(req, parse_id(value).ok_or(garbled)?)),
+            SUBVOLUME_XATTR | SETTLED_XATTR => Box::new(|| Err(Error::NotPermitted("the attribute is only read"))),
+            _ => return None,
+        };
+        Some(place.aside(work))
+    }
+
+    pub(crate) fn create(&self, req: &Request<'_>, dir: InodeId, name: &[u8], umask: u32) -> Result<()> {
+        check_name(name)?;
+        may_change_names(&self.fs, &self.groups, req, dir)?;
+        self.fs.create_subvolume(dir, name, &Caller { uid: req.uid, gid: req.gid, umask })?;
+        self.names.forget(req.node, name);
+        Ok(())
+    }
+
+    fn snapshot(&self, req: &Request<'_>, dir: InodeId, source: RootId, read_only: bool, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        may_change_names(&self.fs, &self.groups, req, dir)?;
+        self.check_owner(req, source)?;
+        self.fs.snapshot(source, dir, name, read_only)?;
+        self.names.forget(req.node, name);
+        Ok(())
+    }
+
+    pub(crate) fn delete(&self, req: &Request<'_>, dir: InodeId, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let parent = may_change_names(&self.fs, &self.groups, req, dir)?;
+        let found = self.fs.lookup(dir, name)?;
+        self.fs.forget(found.id, 1);
+        if !found.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        let victim = root_of(found.id)?;
+        self.check_owner(req, victim)?;
+        let is_sticky = parent.mode & STICKY != 0;
+        if is_sticky && ![0, parent.uid, found.uid].contains(&req.uid) {
+            return Err(Error::NotPermitted("the directory is sticky"));
+        }
+        self.fs.delete_subvolume(dir, name)?;
+        self.names.forget(req.node, name);
+        Ok(())
+    }
+
+    pub(crate) fn set_read_only(&self, req: &Request<'_>, id: InodeId, read_only: bool) -> Result<()> {
+        let id = root_of(id)?;
+        self.check_owner(req, id)?;
+        self.fs.set_subvolume_read_only(id, read_only)
+    }
+
+    pub(crate) fn set_default(&self, req: &Request<'_>, id: RootId) -> Result<()> {
+        self.check_mount_owner(req)?;
+        self.fs.set_default_subvolume(id)
+    }
+
+    /// The subvolume that an inode is in.
+    pub(crate) fn info(&self, id: InodeId) -> Result<SubvolumeInfo> {
+        self.fs.subvolumes()?.into_iter().find(|info| info.id == id.root).ok_or(Error::NotFound)
+    }
+
+    /// See [`NameCache::settle`].
+    pub(crate) fn settle(&self) {
+        self.names.settle();
+    }
+
+    fn describe(&self, id: InodeId) -> Result<Vec<u8>> {
+        let is_root = if root_of(id).is_ok() { b"1 " } else { b"0 " };
+        Ok([&is_root[..], &encode(&self.info(id)?)].concat())
+    }
+
+    /// As many subvolumes from this id on as fit, at least one if there is one.
+    fn page(&self, req: &Request<'_>, from: RootId) -> Result<Vec<u8>> {
+        self.check_mount_owner(req)?;
+        let mut page = Vec::new();
+        for info in self.fs.subvolumes()?.iter().filter(|info| info.id >= from) {
+            let record = encode(info);
+            if page.len() + record.len() > PAGE_LEN {
+                if page.is_empty() {
+                    return Err(Error::TooBig);
+                }
+                break;
+            }
+            page.extend(record);
+        }
+        Ok(page)
+    }
+
+    fn check_owner(&self, req: &Request<'_>, subvolume: RootId) -> Result<()> {
+        if req.uid == 0 || self.fs.getattr(InodeId::root_of(subvolume))?.uid == req.uid {
+            return Ok(());
+        }
+        Err(Error::NotPermitted("the subvolume's root directory is somebody else's"))
+    }
+
+    /// U1
+    fn check_mount_owner(&self, req: &Request<'_>) -> Result<()> {
+        if req.uid == 0 || req.uid == self.owner {
+            return Ok(());
+        }
+        Err(Error::NotPermitted("somebody else mounted it"))
+    }
+}
+
+/// The subvolume whose root directory an inode is.
+pub(crate) fn root_of(id: InodeId) -> Result<RootId> {
+    if id == InodeId::root_of(id.root) { Ok(id.root) } else { Err(Error::InvalidArgument("not a subvolume")) }
+}
+
+/// Whether a subvolume takes no changes.
+pub(crate) fn is_read_only(info: &SubvolumeInfo) -> bool {
+    info.flags.contains(RootFlags::RDONLY)
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"" | b"." | b".." => Err(Error::InvalidArgument("a subvolume's name")),
+        name if name.len() > NAME_MAX => Err(Error::NameTooLong),
+        name if name.iter().any(|byte| matches!(byte, b'/' | 0)) => Err(Error::InvalidArgument("a subvolume's name")),
+        _ => Ok(()),
+    }
+}
+
+const NAME_MAX: usize = 255;
+const STICKY: u32 = 0o1000;
