@@ -122,6 +122,19 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
     bar
 }
 
+/// A count that goes down; draws nothing when stderr is not a terminal.
+pub(crate) fn progress_left(what: &'static str) -> indicatif::ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return indicatif::ProgressBar::hidden();
+    }
+    let bar = indicatif::ProgressBar::new_spinner();
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{msg} {spinner} {pos} left") {
+        bar.set_style(style);
+    }
+    bar.set_message(what);
+    bar
+}
+
 /// Writes all of `text` to stdout; a closed pipe (`| head`) ends the program quietly.
 #[allow(dead_code, reason = "commands use it as they are added")]
 pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {

@@ -7,5 +7,6 @@ pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod offline;
 pub(crate) mod stats;
+pub(crate) mod subvolume;
 pub(crate) mod sync;
 pub(crate) mod umount;

@@ -12,7 +12,7 @@ pub(crate) mod edit;
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod list;
-mod text;
+pub(crate) mod text;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;

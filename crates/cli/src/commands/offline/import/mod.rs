@@ -82,7 +82,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
+pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     let parsed = text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
     parsed.ok_or_else(|| format!("'{text}' is no owner; write two numbers, for example 0:0"))
 }

@@ -1,0 +1,63 @@
+//! Why it failed and what to do, by error number: the engine's in an image, the server's in a mount.
+
+use std::fmt::Display;
+use std::io;
+
+use anyhow::anyhow;
+use rustix::io::Errno;
+
+/// An error with an errno.
+pub(super) trait Coded: std::error::Error + Send + Sync + 'static {
+    fn errno(&self) -> Option<Errno>;
+}
+
+impl Coded for io::Error {
+    fn errno(&self) -> Option<Errno> {
+        self.raw_os_error().map(Errno::from_raw_os_error)
+    }
+}
+
+impl Coded for ubtrfs_fs::Error {
+    fn errno(&self) -> Option<Errno> {
+        Some(Errno::from_raw_os_error(ubtrfs_fs::Error::errno(self)))
+    }
+}
+
+pub(super) fn not_a_subvolume(what: impl Display) -> anyhow::Error {
+    anyhow!("{what} is not a subvolume; list them with: ubtrfs subvolume list")
+}
+
+/// `cannot VERB WHAT: why; what to do`.
+pub(super) fn explain(verb: &str, what: impl Display, error: impl Coded) -> anyhow::Error {
+    let context = format!("cannot {verb} {what}");
+    match advice(verb, error.errno()) {
+        Some(advice) => anyhow!("{context}: {advice}"),
+        None => anyhow::Error::new(error).context(context),
+    }
+}
+
+fn advice(verb: &str, errno: Option<Errno>) -> Option<&'static str> {
+    let deletes = verb == DELETE;
+    Some(match errno? {
+        Errno::EXIST => "it exists; choose another name",
+        Errno::NOTEMPTY => "it holds other subvolumes; delete those first (see: ubtrfs subvolume list)",
+        Errno::BUSY if deletes => "it is what is mounted or opened; do it with another one as the root (-o subvolid=5)",
+        Errno::PERM if deletes => {
+            "it is the default subvolume, or somebody else's; choose another default with: ubtrfs subvolume set-default, or ask its owner"
+        }
+        Errno::PERM => "it is somebody else's; do it as its owner or as root",
+        Errno::ACCESS => "permission denied; do it as a user who may change the directory, or as root",
+        Errno::INVAL | Errno::NOTDIR if deletes => "it is not a subvolume; remove it with rm",
+        Errno::INVAL | Errno::NOENT if verb == SET_DEFAULT => {
+            "there is no such subvolume; list them with: ubtrfs subvolume list"
+        }
+        Errno::ROFS => {
+            "it is read-only; mount it read-write, or let the subvolume take changes with: ubtrfs subvolume set-read-only"
+        }
+        Errno::NAMETOOLONG => "the name is too long; choose one of at most 255 bytes",
+        _ => return None,
+    })
+}
+
+pub(super) const DELETE: &str = "delete";
+pub(super) const SET_DEFAULT: &str = "make the default subvolume of";

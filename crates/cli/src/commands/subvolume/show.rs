@@ -1,0 +1,118 @@
+//! `ubtrfs subvolume show` and `get-default`.
+
+use std::fmt::Write as _;
+
+use ubtrfs_format::RootId;
+use ubtrfs_fs::SubvolumeInfo;
+
+use super::list::{is_read_only, json_of, plain_line, seconds_text, uuid_text};
+use super::problem::explain;
+use super::{Target, View, lookup_subvolume, open_mounted, open_subvolume, view_of_image, view_of_mount};
+use crate::commands::offline::text::printable;
+use crate::commands::offline::{ImageOptions, Use, with_image};
+use crate::common::print_out;
+
+/// Show what is known of a subvolume
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The subvolume
+    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    path: Target,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Show which subvolume is mounted where no option names one
+#[derive(clap::Args)]
+pub(super) struct DefaultArgs {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    target: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<()> {
+    let (info, list) = match &args.path {
+        Target::Image(at) => with_image(&at.image, &args.image, Use::Read, |fs| {
+            let id = lookup_subvolume(fs, at)?;
+            let view = view_of_image(fs, at)?;
+            Ok((view.find(id)?.clone(), view.list))
+        })?,
+        Target::Mounted(path) => {
+            let opened = open_subvolume(path)?;
+            // Who may not see other subvolumes sees this one.
+            let list = match opened.list() {
+                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Vec::new(),
+                list => list.map_err(|error| explain("list the subvolumes of", path.display(), error))?,
+            };
+            (opened.subvolume().clone(), list)
+        }
+    };
+    // A subvolume without a UUID has none made of it that say so.
+    let snapshots = list.iter().filter(|other| !info.uuid.is_nil() && other.parent_uuid == info.uuid);
+    if args.json {
+        let mut value = json_of(&info);
+        value["snapshots"] = snapshots.map(|other| String::from_utf8_lossy(&other.path)).collect();
+        return print_out(&format!("{value:#}\n"));
+    }
+    print_out(&text(&info, snapshots)?)
+}
+
+/// As btrfs-progs prints it, times in UTC.
+fn text<'a>(
+    info: &SubvolumeInfo,
+    snapshots: impl Iterator<Item = &'a SubvolumeInfo>,
+) -> Result<String, std::fmt::Error> {
+    let is_top = info.id == RootId::FS_TREE;
+    let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let parent = info.parent.map_or(0, |parent| parent.0);
+    let mut text = if is_top { "/\n".to_owned() } else { format!("{}\n", printable(&info.path)) };
+    for (title, value) in [
+        ("Name: \t\t", if is_top { "<FS_TREE>".to_owned() } else { printable(name) }),
+        ("UUID: \t\t", uuid_text(info.uuid)),
+        ("Parent UUID: \t", uuid_text(info.parent_uuid)),
+        ("Received UUID: \t", uuid_text(info.received_uuid)),
+        ("Creation time: \t", format!("{} +0000", seconds_text(info))),
+        ("Subvolume ID: \t", info.id.0.to_string()),
+        ("Generation: \t", info.generation.0.to_string()),
+        ("Gen at creation: ", info.otransid.0.to_string()),
+        ("Parent ID: \t", parent.to_string()),
+        ("Top level ID: \t", parent.to_string()),
+        ("Flags: \t\t", if is_read_only(info) { "readonly".to_owned() } else { "-".to_owned() }),
+    ] {
+        writeln!(text, "\t{title}\t{value}")?;
+    }
+    writeln!(text, "\tSnapshot(s):")?;
+    for other in snapshots {
+        writeln!(text, "\t\t\t\t{}", printable(&other.path))?;
+    }
+    Ok(text)
+}
+
+pub(super) fn get_default(args: DefaultArgs) -> anyhow::Result<()> {
+    let text = match args.target.or_image() {
+        Target::Image(at) => with_image(&at.image, &args.image, Use::Read, |fs| {
+            let id = fs.default_subvolume().map_err(|error| explain(READ, at.image.display(), error))?;
+            default_line(id, || view_of_image(fs, &at))
+        })?,
+        Target::Mounted(path) => {
+            let opened = open_mounted(&path)?;
+            let id = opened.default_subvolume().map_err(|error| explain(READ, path.display(), error))?;
+            default_line(id, || view_of_mount(&path))?
+        }
+    };
+    print_out(&text)
+}
+
+fn default_line(id: RootId, view: impl FnOnce() -> anyhow::Result<View>) -> anyhow::Result<String> {
+    match id {
+        RootId::FS_TREE => Ok("ID 5 (FS_TREE)\n".to_owned()),
+        id => view()?.find(id).map(plain_line),
+    }
+}
+
+const READ: &str = "read the default subvolume of";
