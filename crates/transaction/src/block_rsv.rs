@@ -472,12 +472,20 @@ impl Engine {
         (self.metadata_room(&info), self.metadata_need(&info, purpose))
     }
 
+    /// Looks how large the extent tree is, for [`Load::need`].
+    pub(crate) fn note_extent_tree_bytes(&self) {
+        let extents = self.trees.read().get(&RootId::EXTENT_TREE).cloned();
+        let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
+        // At most all there is.
+        let used = self.space.info(SpaceKind::Metadata).used;
+        let bytes = recorded.filter(|bytes| (1..=used).contains(bytes)).unwrap_or(used);
+        self.extent_tree_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     fn metadata_use(&self, metadata: &SpaceInfo) -> MetadataUse {
-        let shared_extent_tree = self.shares_blocks.load(Ordering::Relaxed).then(|| {
-            let extents = self.trees.read().get(&RootId::EXTENT_TREE).cloned();
-            let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
-            recorded.filter(|bytes| *bytes > 0).unwrap_or(metadata.used)
-        });
+        // Root items are not asked: this is also called by who has one locked.
+        let extent_tree = self.extent_tree_bytes.load(Ordering::Relaxed);
+        let shared_extent_tree = self.shares_blocks.load(Ordering::Relaxed).then_some(extent_tree);
         MetadataUse { used: metadata.used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
     }
 

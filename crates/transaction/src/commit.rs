@@ -134,6 +134,7 @@ impl Engine {
         self.unpin(transid);
         self.retired.lock().drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
+        self.note_extent_tree_bytes();
         self.thaw_load();
         self.forget_chunks(&removed_chunks);
         Ok(())

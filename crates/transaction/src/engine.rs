@@ -151,6 +151,8 @@ pub struct Engine {
     pub(crate) dead_roots: Mutex<VecDeque<RootId>>,
     /// A subvolume may share blocks with another one; only ever set.
     pub(crate) shares_blocks: AtomicBool,
+    /// Bytes of the extent tree at the last commit.
+    pub(crate) extent_tree_bytes: AtomicU64,
     /// The highest id of a subvolume so far, once it is known.
     pub(crate) last_root_id: Mutex<Option<u64>>,
     pub(crate) superblock: RwLock<Superblock>,
@@ -217,6 +219,7 @@ impl Engine {
             root_changes: Mutex::default(),
             dead_roots: Mutex::default(),
             shares_blocks: AtomicBool::new(shares_blocks),
+            extent_tree_bytes: AtomicU64::new(0),
             last_root_id: Mutex::default(),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),
@@ -233,6 +236,7 @@ impl Engine {
         });
         engine.id.register(Arc::downgrade(&engine));
         engine.update_unallocated();
+        engine.note_extent_tree_bytes();
         engine
     }
 
