@@ -560,7 +560,7 @@ otransid, = struct.unpack_from("Q", info, 352)
 otime, = struct.unpack_from("Q", info, 392)
 assert 0 < otransid <= generation and otime > 1700000000
 equal(struct.unpack_from("Q", call(".", INFO, bytes(504)), 0), (5,))
-equal(call("dir/new", SETFLAGS, word(4)), "EOPNOTSUPP")
+equal(call("dir/new", SETFLAGS, word(4)), "ENOTSUP")
 equal(call("dir", SETFLAGS, word(2)), "EINVAL")
 assert len(call("dir/new", SETFLAGS, word(2))) == 8
 equal(call("dir/new", GETFLAGS, word(0)), word(2))

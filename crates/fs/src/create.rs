@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use ubtrfs_format::item::{Compression, DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec};
+use ubtrfs_format::item::{
+    Compression, DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec,
+};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::TreeChanges;
 
@@ -154,7 +156,8 @@ impl Fs {
         } else {
             item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
         }
-        let takes_method = matches!(type_bits, mode::DIRECTORY | mode::REGULAR) && !flags.contains(InodeFlags::NODATACOW);
+        let takes_method =
+            matches!(type_bits, mode::DIRECTORY | mode::REGULAR) && !flags.contains(InodeFlags::NODATACOW);
         let compression = inherited.compression.filter(|_| takes_method);
         if let Some(method) = compression {
             attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));

@@ -119,7 +119,7 @@ impl Fs {
             let mut victim = self.find_victim(&dir_inode, name)?;
             let child = victim.id;
             if child.root != dir.root {
-                return if directory { self.remove_subvolume(dir, name, true) } else { Err(Error::IsDirectory) };
+                return if directory { self.remove_subvolume(dir, name, None, true) } else { Err(Error::IsDirectory) };
             }
             if child.ino == EMPTY_DIR {
                 return if directory { self.remove_stub(&dir_inode, name) } else { Err(Error::IsDirectory) };

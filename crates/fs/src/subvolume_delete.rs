@@ -59,21 +59,31 @@ impl Deletions {
 }
 
 impl Fs {
-    /// Deletes the subvolume of this name. Its space is given back in the background, or by [`Fs::finish_deletions`].
+    /// Deletes the subvolume of this name, which must be `expected` where that is given: the caller may have looked whose it
+    /// is. Its space is given back in the background, or by [`Fs::finish_deletions`].
     ///
     /// Fails with `InvalidArgument` where the name is of no subvolume, `NotEmpty` where it holds other subvolumes, `Busy`
     /// for the one that is shown as the root, `NotPermitted` for the default one.
-    pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<()> {
-        self.remove_subvolume(dir, name, false)
+    pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
+        self.remove_subvolume(dir, name, expected, false)
     }
 
     /// The same, of one without any name in it where `only_empty` says so.
-    pub(crate) fn remove_subvolume(&self, dir: InodeId, name: &[u8], only_empty: bool) -> Result<()> {
+    pub(crate) fn remove_subvolume(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        expected: Option<RootId>,
+        only_empty: bool,
+    ) -> Result<()> {
         let _subvolumes = self.subvolume_lock.lock();
         let dir_inode = self.inode_to_change(dir)?;
         let roots = root_tree(&self.engine)?;
         loop {
             let (id, sequence) = self.find_subvolume(dir, name)?;
+            if expected.is_some_and(|expected| expected != id) {
+                return Err(Error::NotFound);
+            }
             let reservation = self.reserve_for_removal(DELETE_ITEMS)?;
             self.check_may_delete(id)?;
             let subvolume = self.subvolume(id)?;
@@ -149,13 +159,14 @@ impl Fs {
         self.committer.note_change();
     }
 
-    /// Gives back the space of deleted subvolumes now. `progress` is told how many are left.
+    /// Gives back the space of deleted subvolumes now. `progress` is told how many are left. An error where the tree of one
+    /// cannot be read: what is left of it stays.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize)) -> Result<()> {
         loop {
             let nr_left = self.engine.nr_dead_roots();
             progress(nr_left);
             if nr_left == 0 {
-                return Ok(());
+                return self.engine.take_drop_failure().map_or(Ok(()), |error| Err(error.into()));
             }
             self.engine.commit()?;
         }

@@ -100,17 +100,19 @@ impl Fs {
             if self.deletions.has(id) {
                 continue;
             }
-            list.push(self.subvolume_info(id, &item, &mut paths)?);
+            list.push(self.info_of(id, &item, &mut paths)?);
         }
         Ok(list)
     }
 
-    fn subvolume_info(
-        &self,
-        id: RootId,
-        item: &RootItem,
-        paths: &mut HashMap<RootId, Vec<u8>>,
-    ) -> Result<SubvolumeInfo> {
+    /// One of them.
+    pub fn subvolume_info(&self, id: RootId) -> Result<SubvolumeInfo> {
+        let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.deletions.has(id));
+        let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
+        self.info_of(id, &item.ok_or(Error::NotFound)?, &mut paths)
+    }
+
+    fn info_of(&self, id: RootId, item: &RootItem, paths: &mut HashMap<RootId, Vec<u8>>) -> Result<SubvolumeInfo> {
         let place = self.place_of(id)?;
         Ok(SubvolumeInfo {
             id,
@@ -123,7 +125,13 @@ impl Fs {
             received_uuid: item.received_uuid,
             generation: item.generation,
             otransid: item.otransid,
+            ctransid: item.ctransid,
+            stransid: item.stransid,
+            rtransid: item.rtransid,
             otime: item.otime,
+            ctime: item.ctime,
+            stime: item.stime,
+            rtime: item.rtime,
         })
     }
 

@@ -306,6 +306,18 @@ pub struct SubvolumeInfo {
     pub generation: Generation,
     /// Transaction of its creation.
     pub otransid: Generation,
+    /// Last transaction that changed its content.
+    pub ctransid: Generation,
+    /// Transaction of what it was received from, on the sender's side.
+    pub stransid: Generation,
+    /// Transaction in which it was received.
+    pub rtransid: Generation,
     /// Time of its creation.
     pub otime: Timespec,
+    /// Time of the last change to its content.
+    pub ctime: Timespec,
+    /// Time of sending, on the sender's side.
+    pub stime: Timespec,
+    /// Time of receiving.
+    pub rtime: Timespec,
 }

@@ -56,7 +56,7 @@ fn record(seed: u64) -> Result<(Arc<RecordingDevice>, Vec<Snapshot>)> {
             0 | 1 if !alive.is_empty() => {
                 let snapshot = &mut snapshots[*rng.pick(&alive)];
                 snapshot.deleted = Some(promise);
-                fs.delete_subvolume(TOP, snapshot.name.as_bytes())?;
+                fs.delete_subvolume(TOP, snapshot.name.as_bytes(), None)?;
                 if rng.one_in(2) {
                     fs.finish_deletions(&mut |_| ())?;
                 }

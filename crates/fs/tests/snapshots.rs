@@ -15,8 +15,8 @@ use ubtrfs_format::RootId;
 use ubtrfs_format::item::RootFlags;
 use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode};
 use ubtrfs_testkit::{
-    Compare, Driver, FsTarget, Image, LoopMount, Model, Rng, TreeEntry, btrfs_check, capability, compare_entries, judge,
-    run, second_opinion, walk_path,
+    Compare, Driver, FsTarget, Image, LoopMount, Model, Rng, TreeEntry, btrfs_check, capability, compare_entries,
+    judge, run, second_opinion, walk_path,
 };
 
 const ROOT: Caller = Caller::ROOT;
@@ -77,9 +77,8 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     let writable = fs.snapshot(home.root, home, b"rw", false).unwrap();
     let top = fs.snapshot(RootId::FS_TREE, TOP, b"top", false).unwrap();
     fs.write(file, 50_000, &[9; 10]).unwrap();
-    let in_snapshot = |root, path: &[u8]| {
-        path.split(|byte| *byte == b'/').fold(root, |at, name| fs.lookup(at, name).unwrap().id)
-    };
+    let in_snapshot =
+        |root, path: &[u8]| path.split(|byte| *byte == b'/').fold(root, |at, name| fs.lookup(at, name).unwrap().id);
     assert_eq!(read(&fs, in_snapshot(read_only, b"dir/file")), [7; 100_000]);
     assert_eq!(errno(fs.write(in_snapshot(read_only, b"dir/file"), 0, b"x")), rustix::io::Errno::ROFS.raw_os_error());
     fs.write(in_snapshot(writable, b"dir/file"), 99_990, &[1; 20]).unwrap();
@@ -97,7 +96,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert_eq!(of(writable).parent_uuid, of(home).uuid);
     fs.set_default_subvolume(home.root).unwrap();
     assert_eq!(fs.default_subvolume().unwrap(), home.root);
-    assert_eq!(errno(fs.delete_subvolume(TOP, b"home")), rustix::io::Errno::PERM.raw_os_error());
+    assert_eq!(errno(fs.delete_subvolume(TOP, b"home", None)), rustix::io::Errno::PERM.raw_os_error());
     fs.set_default_subvolume(RootId::FS_TREE).unwrap();
     fs.close().unwrap();
     drop(fs);
@@ -158,7 +157,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
             match rng.below(6) {
                 0 if !taken.is_empty() => {
                     let gone = taken.swap_remove(rng.below(taken.len() as u64) as usize);
-                    fs.delete_subvolume(TOP, gone.name.as_bytes())?;
+                    fs.delete_subvolume(TOP, gone.name.as_bytes(), None)?;
                     if rng.one_in(3) {
                         fs.finish_deletions(&mut |_| ())?;
                     }
@@ -185,7 +184,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
     if rng.one_in(2) {
         let id = fs.lookup(TOP, b"work")?.id;
         fs.snapshot(id.root, TOP, b"heir", false)?;
-        fs.delete_subvolume(TOP, b"work")?;
+        fs.delete_subvolume(TOP, b"work", None)?;
         fs.finish_deletions(&mut |_| ())?;
         taken.push(Taken { name: "heir".to_owned(), id, entries: model.entries() });
     }
@@ -271,7 +270,7 @@ fn a_deletion_is_taken_up_where_it_was() {
             victim = if keep == "a snapshot" { "origin" } else { "snapshot" };
         }
         fs.sync().unwrap();
-        fs.delete_subvolume(TOP, victim.as_bytes()).unwrap();
+        fs.delete_subvolume(TOP, victim.as_bytes(), None).unwrap();
         let mut cuts = Vec::new();
         fs.finish_deletions(&mut |_| cuts.push(Image::copy_of(image.path()).unwrap())).unwrap();
         fs.close().unwrap();
@@ -344,12 +343,12 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     let id = new_file(&fs, sub, b"file", &[5; 200_000]);
     let nested = fs.create_subvolume(sub, b"nested", &ROOT).unwrap();
     let _ = nested;
-    assert_eq!(errno(fs.delete_subvolume(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
+    assert_eq!(errno(fs.delete_subvolume(TOP, b"sub", None)), rustix::io::Errno::NOTEMPTY.raw_os_error());
     assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
     fs.rmdir(sub, b"nested").unwrap();
     assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
     fs.open_inode(id).unwrap();
-    fs.delete_subvolume(TOP, b"sub").unwrap();
+    fs.delete_subvolume(TOP, b"sub", None).unwrap();
     assert!(fs.lookup(TOP, b"sub").is_err() && fs.open_inode(sub).is_err());
     fs.finish_deletions(&mut |_| ()).unwrap();
     fs.sync().unwrap();
@@ -412,7 +411,7 @@ fn snapshots_amid_writers_are_of_one_moment() {
             stop.store(true, Ordering::Relaxed);
         });
         for round in (1..=10).step_by(2) {
-            fs.delete_subvolume(TOP, format!("s{round}").as_bytes()).unwrap();
+            fs.delete_subvolume(TOP, format!("s{round}").as_bytes(), None).unwrap();
         }
         fs.close().unwrap();
         drop(fs);
@@ -471,7 +470,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
             }
             let gone = snapshots.drain(..snapshots.len().div_ceil(2)).collect::<Vec<_>>();
             for name in &gone {
-                fs.delete_subvolume(TOP, name.as_bytes()).unwrap();
+                fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
             }
             if nr_full % 2 == 0 {
                 fs.finish_deletions(&mut |_| ()).unwrap();
@@ -485,11 +484,52 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
         }
         println!("{mkfs:?}: full {nr_full} times, {} snapshots", snapshots.len());
         for name in &snapshots {
-            fs.delete_subvolume(TOP, name.as_bytes()).unwrap();
+            fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
         }
         fs.finish_deletions(&mut |_| ()).unwrap();
         fs.close().unwrap();
         drop(fs);
         btrfs_check(image.path()).unwrap();
     }
+}
+
+/// A deleted subvolume whose tree cannot be read stays as it is, and is told of; all else goes on.
+#[test]
+fn a_damaged_tree_is_left_where_it_is() {
+    let image = Image::kernel_made(256 << 20, &["-n", "4096"]).unwrap();
+    let fs = open(&image, "commit=300");
+    let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+    for file in 0..2000 {
+        new_file(&fs, sub, format!("file-{file}").as_bytes(), b"content");
+    }
+    new_file(&fs, TOP, b"other", b"content");
+    fs.close().unwrap();
+    drop(fs);
+    // The first leaf of the subvolume that holds inodes in the middle of it, in both copies.
+    let dump = run("btrfs", ["inspect-internal", "dump-tree", "-t", "256", &image.path().to_string_lossy()]).unwrap();
+    let leaves: Vec<&str> = dump.lines().filter(|line| line.starts_with("leaf ") && line.contains("items")).collect();
+    let bytenr: u64 = leaves[leaves.len() / 2].split(' ').nth(1).unwrap().parse().unwrap();
+    let header = [bytenr.to_le_bytes()].concat();
+    let mut nr_bad = 0;
+    for at in (0..256u64 << 20).step_by(4096) {
+        let block = image.read_at(at, 4096).unwrap();
+        // Address and owner of a tree block.
+        if block[48..56] == header[..] && block[88..96] == 256u64.to_le_bytes() {
+            image.write_at(at + 200, &[0xa5; 64]).unwrap();
+            nr_bad += 1;
+        }
+    }
+    assert!(nr_bad >= 1);
+    let fs = open(&image, "");
+    fs.delete_subvolume(TOP, b"sub", None).unwrap();
+    let error = fs.finish_deletions(&mut |_| ()).unwrap_err();
+    assert!(error.to_string().contains(&bytenr.to_string()), "{error}");
+    assert!(fs.read_only().is_none());
+    new_file(&fs, TOP, b"later", b"content");
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(&image, "");
+    assert!(fs.lookup(TOP, b"sub").is_err() && fs.lookup(TOP, b"later").is_ok());
+    assert!(fs.finish_deletions(&mut |_| ()).is_err());
+    fs.close().unwrap();
 }

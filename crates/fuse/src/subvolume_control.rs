@@ -11,8 +11,8 @@
 //! | `ubtrfs.subvolume.default`   | its root     | id of the default subvolume           | nothing; or an id            |
 //! | `ubtrfs.subvolume.settled`   | anything     | when the kernel forgot changed names  |                              |
 //!
-//! A record is `ID PARENT DIRID FLAGS GENERATION OTRANSID OTIME-SEC OTIME-NSEC UUID PARENT-UUID RECEIVED-UUID PATH` and a
-//! zero byte. Numbers are decimal but the umask, which is octal; the path is bytes from the top level.
+//! A record is `ID PARENT DIRID FLAGS GENERATION`, then `CTRANSID OTRANSID STRANSID RTRANSID`, the times of these, each as
+//! `SEC NSEC`, `UUID PARENT-UUID RECEIVED-UUID PATH`, all with a space between, and a zero byte. Numbers are decimal but the umask, which is octal; the path is bytes from the top level.
 //!
 //! - V1. Names never hold a zero byte, so a record ends where its zero is.
 
@@ -148,23 +148,18 @@ fn garbled() -> io::Error {
 
 /// A record.
 pub(crate) fn encode(info: &SubvolumeInfo) -> Vec<u8> {
-    let SubvolumeInfo { id, path, parent, dirid, flags, generation, otransid, otime, .. } = info;
-    let mut record = format!(
-        "{} {} {} {} {} {} {} {} {} {} {} ",
-        id.0,
-        parent.map_or(0, |parent| parent.0),
-        dirid.0,
-        flags.bits(),
-        generation.0,
-        otransid.0,
-        otime.sec,
-        otime.nsec,
-        info.uuid,
-        info.parent_uuid,
-        info.received_uuid,
-    )
-    .into_bytes();
-    record.extend(path);
+    let parent = info.parent.map_or(0, |parent| parent.0);
+    let mut numbers = vec![info.id.0, parent, info.dirid.0, info.flags.bits(), info.generation.0];
+    numbers.extend([info.ctransid.0, info.otransid.0, info.stransid.0, info.rtransid.0]);
+    let mut words: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    for time in [info.ctime, info.otime, info.stime, info.rtime] {
+        words.extend([time.sec.to_string(), time.nsec.to_string()]);
+    }
+    words.extend([info.uuid, info.parent_uuid, info.received_uuid].map(|uuid| uuid.to_string()));
+    debug_assert_eq!(words.len() + 1, RECORD_FIELDS);
+    let mut record = words.join(" ").into_bytes();
+    record.push(b' ');
+    record.extend(&info.path);
     record.push(0);
     record
 }
@@ -176,24 +171,41 @@ fn decode_page(page: &[u8]) -> io::Result<Vec<SubvolumeInfo>> {
 
 /// Reads a record without its zero byte.
 fn decode(record: &[u8]) -> Option<SubvolumeInfo> {
-    let mut fields = record.splitn(12, |byte| *byte == b' ');
-    let mut text = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
-    let id = RootId(text()?.parse().ok()?);
-    let parent = text()?.parse().ok()?;
+    let mut fields = record.splitn(RECORD_FIELDS, |byte| *byte == b' ');
+    let mut words = fields.by_ref().take(RECORD_FIELDS - 1).map(|field| std::str::from_utf8(field).ok());
+    let mut text = || words.next().flatten();
+    let mut number = || text()?.parse::<u64>().ok();
+    let (id, parent) = (RootId(number()?), RootId(number()?));
+    let (dirid, flags, generation) = (Ino(number()?), RootFlags::from_bits_retain(number()?), Generation(number()?));
+    let mut transid = || number().map(Generation);
+    let (ctransid, otransid, stransid, rtransid) = (transid()?, transid()?, transid()?, transid()?);
+    let mut time = || Some(Timespec { sec: text()?.parse().ok()?, nsec: text()?.parse().ok()? });
+    let (ctime, otime, stime, rtime) = (time()?, time()?, time()?, time()?);
+    let mut uuid = || text()?.parse().ok();
+    let (uuid, parent_uuid, received_uuid) = (uuid()?, uuid()?, uuid()?);
     Some(SubvolumeInfo {
         id,
-        parent: Some(RootId(parent)).filter(|parent| parent.0 != 0),
-        dirid: Ino(text()?.parse().ok()?),
-        flags: RootFlags::from_bits_retain(text()?.parse().ok()?),
-        generation: Generation(text()?.parse().ok()?),
-        otransid: Generation(text()?.parse().ok()?),
-        otime: Timespec { sec: text()?.parse().ok()?, nsec: text()?.parse().ok()? },
-        uuid: text()?.parse().ok()?,
-        parent_uuid: text()?.parse().ok()?,
-        received_uuid: text()?.parse().ok()?,
         path: fields.next()?.to_vec(),
+        parent: Some(parent).filter(|parent| parent.0 != 0),
+        dirid,
+        flags,
+        uuid,
+        parent_uuid,
+        received_uuid,
+        generation,
+        otransid,
+        ctransid,
+        stransid,
+        rtransid,
+        otime,
+        ctime,
+        stime,
+        rtime,
     })
 }
+
+/// Words of a record, the path among them.
+const RECORD_FIELDS: usize = 21;
 
 fn create_value(umask: u32, name: &[u8]) -> Vec<u8> {
     [format!("{umask:03o} ").as_bytes(), name].concat()
@@ -248,7 +260,13 @@ mod tests {
             received_uuid: Default::default(),
             generation: Generation(9),
             otransid: Generation(7),
+            ctransid: Generation(8),
+            stransid: Generation(6),
+            rtransid: Generation(5),
             otime: Timespec { sec: -5, nsec: 6 },
+            ctime: Timespec { sec: 1, nsec: 2 },
+            stime: Timespec { sec: 3, nsec: 4 },
+            rtime: Timespec { sec: 7, nsec: 8 },
         };
         let top = SubvolumeInfo { id: RootId::FS_TREE, path: Vec::new(), parent: None, ..info.clone() };
         let page = [encode(&top), encode(&info)].concat();

@@ -19,7 +19,6 @@
 //! | 440    | 64   | 0                                                                    |
 
 use ubtrfs_format::RootId;
-use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Error, InodeId, Result, SubvolumeInfo};
 
 use crate::protocol::Request;
@@ -40,6 +39,16 @@ const UMASK: u32 = 0o022;
 const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
+/// Those that this file answers.
+const OURS: [u32; 6] = [
+    BTRFS_IOC_SUBVOL_CREATE,
+    BTRFS_IOC_SNAP_DESTROY,
+    BTRFS_IOC_DEFAULT_SUBVOL,
+    BTRFS_IOC_SUBVOL_GETFLAGS,
+    BTRFS_IOC_SUBVOL_SETFLAGS,
+    BTRFS_IOC_GET_SUBVOL_INFO,
+];
+
 /// Answers an ioctl; `None` for one that is not about subvolumes.
 pub(crate) fn ioctl(
     subvolumes: &Subvolumes,
@@ -49,6 +58,9 @@ pub(crate) fn ioctl(
     data: &[u8],
     place: &Place<'_>,
 ) -> Option<Result<Vec<u8>>> {
+    if !OURS.contains(&cmd) {
+        return None;
+    }
     let done = place.aside(|| {
         Some(match cmd {
             BTRFS_IOC_SUBVOL_CREATE => name_of(data).and_then(|name| subvolumes.create(req, id, name, UMASK)),
@@ -106,11 +118,10 @@ fn encode_info(info: &SubvolumeInfo) -> Vec<u8> {
     for uuid in [info.uuid, info.parent_uuid, info.received_uuid] {
         out.extend(uuid.as_bytes());
     }
-    let none = Timespec::default();
-    for transid in [0, info.otransid.0, 0, 0] {
-        word(&mut out, transid);
+    for transid in [info.ctransid, info.otransid, info.stransid, info.rtransid] {
+        word(&mut out, transid.0);
     }
-    for time in [none, info.otime, none, none] {
+    for time in [info.ctime, info.otime, info.stime, info.rtime] {
         out.extend(time.sec.to_le_bytes());
         out.extend(time.nsec.to_le_bytes());
         out.extend([0; 4]);
@@ -121,7 +132,7 @@ fn encode_info(info: &SubvolumeInfo) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use ubtrfs_format::item::RootFlags;
+    use ubtrfs_format::item::{RootFlags, Timespec};
     use ubtrfs_format::{Generation, Ino};
 
     use super::*;
@@ -139,14 +150,21 @@ mod tests {
             received_uuid: Default::default(),
             generation: Generation(9),
             otransid: Generation(7),
+            ctransid: Generation(8),
+            stransid: Generation(6),
+            rtransid: Generation(5),
             otime: Timespec { sec: 11, nsec: 12 },
+            ctime: Timespec { sec: 13, nsec: 14 },
+            stime: Timespec { sec: 15, nsec: 16 },
+            rtime: Timespec { sec: 17, nsec: 18 },
         };
         let out = encode_info(&info);
         let at = |offset: usize| u64::from_le_bytes(*out[offset..].first_chunk().unwrap());
         assert_eq!(out.len(), INFO_LEN);
         assert_eq!((at(0), at(264), at(272), at(280), at(288)), (300, 5, 257, 9, 1));
         assert_eq!((&out[8..13], out[13], &out[296..312]), (&b"name\0"[..], 0, &[1; 16][..]));
-        assert_eq!((at(352), at(392), at(400)), (7, 11, 12));
+        assert_eq!([344, 352, 360, 368].map(at), [8, 7, 6, 5]);
+        assert_eq!([376, 384, 392, 400, 408, 424].map(at), [13, 14, 11, 12, 15, 17]);
     }
 
     #[test]

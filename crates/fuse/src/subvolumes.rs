@@ -129,7 +129,7 @@ impl Subvolumes {
         if is_sticky && ![0, parent.uid, found.uid].contains(&req.uid) {
             return Err(Error::NotPermitted("the directory is sticky"));
         }
-        self.fs.delete_subvolume(dir, name)?;
+        self.fs.delete_subvolume(dir, name, Some(victim))?;
         self.names.forget(req.node, name);
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Subvolumes {
 
     /// The subvolume that an inode is in.
     pub(crate) fn info(&self, id: InodeId) -> Result<SubvolumeInfo> {
-        self.fs.subvolumes()?.into_iter().find(|info| info.id == id.root).ok_or(Error::NotFound)
+        self.fs.subvolume_info(id.root)
     }
 
     /// See [`NameCache::settle`].

@@ -62,14 +62,7 @@ impl ChildRefs {
     }
 
     /// The same for the extent of one file extent item.
-    pub(crate) fn add_data(
-        &self,
-        refs: &mut DelayedRefs,
-        key: &Key,
-        item: &[u8],
-        parent: Option<Logical>,
-        delta: i64,
-    ) {
+    pub(crate) fn add_data(&self, refs: &mut DelayedRefs, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
         let Some(extent) = regular_extent(item) else { return };
         let keyed =
             RefKey::Data { root: self.owner, ino: Ino(key.objectid), offset: key.offset.wrapping_sub(extent.offset) };

@@ -15,7 +15,8 @@
 //! Invariants:
 //! - I1. A tree is dropped in transactions after the one that marked it as deleted, so all of its blocks are recorded in the
 //!   extent tree.
-//! - I2. Moving references below a shared block begins at the leaves, so where it ends early it is begun again, and what was
+//! - I2. What a part changes is queued when the whole part is known: a tree that cannot be read is left as it was.
+//! - I3. Moving references below a shared block begins at the leaves, so where it ends early it is begun again, and what was
 //!   moved is passed over.
 //!
 //! Source: the btrfs design notes on mixed back references; what Linux leaves on disk amid deletions.
@@ -47,7 +48,8 @@ impl Engine {
             if budget <= 0 {
                 break;
             }
-            if self.drop_part(id, committer, transid, &mut budget)? {
+            let done = self.drop_part(id, committer, transid, &mut budget)?;
+            if done {
                 self.dead_roots.lock().retain(|other| *other != id);
             }
         }
@@ -65,13 +67,7 @@ impl Engine {
     }
 
     /// Drops a part of one; whether nothing is left of it.
-    fn drop_part(
-        &self,
-        id: RootId,
-        committer: &mut Committer,
-        transid: Generation,
-        budget: &mut i64,
-    ) -> Result<bool> {
+    fn drop_part(&self, id: RootId, committer: &mut Committer, transid: Generation, budget: &mut i64) -> Result<bool> {
         let Some(tree) = self.tree(id)? else { return Ok(true) };
         let (root, key_offset) = (tree.root_ptr(), tree.root.lock().key_offset);
         let Some(item) = self.root_item(id)? else { return Ok(true) };
@@ -82,13 +78,26 @@ impl Engine {
         let progress = (item.drop_progress != Key::MIN).then_some((item.drop_progress, item.drop_level));
         let mut walk = Drop {
             engine: self,
-            refs: &mut committer.refs,
+            before: &committer.refs,
+            refs: DelayedRefs::new(),
             extent_root: self.own_tree(RootId::EXTENT_TREE)?.root_ptr(),
             child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid },
             created: Generation(key_offset),
             budget,
         };
-        if let Some((key, level)) = walk.drop_tree(&root, progress).map_err(|error| error.in_tree(id))? {
+        let stopped = match walk.drop_tree(&root, progress) {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                // I2
+                let error = error.in_tree(id);
+                tracing::error!("what is left of deleted subvolume {id} stays: {error}");
+                self.drop_failures.lock().push(error);
+                return Ok(true);
+            }
+        };
+        let refs = walk.refs;
+        committer.refs.append(refs);
+        if let Some((key, level)) = stopped {
             let mut state = tree.root.lock();
             if let Some(item) = &mut state.item {
                 (item.drop_progress, item.drop_level) = (key, level);
@@ -110,7 +119,10 @@ impl Engine {
 /// One walk through a deleted tree.
 struct Drop<'a> {
     engine: &'a Engine,
-    refs: &'a mut DelayedRefs,
+    /// What was queued before.
+    before: &'a DelayedRefs,
+    /// What the walk changes.
+    refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
     /// The transaction that made the snapshot: its own blocks are newer.
@@ -131,7 +143,7 @@ impl Drop<'_> {
         } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
             return Ok(Some(progress));
         }
-        self.child_refs.add_node(self.refs, &node, RefKey::TreeBlock(self.child_refs.owner), -1);
+        self.child_refs.add_node(&mut self.refs, &node, RefKey::TreeBlock(self.child_refs.owner), -1);
         self.engine.store.forget(root.bytenr);
         Ok(None)
     }
@@ -146,7 +158,7 @@ impl Drop<'_> {
         let parent = flags.contains(ExtentFlags::FULL_BACKREF).then_some(node.bytenr());
         if node.is_leaf() {
             *self.budget -= node.nritems() as i64;
-            self.child_refs.add_children(self.refs, node, parent, -1);
+            self.child_refs.add_children(&mut self.refs, node, parent, -1);
             return Ok(None);
         }
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
@@ -159,18 +171,13 @@ impl Drop<'_> {
             if let Some(stopped) = self.drop_child(node, slot, below)? {
                 return Ok(Some(stopped));
             }
-            self.child_refs.add_child(self.refs, node, slot, parent, -1);
+            self.child_refs.add_child(&mut self.refs, node, slot, parent, -1);
         }
         Ok(None)
     }
 
     /// Drops what a child holds; its own reference is left to the caller.
-    fn drop_child(
-        &mut self,
-        node: &Node,
-        slot: usize,
-        progress: Option<DropProgress>,
-    ) -> Result<Option<DropProgress>> {
+    fn drop_child(&mut self, node: &Node, slot: usize, progress: Option<DropProgress>) -> Result<Option<DropProgress>> {
         let ptr = node.child_ptr(slot, self.child_refs.owner);
         let (nr_users, flags) = self.users_of(ptr.bytenr)?;
         *self.budget -= 1;
@@ -187,7 +194,7 @@ impl Drop<'_> {
     }
 
     /// Moves the references that this tree's id stands for in a block that stays, and in those below it, to the blocks'
-    /// addresses. False where it ended early (I2).
+    /// addresses. False where it ended early (I3).
     fn move_refs(&mut self, ptr: &NodePtr) -> Result<bool> {
         let owner = self.child_refs.owner;
         // Blocks of the time before the snapshot are the source's.
@@ -211,8 +218,8 @@ impl Drop<'_> {
             }
         }
         *self.budget -= 1 + node.nritems() as i64;
-        self.child_refs.add_children(self.refs, &node, Some(node.bytenr()), 1);
-        self.child_refs.add_children(self.refs, &node, None, -1);
+        self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1);
+        self.child_refs.add_children(&mut self.refs, &node, None, -1);
         let extent = self.child_refs.extent_at(node.bytenr());
         self.refs.set_flags(extent, kind_of(&node), ExtentFlags::FULL_BACKREF, self.child_refs.transid);
         Ok(true)
@@ -223,7 +230,7 @@ impl Drop<'_> {
         let nodesize = u64::from(self.child_refs.nodesize);
         let info = extent_tree::lookup_extent(&*self.engine.store, &self.extent_root, bytenr, nodesize, true)?;
         let (mut refs, mut flags) = info.map_or((0, ExtentFlags::empty()), |info| (info.refs, info.flags));
-        if let Some((delta, set_flags)) = self.refs.net(bytenr) {
+        for (delta, set_flags) in [self.before, &self.refs].into_iter().filter_map(|queue| queue.net(bytenr)) {
             refs = refs.saturating_add_signed(delta);
             flags |= set_flags;
         }

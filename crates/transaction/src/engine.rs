@@ -153,6 +153,8 @@ pub struct Engine {
     pub(crate) shares_blocks: AtomicBool,
     /// Bytes of the extent tree at the last commit.
     pub(crate) extent_tree_bytes: AtomicU64,
+    /// Why deleted subvolumes were not dropped, as long as nobody asked.
+    pub(crate) drop_failures: Mutex<Vec<Error>>,
     /// The highest id of a subvolume so far, once it is known.
     pub(crate) last_root_id: Mutex<Option<u64>>,
     pub(crate) superblock: RwLock<Superblock>,
@@ -220,6 +222,7 @@ impl Engine {
             dead_roots: Mutex::default(),
             shares_blocks: AtomicBool::new(shares_blocks),
             extent_tree_bytes: AtomicU64::new(0),
+            drop_failures: Mutex::default(),
             last_root_id: Mutex::default(),
             superblock: RwLock::new(parts.superblock),
             epoch: EpochLoad::default(),

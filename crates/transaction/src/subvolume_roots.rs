@@ -271,13 +271,7 @@ impl Engine {
         })
     }
 
-    fn put_root_node(
-        &self,
-        raw: Vec<u8>,
-        id: RootId,
-        refs: &mut DelayedRefs,
-        transid: Generation,
-    ) -> Result<RootPtr> {
+    fn put_root_node(&self, raw: Vec<u8>, id: RootId, refs: &mut DelayedRefs, transid: Generation) -> Result<RootPtr> {
         let node = Arc::new(Node::new(raw.into_boxed_slice())?);
         let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid };
         child_refs.add_node(refs, &node, RefKey::TreeBlock(id), 1);
@@ -308,7 +302,8 @@ impl Engine {
         transid: Generation,
     ) -> Result<()> {
         self.change_uuid_item(kind, uuid, refs, transid, |ids| {
-            *ids = ids.chunks(size_of::<u64>()).filter(|other| **other != id.0.to_le_bytes()).flatten().copied().collect();
+            *ids =
+                ids.chunks(size_of::<u64>()).filter(|other| **other != id.0.to_le_bytes()).flatten().copied().collect();
         })
     }
 
@@ -359,6 +354,11 @@ impl Engine {
     /// Deleted subvolumes whose space is not given back yet.
     pub fn nr_dead_roots(&self) -> usize {
         self.dead_roots.lock().len()
+    }
+
+    /// The next reason why a deleted subvolume was not dropped: what is left of it stays.
+    pub fn take_drop_failure(&self) -> Option<Error> {
+        self.drop_failures.lock().pop()
     }
 
     pub(crate) fn has_root_changes(&self) -> bool {

@@ -94,7 +94,7 @@ pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
 fn delete_in_image(fs: &Fs, at: &ImagePath) -> anyhow::Result<()> {
     lookup_subvolume(fs, at)?;
     let (dir, name) = lookup_parent(fs, at)?;
-    fs.delete_subvolume(dir, name).map_err(|error| explain(DELETE, at, error))?;
+    fs.delete_subvolume(dir, name, None).map_err(|error| explain(DELETE, at, error))?;
     print_out(&format!("Delete subvolume '{at}'\n"))
 }
 

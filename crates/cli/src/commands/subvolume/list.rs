@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 use ubtrfs_format::RootId;
-use ubtrfs_format::item::RootFlags;
+use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_fs::SubvolumeInfo;
 use uuid::Uuid;
 
@@ -78,7 +78,7 @@ fn line(text: &mut String, info: &SubvolumeInfo, fields: Fields, otime: bool) ->
     }
     write!(text, " top level {}", info.parent.map_or(0, |parent| parent.0))?;
     if otime {
-        write!(text, " otime {}", seconds_text(info))?;
+        write!(text, " otime {}", seconds_text(info.otime))?;
     }
     if fields.parent_uuid {
         write!(text, " parent_uuid {}", wide(info.parent_uuid))?;
@@ -108,11 +108,15 @@ pub(super) fn uuid_text(uuid: Uuid) -> String {
     if uuid.is_nil() { "-".to_owned() } else { uuid.to_string() }
 }
 
-/// When it was made, in UTC.
-pub(super) fn seconds_text(info: &SubvolumeInfo) -> String {
-    let mut text = time_text(info.otime);
+/// A time in UTC, to the second.
+pub(super) fn seconds_text(time: Timespec) -> String {
+    let mut text = time_text(time);
     text.truncate(text.len() - ".000000001".len());
     text
+}
+
+fn time_json(time: Timespec) -> Value {
+    json!({ "sec": time.sec, "nsec": time.nsec })
 }
 
 pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
@@ -128,8 +132,14 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
         "parent_uuid": uuid(info.parent_uuid),
         "received_uuid": uuid(info.received_uuid),
         "generation": info.generation.0,
+        "ctransid": info.ctransid.0,
         "otransid": info.otransid.0,
-        "otime": { "sec": info.otime.sec, "nsec": info.otime.nsec },
+        "stransid": info.stransid.0,
+        "rtransid": info.rtransid.0,
+        "ctime": time_json(info.ctime),
+        "otime": time_json(info.otime),
+        "stime": time_json(info.stime),
+        "rtime": time_json(info.rtime),
     });
     if std::str::from_utf8(&info.path).is_err() {
         // The path above has replacement characters.
@@ -140,7 +150,6 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use ubtrfs_format::item::Timespec;
     use ubtrfs_format::{Generation, Ino};
 
     use super::*;
@@ -159,6 +168,12 @@ mod tests {
             received_uuid: Uuid::nil(),
             generation: Generation(8),
             otransid: Generation(7),
+            ctransid: Generation(7),
+            stransid: Generation(0),
+            rtransid: Generation(0),
+            ctime: Timespec::default(),
+            stime: Timespec::default(),
+            rtime: Timespec::default(),
             otime: Timespec { sec: 1_795_275_512, nsec: 1 },
         };
         assert_eq!(plain_line(&info), "ID 259 gen 8 top level 5 path d/s\n");

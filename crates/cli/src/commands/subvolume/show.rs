@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use ubtrfs_format::RootId;
+use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::SubvolumeInfo;
 
 use super::list::{is_read_only, json_of, plain_line, seconds_text, uuid_text};
@@ -70,19 +71,27 @@ fn text<'a>(
     let is_top = info.id == RootId::FS_TREE;
     let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let parent = info.parent.map_or(0, |parent| parent.0);
+    let time = |time: Timespec| match time.sec {
+        0 => "-".to_owned(),
+        _ => format!("{} +0000", seconds_text(time)),
+    };
     let mut text = if is_top { "/\n".to_owned() } else { format!("{}\n", printable(&info.path)) };
     for (title, value) in [
         ("Name: \t\t", if is_top { "<FS_TREE>".to_owned() } else { printable(name) }),
         ("UUID: \t\t", uuid_text(info.uuid)),
         ("Parent UUID: \t", uuid_text(info.parent_uuid)),
         ("Received UUID: \t", uuid_text(info.received_uuid)),
-        ("Creation time: \t", format!("{} +0000", seconds_text(info))),
+        ("Creation time: \t", time(info.otime)),
         ("Subvolume ID: \t", info.id.0.to_string()),
         ("Generation: \t", info.generation.0.to_string()),
         ("Gen at creation: ", info.otransid.0.to_string()),
         ("Parent ID: \t", parent.to_string()),
         ("Top level ID: \t", parent.to_string()),
         ("Flags: \t\t", if is_read_only(info) { "readonly".to_owned() } else { "-".to_owned() }),
+        ("Send transid: \t", info.stransid.0.to_string()),
+        ("Send time: \t", time(info.stime)),
+        ("Receive transid: ", info.rtransid.0.to_string()),
+        ("Receive time: \t", time(info.rtime)),
     ] {
         writeln!(text, "\t{title}\t{value}")?;
     }
