@@ -94,15 +94,23 @@ impl Fs {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: as much
-    /// as there is now from all files side by side, then what is left in one pass through each file. No inode lock may be
-    /// held.
+    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: large
+    /// files in one pass through each, of small ones as much as there is now side by side, and then what is left in one pass.
+    /// No inode lock may be held.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
-        let mut waiting = self.data.queued(usize::MAX);
-        waiting.retain(|inode| of.is_none_or(|root| inode.id.root == root));
-        let mut tagged: u64 = waiting.iter().map(|inode| inode.state.read().data.dirty_bytes()).sum();
-        waiting.reverse();
-        while !waiting.is_empty() && tagged > 0 {
+        let tagged =
+            self.data.queued(usize::MAX).into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
+        let tagged = tagged.map(|inode| {
+            let bytes = inode.state.read().data.dirty_bytes();
+            (inode, bytes)
+        });
+        let (large, small): (Vec<_>, Vec<_>) = tagged.partition(|(_, bytes)| *bytes >= OWN_BYTES);
+        for (inode, _) in large {
+            self.flush_inode(&inode, 0..u64::MAX)?;
+        }
+        let mut bytes: u64 = small.iter().map(|(_, bytes)| bytes).sum();
+        let mut waiting: Vec<_> = small.into_iter().rev().map(|(inode, _)| inode).collect();
+        while !waiting.is_empty() && bytes > 0 {
             let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
             let batch: Vec<_> = batch.into_iter().rev().collect();
             let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, Wait::Never)?;
@@ -111,7 +119,7 @@ impl Fs {
                     waiting.push(Arc::clone(inode));
                 }
             }
-            tagged = tagged.saturating_sub(written.bytes);
+            bytes = bytes.saturating_sub(written.bytes);
             if written.bytes == 0
                 && let Some(inode) = waiting.pop()
             {

@@ -33,6 +33,7 @@ mod subvolume;
 mod subvolume_delete;
 mod subvolume_list;
 mod subvolume_ops;
+mod subvolume_rename;
 mod types;
 mod xattr;
 

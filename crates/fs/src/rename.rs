@@ -1,12 +1,12 @@
-//! Renaming: plain, without replacing, exchanging, leaving a whiteout.
+//! Renaming: plain, without replacing, exchanging, leaving a whiteout. Subvolumes: [`crate::subvolume_rename`].
 //!
 //! - I1. The rename lock is held from looking for loops to putting the items: directories' parents do not change in
 //!   between.
 
 use std::sync::Arc;
 
-use ubtrfs_format::Ino;
 use ubtrfs_format::item::{DirEntry, Timespec};
+use ubtrfs_format::{Ino, RootId};
 
 use crate::Fs;
 use crate::create::{Draft, check_dir_takes_names, entry_changed, next_index};
@@ -24,6 +24,8 @@ struct End<'n> {
     name: &'n [u8],
     entry: Option<DirEntry>,
     inode: Option<Arc<Inode>>,
+    /// The subvolume that is there in place of an inode of this one.
+    subvolume: Option<RootId>,
     /// The directory's sequence when the name was looked up.
     sequence: u64,
 }
@@ -40,7 +42,13 @@ impl Fs {
     ) -> Result<()> {
         check_arguments(name, new_name, flags)?;
         if dir.root != new_dir.root {
-            return Err(Error::CrossDevice);
+            // Only subvolumes go from one to another.
+            let (id, _) = self.find_subvolume(dir, name).map_err(|error| match error {
+                Error::InvalidArgument(_) => Error::CrossDevice,
+                other => other,
+            })?;
+            let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+            return self.rename_subvolume(id, (&dir, name), (&new_dir, new_name), flags);
         }
         let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
         if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
@@ -50,7 +58,14 @@ impl Fs {
             let reservation = self.reserve(RENAME_ITEMS)?;
             let _rename = self.rename_lock.lock();
             let from = self.end(&dir, name)?;
+            if let Some(id) = from.subvolume {
+                drop((_rename, reservation));
+                return self.rename_subvolume(id, (&dir, name), (&new_dir, new_name), flags);
+            }
             let to = self.end(&new_dir, new_name)?;
+            if to.subvolume.is_some() {
+                return Err(Error::NotPermitted("subvolumes are not replaced"));
+            }
             let Some(source) = from.inode.clone() else { return Err(Error::NotFound) };
             if to.inode.is_some() && flags.contains(RenameFlags::NOREPLACE) {
                 return Err(Error::Exists);
@@ -108,17 +123,17 @@ impl Fs {
             };
             (found, state.item.sequence)
         };
-        let inode = match &entry {
-            None => None,
-            Some(entry) => {
-                let id = self.target_id(dir.id, &entry.location, name)?;
-                if id.root != dir.id.root || id.ino == EMPTY_DIR {
-                    return Err(Error::NotPermitted("subvolumes cannot be renamed or replaced"));
+        let (inode, subvolume) = match &entry {
+            None => (None, None),
+            Some(entry) => match self.target_id(dir.id, &entry.location, name)? {
+                id if id.ino == EMPTY_DIR => {
+                    return Err(Error::NotPermitted("what stands for a subvolume is not renamed or replaced"));
                 }
-                Some(self.inode(id)?)
-            }
+                id if id.root != dir.id.root => (None, Some(id.root)),
+                id => (Some(self.inode(id)?), None),
+            },
         };
-        Ok(End { dir: Arc::clone(dir), name, entry, inode, sequence })
+        Ok(End { dir: Arc::clone(dir), name, entry, inode, subvolume, sequence })
     }
 
     /// Whether a name still leads where it did before the locks were taken. Every change of a directory's names changes its
