@@ -94,9 +94,9 @@ impl Fs {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: large
-    /// files in one pass through each, of small ones as much as there is now side by side, and then what is left in one pass.
-    /// No inode lock may be held.
+    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: as much as
+    /// there is now, of many files side by side, and then what is left in one pass through each file. Of a subvolume, which
+    /// somebody may be writing to all the time, large files in one pass from the start. No inode lock may be held.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged =
             self.data.queued(usize::MAX).into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
@@ -104,12 +104,12 @@ impl Fs {
             let bytes = inode.state.read().data.dirty_bytes();
             (inode, bytes)
         });
-        let (large, small): (Vec<_>, Vec<_>) = tagged.partition(|(_, bytes)| *bytes >= OWN_BYTES);
+        let (large, others): (Vec<_>, Vec<_>) = tagged.partition(|(_, bytes)| of.is_some() && *bytes >= OWN_BYTES);
         for (inode, _) in large {
             self.flush_inode(&inode, 0..u64::MAX)?;
         }
-        let mut bytes: u64 = small.iter().map(|(_, bytes)| bytes).sum();
-        let mut waiting: Vec<_> = small.into_iter().rev().map(|(inode, _)| inode).collect();
+        let mut bytes: u64 = others.iter().map(|(_, bytes)| bytes).sum();
+        let mut waiting: Vec<_> = others.into_iter().rev().map(|(inode, _)| inode).collect();
         while !waiting.is_empty() && bytes > 0 {
             let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
             let batch: Vec<_> = batch.into_iter().rev().collect();

@@ -153,7 +153,8 @@ impl Compare<'_> {
         }
         for workload in workloads {
             for round in 0..self.args.runs {
-                for side in &self.args.sides {
+                let sides = self.args.sides.iter();
+                for side in sides.filter(|side| !workload.needs_subvolumes() || **side != SideKind::Null) {
                     let run = self
                         .one(*workload, *side, round, &sizes)
                         .with_context(|| format!("{} on the {} side", workload.name(), side.name()))?;

@@ -7,11 +7,13 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 
 use super::{Kind, Meta, Target};
+use crate::machine;
 
 /// The directory to work in.
 #[derive(Debug)]
@@ -26,6 +28,23 @@ impl DirTarget {
         let root = rustix::fs::open(path, flags, Mode::empty())
             .with_context(|| format!("cannot open the directory {}", path.display()))?;
         Ok(Self { path: path.to_owned(), root })
+    }
+}
+
+impl DirTarget {
+    /// Runs `btrfs subvolume`, or ours where the directory is in a mount of ubtrfs.
+    fn subvolume(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
+        let program = match ubtrfs_fuse::MountedPath::open(&self.path)? {
+            Some(_) => machine::beside("ubtrfs")?,
+            None => machine::program("btrfs")?,
+        };
+        let mut call = Command::new(&program);
+        call.arg("subvolume").args(command).args(paths.iter().map(|path| self.path.join(path)));
+        let output = call.output().with_context(|| format!("cannot run {}", program.display()))?;
+        if !output.status.success() {
+            bail!("subvolume {}: {}", command[0], String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
     }
 }
 
@@ -170,6 +189,20 @@ impl Target for DirTarget {
     fn rename(&self, dir: &PathBuf, name: &[u8], new_name: &[u8]) -> Result<()> {
         let (from, to) = (join(dir, name), join(dir, new_name));
         at(rustix::fs::renameat(&self.root, &from, &self.root, &to), "rename", &from)
+    }
+
+    fn make_subvolume(&self, dir: &PathBuf, name: &[u8]) -> Result<PathBuf> {
+        let path = join(dir, name);
+        self.subvolume(&["create"], &[&path])?;
+        Ok(path)
+    }
+
+    fn snapshot(&self, dir: &PathBuf, source: &[u8], name: &[u8]) -> Result<()> {
+        self.subvolume(&["snapshot", "-r"], &[&join(dir, source), &join(dir, name)])
+    }
+
+    fn delete_subvolume(&self, dir: &PathBuf, name: &[u8]) -> Result<()> {
+        self.subvolume(&["delete"], &[&join(dir, name)])
     }
 
     /// syncfs(2); on a mount of ubtrfs its own sync too, because syncfs(2) does not reach a FUSE server.

@@ -171,6 +171,20 @@ impl Target for EngineTarget {
         Ok(self.fs.rename(*dir, name, *dir, new_name, RenameFlags::empty())?)
     }
 
+    fn make_subvolume(&self, dir: &InodeId, name: &[u8]) -> Result<InodeId> {
+        Ok(self.fs.create_subvolume(*dir, name, &Caller::ROOT)?)
+    }
+
+    fn snapshot(&self, dir: &InodeId, source: &[u8], name: &[u8]) -> Result<()> {
+        let source = self.fs.lookup(*dir, source)?.id.root;
+        self.fs.snapshot(source, *dir, name, true)?;
+        Ok(())
+    }
+
+    fn delete_subvolume(&self, dir: &InodeId, name: &[u8]) -> Result<()> {
+        Ok(self.fs.delete_subvolume(*dir, name, None)?)
+    }
+
     fn engine_metrics(&self) -> BTreeMap<String, f64> {
         let single = self.fs.metrics().into_iter().filter(|metric| metric.suffix != "_bucket");
         let name = |metric: &Metric| {

@@ -72,6 +72,12 @@ pub(crate) trait Target: Sync {
     fn rmdir(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
     /// Gives a file another name in the same directory.
     fn rename(&self, dir: &Self::Dir, name: &[u8], new_name: &[u8]) -> Result<()>;
+    /// Makes a subvolume and hands out its root directory.
+    fn make_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::Dir>;
+    /// Makes a read-only snapshot of a subvolume in the same directory.
+    fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
+    /// Deletes a subvolume; its space is given back later.
+    fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
     /// What the engine counted since it was opened; nothing where it is elsewhere.

@@ -4,6 +4,7 @@ mod data;
 mod fsync;
 mod mixed;
 mod names;
+mod snapshot;
 mod untar;
 
 use std::path::PathBuf;
@@ -38,6 +39,8 @@ pub(crate) enum Workload {
     Fsync,
     /// Create, write, read, stat, rename and remove at random
     Mixed,
+    /// Take snapshots of a subvolume while threads write in it
+    Snapshot,
 }
 
 /// Sizes, as the user gives them; what is left out has a default by workload.
@@ -52,13 +55,13 @@ pub(crate) struct Sizes {
     /// Threads that make requests
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<u64>,
-    /// Bytes of file data (seqwrite, seqread, randwrite, randread)
+    /// Bytes of file data (seqwrite, seqread, randwrite, randread, snapshot)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) bytes: Option<u64>,
     /// Bytes of a read or write
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     pub(crate) block: Option<u64>,
-    /// Operations (randread, fsync, mixed)
+    /// Operations (randread, fsync, mixed, snapshot)
     #[arg(long, value_name = "N")]
     pub(crate) ops: Option<u64>,
     /// Archive to unpack (untar, rm, find); a synthetic source tree if left out
@@ -92,6 +95,7 @@ impl Params {
             Workload::Randread => (4, 512 << 20, 4096, 50_000),
             Workload::Fsync => (1, 0, 4096, 500),
             Workload::Mixed => (4, 0, 4096, 50_000),
+            Workload::Snapshot => (1, 1 << 30, 4096, 10),
             Workload::Untar | Workload::Rm | Workload::Find => (1, 0, 0, 0),
         };
         let files = if workload == Workload::Fsmark { 100_000 } else { 20_000 };
@@ -109,7 +113,7 @@ impl Params {
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Untar,
         Self::Fsmark,
         Self::Rm,
@@ -120,6 +124,7 @@ impl Workload {
         Self::Randread,
         Self::Fsync,
         Self::Mixed,
+        Self::Snapshot,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -134,6 +139,7 @@ impl Workload {
             Self::Randread => "randread",
             Self::Fsync => "fsync",
             Self::Mixed => "mixed",
+            Self::Snapshot => "snapshot",
         }
     }
 
@@ -147,6 +153,11 @@ impl Workload {
         matches!(self, Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed)
     }
 
+    /// Whether it needs subvolumes, which the server that does nothing has not.
+    pub(crate) fn needs_subvolumes(self) -> bool {
+        self == Self::Snapshot
+    }
+
     /// Whether it is meant to go beyond memory: then memory is limited, for all sides alike.
     pub(crate) fn limits_memory(self) -> bool {
         self == Self::Randwrite
@@ -158,7 +169,7 @@ impl Workload {
             Self::Rm | Self::Find => untar::measure(target, params, base).map(drop),
             Self::Seqread | Self::Randread => data::seqwrite(target, params, base).map(drop),
             Self::Mixed => mixed::prepare(target, params, base),
-            Self::Untar | Self::Fsmark | Self::Seqwrite | Self::Randwrite | Self::Fsync => Ok(()),
+            Self::Untar | Self::Fsmark | Self::Seqwrite | Self::Randwrite | Self::Fsync | Self::Snapshot => Ok(()),
         }
     }
 
@@ -175,6 +186,7 @@ impl Workload {
             Self::Randread => data::randread(target, params, base),
             Self::Fsync => fsync::measure(target, params, base),
             Self::Mixed => mixed::measure(target, params, base),
+            Self::Snapshot => snapshot::measure(target, params, base),
         }
     }
 }
