@@ -71,11 +71,13 @@ pub(crate) struct Work {
     /// File data moved.
     pub(crate) bytes: u64,
     pub(crate) latencies: Latencies,
+    /// The time that counts, where it is not that of everything.
+    pub(crate) timed: Option<Duration>,
 }
 
 impl Work {
     pub(crate) fn new() -> Self {
-        Self { ops: 0, bytes: 0, latencies: Latencies::new() }
+        Self { ops: 0, bytes: 0, latencies: Latencies::new(), timed: None }
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {

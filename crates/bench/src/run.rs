@@ -1,7 +1,8 @@
 //! `bench run`: one workload on one target, one JSON result.
 //!
 //! - R1. `seconds` is the time of the work and of making it durable: `sync` of crate `fs` in this process; syncfs(2) on a
-//!   directory, and on a mount of ubtrfs its own sync too.
+//!   directory, and on a mount of ubtrfs its own sync too. Of `snapshot` it is the time of the snapshots, which are durable
+//!   when they are made.
 //! - R2. What the workload needs is made before, made durable and, as root, dropped from the caches unless asked to stay.
 //! - R3. All happens in the directory `bench` of the target, which is removed at the end unless it is to be kept.
 
@@ -192,6 +193,7 @@ fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunRes
     let seconds = started.elapsed().as_secs_f64();
     let cpu = mark.elapsed();
     let mut result = result(args.workload, params, &work)?;
+    let (seconds, worked) = work.timed.map_or((seconds, worked), |timed| (timed.as_secs_f64(), timed.as_secs_f64()));
     (result.seconds, result.work_seconds, result.sync_seconds) = (seconds, worked, seconds - worked);
     (result.cpu, result.peak_rss_mib) = (cpu, peak_rss_mib());
     result.engine = target.engine_metrics();
