@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,6 +15,8 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_testkit::capability::{kernel_oracle, program};
+
+use common::{ok, refused};
 use ubtrfs_testkit::{Compare, LoopMount, TreeEntry, compare_entries, compare_trees, judge, run as sh, walk_path};
 
 /// What an archive keeps: all but times of the target itself.
@@ -24,24 +28,6 @@ fn ready() -> bool {
 
 fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn ok(output: Output) -> String {
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{stderr}");
-    assert_eq!(stderr, "", "nothing is said without a reason");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-#[track_caller]
-fn refused(output: &Output, words: &[&str]) {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert_eq!(stderr.trim_end().lines().count(), 1, "one line: {stderr}");
-    assert!(stderr.starts_with("ubtrfs: "), "{stderr}");
-    for word in words {
-        assert!(stderr.contains(word), "'{word}' is missing: {stderr}");
-    }
 }
 
 struct Dir(TempDir);

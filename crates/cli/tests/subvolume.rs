@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -14,31 +16,14 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run as sh};
 
+use common::{ok, refused};
+
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
 fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
     command.output().unwrap()
-}
-
-#[track_caller]
-fn ok(output: &Output) -> String {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    assert_eq!(stderr, "", "nothing is said without a reason");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-#[track_caller]
-fn refused(output: &Output, words: &[&str]) {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert_eq!(stderr.trim_end().lines().count(), 1, "one line: {stderr}");
-    assert!(stderr.starts_with("ubtrfs: "), "{stderr}");
-    for word in words {
-        assert!(stderr.contains(word), "'{word}' is missing: {stderr}");
-    }
 }
 
 /// The program with these words after `subvolume`.
@@ -73,7 +58,7 @@ impl Place for OnImage {
     fn write(&self, path: &str, content: &[u8]) {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), content).unwrap();
-        ok(&ubtrfs(["cp", &file.path().display().to_string(), &self.at(path)]));
+        ok(ubtrfs(["cp", &file.path().display().to_string(), &self.at(path)]));
     }
 
     fn finish(self) -> Image {
@@ -91,7 +76,7 @@ impl OnMount {
     fn new(image: Image, options: &[&str]) -> Self {
         let dir = TempDir::with_prefix("ubtrfs-subvolume-").unwrap();
         let (device, point) = (image.path().display().to_string(), dir.path().display().to_string());
-        ok(&ubtrfs(["mount"].iter().chain(options).chain([&&*device, &&*point])));
+        ok(ubtrfs(["mount"].iter().chain(options).chain([&&*device, &&*point])));
         Self { image: Some(image), dir }
     }
 
@@ -111,7 +96,7 @@ impl Place for OnMount {
 
     fn finish(mut self) -> Image {
         let image = self.image.take().unwrap();
-        ok(&ubtrfs([OsStr::new("umount"), self.dir.path().as_os_str()]));
+        ok(ubtrfs([OsStr::new("umount"), self.dir.path().as_os_str()]));
         image
     }
 }
@@ -136,7 +121,7 @@ fn lists(list: impl Fn(&[&str]) -> String) -> Vec<String> {
 }
 
 fn our_lists(target: &str) -> Vec<String> {
-    lists(|options| ok(&subvolume(["list"].iter().chain(options).chain([&target]))))
+    lists(|options| ok(subvolume(["list"].iter().chain(options).chain([&target]))))
 }
 
 fn their_lists(mount: &LoopMount) -> Vec<String> {
@@ -160,45 +145,45 @@ fn comparable(show: &str) -> Vec<String> {
 fn live<P: Place>(place: P) -> Image {
     let at = |path: &str| place.at(path);
     let big = Rng::new(9).bytes(3_000_000);
-    assert_eq!(ok(&subvolume(["create", &at("a")])), format!("Create subvolume '{}'\n", at("a")));
-    ok(&subvolume(["create", &at("gone"), &at("a/in"), &at("b")]));
+    assert_eq!(ok(subvolume(["create", &at("a")])), format!("Create subvolume '{}'\n", at("a")));
+    ok(subvolume(["create", &at("gone"), &at("a/in"), &at("b")]));
     place.write("a/file", b"one");
     place.write("a/big", &big);
     place.write("a/in/deep", b"deep");
     place.write("gone/big", &big);
-    let said = ok(&subvolume(["snapshot", "-r", &at("a"), &at("s")]));
+    let said = ok(subvolume(["snapshot", "-r", &at("a"), &at("s")]));
     assert_eq!(said, format!("Create a readonly snapshot of '{}' in '{}'\n", at("a"), at("s")));
     place.write("a/file", b"two");
     // Into a directory, where it gets the source's name.
-    let said = ok(&subvolume(["snapshot", &at("a"), &at("b")]));
+    let said = ok(subvolume(["snapshot", &at("a"), &at("b")]));
     assert_eq!(said, format!("Create a snapshot of '{}' in '{}'\n", at("a"), at("b/a")));
     place.write("b/a/file", b"three");
-    ok(&subvolume(["snapshot", &at("s"), &at("again")]));
+    ok(subvolume(["snapshot", &at("s"), &at("again")]));
     place.write("again/file", b"four");
-    ok(&subvolume(["set-read-only", &at("b"), "true"]));
-    ok(&subvolume(["set-read-only", &at("again"), "true"]));
-    ok(&subvolume(["set-read-only", &at("again"), "false"]));
+    ok(subvolume(["set-read-only", &at("b"), "true"]));
+    ok(subvolume(["set-read-only", &at("again"), "true"]));
+    ok(subvolume(["set-read-only", &at("again"), "false"]));
 
-    assert_eq!(ok(&subvolume(["get-default", &at("")])), "ID 5 (FS_TREE)\n");
-    ok(&subvolume(["set-default", &at("gone")]));
-    assert!(ok(&subvolume(["get-default", &at("")])).ends_with(" top level 5 path gone\n"));
+    assert_eq!(ok(subvolume(["get-default", &at("")])), "ID 5 (FS_TREE)\n");
+    ok(subvolume(["set-default", &at("gone")]));
+    assert!(ok(subvolume(["get-default", &at("")])).ends_with(" top level 5 path gone\n"));
     // Images are opened by their default subvolume.
     refused(&subvolume(["delete", "-o", "subvolid=5", &at("gone")]), &["cannot delete", "default"]);
-    ok(&subvolume(["set-default", "5", &at("")]));
+    ok(subvolume(["set-default", "5", &at("")]));
     refused(&subvolume(["delete", "-c", &at("a")]), &["cannot delete", "other subvolumes"]);
 
-    let said = ok(&subvolume(["delete", &at("gone"), &at("a/in")]));
+    let said = ok(subvolume(["delete", &at("gone"), &at("a/in")]));
     assert_eq!(said, format!("Delete subvolume '{}'\nDelete subvolume '{}'\n", at("gone"), at("a/in")));
     refused(&subvolume(["show", &at("gone")]), &["gone"]);
 
-    let list = ok(&subvolume(["list", &at("")]));
+    let list = ok(subvolume(["list", &at("")]));
     let paths: Vec<&str> = list.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
     assert_eq!(paths, ["a", "b", "s", "b/a", "again"], "by id: {list}");
-    let json = ok(&subvolume(["list", "--json", "-s", &at("")]));
+    let json = ok(subvolume(["list", "--json", "-s", &at("")]));
     assert_eq!(json.matches("\"parent_uuid\"").count(), 3, "{json}");
     assert_eq!(json.matches("\"read_only\": true").count(), 1, "{json}");
-    assert!(ok(&subvolume(["show", &at("s")])).contains("readonly"));
-    assert!(ok(&subvolume(["show", "--json", &at("a")])).contains("\"b/a\""));
+    assert!(ok(subvolume(["show", &at("s")])).contains("readonly"));
+    assert!(ok(subvolume(["show", "--json", &at("a")])).contains("\"b/a\""));
     place.finish()
 }
 
@@ -206,7 +191,7 @@ fn live<P: Place>(place: P) -> Image {
 fn judge_life(image: &Image) {
     btrfs_check(image.path()).unwrap();
     let ours = our_lists(&image.path().display().to_string());
-    let show = |path: &str| comparable(&ok(&subvolume(["show", &format!("{}:/{path}", image.path().display())])));
+    let show = |path: &str| comparable(&ok(subvolume(["show", &format!("{}:/{path}", image.path().display())])));
     let shown = ["", "a", "b", "s", "b/a", "again"].map(|path| (path, show(path)));
     let linux = LoopMount::new(image.path(), "ro").unwrap();
     assert_eq!(ours, their_lists(&linux));
@@ -260,10 +245,10 @@ fn deleting_from_an_image_gives_the_space_back() {
         return;
     }
     let place = OnImage(image());
-    ok(&subvolume(["create", &place.at("a")]));
+    ok(subvolume(["create", &place.at("a")]));
     place.write("a/big", &Rng::new(3).bytes(50_000_000));
-    ok(&subvolume(["snapshot", &place.at("a"), &place.at("b")]));
-    ok(&subvolume(["delete", &place.at("a"), &place.at("b")]));
+    ok(subvolume(["snapshot", &place.at("a"), &place.at("b")]));
+    ok(subvolume(["delete", &place.at("a"), &place.at("b")]));
     btrfs_check(place.0.path()).unwrap();
     let linux = LoopMount::new(place.0.path(), "ro").unwrap();
     let point = linux.path().display().to_string();
@@ -303,10 +288,10 @@ fn what_linux_made_is_listed_as_linux_lists_it() {
     let place = OnImage(image);
     assert_eq!(our_lists(&place.at("")), expected);
     assert_eq!(our_lists(&place.0.path().display().to_string()), expected, "the image alone");
-    assert_eq!(paths.map(|path| comparable(&ok(&subvolume(["show", &place.at(path)])))), shown);
+    assert_eq!(paths.map(|path| comparable(&ok(subvolume(["show", &place.at(path)])))), shown);
     let place = OnMount::new(place.finish(), &["-r"]);
     assert_eq!(our_lists(&place.at("a/in")), expected);
-    assert_eq!(paths.map(|path| comparable(&ok(&subvolume(["show", &place.at(path)])))), shown);
+    assert_eq!(paths.map(|path| comparable(&ok(subvolume(["show", &place.at(path)])))), shown);
     refused(&subvolume(["create", &place.at("new")]), &["read-only"]);
     refused(&subvolume(["set-read-only", &place.at("s"), "false"]), &["read-only"]);
     refused(&subvolume(["delete", &place.at("s")]), &["read-only"]);
@@ -326,7 +311,7 @@ fn hundreds_of_subvolumes_are_listed_in_pages() {
     }
     linux.close().unwrap();
     let place = OnMount::new(image, &["-r"]);
-    let list = ok(&subvolume(["list", &place.at("")]));
+    let list = ok(subvolume(["list", &place.at("")]));
     let listed: Vec<&str> = list.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
     assert_eq!(listed, (0..300).map(name).collect::<Vec<_>>());
     place.finish();
@@ -340,8 +325,8 @@ fn what_cannot_be_is_refused_in_one_line() {
     fn refusals<P: Place>(place: P) {
         let at = |path: &str| place.at(path);
         place.write("file", b"x");
-        ok(&subvolume(["create", &at("a")]));
-        ok(&subvolume(["create", &at("a/in")]));
+        ok(subvolume(["create", &at("a")]));
+        ok(subvolume(["create", &at("a/in")]));
         refused(&subvolume(["create", &at("a")]), &["exists", "another name"]);
         refused(&subvolume(["create", &at("file")]), &["exists"]);
         refused(&subvolume(["create", &at("nowhere/x")]), &["nowhere"]);
@@ -362,13 +347,13 @@ fn what_cannot_be_is_refused_in_one_line() {
         refused(&subvolume(["set-default", "many", &at("")]), &["'many'"]);
         refused(&subvolume(["set-read-only", &at("dir"), "true"]), &["not a subvolume"]);
         refused(&subvolume(["set-read-only", &at("a"), "perhaps"]), &["perhaps"]);
-        ok(&subvolume(["set-read-only", &at("a"), "true"]));
+        ok(subvolume(["set-read-only", &at("a"), "true"]));
         refused(&subvolume(["create", &at("a/more")]), &["read-only"]);
         refused(&subvolume(["delete", &at("a/in")]), &["read-only"]);
         btrfs_check(place.finish().path()).unwrap();
     }
     let place = OnImage(image());
-    ok(&ubtrfs(["mkdir", &place.at("dir")]));
+    ok(ubtrfs(["mkdir", &place.at("dir")]));
     refusals(place);
     let mount = OnMount::new(image(), &[]);
     fs::create_dir(mount.join("dir")).unwrap();
@@ -396,12 +381,12 @@ fn names_show_at_once_as_they_are() {
         // The kernel keeps that it is not there, and the directory's content.
         assert!(!name.exists());
         assert_eq!(listed(), 0);
-        ok(&subvolume(["create", &place.at("a")]));
+        ok(subvolume(["create", &place.at("a")]));
         fs::write(name.join("file"), [round]).unwrap();
-        ok(&subvolume(["snapshot", &place.at("a"), &place.at("b")]));
+        ok(subvolume(["snapshot", &place.at("a"), &place.at("b")]));
         assert_eq!(fs::read(place.join("b/file")).unwrap(), [round]);
         assert_eq!(listed(), 2);
-        ok(&subvolume(["delete", &place.at("a"), &place.at("b")]));
+        ok(subvolume(["delete", &place.at("a"), &place.at("b")]));
         assert!(!name.exists() && !place.join("b/file").exists());
     }
     btrfs_check(place.finish().path()).unwrap();
@@ -413,10 +398,10 @@ fn a_snapshot_holds_what_the_kernel_still_had() {
         return;
     }
     let place = OnMount::new(image(), &["-o", "writeback_cache"]);
-    ok(&subvolume(["create", &place.at("a")]));
+    ok(subvolume(["create", &place.at("a")]));
     let data = Rng::new(4).bytes(300_000);
     fs::write(place.join("a/file"), &data).unwrap();
-    ok(&subvolume(["snapshot", "-r", &place.at("a"), &place.at("s")]));
+    ok(subvolume(["snapshot", "-r", &place.at("a"), &place.at("s")]));
     assert_eq!(fs::read(place.join("s/file")).unwrap(), data);
     assert_eq!(fs::write(place.join("s/file"), b"").unwrap_err().raw_os_error(), Some(30));
     btrfs_check(place.finish().path()).unwrap();
@@ -459,14 +444,14 @@ fn users_have_their_own_subvolumes_alone() {
     };
     fs::create_dir(place.join("open")).unwrap();
     open(&place.join("open"), 0o777);
-    ok(&subvolume(["create", &place.at("roots"), &place.at("open/roots")]));
+    ok(subvolume(["create", &place.at("roots"), &place.at("open/roots")]));
     open(&place.join("roots"), 0o755);
 
     refused(&user("create x"), &["permission denied"]);
-    ok(&user("create open/mine"));
+    ok(user("create open/mine"));
     let made = fs::metadata(place.join("open/mine")).unwrap();
     assert_eq!((made.uid(), made.gid(), made.mode() & 0o7777), (65534, 65534, 0o750), "owner and umask");
-    ok(&user("snapshot open/mine open/snap"));
+    ok(user("snapshot open/mine open/snap"));
     refused(&user("snapshot roots open/x"), &["somebody else's"]);
     refused(&user("snapshot open/mine x"), &["permission denied"]);
     refused(&user("delete open/roots"), &["somebody else's"]);
@@ -474,14 +459,14 @@ fn users_have_their_own_subvolumes_alone() {
     refused(&user("set-read-only roots true"), &[]);
     refused(&user("set-default open/mine"), &["somebody else's"]);
     refused(&user("list ."), &["somebody else's"]);
-    assert!(ok(&user("show open/mine")).contains("open/mine"));
-    ok(&user("set-read-only open/mine true"));
-    ok(&user("set-read-only open/mine false"));
-    ok(&user("delete open/snap"));
+    assert!(ok(user("show open/mine")).contains("open/mine"));
+    ok(user("set-read-only open/mine true"));
+    ok(user("set-read-only open/mine false"));
+    ok(user("delete open/snap"));
     open(&place.join("open"), 0o1777);
-    ok(&user("delete open/mine"));
+    ok(user("delete open/mine"));
 
-    ok(&subvolume(["create", &place.at("open/given")]));
+    ok(subvolume(["create", &place.at("open/given")]));
     chown(place.join("open/given"), Some(65534), Some(65534)).unwrap();
     open(&place.join("open"), 0o755);
     refused(&user("delete open/given"), &["permission denied"]);
@@ -494,7 +479,7 @@ fn attributes_of_the_server_are_not_listed() {
         return;
     }
     let place = OnMount::new(image(), &[]);
-    ok(&subvolume(["create", &place.at("a")]));
+    ok(subvolume(["create", &place.at("a")]));
     for path in [place.at(""), place.at("a")] {
         assert_eq!(sh("getfattr", ["-d", "-m", "-", "--absolute-names", &path]).unwrap(), "");
         let value = sh("getfattr", ["-n", "ubtrfs.subvolume", "--only-values", "--absolute-names", &path]).unwrap();

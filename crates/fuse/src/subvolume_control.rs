@@ -246,28 +246,11 @@ fn split_word(value: &[u8]) -> Option<(&str, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::subvolumes::example;
 
     #[test]
     fn records_are_read_back() {
-        let info = SubvolumeInfo {
-            id: RootId(257),
-            path: b"a b/\xff\n".to_vec(),
-            parent: Some(RootId(5)),
-            dirid: Ino(256),
-            flags: RootFlags::RDONLY,
-            uuid: "4038cbcc-8fd8-0741-a5fa-effb10cf84dd".parse().unwrap(),
-            parent_uuid: Default::default(),
-            received_uuid: Default::default(),
-            generation: Generation(9),
-            otransid: Generation(7),
-            ctransid: Generation(8),
-            stransid: Generation(6),
-            rtransid: Generation(5),
-            otime: Timespec { sec: -5, nsec: 6 },
-            ctime: Timespec { sec: 1, nsec: 2 },
-            stime: Timespec { sec: 3, nsec: 4 },
-            rtime: Timespec { sec: 7, nsec: 8 },
-        };
+        let info = SubvolumeInfo { path: b"a b/\xff\n".to_vec(), ..example() };
         let top = SubvolumeInfo { id: RootId::FS_TREE, path: Vec::new(), parent: None, ..info.clone() };
         let page = [encode(&top), encode(&info)].concat();
         assert_eq!(decode_page(&page).unwrap(), [top, info]);

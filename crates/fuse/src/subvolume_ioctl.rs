@@ -132,39 +132,19 @@ fn encode_info(info: &SubvolumeInfo) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use ubtrfs_format::item::{RootFlags, Timespec};
-    use ubtrfs_format::{Generation, Ino};
-
     use super::*;
+    use crate::subvolumes::example;
 
     #[test]
     fn fields_are_where_the_table_says() {
-        let info = SubvolumeInfo {
-            id: RootId(300),
-            path: b"dir/name".to_vec(),
-            parent: Some(RootId(5)),
-            dirid: Ino(257),
-            flags: RootFlags::RDONLY,
-            uuid: "01010101-0101-0101-0101-010101010101".parse().unwrap(),
-            parent_uuid: Default::default(),
-            received_uuid: Default::default(),
-            generation: Generation(9),
-            otransid: Generation(7),
-            ctransid: Generation(8),
-            stransid: Generation(6),
-            rtransid: Generation(5),
-            otime: Timespec { sec: 11, nsec: 12 },
-            ctime: Timespec { sec: 13, nsec: 14 },
-            stime: Timespec { sec: 15, nsec: 16 },
-            rtime: Timespec { sec: 17, nsec: 18 },
-        };
+        let info = example();
         let out = encode_info(&info);
         let at = |offset: usize| u64::from_le_bytes(*out[offset..].first_chunk().unwrap());
         assert_eq!(out.len(), INFO_LEN);
         assert_eq!((at(0), at(264), at(272), at(280), at(288)), (300, 5, 257, 9, 1));
         assert_eq!((&out[8..13], out[13], &out[296..312]), (&b"name\0"[..], 0, &[1; 16][..]));
         assert_eq!([344, 352, 360, 368].map(at), [8, 7, 6, 5]);
-        assert_eq!([376, 384, 392, 400, 408, 424].map(at), [13, 14, 11, 12, 15, 17]);
+        assert_eq!([376, 384, 392, 400, 408, 424].map(at), [13, 14, 11, 12, 15u64.wrapping_neg(), 17]);
     }
 
     #[test]

@@ -214,3 +214,30 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 const NAME_MAX: usize = 255;
 const STICKY: u32 = 0o1000;
+
+/// A subvolume, for tests: every number is another one.
+#[cfg(test)]
+pub(crate) fn example() -> SubvolumeInfo {
+    use ubtrfs_format::item::Timespec;
+    use ubtrfs_format::{Generation, Ino};
+
+    SubvolumeInfo {
+        id: RootId(300),
+        path: b"dir/name".to_vec(),
+        parent: Some(RootId(5)),
+        dirid: Ino(257),
+        flags: RootFlags::RDONLY,
+        uuid: "01010101-0101-0101-0101-010101010101".parse().unwrap_or_default(),
+        parent_uuid: Default::default(),
+        received_uuid: Default::default(),
+        generation: Generation(9),
+        otransid: Generation(7),
+        ctransid: Generation(8),
+        stransid: Generation(6),
+        rtransid: Generation(5),
+        otime: Timespec { sec: 11, nsec: 12 },
+        ctime: Timespec { sec: 13, nsec: 14 },
+        stime: Timespec { sec: -15, nsec: 16 },
+        rtime: Timespec { sec: 17, nsec: 18 },
+    }
+}

@@ -157,9 +157,13 @@ impl Engine {
                         (item.drop_progress, item.drop_level) = (Key::MIN, 0);
                     })?;
                     let Some(item) = self.root_item(id)? else { continue };
-                    self.forget_uuid(KeyType::UUID_KEY_SUBVOL, item.uuid, id, &mut committer.refs, transid)?;
-                    let received = KeyType::UUID_KEY_RECEIVED_SUBVOL;
-                    self.forget_uuid(received, item.received_uuid, id, &mut committer.refs, transid)?;
+                    let uuids = [
+                        (KeyType::UUID_KEY_SUBVOL, item.uuid),
+                        (KeyType::UUID_KEY_RECEIVED_SUBVOL, item.received_uuid),
+                    ];
+                    for uuid in uuids {
+                        self.set_uuid(uuid, id, false, &mut committer.refs, transid)?;
+                    }
                 }
             }
         }
@@ -210,8 +214,10 @@ impl Engine {
         ];
         links.sort_by_key(|(key, _)| *key);
         self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &links, refs, transid)?;
-        self.note_uuid(KeyType::UUID_KEY_SUBVOL, uuid, id, refs, transid)?;
-        self.note_uuid(KeyType::UUID_KEY_RECEIVED_SUBVOL, received_uuid, id, refs, transid)
+        for uuid in [(KeyType::UUID_KEY_SUBVOL, uuid), (KeyType::UUID_KEY_RECEIVED_SUBVOL, received_uuid)] {
+            self.set_uuid(uuid, id, true, refs, transid)?;
+        }
+        Ok(())
     }
 
     /// A leaf with these items as the root of a new tree.
@@ -280,48 +286,26 @@ impl Engine {
         Ok(root)
     }
 
-    /// Adds a subvolume to those of a UUID, where the filesystem has a tree of them.
-    fn note_uuid(
+    /// Adds a subvolume to those of a UUID, or takes it from them, where the filesystem has a tree of them.
+    fn set_uuid(
         &self,
-        kind: KeyType,
-        uuid: Uuid,
+        (kind, uuid): (KeyType, Uuid),
         id: RootId,
+        is_there: bool,
         refs: &mut DelayedRefs,
         transid: Generation,
-    ) -> Result<()> {
-        self.change_uuid_item(kind, uuid, refs, transid, |ids| ids.extend(id.0.to_le_bytes()))
-    }
-
-    /// Takes a subvolume from those of a UUID.
-    fn forget_uuid(
-        &self,
-        kind: KeyType,
-        uuid: Uuid,
-        id: RootId,
-        refs: &mut DelayedRefs,
-        transid: Generation,
-    ) -> Result<()> {
-        self.change_uuid_item(kind, uuid, refs, transid, |ids| {
-            *ids =
-                ids.chunks(size_of::<u64>()).filter(|other| **other != id.0.to_le_bytes()).flatten().copied().collect();
-        })
-    }
-
-    fn change_uuid_item(
-        &self,
-        kind: KeyType,
-        uuid: Uuid,
-        refs: &mut DelayedRefs,
-        transid: Generation,
-        change: impl FnOnce(&mut Vec<u8>),
     ) -> Result<()> {
         let Some(tree) = self.tree(RootId::UUID_TREE)?.filter(|_| !uuid.is_nil()) else { return Ok(()) };
         let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
         let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let key = Key::new(word(high), kind, word(low));
+        let id = id.0.to_le_bytes();
         let before = tree.get(&key)?.map_or_else(Vec::new, |item| item.to_vec());
-        let mut ids = before.clone();
-        change(&mut ids);
+        let mut ids: Vec<u8> =
+            before.chunks(size_of::<u64>()).filter(|other| **other != id).flatten().copied().collect();
+        if is_there {
+            ids.extend(id);
+        }
         if ids == before {
             return Ok(());
         }

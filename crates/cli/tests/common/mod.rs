@@ -1,0 +1,28 @@
+//! What tests of commands expect of an answer.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::borrow::Borrow;
+use std::process::Output;
+
+/// What it printed, where all went well.
+#[track_caller]
+pub(crate) fn ok(output: impl Borrow<Output>) -> String {
+    let output = output.borrow();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr, "", "nothing is said without a reason");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Fails unless it was refused in one line with these words.
+#[track_caller]
+pub(crate) fn refused(output: &Output, words: &[&str]) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "one line: {stderr}");
+    assert!(stderr.starts_with("ubtrfs: "), "{stderr}");
+    for word in words {
+        assert!(stderr.contains(word), "'{word}' is missing: {stderr}");
+    }
+}
