@@ -499,6 +499,11 @@ pub(crate) fn inode_location(ino: Ino) -> Key {
     Key::new(ino.0, KeyType::INODE_ITEM, 0)
 }
 
+/// Where the name of a subvolume leads.
+pub(crate) fn subvolume_location(id: RootId) -> Key {
+    Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX)
+}
+
 /// The type byte of an entry; unknown bytes are corrupt.
 pub(crate) fn file_type_of(value: u8) -> Result<FileType> {
     FileType::from_disk(value)

@@ -68,7 +68,7 @@ impl Subvolume {
     /// Enters a subvolume. With `takes_changes`, nothing may have been changed in it since the filesystem was opened (I1).
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
-        let last_ino = (takes_changes && !read_only).then(|| tree.highest_objectid()).and_then(|highest| {
+        let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
             // What is there can be read all the same.
             highest.inspect_err(|error| tracing::warn!("subvolume {id}: looking for its last inode: {error}")).ok()
         });
@@ -91,7 +91,7 @@ impl Subvolume {
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {
-            *last = Some(self.tree.highest_objectid()?);
+            *last = Some(highest_ino(&self.tree)?);
         }
         self.read_only.store(read_only, Ordering::Release);
         Ok(())
@@ -137,4 +137,9 @@ impl Subvolume {
         *last = Some(end - 1);
         Ok(first..end)
     }
+}
+
+/// The last number in use; the root directory's where the tree says nothing.
+fn highest_ino(tree: &Tree) -> ubtrfs_format::Result<u64> {
+    Ok(tree.highest_objectid()?.unwrap_or(objectid::FIRST_FREE))
 }

@@ -10,16 +10,15 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use ubtrfs_format::item::RootRef;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 
 use crate::Fs;
 use crate::create::entry_changed;
-use crate::dir_item::{self, in_tree};
+use crate::dir_item;
 use crate::error::{Error, Result};
 use crate::fs::now;
 use crate::link::{Locked, check_empty, check_may_remove};
-use crate::subvolume_list::root_tree;
+use crate::subvolume_list::{root_ref, root_ref_keys, root_tree};
 use crate::truncate::forget_dirty_past;
 use crate::types::InodeId;
 
@@ -97,13 +96,11 @@ impl Fs {
             if only_empty {
                 check_empty(&root_dir, locked.of(&root_dir))?;
             }
-            let (down, up) =
-                (Key::new(dir.root.0, KeyType::ROOT_REF, id.0), Key::new(id.0, KeyType::ROOT_BACKREF, dir.root.0));
-            let raw = roots.get(&down)?.ok_or(Error::NotFound)?;
-            let root_ref = RootRef::decode(&raw).map_err(in_tree(&roots))?;
+            let root_ref = root_ref(&roots, dir.root, id)?.ok_or(Error::NotFound)?;
             let mut changes = Vec::with_capacity(2);
             dir_item::plan_remove(&mut changes, &dir_inode.home.tree, dir.ino, name, root_ref.sequence)?;
 
+            let (down, up) = root_ref_keys(dir.root, id);
             let op = self.engine.begin(reservation);
             dir_item::put_changes(&op, &dir_inode.home.tree, changes);
             let state = locked.of(&dir_inode);

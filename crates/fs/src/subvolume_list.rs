@@ -68,6 +68,17 @@ pub(crate) fn root_tree(engine: &Engine) -> Result<Arc<Tree>> {
     engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)
 }
 
+/// The keys of the `ROOT_REF` and the `ROOT_BACKREF` of a subvolume that lies in `parent`.
+pub(crate) fn root_ref_keys(parent: RootId, id: RootId) -> (Key, Key) {
+    (Key::new(parent.0, KeyType::ROOT_REF, id.0), Key::new(id.0, KeyType::ROOT_BACKREF, parent.0))
+}
+
+/// Where in `parent` the name of a subvolume is; `None` where it is not there.
+pub(crate) fn root_ref(roots: &Tree, parent: RootId, id: RootId) -> Result<Option<RootRef>> {
+    let raw = roots.get(&root_ref_keys(parent, id).0)?;
+    raw.map(|raw| RootRef::decode(&raw).map_err(in_tree(roots))).transpose()
+}
+
 /// Where the name of a subvolume is.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -209,10 +220,9 @@ impl Fs {
             Target::Subvolume(root) => root,
         };
         let roots = root_tree(&self.engine)?;
-        let Some(raw) = roots.get(&Key::new(dir.root.0, KeyType::ROOT_REF, root.0))? else {
+        let Some(root_ref) = root_ref(&roots, dir.root, root)? else {
             return Ok(InodeId { root: dir.root, ino: crate::fs::EMPTY_DIR });
         };
-        let root_ref = RootRef::decode(&raw).map_err(in_tree(&roots))?;
         if root_ref.dirid == dir.ino.0 && root_ref.name == name {
             Ok(InodeId::root_of(root))
         } else {

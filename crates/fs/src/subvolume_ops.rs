@@ -17,7 +17,7 @@ use crate::create::{Plan, check_dir_takes_names, entry_changed, next_index};
 use crate::dir_item::{self, Change, HashedName, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::{EMPTY_DIR, now};
-use crate::inode::InodeState;
+use crate::inode::{Inode, InodeState};
 use crate::subvolume_list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 use crate::xattr;
@@ -28,10 +28,9 @@ impl Fs {
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         let _subvolumes = self.subvolume_lock.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
-        self.make_subvolume(dir, name, reservation, |state, time| {
-            let inode = self.inode(dir)?;
+        self.make_subvolume(dir, name, reservation, |dir, state, time| {
             let Plan { mut item, attributes, .. } =
-                self.plan_inode(&inode, state, mode::DIRECTORY | 0o777, caller, time)?;
+                self.plan_inode(dir, state, mode::DIRECTORY | 0o777, caller, time)?;
             item.nlink = 1;
             let mut reference = Vec::new();
             InodeRef::append(&mut reference, 0, b"..");
@@ -65,7 +64,7 @@ impl Fs {
         }
         let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
         let _in_place = self.data.in_place.write();
-        self.make_subvolume(dir, name, reservation, |_, _| {
+        self.make_subvolume(dir, name, reservation, |_, _, _| {
             Ok(move |_: Generation| NewContent::SnapshotOf { source, read_only })
         })
     }
@@ -77,7 +76,7 @@ impl Fs {
         dir: InodeId,
         name: &[u8],
         reservation: MetadataReservation<'_>,
-        plan: impl FnOnce(&mut InodeState, Timespec) -> Result<C>,
+        plan: impl FnOnce(&Inode, &mut InodeState, Timespec) -> Result<C>,
     ) -> Result<InodeId> {
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
@@ -89,9 +88,9 @@ impl Fs {
         slot.check_room(&self.geometry)?;
         let index = next_index(&dir_inode, &mut state)?;
         let time = now();
-        let content = plan(&mut state, time)?;
+        let content = plan(&dir_inode, &mut state, time)?;
         let id = self.engine.new_root_id()?;
-        let location = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
+        let location = dir_item::subvolume_location(id);
         let mut changes = Vec::with_capacity(3);
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
         state.next_index = Some(index + 1);
@@ -152,7 +151,7 @@ impl Fs {
         let dir = self.superblock().root_dir_objectid;
         let key = Key::new(dir, KeyType::DIR_ITEM, name_hash(DEFAULT));
         let mut entries = dir_item::read_entries(&roots, &key)?;
-        let location = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
+        let location = dir_item::subvolume_location(id);
         entries.retain(|entry| entry.name != DEFAULT);
         let file_type = FileType::Directory as u8;
         let (transid, name) = (dir_item::PENDING, DEFAULT.to_vec());

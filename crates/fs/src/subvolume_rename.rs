@@ -4,17 +4,17 @@
 
 use std::sync::Arc;
 
+use ubtrfs_format::RootId;
 use ubtrfs_format::item::{FileType, RootRef};
-use ubtrfs_format::{Key, KeyType, RootId};
 
 use crate::Fs;
 use crate::create::{check_dir_takes_names, entry_changed, next_index};
-use crate::dir_item::{self, HashedName, NameSlot, in_tree};
+use crate::dir_item::{self, HashedName, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::now;
 use crate::inode::Inode;
 use crate::link::{Locked, check_may_remove};
-use crate::subvolume_list::root_tree;
+use crate::subvolume_list::{root_ref, root_ref_keys, root_tree};
 use crate::types::RenameFlags;
 
 impl Fs {
@@ -52,13 +52,9 @@ impl Fs {
             let slot = NameSlot::read(&new_dir.home.tree, new_dir.id.ino, new_name)?;
             slot.check_free()?;
             let index = next_index(new_dir, locked.of(new_dir))?;
-            let old_down = Key::new(dir.id.root.0, KeyType::ROOT_REF, id.0);
-            let old_up = Key::new(id.0, KeyType::ROOT_BACKREF, dir.id.root.0);
-            let raw = roots.get(&old_down)?.ok_or(Error::NotFound)?;
-            let old_index = RootRef::decode(&raw).map_err(in_tree(&roots))?.sequence;
-            let root_ref = RootRef { dirid: new_dir.id.ino.0, sequence: index, name: new_name.to_vec() }.encode();
-            let location = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
-            let target = (location, FileType::Directory as u8);
+            let old_index = root_ref(&roots, dir.id.root, id)?.ok_or(Error::NotFound)?.sequence;
+            let new_ref = RootRef { dirid: new_dir.id.ino.0, sequence: index, name: new_name.to_vec() }.encode();
+            let target = (dir_item::subvolume_location(id), FileType::Directory as u8);
 
             // In one list where both names are in one tree: their hashes may be the same.
             let (mut changes, mut others) = (Vec::with_capacity(4), Vec::new());
@@ -77,10 +73,11 @@ impl Fs {
             entry_changed(locked.of(new_dir), time, Some(HashedName::from(new_name)), None);
             dir.put_item(&op, locked.of(dir));
             new_dir.put_item(&op, locked.of(new_dir));
-            op.delete(&roots, old_down);
-            op.delete(&roots, old_up);
-            op.put(&roots, Key::new(new_dir.id.root.0, KeyType::ROOT_REF, id.0), &root_ref);
-            op.put(&roots, Key::new(id.0, KeyType::ROOT_BACKREF, new_dir.id.root.0), &root_ref);
+            let ((down, up), (new_down, new_up)) = (root_ref_keys(dir.id.root, id), root_ref_keys(new_dir.id.root, id));
+            op.delete(&roots, down);
+            op.delete(&roots, up);
+            op.put(&roots, new_down, &new_ref);
+            op.put(&roots, new_up, &new_ref);
             // What is below it is found by another path.
             op.note_directory_moved();
             return Ok(());

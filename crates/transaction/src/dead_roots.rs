@@ -32,6 +32,7 @@ use crate::commit::Committer;
 use crate::cow::no_references;
 use crate::engine::Engine;
 use crate::extent_tree;
+use crate::tree_view::RootState;
 
 /// The first pointer that was not followed, and the level of the node that it is in.
 type DropProgress = (Key, u8);
@@ -48,8 +49,7 @@ impl Engine {
             if budget <= 0 {
                 break;
             }
-            let done = self.drop_part(id, committer, transid, &mut budget)?;
-            if done {
+            if self.drop_part(id, committer, transid, &mut budget)? {
                 self.dead_roots.lock().retain(|other| *other != id);
             }
         }
@@ -69,8 +69,9 @@ impl Engine {
     /// Drops a part of one; whether nothing is left of it.
     fn drop_part(&self, id: RootId, committer: &mut Committer, transid: Generation, budget: &mut i64) -> Result<bool> {
         let Some(tree) = self.tree(id)? else { return Ok(true) };
-        let (root, key_offset) = (tree.root_ptr(), tree.root.lock().key_offset);
-        let Some(item) = self.root_item(id)? else { return Ok(true) };
+        let root = tree.root_ptr();
+        let RootState { key_offset, item, .. } = tree.root.lock().clone();
+        let Some(item) = item else { return Ok(true) };
         // I1: it was deleted in an epoch before, and has not changed since.
         if item.refs > 0 || root.generation == transid {
             return Ok(false);
@@ -95,7 +96,7 @@ impl Engine {
                 return Ok(true);
             }
         };
-        let refs = walk.refs;
+        let Drop { refs, .. } = walk;
         committer.refs.append(refs);
         if let Some((key, level)) = stopped {
             let mut state = tree.root.lock();
@@ -106,11 +107,11 @@ impl Engine {
             return Ok(false);
         }
         self.trees.write().remove(&id);
-        let mut gone: Batch = vec![
+        // In the order of their keys: no subvolume has an id as high as that of orphans.
+        let gone: Batch = vec![
             (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
             (Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), None),
         ];
-        gone.sort_by_key(|(key, _)| *key);
         self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, &mut committer.refs, transid)?;
         Ok(true)
     }

@@ -95,11 +95,7 @@ impl Engine {
         let mut last = self.last_root_id.lock();
         let highest = match *last {
             Some(highest) => highest,
-            None => {
-                let end = Key::new(objectid::LAST_FREE, KeyType(u8::MAX), u64::MAX);
-                let start = Key::new(objectid::FIRST_FREE, KeyType(0), 0);
-                roots.last_le(&end, &start)?.map_or(objectid::FIRST_FREE - 1, |(key, _)| key.objectid)
-            }
+            None => roots.highest_objectid()?.unwrap_or(objectid::FIRST_FREE - 1),
         };
         if highest >= objectid::LAST_FREE {
             return Err(Error::NoSpace);

@@ -273,11 +273,11 @@ impl Tree {
         }
     }
 
-    /// The highest objectid in use that an inode or subvolume can have, or 256 where there is none.
-    pub fn highest_objectid(&self) -> Result<u64> {
+    /// The highest objectid in use that an inode or subvolume can have.
+    pub fn highest_objectid(&self) -> Result<Option<u64>> {
         let end = Key::new(objectid::LAST_FREE, KeyType(u8::MAX), u64::MAX);
         let start = Key::new(objectid::FIRST_FREE, KeyType(0), 0);
-        Ok(self.last_le(&end, &start)?.map_or(objectid::FIRST_FREE, |(key, _)| key.objectid))
+        Ok(self.last_le(&end, &start)?.map(|(key, _)| key.objectid))
     }
 
     /// Moves the active items to the frozen ones. The caller holds the commit lock and the gate exclusively.

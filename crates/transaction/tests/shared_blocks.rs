@@ -26,7 +26,7 @@ fn run(script: &str, image: &Path) -> bool {
 
 /// Touches every `step`-th inode of a subvolume.
 fn touch_inodes(engine: &Engine, tree: &Tree, step: u64) {
-    let highest = tree.highest_objectid().unwrap();
+    let highest = tree.highest_objectid().unwrap().unwrap();
     for ino in (257..=highest).step_by(usize::try_from(step).unwrap()) {
         let key = Key::new(ino, KeyType::INODE_ITEM, 0);
         let Some(item) = tree.get(&key).unwrap() else { continue };
@@ -41,7 +41,7 @@ fn touch_inodes(engine: &Engine, tree: &Tree, step: u64) {
 /// Empties every `step`-th file that has one extent.
 fn empty_files(engine: &Engine, tree: &Tree, step: u64) -> u64 {
     let mut nr_emptied = 0;
-    for ino in (257..=tree.highest_objectid().unwrap()).step_by(usize::try_from(step).unwrap()) {
+    for ino in (257..=tree.highest_objectid().unwrap().unwrap()).step_by(usize::try_from(step).unwrap()) {
         let key = Key::new(ino, KeyType::EXTENT_DATA, 0);
         let Some(extent) = tree.get(&key).unwrap() else { continue };
         let extent = FileExtent::decode(&extent).unwrap();
