@@ -382,6 +382,30 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     second_opinion(image.path()).unwrap();
 }
 
+/// The highest id is deleted in a session that has made no subvolume: the next one gets another id all the same, as in Linux,
+/// because much is remembered of a deleted one until the filesystem is closed.
+#[test]
+fn an_id_is_given_once_while_the_filesystem_is_open() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let fs = open(&image, "");
+    fs.create_subvolume(TOP, b"first", &ROOT).unwrap();
+    let before = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(&image, "");
+    fs.delete_subvolume(TOP, b"sub", None).unwrap();
+    fs.finish_deletions(&mut |_| ()).unwrap();
+    let after = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+    assert_eq!(fs.lookup(TOP, b"sub").unwrap().id, after);
+    assert!(after.root.0 > before.root.0, "{} after {}", after.root, before.root);
+    assert_eq!(errno(fs.create(TOP, b"sub", NewInode::dir(0o755), &ROOT)), errno::<()>(Err(Error::Exists)));
+    new_file(&fs, after, b"file", b"content");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
 /// Writers and makers of files go on while snapshots are taken; each snapshot is a state of some moment: of a counter that is
 /// written to two files in turn, the second is never ahead of the first one; what was written before the call is in it.
 #[test]

@@ -9,8 +9,12 @@
 //! | several, R owns it, no full backref | gain one of the block's address (R's own move to the copy) | loses R's; full backref is set |
 //! | several otherwise | gain R's | loses R's |
 //!
+//! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then on blocks of
+//! that transaction may have several users too, until the end of the commit: the tree's `last_snapshot` is the transaction
+//! then. So a block is *private* only if it is newer than the tree's last snapshot; of all others the references decide.
+//!
 //! Invariants:
-//! - I1. A node of the running transaction belongs to one tree alone.
+//! - I1. A node is changed at its address only while it is private and was never written.
 //! - I2. What an apply makes becomes visible in one step, [`Tree::publish`].
 //! - I3. A node that was written keeps its content: what changes it again in its transaction makes a copy at another
 //!   address, and its own address is not used again before the commit. So a large batch's nodes can be written when they
@@ -301,12 +305,15 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta);
     }
 
+    /// Whether no other tree can use a block of this tree.
+    fn is_private(&self, node: &Node) -> bool {
+        let is_reloc = node.view().flags() & HEADER_FLAG_RELOC != 0;
+        node.bytenr() == self.job.root_bytenr || (node.generation() > self.job.last_snapshot && !is_reloc)
+    }
+
     /// References and flags of a block that this tree is about to leave.
     fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
-        let is_reloc = node.view().flags() & HEADER_FLAG_RELOC != 0;
-        let may_be_shared =
-            node.bytenr() != self.job.root_bytenr && (node.generation() <= self.job.last_snapshot || is_reloc);
-        let (Some(extent_root), true) = (&self.job.extent_root, may_be_shared) else {
+        let (Some(extent_root), false) = (&self.job.extent_root, self.is_private(node)) else {
             return Ok((1, ExtentFlags::empty()));
         };
         let nodesize = u64::from(self.job.engine.geometry.nodesize);
@@ -323,8 +330,8 @@ impl<'a> CowSink<'a> {
         Ok((refs, flags))
     }
 
-    /// Leaves a block that this transaction made: nothing on the devices refers to it. Answers whether its address is
-    /// nobody's now.
+    /// Leaves a block that this transaction made and that no other tree uses: nothing on the devices refers to it. Answers
+    /// whether its address is nobody's now.
     fn drop_fresh(&mut self, node: &Node) -> bool {
         let bytenr = node.bytenr();
         self.made.nr_left += 1;
@@ -372,7 +379,10 @@ impl<'a> CowSink<'a> {
 impl NodeSink for CowSink<'_> {
     fn is_fresh(&self, node: &Node) -> bool {
         // I3: a stream would write other content to the address of a node that readers still see.
-        node.generation() == self.job.transid && self.stream.is_none() && self.job.engine.store.is_dirty(node.bytenr())
+        node.generation() == self.job.transid
+            && self.is_private(node)
+            && self.stream.is_none()
+            && self.job.engine.store.is_dirty(node.bytenr())
     }
 
     fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
@@ -409,16 +419,7 @@ impl NodeSink for CowSink<'_> {
     }
 
     fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
-        if node.generation() == self.job.transid {
-            if self.drop_fresh(node) {
-                let extent = self.extent_at(node.bytenr());
-                self.made.retired.push(extent);
-            }
-            self.made.left.push(node.bytenr());
-            return Ok(());
-        }
         let (refs, flags) = self.sharing(node)?;
-        self.made.nr_left += 1;
         let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);
         if refs > 1 {
             if node.owner() == self.job.owner && !full_backref {
@@ -432,11 +433,18 @@ impl NodeSink for CowSink<'_> {
             self.add_child_refs(node, None, 1);
             self.add_child_refs(node, Some(node.bytenr()), -1);
         }
-        self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
         if refs == 1 {
-            self.job.engine.store.retire(node.bytenr());
             self.made.left.push(node.bytenr());
+            if node.generation() == self.job.transid {
+                if self.drop_fresh(node) {
+                    self.made.retired.push(self.extent_at(node.bytenr()));
+                }
+                return Ok(());
+            }
+            self.job.engine.store.retire(node.bytenr());
         }
+        self.made.nr_left += 1;
+        self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
         Ok(())
     }
 

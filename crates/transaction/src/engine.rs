@@ -155,7 +155,7 @@ pub struct Engine {
     pub(crate) extent_tree_bytes: AtomicU64,
     /// Why deleted subvolumes were not dropped, as long as nobody asked.
     pub(crate) drop_failures: Mutex<Vec<Error>>,
-    /// The highest id of a subvolume so far, once it is known.
+    /// The highest id of a subvolume so far; unknown where nothing is made, or the root tree's end is damaged.
     pub(crate) last_root_id: Mutex<Option<u64>>,
     pub(crate) superblock: RwLock<Superblock>,
     pub(crate) epoch: EpochLoad,

@@ -56,6 +56,8 @@ mod node_stream;
 mod open;
 mod operation;
 mod root_item;
+#[cfg(test)]
+mod snapshot_epoch_tests;
 mod stats;
 mod subvolume_roots;
 #[cfg(test)]

@@ -71,6 +71,12 @@ impl Engine {
             found_log,
         });
         engine.protect_found_log()?;
+        // What is there can be read all the same.
+        if engine.read_only().is_none()
+            && let Err(error) = engine.note_highest_root_id()
+        {
+            tracing::warn!("looking for the highest id of a subvolume: {error}");
+        }
         Ok(engine)
     }
 }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The source's root item remembers the transaction (`last_snapshot`): blocks that are not newer may be shared, which
-//! [`crate::cow`] asks for before it leaves one.
+//! [`crate::cow`] asks for before it leaves one. The blocks that this transaction made before the copy are among them: the
+//! name's entry, and a second snapshot of the same commit, find them shared.
 //!
 //! Invariants:
 //! - I1. The name comes into its directory after the copy: a snapshot that lies inside of its source does not hold itself.
@@ -89,14 +90,21 @@ impl Operation<'_> {
 }
 
 impl Engine {
+    /// Looks for the highest id of a subvolume, before any can be deleted: as in Linux, new ids are above those of all
+    /// subvolumes that there were when the filesystem was opened and since.
+    pub(crate) fn note_highest_root_id(&self) -> Result<()> {
+        let highest = self.own_tree(RootId::ROOT_TREE)?.highest_objectid()?;
+        *self.last_root_id.lock() = Some(highest.unwrap_or(objectid::FIRST_FREE - 1));
+        Ok(())
+    }
+
     /// An id that no subvolume has had since the filesystem was opened.
     pub fn new_root_id(&self) -> Result<RootId> {
-        let roots = self.own_tree(RootId::ROOT_TREE)?;
         let mut last = self.last_root_id.lock();
-        let highest = match *last {
-            Some(highest) => highest,
-            None => roots.highest_objectid()?.unwrap_or(objectid::FIRST_FREE - 1),
-        };
+        let highest = last.ok_or_else(|| Error::Refused {
+            what: "the highest id of a subvolume could not be read when the filesystem was opened".to_owned(),
+            hint: "look at it with `ubtrfs check`",
+        })?;
         if highest >= objectid::LAST_FREE {
             return Err(Error::NoSpace);
         }
