@@ -27,6 +27,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space", "ubtrfs-transaction"],
     ),
     ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-fs"]),
+    ("ubtrfs", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fuse"]),
     (
         "ubtrfs-cli",
         &[

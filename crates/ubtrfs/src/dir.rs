@@ -1,0 +1,125 @@
+//! Directories.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use ubtrfs_fs::InodeId;
+
+use crate::error::{Result, ResultExt};
+use crate::metadata::{FileKind, Metadata};
+use crate::{Error, Filesystem};
+
+/// Entries that are read from a directory together.
+const BATCH: usize = 256;
+
+/// The entries of a directory, in the order of their creation, without `.` and `..`. Made by [`Filesystem::read_dir`].
+///
+/// Entries that are made or removed meanwhile may or may not be seen; all others are seen once. Ends after the first error.
+#[derive(Debug)]
+pub struct ReadDir {
+    fs: Filesystem,
+    path: PathBuf,
+    dir: InodeId,
+    /// Entries of the last batch, reversed.
+    batch: Vec<DirEntry>,
+    cookie: u64,
+    /// Entries made after the directory was opened are beyond it, so a directory that grows while it is read has an end.
+    end: u64,
+    done: bool,
+}
+
+/// One name of a directory.
+#[derive(Clone, Debug)]
+pub struct DirEntry {
+    fs: Filesystem,
+    dir: PathBuf,
+    name: OsString,
+    id: InodeId,
+    kind: Option<FileKind>,
+    is_subvolume: bool,
+}
+
+impl ReadDir {
+    pub(crate) fn new(fs: &Filesystem, path: &Path, dir: InodeId) -> Result<Self> {
+        let end = fs.engine().readdir_end(dir).while_doing("list", path)?;
+        Ok(Self { fs: fs.clone(), path: path.to_owned(), dir, batch: Vec::new(), cookie: 0, end, done: false })
+    }
+
+    fn read_batch(&mut self) -> std::result::Result<(), ubtrfs_fs::Error> {
+        let (fs, path, dir, end) = (&self.fs, &self.path, self.dir, self.end);
+        let (batch, cookie, done) = (&mut self.batch, &mut self.cookie, &mut self.done);
+        let mut full = false;
+        fs.engine().readdir(dir, *cookie, &mut |entry| {
+            if batch.len() == BATCH || entry.next_cookie > end.saturating_add(1) {
+                full = batch.len() == BATCH;
+                return false;
+            }
+            *cookie = entry.next_cookie;
+            if entry.name != b"." && entry.name != b".." {
+                batch.push(DirEntry {
+                    fs: fs.clone(),
+                    dir: path.clone(),
+                    name: OsString::from_vec(entry.name.to_vec()),
+                    id: entry.id,
+                    kind: FileKind::of(entry.file_type),
+                    is_subvolume: entry.id.root != dir.root,
+                });
+            }
+            true
+        })?;
+        *done = !full;
+        batch.reverse();
+        Ok(())
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.batch.is_empty()
+            && !self.done
+            && let Err(error) = self.read_batch()
+        {
+            self.done = true;
+            self.batch.clear();
+            return Some(Err(Error::new("list", &self.path, error)));
+        }
+        self.batch.pop().map(Ok)
+    }
+}
+
+impl DirEntry {
+    /// The name: any bytes but `/` and NUL.
+    pub fn file_name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// The directory's path, as it was given to [`Filesystem::read_dir`], with the name.
+    pub fn path(&self) -> PathBuf {
+        self.dir.join(&self.name)
+    }
+
+    /// The kind of file as the directory says, without a look at the file itself.
+    pub fn kind(&self) -> Option<FileKind> {
+        self.kind
+    }
+
+    /// Whether the name is of a subvolume.
+    pub fn is_subvolume(&self) -> bool {
+        self.is_subvolume
+    }
+
+    /// Attributes of the entry itself; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// `NotFound` (or ESTALE) where it was removed meanwhile; damage of its inode.
+    pub fn metadata(&self) -> Result<Metadata> {
+        self.fs.engine().getattr(self.id).map(Metadata::new).while_doing("stat", &self.path())
+    }
+
+    pub(crate) fn id(&self) -> InodeId {
+        self.id
+    }
+}

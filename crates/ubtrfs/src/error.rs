@@ -1,0 +1,131 @@
+//! What operations fail with: the operation, the path, and the reason with its errno.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failed operation. Prints one line with the operation, the path and the reason.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// let error = fs.read("/nothing").unwrap_err();
+/// assert_eq!(error.to_string(), "cannot open '/nothing': no such file or directory");
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {} '{}': {}", .0.operation, .0.path.display(), .0.reason)]
+pub struct Error(Box<Failure>);
+
+#[derive(Debug)]
+struct Failure {
+    operation: &'static str,
+    path: PathBuf,
+    reason: Reason,
+}
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+enum Reason {
+    #[error(transparent)]
+    Filesystem(#[from] ubtrfs_fs::Error),
+    #[error(transparent)]
+    Device(#[from] ubtrfs_device::OpenError),
+    #[error(transparent)]
+    Host(#[from] io::Error),
+}
+
+impl Error {
+    pub(crate) fn new(operation: &'static str, path: &Path, cause: impl Into<Cause>) -> Self {
+        Self(Box::new(Failure { operation, path: path.to_owned(), reason: cause.into().0 }))
+    }
+
+    /// What was to be done, as a verb: "open", "rename".
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// The path that it was to be done to; of a whole filesystem, its device.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Linux's number for the reason, as the kernel's btrfs would return it.
+    pub fn errno(&self) -> i32 {
+        match &self.0.reason {
+            Reason::Filesystem(error) => error.errno(),
+            Reason::Device(ubtrfs_device::OpenError::Io { source, .. }) | Reason::Host(source) => {
+                source.raw_os_error().unwrap_or(EIO)
+            }
+            Reason::Device(ubtrfs_device::OpenError::Missing { .. }) => ENOENT,
+            Reason::Device(ubtrfs_device::OpenError::Exists { .. }) => EEXIST,
+            Reason::Device(ubtrfs_device::OpenError::Permission { .. }) => EACCES,
+            Reason::Device(ubtrfs_device::OpenError::Locked { .. } | ubtrfs_device::OpenError::Mounted { .. }) => EBUSY,
+            Reason::Device(_) => EINVAL,
+        }
+    }
+
+    /// The kind that [`std::io::Error`] gives to [`errno`](Self::errno).
+    pub fn kind(&self) -> io::ErrorKind {
+        io::Error::from_raw_os_error(self.errno()).kind()
+    }
+
+    /// Whether the reason is content of the device that contradicts the format or its checksum.
+    pub fn is_corruption(&self) -> bool {
+        matches!(&self.0.reason, Reason::Filesystem(ubtrfs_fs::Error::Engine(ubtrfs_format::Error::Corrupt(_))))
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind(), error)
+    }
+}
+
+/// Anything that an [`Error`] can be caused by.
+pub(crate) struct Cause(Reason);
+
+impl From<ubtrfs_fs::Error> for Cause {
+    fn from(error: ubtrfs_fs::Error) -> Self {
+        Self(error.into())
+    }
+}
+
+impl From<ubtrfs_format::Error> for Cause {
+    fn from(error: ubtrfs_format::Error) -> Self {
+        Self(ubtrfs_fs::Error::from(error).into())
+    }
+}
+
+impl From<ubtrfs_device::OpenError> for Cause {
+    fn from(error: ubtrfs_device::OpenError) -> Self {
+        Self(error.into())
+    }
+}
+
+impl From<io::Error> for Cause {
+    fn from(error: io::Error) -> Self {
+        Self(error.into())
+    }
+}
+
+/// Adds the operation and the path to an error.
+pub(crate) trait ResultExt<T> {
+    fn while_doing(self, operation: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<Cause>> ResultExt<T> for std::result::Result<T, E> {
+    fn while_doing(self, operation: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|cause| Error::new(operation, path, cause))
+    }
+}
+
+const ENOENT: i32 = rustix::io::Errno::NOENT.raw_os_error();
+const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+const EACCES: i32 = rustix::io::Errno::ACCESS.raw_os_error();
+const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
+const EEXIST: i32 = rustix::io::Errno::EXIST.raw_os_error();
+const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();

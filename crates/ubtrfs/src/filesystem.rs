@@ -1,0 +1,540 @@
+//! A filesystem that is open: making, opening, names, attributes, space, closing.
+//!
+//! Invariants:
+//! - I1. The engine is closed by [`Filesystem::close`], or when the last handle, file or directory reader is dropped, or,
+//!   once it is mounted, by the mount's session.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
+use ubtrfs_fs::{Attr, Caller, Fs, InodeId, MountOptions, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags};
+use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
+
+use crate::dir::ReadDir;
+use crate::error::{Error, Result, ResultExt};
+use crate::file::{File, OpenOptions};
+use crate::metadata::{Metadata, timespec};
+use crate::path::{self, Follow};
+
+/// A btrfs filesystem that is open in this process.
+///
+/// Cloning gives another handle of the same filesystem. All methods may be called from any thread.
+#[derive(Clone)]
+pub struct Filesystem {
+    shared: Arc<Shared>,
+    caller: Caller,
+}
+
+struct Shared {
+    fs: Arc<Fs>,
+    /// The first device, for messages.
+    device: PathBuf,
+    /// Held from finding a file's end to writing there, so that appending writers do not meet.
+    append: Mutex<()>,
+    /// A mount's session closes the engine (I1).
+    #[cfg(feature = "fuse")]
+    mounted: std::sync::atomic::AtomicBool,
+}
+
+impl Shared {
+    #[cfg(feature = "fuse")]
+    fn is_mounted(&self) -> bool {
+        self.mounted.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    #[cfg(not(feature = "fuse"))]
+    fn is_mounted(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.is_mounted() {
+            // A drop cannot report an error; `Filesystem::close` does.
+            let _ = self.fs.close();
+        }
+    }
+}
+
+impl fmt::Debug for Filesystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Filesystem").field("device", &self.shared.device).field("caller", &self.caller).finish()
+    }
+}
+
+/// Space of a filesystem, as `df` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes for data, metadata and what is free, over the number of copies of data.
+    pub total_bytes: u64,
+    /// Bytes that are not used.
+    pub free_bytes: u64,
+    /// Bytes that data can still take.
+    pub available_bytes: u64,
+}
+
+/// Making and opening.
+impl Filesystem {
+    /// Makes a new image file of `size_bytes` with an empty filesystem, and opens it. The file is sparse.
+    ///
+    /// # Errors
+    /// `AlreadyExists` where there is a file; `InvalidInput` where the size is too small for btrfs (about 109 MiB).
+    pub fn make_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<Self> {
+        let path = path.as_ref();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::create(path, size_bytes, true).while_doing("make", path)?);
+        let made = Self::make_on(device.as_ref(), &MkfsOptions::default())
+            .and_then(|_report| Self::open_devices(vec![device], MountOptions::default()));
+        if made.is_err() {
+            // The file is new (`create` was exclusive), and holds nothing: best effort.
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    /// Makes a filesystem in memory; it is gone when the last handle is dropped. For tests and for streams.
+    ///
+    /// # Errors
+    /// `InvalidInput` where the size is too small for btrfs (about 109 MiB; memory is taken as it is written to).
+    pub fn make_in_memory(size_bytes: u64) -> Result<Self> {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(size_bytes));
+        Self::make_on(device.as_ref(), &MkfsOptions::default())?;
+        Self::open_devices(vec![device], MountOptions::default())
+    }
+
+    /// Makes an empty filesystem on a device, and leaves it closed.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use ubtrfs::{CsumType, Device, Filesystem, MemoryDevice, MkfsOptions, MountOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
+    /// let options = MkfsOptions { label: b"backup".to_vec(), csum_type: CsumType::Xxhash, ..MkfsOptions::default() };
+    /// Filesystem::make_on(device.as_ref(), &options)?;
+    /// let fs = Filesystem::open_devices(vec![device], MountOptions::default())?;
+    /// assert_eq!(fs.label(), b"backup");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidInput` where the options contradict each other, the device is too small, or it holds a filesystem and
+    /// [`MkfsOptions::force`] is not set; errors of the device.
+    pub fn make_on(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
+        ubtrfs_mkfs::make(device, options).while_doing("make a filesystem on", &PathBuf::from(device.describe()))
+    }
+
+    /// Opens an image file or a block device for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound`; `ResourceBusy` where another process has it open or the kernel has it mounted; damage.
+    pub fn open_image(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_image_with(path, MountOptions::default())
+    }
+
+    /// Opens an image file or a block device with mount options; with [`MountOptions::read_only`] for reading only.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let scratch = tempfile::tempdir()?;
+    /// # let image = scratch.path().join("disk.img");
+    /// # ubtrfs::Filesystem::make_image(&image, 256 << 20)?.close()?;
+    /// let options = ubtrfs::MountOptions::parse("compress=zstd:3,noatime")?;
+    /// let fs = ubtrfs::Filesystem::open_image_with(&image, options)?;
+    /// # fs.close()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open_image`](Self::open_image); `InvalidInput` where the subvolume that the options name does not exist.
+    pub fn open_image_with(path: impl AsRef<Path>, options: MountOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let device = FileDevice::open(path, access).while_doing("open", path)?;
+        Self::open_devices(vec![Arc::new(device)], options)
+    }
+
+    /// Opens a filesystem on devices of your own.
+    ///
+    /// # Errors
+    /// Damage; features that are not known; errors of the devices.
+    pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Self> {
+        let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
+        let fs = Fs::open(devices, options).while_doing("open", &device)?;
+        let shared = Shared {
+            fs,
+            device,
+            append: Mutex::default(),
+            #[cfg(feature = "fuse")]
+            mounted: Default::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), caller: Caller::ROOT })
+    }
+
+    /// A handle whose new files belong to `caller`.
+    #[must_use]
+    pub fn with_caller(&self, caller: Caller) -> Self {
+        Self { shared: Arc::clone(&self.shared), caller }
+    }
+
+    /// The owner, group and umask of new files.
+    pub fn caller(&self) -> Caller {
+        self.caller
+    }
+
+    /// Makes everything that was changed so far durable.
+    ///
+    /// # Errors
+    /// Data that could not be written, errors of the device. A failed commit turns the filesystem read-only.
+    pub fn sync(&self) -> Result<()> {
+        self.engine().sync().while_doing("sync", &self.shared.device)
+    }
+
+    /// Makes everything durable and ends the filesystem's life: every later change through another handle fails.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub fn close(self) -> Result<()> {
+        self.engine().close().while_doing("close", &self.shared.device)
+    }
+
+    /// Why the filesystem takes no changes, or `None` where it does.
+    pub fn read_only_reason(&self) -> Option<String> {
+        self.engine().read_only()
+    }
+
+    /// The label.
+    pub fn label(&self) -> Vec<u8> {
+        self.engine().superblock().label().to_vec()
+    }
+
+    /// Space that there is.
+    ///
+    /// # Errors
+    /// Damage of the trees that tell it.
+    pub fn usage(&self) -> Result<Usage> {
+        let stat = self.engine().statfs().while_doing("stat", &self.shared.device)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(stat.bsize));
+        Ok(Usage {
+            total_bytes: bytes(stat.blocks),
+            free_bytes: bytes(stat.bfree),
+            available_bytes: bytes(stat.bavail),
+        })
+    }
+
+    #[cfg(feature = "fuse")]
+    pub(crate) fn leave_closing_to_session(&self) {
+        self.shared.mounted.store(true, std::sync::atomic::Ordering::Release);
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Fs> {
+        &self.shared.fs
+    }
+
+    pub(crate) fn append_lock(&self) -> &Mutex<()> {
+        &self.shared.append
+    }
+
+    pub(crate) fn resolve(&self, operation: &'static str, path: &Path, follow: Follow) -> Result<Attr> {
+        path::resolve(self.engine(), path, follow).while_doing(operation, path)
+    }
+
+    pub(crate) fn parent_and_name<'p>(&self, operation: &'static str, path: &'p Path) -> Result<(InodeId, &'p [u8])> {
+        path::parent_and_name(self.engine(), path).while_doing(operation, path)
+    }
+
+    /// Makes an inode at a path.
+    pub(crate) fn make(&self, operation: &'static str, path: &Path, new: NewInode<'_>) -> Result<Attr> {
+        let (dir, name) = self.parent_and_name(operation, path)?;
+        self.engine().create(dir, name, new, &self.caller).while_doing(operation, path)
+    }
+}
+
+/// Files and directories by their paths.
+impl Filesystem {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// `NotFound`; `IsADirectory`; `InvalidInput` where it is neither a file nor a link to one.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, OpenOptions::new().read(true))
+    }
+
+    /// Makes a file, or cuts one that is there to nothing, and opens it for writing.
+    ///
+    /// # Errors
+    /// `NotFound` where the directory does not exist; `IsADirectory`; `ReadOnlyFilesystem`; `StorageFull`.
+    pub fn create(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, OpenOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// Opens a file as `options` say.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`create`](Self::create).
+    pub fn open_with(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        File::open(self, path.as_ref(), options)
+    }
+
+    /// The whole content of a file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); data whose checksum is wrong; `FileTooLarge` where memory cannot hold it.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
+        self.open(path)?.read_all()
+    }
+
+    /// Gives a file this content; makes it if it does not exist.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
+        self.create(path)?.write_all_at(0, content.as_ref())
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `NotFound` where its parent does not exist.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.make("make directory", path.as_ref(), NewInode::dir(0o777)).map(drop)
+    }
+
+    /// Makes a directory and those on the way to it that do not exist.
+    ///
+    /// # Errors
+    /// `NotADirectory` where something else is in the way.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let mut ancestors: Vec<&Path> = path.ancestors().collect();
+        ancestors.reverse();
+        for dir in ancestors {
+            match path::resolve(self.engine(), dir, Follow::Yes) {
+                Ok(attr) if attr.is_dir() => {}
+                Ok(_) => return Err(Error::new("make directory", dir, ubtrfs_fs::Error::NotDirectory)),
+                Err(ubtrfs_fs::Error::NotFound) => match self.create_dir(dir) {
+                    // Another thread was faster.
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                    made => made?,
+                },
+                Err(error) => return Err(Error::new("make directory", dir, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists a directory.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotADirectory`; errors on the way come from the iterator.
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
+        let path = path.as_ref();
+        let attr = self.resolve("list", path, Follow::Yes)?;
+        if !attr.is_dir() {
+            return Err(Error::new("list", path, ubtrfs_fs::Error::NotDirectory));
+        }
+        ReadDir::new(self, path, attr.id)
+    }
+
+    /// Removes a file, a symbolic link or another name that is no directory. The file stays until it is not open any more.
+    ///
+    /// # Errors
+    /// `NotFound`; `IsADirectory`.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent_and_name("remove", path)?;
+        self.engine().unlink(dir, name).while_doing("remove", path)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty`.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent_and_name("remove directory", path)?;
+        self.engine().rmdir(dir, name).while_doing("remove directory", path)
+    }
+
+    /// Gives a file or directory another name, in place of what has that name, as rename(2) does.
+    ///
+    /// # Errors
+    /// `NotFound`; `DirectoryNotEmpty`; `CrossesDevices` where the new name is in another subvolume.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let (dir, name) = self.parent_and_name("rename", from)?;
+        let (new_dir, new_name) = self.parent_and_name("rename to", to)?;
+        self.engine().rename(dir, name, new_dir, new_name, RenameFlags::empty()).while_doing("rename", from)
+    }
+
+    /// Gives a file one more name.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `CrossesDevices` where the new name is in another subvolume; `PermissionDenied` for directories.
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let link = link.as_ref();
+        let attr = self.resolve("link to", original.as_ref(), Follow::No)?;
+        let (dir, name) = self.parent_and_name("link", link)?;
+        self.engine().link(attr.id, dir, name).map(drop).while_doing("link", link)
+    }
+
+    /// Makes a symbolic link that says `target`, any bytes but NUL.
+    ///
+    /// # Errors
+    /// `AlreadyExists`; `InvalidFilename` where the target is too long.
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        let target = path::bytes(target.as_ref());
+        self.make("make symbolic link", link.as_ref(), NewInode::symlink(target)).map(drop)
+    }
+
+    /// What a symbolic link says.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it is no symbolic link.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        use std::os::unix::ffi::OsStringExt;
+        let path = path.as_ref();
+        let attr = self.resolve("read link", path, Follow::No)?;
+        let target = self.engine().readlink(attr.id).while_doing("read link", path)?;
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(target)))
+    }
+
+    /// Whether a path leads to something. Errors other than `NotFound` count as something.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        !matches!(
+            path::resolve(self.engine(), path.as_ref(), Follow::Yes),
+            Err(ubtrfs_fs::Error::NotFound | ubtrfs_fs::Error::NotDirectory)
+        )
+    }
+
+    /// Makes `to` a file that shares all blocks of `from`; none is copied. Both may be changed afterwards.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20)?;
+    /// fs.write("/base", vec![1; 8 << 20])?;
+    /// fs.reflink("/base", "/copy")?;
+    /// assert_eq!(fs.read("/copy")?, fs.read("/base")?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`create`](Self::create).
+    pub fn reflink(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let to = to.as_ref();
+        let source = self.open(from)?;
+        let target = self.create(to)?;
+        self.engine().clone_range(source.id(), 0, target.id(), 0, 0).while_doing("reflink to", to)
+    }
+}
+
+/// Attributes.
+impl Filesystem {
+    /// Attributes of what a path leads to; symbolic links are followed.
+    ///
+    /// # Errors
+    /// `NotFound`; damage of the inode.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        self.resolve("stat", path.as_ref(), Follow::Yes).map(Metadata::new)
+    }
+
+    /// Attributes of a name itself; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// As [`metadata`](Self::metadata).
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        self.resolve("stat", path.as_ref(), Follow::No).map(Metadata::new)
+    }
+
+    /// Sets the permission bits (12 bits).
+    ///
+    /// # Errors
+    /// `NotFound`; `ReadOnlyFilesystem`.
+    pub fn set_permissions(&self, path: impl AsRef<Path>, permissions: u32) -> Result<()> {
+        let set = SetAttr { mode: Some(permissions), ..SetAttr::default() };
+        self.set_attributes("change mode of", path.as_ref(), Follow::Yes, &set)
+    }
+
+    /// Sets owner and group of a name itself; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// `NotFound`; `ReadOnlyFilesystem`.
+    pub fn set_owner(&self, path: impl AsRef<Path>, uid: u32, gid: u32) -> Result<()> {
+        let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+        self.set_attributes("change owner of", path.as_ref(), Follow::No, &set)
+    }
+
+    /// Sets the times of the last access and the last change of content of a name itself; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// `NotFound`; `ReadOnlyFilesystem`.
+    pub fn set_times(&self, path: impl AsRef<Path>, accessed: SystemTime, modified: SystemTime) -> Result<()> {
+        let at = |time| Some(SetTime::At(timespec(time)));
+        let set = SetAttr { atime: at(accessed), mtime: at(modified), ..SetAttr::default() };
+        self.set_attributes("change times of", path.as_ref(), Follow::No, &set)
+    }
+
+    fn set_attributes(&self, operation: &'static str, path: &Path, follow: Follow, set: &SetAttr) -> Result<()> {
+        let id = self.resolve(operation, path, follow)?.id;
+        self.engine().setattr(id, set, &self.caller).map(drop).while_doing(operation, path)
+    }
+
+    /// The value of an extended attribute, or none. Names have their namespace in front: `user.comment`.
+    ///
+    /// # Errors
+    /// `NotFound` where the path leads nowhere.
+    pub fn xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        let path = path.as_ref();
+        let id = self.resolve("read attribute of", path, Follow::No)?.id;
+        match self.engine().getxattr(id, name.as_ref()) {
+            Err(ubtrfs_fs::Error::NoData) => Ok(None),
+            found => found.map(Some).while_doing("read attribute of", path),
+        }
+    }
+
+    /// The names of all extended attributes.
+    ///
+    /// # Errors
+    /// `NotFound` where the path leads nowhere.
+    pub fn xattr_names(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
+        let path = path.as_ref();
+        let id = self.resolve("list attributes of", path, Follow::No)?.id;
+        self.engine().listxattr(id).while_doing("list attributes of", path)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20)?;
+    /// fs.write("/file", "")?;
+    /// fs.set_xattr("/file", "user.comment", "kept for the audit")?;
+    /// assert_eq!(fs.xattr("/file", "user.comment")?.as_deref(), Some(b"kept for the audit".as_slice()));
+    /// assert_eq!(fs.xattr("/file", "user.other")?, None);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Unsupported` where the namespace is unknown; ENOSPC or E2BIG where the value does not fit into a tree block.
+    pub fn set_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let path = path.as_ref();
+        let id = self.resolve("set attribute of", path, Follow::No)?.id;
+        self.engine()
+            .setxattr(id, name.as_ref(), value.as_ref(), XattrFlags::empty(), &self.caller)
+            .while_doing("set attribute of", path)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA where there is none of that name.
+    pub fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
+        let path = path.as_ref();
+        let id = self.resolve("remove attribute of", path, Follow::No)?.id;
+        self.engine().removexattr(id, name.as_ref(), &self.caller).while_doing("remove attribute of", path)
+    }
+}

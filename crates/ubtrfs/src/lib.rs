@@ -1,0 +1,90 @@
+//! Read and write btrfs filesystems in your own process.
+//!
+//! This crate is the front door of ubtrfs: the same engine that serves the `ubtrfs` command and its FUSE mount, behind an
+//! interface that follows [`std::fs`]. It needs no root, no loop device and no btrfs in the kernel. What it writes is
+//! Linux's disk format: Linux mounts the image afterwards, and this crate opens what Linux wrote.
+//!
+//! ```
+//! use std::io::Write;
+//! use ubtrfs::Filesystem;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
+//! # let image = scratch.path().join("disk.img");
+//! // A new image file of 256 MiB.
+//! let fs = Filesystem::make_image(&image, 256 << 20)?;
+//! fs.create_subvolume("/home")?;
+//! fs.write("/home/hello.txt", "hello from btrfs\n")?;
+//!
+//! // A snapshot shares every block with its source until one of the two changes.
+//! fs.snapshot("/home", "/home-monday", ubtrfs::SnapshotAccess::ReadOnly)?;
+//! let mut file = fs.open_with("/home/hello.txt", &ubtrfs::OpenOptions::new().append(true))?;
+//! writeln!(file, "and again")?;
+//! drop(file);
+//!
+//! assert_eq!(fs.read("/home-monday/hello.txt")?, b"hello from btrfs\n");
+//! assert_eq!(fs.read("/home/hello.txt")?, b"hello from btrfs\nand again\n");
+//! // Commits what is not durable yet, and reports what could not be written.
+//! fs.close()?;
+//! # Ok(()) }
+//! ```
+//!
+//! # What is where
+//!
+//! | for | look at |
+//! |---|---|
+//! | opening, making, paths, directories, attributes | [`Filesystem`] |
+//! | file content: [`Read`](std::io::Read), [`Write`](std::io::Write), [`Seek`](std::io::Seek), positioned I/O | [`File`] |
+//! | subvolumes and snapshots | [`Filesystem::create_subvolume`], [`Filesystem::snapshot`], [`Filesystem::subvolumes`] |
+//! | your own storage instead of an image file | [`Device`], [`Filesystem::make_on`], [`Filesystem::open_devices`] |
+//! | options of a new filesystem | [`MkfsOptions`] |
+//! | checking a filesystem without changing it | [`check()`] |
+//! | mounting it through FUSE (feature `fuse`) | `Filesystem::mount` |
+//!
+//! # Durability
+//!
+//! A change is durable once [`Filesystem::sync`], [`Filesystem::close`] or [`File::sync_all`] returned without an error;
+//! dropping a [`Filesystem`] closes it too, but cannot report an error. After a crash or a power cut the filesystem holds
+//! everything that was durable, and [`check()`] finds it clean.
+//!
+//! # Paths and permissions
+//!
+//! A path starts at the subvolume that was opened; a leading `/` makes no difference, `..` does not lead above it, and
+//! symbolic links are followed inside of the filesystem only. No permission is checked: whoever can open the device can
+//! read and write everything. New files belong to [`Filesystem::caller`], by default root with no umask.
+//!
+//! # Untrusted input
+//!
+//! The content of a device is never trusted. A damaged or crafted filesystem gives an [`Error`] that names the tree, the
+//! block and the slot. Names that come out of a filesystem are bytes: check them before you use them as paths of the host.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
+mod dir;
+mod error;
+mod file;
+mod filesystem;
+mod metadata;
+#[cfg(feature = "fuse")]
+mod mount;
+mod path;
+mod subvolume;
+mod tree;
+mod verify;
+
+pub use dir::{DirEntry, ReadDir};
+pub use error::{Error, Result};
+pub use file::{File, OpenOptions};
+pub use filesystem::{Filesystem, Usage};
+pub use metadata::{FileKind, Metadata};
+pub use subvolume::{SnapshotAccess, Subvolume};
+pub use ubtrfs_check::{Code, Options as CheckOptions, Problem, Report};
+pub use ubtrfs_device::{Access, Device, FileDevice, MemoryDevice};
+pub use ubtrfs_format::CsumType;
+pub use ubtrfs_fs::{AtimeMode, Caller, CompressSpec, MountOptions};
+#[cfg(feature = "fuse")]
+pub use ubtrfs_fuse as fuse;
+pub use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
+pub use uuid::Uuid;
+pub use verify::check;

@@ -1,0 +1,27 @@
+//! Mounting through FUSE.
+
+use std::io;
+use std::path::Path;
+
+use ubtrfs_fuse::{MountConfig, MountError, Session};
+
+use crate::Filesystem;
+
+impl Filesystem {
+    /// Mounts the filesystem on a directory. [`Session::run`] serves it until it is unmounted, then commits and closes it;
+    /// it takes SIGTERM, SIGINT and SIGHUP of the process as requests to unmount. Other handles of the filesystem keep
+    /// working while it is mounted.
+    ///
+    /// # Errors
+    /// There is no FUSE here; the directory cannot be mounted on; the filesystem was opened without
+    /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups), which keeps the inodes that the kernel knows.
+    pub fn mount(self, dir: &Path, config: &MountConfig) -> Result<Session, MountError> {
+        if !self.engine().options().track_lookups {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "open it with MountOptions::track_lookups");
+            return Err(MountError::Session { dir: dir.display().to_string(), source });
+        }
+        let session = Session::mount(self.engine().clone(), dir, config)?;
+        self.leave_closing_to_session();
+        Ok(session)
+    }
+}

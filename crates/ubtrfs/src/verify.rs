@@ -1,0 +1,33 @@
+//! Checking a filesystem without changing it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ubtrfs_check::{Options, Problem, Report};
+use ubtrfs_device::Device;
+
+use crate::error::{Result, ResultExt};
+
+/// Checks the filesystem on these devices; nothing is written. `tell` gets each problem as it is found.
+///
+/// The checker shares no code with the engine but the disk format, so it is a second opinion on what the engine wrote.
+///
+/// ```
+/// use std::sync::Arc;
+/// use ubtrfs::{CheckOptions, Device, Filesystem, MemoryDevice, MkfsOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(256 << 20));
+/// Filesystem::make_on(device.as_ref(), &MkfsOptions::default())?;
+/// let options = CheckOptions { data_csums: true, ..CheckOptions::default() };
+/// let report = ubtrfs::check(vec![device], options, &mut |problem| eprintln!("{problem}"))?;
+/// assert!(report.is_clean());
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// Nothing could be checked: no superblock, unknown features, a device that is cut off.
+pub fn check(devices: Vec<Arc<dyn Device>>, options: Options, tell: &mut dyn FnMut(Problem)) -> Result<Report> {
+    let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
+    ubtrfs_check::check(devices, options, &(), tell).while_doing("check", &device)
+}
