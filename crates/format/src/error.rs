@@ -192,6 +192,14 @@ impl Error {
             other => other,
         }
     }
+
+    /// Adds the slot to an error about corrupt content.
+    pub fn in_slot(self, slot: usize) -> Self {
+        match self {
+            Self::Corrupt(corrupt) => Self::Corrupt(corrupt.in_slot(slot)),
+            other => other,
+        }
+    }
 }
 
 /// Result of the engine below `fs`.

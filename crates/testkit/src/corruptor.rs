@@ -68,6 +68,8 @@ ways! {
     DevExtentRemoved: "A device extent is missing.",
     DevExtentMoved: "A device extent names another chunk.",
     DevItemUsed: "The used bytes of a device.",
+    DevItemForeign: "The UUID or the filesystem of a device item.",
+    DevItemField: "Some bytes of a device item.",
     ChunkStripe: "The device offset of a chunk's stripe.",
     ChunkFlags: "The type of a chunk.",
     FreeSpaceRemoved: "A free space entry is missing.",
@@ -114,6 +116,11 @@ pub struct Damage {
 }
 
 impl Damage {
+    /// The places in the image that were written: offset and length.
+    pub fn places(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        self.before.iter().map(|(offset, bytes)| (*offset, bytes.len()))
+    }
+
     /// Gives the image its bytes back.
     pub fn undo(self, image: &Image) -> Result<()> {
         self.before.into_iter().rev().try_for_each(|(offset, bytes)| image.write_at(offset, &bytes))
@@ -241,6 +248,14 @@ impl<'i> Corruptor<'i> {
             C::DevExtentRemoved => self.remove(rng, KeyType::DEV_EXTENT, any),
             C::DevExtentMoved => self.number(rng, KeyType::DEV_EXTENT, any, 16, 8, |_, old| old + (1 << 20)),
             C::DevItemUsed => self.number(rng, KeyType::DEV_ITEM, any, 16, 8, |_, old| old - 4096),
+            C::DevItemForeign => {
+                let at = *rng.pick(&[66, 74, 82, 90]);
+                self.number(rng, KeyType::DEV_ITEM, any, at, 8, |rng, old| old ^ (1 + rng.below(1 << 60)))
+            }
+            C::DevItemField => {
+                let at = rng.index(97);
+                self.number(rng, KeyType::DEV_ITEM, any, at, 2, |rng, old| old ^ (1 + rng.below(0xffff)))
+            }
             C::ChunkStripe => self.number(rng, KeyType::CHUNK_ITEM, not_system, 56, 8, |_, old| old + (1 << 16)),
             C::ChunkFlags => self.number(rng, KeyType::CHUNK_ITEM, not_system, 24, 8, |_, old| old ^ 5),
             C::FreeSpaceRemoved => self.remove(rng, KeyType::FREE_SPACE_EXTENT, any),

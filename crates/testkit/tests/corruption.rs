@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno as Sys;
 use ubtrfs_device::Device;
-use ubtrfs_format::CsumType;
+use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::{CsumType, check_superblock};
 use ubtrfs_fs::MountOptions;
 use ubtrfs_testkit::{
-    Compare, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock, RecordingDevice, Rng,
-    Target, btrfs_check, capability, compare_entries, walk_path,
+    Compare, Corruption, Corruptor, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, NodeKind, RawBlock,
+    RecordingDevice, Rng, Target, btrfs_check, btrfs_check_output, capability, compare_entries, second_opinion,
+    walk_path,
 };
 
 /// Flips a bit somewhere in `len` bytes at `offset`.
@@ -194,6 +196,70 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     compare_entries(&linux, &target.walk().unwrap(), Compare::ALL).unwrap();
     assert_eq!(target.create(b"new", NodeKind::File, 0o644, (0, 0)), Err(Sys::ROFS.raw_os_error()));
     target.close().unwrap();
+    assert_eq!(before, image.digest().unwrap());
+}
+
+/// What is damaged with right checksums is refused, or written to; either way every superblock stays one of this filesystem
+/// and this device.
+#[test]
+fn superblocks_outlive_writes_to_a_crafted_image() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let seed = Rng::seed_or(39);
+    let image = small(&[], some_files);
+    let corruptor = Corruptor::new(&image).unwrap();
+    let pristine = RecordingDevice::from_image(image.path()).unwrap();
+    let identity = |device: &dyn Device, offset| {
+        let mut raw = vec![0; SUPERBLOCK_SIZE];
+        device.read_at(offset, &mut raw).ok()?;
+        let found = Superblock::decode(&raw).ok().filter(|found| check_superblock(found, &raw).is_ok())?;
+        Some((found.bytenr, found.fsid, found.dev_item.uuid, found.dev_item.fsid, found.dev_item.devid))
+    };
+    let mut written = 0;
+    let ways = Corruption::ALL.iter().chain([&Corruption::DevItemForeign, &Corruption::DevItemField].repeat(8));
+    for (round, way) in ways.enumerate() {
+        let mut rng = Rng::new(seed + round as u64);
+        let Some(damage) = corruptor.apply(*way, &mut rng).unwrap() else { continue };
+        let device = Arc::new(pristine.fork());
+        for (offset, len) in damage.places() {
+            device.write_at(offset, &image.read_at(offset, len).unwrap()).unwrap();
+        }
+        let text = format!("seed {seed} round {round} {way}: {}", damage.text);
+        damage.undo(&image).unwrap();
+        let before = [64 << 10, 64 << 20].map(|offset| identity(device.as_ref(), offset));
+        let events = device.events();
+        let _refused_or_not = use_it_all(device.clone());
+        written += usize::from(device.events() > events);
+        for (offset, before) in [64 << 10, 64 << 20].into_iter().zip(before) {
+            let after = identity(device.as_ref(), offset);
+            assert!(before.is_none() || before == after, "{text}: superblock at {offset} was {before:?}, is {after:?}");
+        }
+    }
+    assert!(written > 20, "only {written} images were written to");
+}
+
+/// The error of a foreign device item says where it stands.
+#[test]
+fn a_foreign_device_item_is_refused_with_its_place() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = small(&[], some_files);
+    let corruptor = Corruptor::new(&image).unwrap();
+    let before = image.digest().unwrap();
+    let chunk_root = RawBlock::live(&image).unwrap().into_iter().find(|block| block.owner == 3).unwrap();
+    for seed in 0..6 {
+        let damage = corruptor.apply(Corruption::DevItemForeign, &mut Rng::new(seed)).unwrap().unwrap();
+        let crafted = image.digest().unwrap();
+        let error = format!("{:#}", FsTarget::open(image.path(), "").err().unwrap());
+        let place = format!("tree 3 bytenr {} slot 0", chunk_root.bytenr);
+        assert!(error.contains(&place) && error.contains("DevItem"), "{error}");
+        let (success, said) = btrfs_check_output(image.path(), &["--readonly"]).unwrap();
+        assert!(second_opinion(image.path()).is_err(), "btrfs check ({success}): {said}");
+        assert_eq!(crafted, image.digest().unwrap(), "{}", damage.text);
+        damage.undo(&image).unwrap();
+    }
     assert_eq!(before, image.digest().unwrap());
 }
 

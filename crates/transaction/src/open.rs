@@ -107,12 +107,19 @@ fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock
     let mut next = cursor.seek_ge(&Key::MIN)?;
     while let Some(key) = next {
         let data = cursor.data().unwrap_or_default();
-        let corrupt = |cause| Error::from(cause).in_tree(RootId::CHUNK_TREE);
+        let corrupt = |error: Error| match cursor.place() {
+            Some((node, slot)) => error.in_tree(RootId::CHUNK_TREE).at(node.view().bytenr()).in_slot(slot),
+            None => error.in_tree(RootId::CHUNK_TREE),
+        };
         match key.item_type {
             KeyType::CHUNK_ITEM => {
-                volumes.add_chunk(Logical(key.offset), ChunkItem::decode(data).map_err(corrupt)?)?;
+                let chunk = ChunkItem::decode(data).map_err(|cause| corrupt(cause.into()))?;
+                volumes.add_chunk(Logical(key.offset), chunk)?;
             }
-            KeyType::DEV_ITEM => volumes.set_dev_item(&DevItem::decode(data).map_err(corrupt)?)?,
+            KeyType::DEV_ITEM => {
+                let item = DevItem::decode(data).map_err(|cause| corrupt(cause.into()))?;
+                volumes.set_dev_item(&item).map_err(corrupt)?;
+            }
             _ => {}
         }
         next = cursor.next()?;

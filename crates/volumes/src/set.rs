@@ -7,6 +7,8 @@
 //!   extents there. The map may know more: chunks not recorded yet, and chunks whose removal is not durable yet.
 //! - I3. The mirrors of a superblock are written after the primary is durable, so at any moment a durable valid
 //!   superblock exists.
+//! - I4. The device item of a present device keeps the UUIDs of the superblock that was read from that device. Nothing is
+//!   written as a superblock that [`check_superblock`] would refuse, so disk content cannot end a filesystem that way.
 //!
 //! Lock order: `devices` before `stats` of a device; both are leaves otherwise.
 
@@ -20,7 +22,7 @@ use ubtrfs_device::Device;
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Key, KeyType, Logical, Result, objectid};
+use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Key, KeyType, Logical, Result, check_superblock, objectid};
 use uuid::Uuid;
 
 use crate::allocation::{self, DeviceSpace};
@@ -312,7 +314,7 @@ impl Volumes {
     }
 
     /// Takes over a device item of the chunk tree, which also tells of missing devices. An item that contradicts the
-    /// device at hand is corrupt.
+    /// device at hand is corrupt (I4).
     pub fn set_dev_item(&self, item: &DevItem) -> Result<()> {
         let mut devices = self.devices.write();
         let Some(member) = devices.get(&item.devid.0) else {
@@ -329,8 +331,16 @@ impl Volumes {
             let cause = FormatError::Value { what: "DevItem", field, value: item.devid.0, expected };
             Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into())
         };
+        let mismatch = |field, found: Uuid, expected: Uuid| {
+            let (found, expected) = (found.to_string().into(), expected.to_string().into());
+            let cause = FormatError::Mismatch { what: "DevItem", field, found, expected };
+            Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into())
+        };
         if known.uuid != item.uuid {
-            return wrong("uuid", "expected the device's");
+            return mismatch("uuid", item.uuid, known.uuid);
+        }
+        if known.fsid != item.fsid {
+            return mismatch("fsid", item.fsid, known.fsid);
         }
         if member.backend.as_ref().is_some_and(|backend| backend.len_bytes() < item.total_bytes) {
             return wrong("total_bytes", "expected at most the device's size");
@@ -417,10 +427,13 @@ impl Volumes {
         let devid = member.item.read().devid;
         let Some(dev_item) = self.dev_item(devid) else { return Ok(()) };
         if !superblock::fits(offset, dev_item.total_bytes) {
-            return Ok(());
+            // A commit without its primary superblock would be lost.
+            return if offset == SUPERBLOCK_OFFSETS[0] { Err(too_small(&dev_item)) } else { Ok(()) };
         }
         let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
-        backend.write_at(offset, &own.encode_with_csum()).map_err(|source| {
+        let raw = own.encode_with_csum();
+        check_superblock(&own, &raw)?;
+        backend.write_at(offset, &raw).map_err(|source| {
             member.count(Stat::Write);
             let len_bytes = SUPERBLOCK_SIZE as u64;
             Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source }
@@ -445,6 +458,11 @@ impl Volumes {
         };
         present.map(space).collect()
     }
+}
+
+fn too_small(item: &DevItem) -> Error {
+    let (what, field, value) = ("DevItem", "total_bytes", item.total_bytes);
+    FormatError::Value { what, field, value, expected: "expected room for a superblock" }.into()
 }
 
 /// The error for an address in no chunk.

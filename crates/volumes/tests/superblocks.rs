@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use common::{Asked, MIB, Recorder, dev_item, put, superblock};
 use ubtrfs_device::{Device, MemoryDevice};
+use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Error, Generation, Logical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
@@ -172,4 +173,36 @@ fn a_read_only_open_writes_nothing() {
     assert!(volumes.write(common::CHUNK, &[0; 4096]).is_err());
     assert!(volumes.discard(common::CHUNK, 4096).is_err());
     assert!(device.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn i4_a_superblock_keeps_the_uuids_of_its_own_device() {
+    let device = Recorder::formatted(100 * MIB);
+    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let own = volumes.dev_item(DevId(1)).unwrap();
+    let foreign = Uuid::from_bytes([9; 16]);
+    for item in [DevItem { uuid: foreign, ..own.clone() }, DevItem { fsid: foreign, ..own.clone() }] {
+        let error = volumes.set_dev_item(&item).unwrap_err().to_string();
+        assert!(error.contains("tree 3") && error.contains(&foreign.to_string()), "{error}");
+        assert_eq!(volumes.dev_item(DevId(1)).unwrap(), own, "nothing of a refused item is taken over");
+    }
+}
+
+#[test]
+fn i4_no_superblock_is_written_that_would_be_refused() {
+    let device = Recorder::formatted(100 * MIB);
+    let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
+    let good = generation(11, volumes.superblock().clone());
+    let mut broken = vec![Superblock { fsid: Uuid::from_bytes([9; 16]), ..good.clone() }];
+    broken.push(Superblock { sys_chunk_array_size: 5, ..good.clone() });
+    broken.push(Superblock { root_level: 8, ..good.clone() });
+    for sb in broken {
+        assert!(volumes.write_superblock(&sb).is_err());
+        assert!(volumes.write_log_superblock(&sb).is_err());
+    }
+    // The device item is too small for the primary superblock, which would then not be written at all.
+    let item = DevItem { total_bytes: 65536, ..volumes.dev_item(DevId(1)).unwrap() };
+    volumes.set_dev_item(&item).unwrap();
+    assert!(volumes.write_superblock(&good).is_err());
+    assert!(device.asked.lock().unwrap().iter().all(|asked| *asked == Asked::Flush), "nothing was written");
 }
