@@ -18,7 +18,7 @@ use ubtrfs_format::{Error as EngineError, Generation, Ino, Key, KeyType, RootId,
 use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree, TreeChanges};
 
 use crate::error::{Error, Result};
-use crate::types::InodeId;
+use crate::types::{InodeId, LAST_INO};
 
 /// First index of a directory; 0 and 1 stand for `.` and `..`.
 pub(crate) const FIRST_INDEX: u64 = 2;
@@ -89,7 +89,7 @@ pub(crate) enum Target {
 /// Where an entry of this location points; anything but an inode or a subvolume is corrupt.
 pub(crate) fn target_of(location: &Key) -> Result<Target> {
     match location.item_type {
-        KeyType::INODE_ITEM if (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&location.objectid) => {
+        KeyType::INODE_ITEM if (objectid::FIRST_FREE..=LAST_INO).contains(&location.objectid) => {
             Ok(Target::Inode(Ino(location.objectid)))
         }
         KeyType::ROOT_ITEM if RootId(location.objectid).is_subvolume() => {

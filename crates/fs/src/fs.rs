@@ -195,7 +195,7 @@ impl Fs {
         self.data.has_dirty() || self.engine.has_changes()
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_open(&self) -> Result<()> {
         if self.options.read_only { Err(Error::ReadOnlyMount) } else { Ok(()) }
     }
 
@@ -240,7 +240,7 @@ impl Fs {
     fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
         let home = Home::new(subvolume);
         let tree = &home.tree;
-        if id.ino == EMPTY_DIR {
+        if id.is_stub() {
             let state = RwLock::new(empty_dir(&home)?);
             return Ok(Arc::new(Inode { id, home, state, writeback: Default::default() }));
         }
@@ -268,7 +268,7 @@ impl Fs {
         self.check_open()?;
         let inode = self.inode(id)?;
         inode.home.check_writable()?;
-        if id.ino == EMPTY_DIR {
+        if id.is_stub() {
             return Err(Error::AccessDenied);
         }
         Ok(inode)
@@ -322,7 +322,7 @@ impl Fs {
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
         let now = now();
         let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
-        if !wanted || inode.home.is_read_only() || inode.id.ino == EMPTY_DIR || self.read_only().is_some() {
+        if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.read_only().is_some() {
             return;
         }
         let Ok(reservation) = self.reserve(1) else { return };
@@ -366,10 +366,7 @@ pub(crate) fn now() -> Timespec {
     Timespec { sec: i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX), nsec: since_epoch.subsec_nanos() }
 }
 
-/// The number of the directory that stands for a subvolume whose name is there and which itself is not: a nested
-/// subvolume inside a snapshot. Linux shows the same number.
-pub(crate) const EMPTY_DIR: Ino = Ino(2);
-
+/// The state of [`InodeId::stub`].
 fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
     let root_key = Key::new(Ino::ROOT_DIR.0, KeyType::INODE_ITEM, 0);
     let Some(raw) = subvolume.tree.get(&root_key)? else { return Err(Error::Stale) };

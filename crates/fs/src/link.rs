@@ -11,7 +11,7 @@ use crate::Fs;
 use crate::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
 use crate::dir_item::{self, Change, NameSlot};
 use crate::error::{Error, Result};
-use crate::fs::{EMPTY_DIR, now};
+use crate::fs::now;
 use crate::inode::{Inode, InodeState};
 use crate::orphan::{LastItems, UnloadedItems};
 use crate::types::{Attr, InodeId};
@@ -121,7 +121,7 @@ impl Fs {
             if child.root != dir.root {
                 return if directory { self.remove_subvolume(dir, name, None, true) } else { Err(Error::IsDirectory) };
             }
-            if child.ino == EMPTY_DIR {
+            if child.is_stub() {
                 return if directory { self.remove_stub(&dir_inode, name) } else { Err(Error::IsDirectory) };
             }
             let in_memory = self.inodes.peek(child);
@@ -224,7 +224,7 @@ impl Fs {
         let mut state = dir.write()?;
         check_may_remove(&state)?;
         let entry = dir_item::find_entry(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
-        if self.target_id(dir.id, &entry.location, name)?.ino != EMPTY_DIR {
+        if !self.target_id(dir.id, &entry.location, name)?.is_stub() {
             return Err(Error::Busy("the directory changed"));
         }
         let index = dir_item::find_index(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;

@@ -8,7 +8,6 @@ use ubtrfs_format::{Key, KeyType};
 use crate::Fs;
 use crate::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree};
 use crate::error::{Error, Result};
-use crate::fs::EMPTY_DIR;
 use crate::inode::Inode;
 use crate::types::{Attr, DirEntryOut, InodeId, mode};
 
@@ -73,7 +72,7 @@ impl Fs {
         })?;
         let dir_inode = self.inode(dir)?;
         if name == b"." || name == b".." {
-            let id = if name == b"." { dir } else { self.parent(dir)? };
+            let id = if name == b"." { dir } else { self.shown_parent(dir)? };
             let inode = self.inode(id)?;
             if count {
                 self.count_lookup(id);
@@ -85,7 +84,7 @@ impl Fs {
         if !state.is_dir() {
             return Err(Error::NotDirectory);
         }
-        if dir.ino == EMPTY_DIR || state.lacks_name(name) {
+        if dir.is_stub() || state.lacks_name(name) {
             return Err(Error::NotFound);
         }
         let entry = dir_item::find_entry(&dir_inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
@@ -110,9 +109,14 @@ impl Fs {
         Ok(inode)
     }
 
+    /// Where `..` of a directory leads: from [`Fs::root`] to itself, whatever lies above it.
+    fn shown_parent(&self, dir: InodeId) -> Result<InodeId> {
+        if dir == self.root() { Ok(dir) } else { self.parent(dir) }
+    }
+
     /// One past the highest place of an entry that the directory has now: entries made later have cookies above it.
     pub fn readdir_end(&self, dir: InodeId) -> Result<u64> {
-        if dir.ino == EMPTY_DIR {
+        if dir.is_stub() {
             return Ok(FIRST_INDEX);
         }
         let inode = self.inode(dir)?;
@@ -135,12 +139,12 @@ impl Fs {
             if cookie > at {
                 continue;
             }
-            let id = if at == 0 { dir } else { self.parent(dir).unwrap_or(dir) };
+            let id = if at == 0 { dir } else { self.shown_parent(dir).unwrap_or(dir) };
             if !emit(DirEntryOut { id, name, file_type: FileType::Directory, next_cookie: at + 1 }) {
                 return Ok(());
             }
         }
-        if dir.ino == EMPTY_DIR {
+        if dir.is_stub() {
             return Ok(());
         }
         let mut index = cookie.max(FIRST_INDEX);

@@ -12,7 +12,7 @@ use crate::Fs;
 use crate::create::{Draft, check_dir_takes_names, entry_changed, next_index};
 use crate::dir_item::{self, Change, HashedName};
 use crate::error::{Error, Result};
-use crate::fs::{EMPTY_DIR, now};
+use crate::fs::now;
 use crate::inode::Inode;
 use crate::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
 use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
@@ -126,7 +126,7 @@ impl Fs {
         let (inode, subvolume) = match &entry {
             None => (None, None),
             Some(entry) => match self.target_id(dir.id, &entry.location, name)? {
-                id if id.ino == EMPTY_DIR => {
+                id if id.is_stub() => {
                     return Err(Error::NotPermitted("what stands for a subvolume is not renamed or replaced"));
                 }
                 id if id.root != dir.id.root => (None, Some(id.root)),

@@ -16,6 +16,9 @@ impl Fs {
     /// Changes attributes. A change of owner takes set-uid, set-gid and capabilities away from a file; a change of mode is
     /// taken into its ACL.
     pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
+        if id.is_stub() && set.size.is_none() {
+            return self.set_stub_attr(id, set);
+        }
         let inode = self.inode_to_change(id)?;
         if let Some(size) = set.size {
             check_may_resize(&*inode.read()?)?;
@@ -54,6 +57,16 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
+        Ok(self.attr_of(&state, id))
+    }
+
+    /// As Linux does, so that `chown -R` and `chmod -R` pass over snapshots: what is set shows until the directory is forgotten.
+    fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
+        self.check_open()?;
+        let inode = self.inode(id)?;
+        inode.home.check_writable()?;
+        let mut state = inode.write()?;
+        apply(&mut state, set, set.mode, now());
         Ok(self.attr_of(&state, id))
     }
 

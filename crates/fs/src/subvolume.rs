@@ -14,6 +14,7 @@ use ubtrfs_format::{RootId, objectid};
 use ubtrfs_transaction::{INODES_A_ROW, Tree};
 
 use crate::error::{Error, Result};
+use crate::types::LAST_INO;
 
 /// A subvolume that was entered since the filesystem was opened.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ impl Subvolume {
                 hint: "look at it with `ubtrfs check`",
             })
         })?;
-        if highest >= objectid::LAST_FREE {
+        if highest >= LAST_INO {
             return Err(ubtrfs_format::Error::NoSpace.into());
         }
         let next = highest + 1;
@@ -133,7 +134,7 @@ impl Subvolume {
                 (first, first + 1)
             }
         };
-        let end = end.min(objectid::LAST_FREE + 1);
+        let end = end.min(LAST_INO + 1);
         *last = Some(end - 1);
         Ok(first..end)
     }

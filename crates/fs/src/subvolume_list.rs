@@ -191,7 +191,7 @@ impl Fs {
     /// The directory that holds a directory's name. A subvolume's root goes up to the directory that holds the
     /// subvolume's; the top level is its own parent.
     pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
-        if dir.ino == crate::fs::EMPTY_DIR {
+        if dir.is_stub() {
             return Ok(InodeId::root_of(dir.root));
         }
         if dir.ino == Ino::ROOT_DIR {
@@ -220,14 +220,9 @@ impl Fs {
             Target::Subvolume(root) => root,
         };
         let roots = root_tree(&self.engine)?;
-        let Some(root_ref) = root_ref(&roots, dir.root, root)? else {
-            return Ok(InodeId { root: dir.root, ino: crate::fs::EMPTY_DIR });
-        };
-        if root_ref.dirid == dir.ino.0 && root_ref.name == name {
-            Ok(InodeId::root_of(root))
-        } else {
-            Ok(InodeId { root: dir.root, ino: crate::fs::EMPTY_DIR })
-        }
+        let is_here = |at: RootRef| at.dirid == dir.ino.0 && at.name == name;
+        let is_at_home = root_ref(&roots, dir.root, root)?.is_some_and(is_here);
+        Ok(if is_at_home { InodeId::root_of(root) } else { InodeId::stub(dir.root, root) })
     }
 }
 

@@ -16,7 +16,7 @@ use crate::Fs;
 use crate::create::{Plan, check_dir_takes_names, entry_changed, next_index};
 use crate::dir_item::{self, Change, HashedName, NameSlot};
 use crate::error::{Error, Result};
-use crate::fs::{EMPTY_DIR, now};
+use crate::fs::now;
 use crate::inode::{Inode, InodeState};
 use crate::subvolume_list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
@@ -173,7 +173,7 @@ impl Fs {
         }
         let entry = dir_item::find_entry(&inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
         let id = self.target_id(dir, &entry.location, name)?;
-        if id.root == dir.root || id.ino == EMPTY_DIR {
+        if id.root == dir.root || id.is_stub() {
             return Err(Error::InvalidArgument("not a subvolume"));
         }
         Ok((id.root, state.item.sequence))

@@ -18,7 +18,29 @@ impl InodeId {
     pub fn root_of(root: RootId) -> Self {
         Self { root, ino: Ino::ROOT_DIR }
     }
+
+    /// The empty directory in `root` at the name of a subvolume that is not at home there: a snapshot takes the name of a
+    /// nested subvolume along, not the subvolume. There is no inode of it on disk, so its number is one that no inode has:
+    /// each of these directories is another one.
+    pub fn stub(root: RootId, subvolume: RootId) -> Self {
+        Self { root, ino: Ino(STUBS | subvolume.0) }
+    }
+
+    /// Whether it is such a directory.
+    pub(crate) fn is_stub(self) -> bool {
+        self.ino.0 & STUBS != 0
+    }
+
+    /// The subvolume whose name such a directory is at; `None` for every other inode.
+    pub fn stub_of(self) -> Option<RootId> {
+        self.is_stub().then_some(RootId(self.ino.0 & !STUBS))
+    }
 }
+
+/// Set in the numbers of [`InodeId::stub`]. Inodes count up from 257, so none on disk comes near.
+const STUBS: u64 = 1 << 63;
+/// The highest number that an inode gets.
+pub(crate) const LAST_INO: u64 = STUBS - 1;
 
 /// What `stat` shows of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]

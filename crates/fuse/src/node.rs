@@ -1,20 +1,28 @@
 //! Node ids: what the FUSE protocol calls an inode, against what btrfs calls one.
 //!
-//! A node id is also the `st_ino` that programs see, so it is made from the inode's address by arithmetic and is the
-//! same after every mount:
+//! On Linux each subvolume has a device number (`st_dev`) of its own, and inode numbers are unique in a subvolume. A FUSE mount
+//! has one device number, and programs take two directories with one `st_dev` and one `st_ino` for the same: so every number
+//! of a mount is another one, those of nested subvolumes' root directories too. The node id, which must be unique
+//! anyway, is made from the subvolume and the number in it by arithmetic, and programs see it as `st_ino`:
 //!
-//! | inode                                    | node id                | `st_ino`           |
-//! |------------------------------------------|------------------------|--------------------|
-//! | root directory of the mount              | 1                      | 256                |
-//! | of the mounted subvolume, below 2^40     | its number             | its number         |
-//! | of another subvolume (id below 2^23)     | `id << 40 \| number`   | the node id; 256 for the subvolume's root directory |
-//! | the empty directory in place of a nested subvolume that a snapshot did not take along | `2^63 \| index` | 2 |
-//! | anything that does not fit the above     | `2^63 \| index`        | the node id        |
+//! | inode                                                              | node id and `st_ino`                      |
+//! |--------------------------------------------------------------------|-------------------------------------------|
+//! | root directory of the mount                                        | 1; `st_ino` is 256                        |
+//! | of the mounted subvolume, number below 2^40                        | the number, as Linux shows it             |
+//! | of another subvolume, id below 2^22, number below 2^40             | `id << 40 \| number`                      |
+//! | of another subvolume, id below 2^32, number below 2^30             | `2^62 \| id << 30 \| number`              |
+//! | the empty directory in place of a subvolume that a snapshot did not take along, both ids below 2^31 | `2^63 \| 2^62 \| snapshot << 31 \| subvolume` |
+//! | anything else                                                      | `2^63 \| 62 bits of a hash`, counted up where they are taken |
+//!
+//! All but the last line is the same after every mount and on every machine: backups that compare inode numbers with
+//! those of their last run, file handles that outlive the server (NFS), and `tar --listed-incremental` work. Subvolume ids are
+//! not used again, so a number never comes to mean another file. The numbers of the last line are the same too but where two
+//! hashes are the same; a file handle of these is stale once the server ends.
 //!
 //! Invariants:
-//! N1. The mapping is one to one for the lifetime of the mount.
-//! N2. References that the kernel holds (lookup counts) are counted by `fs`, one per `Attr` it returns; forget gives
-//!     them back. There is no second count here that could disagree.
+//! - N1. The mapping is one to one for the lifetime of the mount: an id is what [`Nodes::node`] made, or it is stale.
+//! - N2. References that the kernel holds (lookup counts) are counted by `fs`, one per `Attr` it returns; forget gives
+//!   them back. There is no second count here that could disagree.
 
 use std::collections::HashMap;
 
@@ -24,13 +32,6 @@ use ubtrfs_fs::InodeId;
 
 /// The mount's root directory, by protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
-
-/// `BTRFS_EMPTY_SUBVOL_DIR_OBJECTID`.
-const EMPTY_SUBVOLUME: Ino = Ino(2);
-const INO_BITS: u32 = 40;
-const INO_END: u64 = 1 << INO_BITS;
-const ROOT_END: u64 = 1 << 23;
-const OUTLIER: u64 = 1 << 63;
 
 /// The mapping of one mount.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub(crate) struct Nodes {
 
 #[derive(Debug, Default)]
 struct Outliers {
-    ids: Vec<InodeId>,
+    ids: HashMap<u64, InodeId>,
     nodes: HashMap<InodeId, u64>,
 }
 
@@ -54,56 +55,89 @@ impl Nodes {
 
     /// The node id of an inode.
     pub(crate) fn node(&self, id: InodeId) -> u64 {
-        if id == self.root {
-            return ROOT_NODE;
-        }
-        let (root, ino) = (id.root.0, id.ino.0);
-        // Numbers up to 255 are no inodes of files; keep them away from node id 1.
-        if (Ino::ROOT_DIR.0..INO_END).contains(&ino) {
-            if id.root == self.root.root {
-                return ino;
-            }
-            if root > 0 && root < ROOT_END {
-                return root << INO_BITS | ino;
-            }
-        }
-        self.outlier(id)
+        self.by_arithmetic(id).unwrap_or_else(|| self.outlier(id))
     }
 
-    /// The inode of a node id, if it is one that [`node`](Self::node) makes.
+    /// The inode of a node id, if it is one that [`node`](Self::node) makes (N1).
     pub(crate) fn id(&self, node: u64) -> Option<InodeId> {
-        if node == ROOT_NODE {
-            return Some(self.root);
-        }
-        if node & OUTLIER != 0 {
-            let index = usize::try_from(node & !OUTLIER).ok()?;
-            return self.outliers.read().ids.get(index).copied();
-        }
-        let ino = Ino(node & (INO_END - 1));
-        match node >> INO_BITS {
-            0 => Some(InodeId { root: self.root.root, ino }),
-            root => Some(InodeId { root: RootId(root), ino }),
-        }
+        let low = |bits: u32| node & ((1 << bits) - 1);
+        let id = match (node >> 62, node) {
+            (_, ROOT_NODE) => self.root,
+            (0, _) => match node >> NUMBER_BITS {
+                0 => InodeId { root: self.root.root, ino: Ino(node) },
+                root => InodeId { root: RootId(root), ino: Ino(low(NUMBER_BITS)) },
+            },
+            (HIGH_IDS, _) => InodeId { root: RootId(low(62) >> SHORT_BITS), ino: Ino(low(SHORT_BITS)) },
+            (STUBS, _) => InodeId::stub(RootId(low(62) >> STUB_BITS), RootId(low(STUB_BITS))),
+            _ => return self.outliers.read().ids.get(&node).copied(),
+        };
+        (self.by_arithmetic(id) == Some(node)).then_some(id)
     }
 
     /// What `stat` shows as the inode number.
     pub(crate) fn st_ino(&self, id: InodeId) -> u64 {
-        if id.ino == Ino::ROOT_DIR || id.ino == EMPTY_SUBVOLUME { id.ino.0 } else { self.node(id) }
+        if id == self.root { id.ino.0 } else { self.node(id) }
+    }
+
+    fn by_arithmetic(&self, id: InodeId) -> Option<u64> {
+        let (root, number) = (id.root.0, id.ino.0);
+        if id == self.root {
+            return Some(ROOT_NODE);
+        }
+        if let Some(RootId(subvolume)) = id.stub_of() {
+            let fits = root < 1 << STUB_BITS && subvolume < 1 << STUB_BITS;
+            return fits.then_some(STUBS << 62 | root << STUB_BITS | subvolume);
+        }
+        match () {
+            // Smaller numbers are of no files; node id 1 is among them.
+            () if number < Ino::ROOT_DIR.0 || root == 0 => None,
+            () if id.root == self.root.root => (number < 1 << NUMBER_BITS).then_some(number),
+            () if root < 1 << ID_BITS && number < 1 << NUMBER_BITS => Some(root << NUMBER_BITS | number),
+            () if root < 1 << LONG_ID_BITS && number < 1 << SHORT_BITS => {
+                Some(HIGH_IDS << 62 | root << SHORT_BITS | number)
+            }
+            () => None,
+        }
     }
 
     fn outlier(&self, id: InodeId) -> u64 {
         if let Some(&node) = self.outliers.read().nodes.get(&id) {
             return node;
         }
-        let mut outliers = self.outliers.write();
-        let next = OUTLIER | outliers.ids.len() as u64;
-        let node = *outliers.nodes.entry(id).or_insert(next);
-        if node == next {
-            outliers.ids.push(id);
-        }
-        node
+        let Outliers { ids, nodes } = &mut *self.outliers.write();
+        *nodes.entry(id).or_insert_with(|| {
+            let mut node = OUTLIERS << 62 | hash(id) >> 2;
+            while ids.contains_key(&node) {
+                node = OUTLIERS << 62 | (node + 1) & ((1 << 62) - 1);
+            }
+            ids.insert(node, id);
+            node
+        })
     }
 }
+
+/// The same on every machine and in every version.
+fn hash(id: InodeId) -> u64 {
+    [id.root.0, id.ino.0].iter().fold(MIX, |state, word| {
+        let product = u128::from(state ^ word) * u128::from(MIX);
+        (product as u64 ^ (product >> 64) as u64).wrapping_add(*word)
+    })
+}
+
+/// Bits of a number and of a subvolume's id in the usual form.
+const NUMBER_BITS: u32 = 40;
+const ID_BITS: u32 = 22;
+/// The same where ids are high.
+const SHORT_BITS: u32 = 30;
+const LONG_ID_BITS: u32 = 32;
+/// Bits of an id in the number of an empty directory.
+const STUB_BITS: u32 = 31;
+/// The two highest bits of the forms but the usual one.
+const HIGH_IDS: u64 = 1;
+const OUTLIERS: u64 = 2;
+const STUBS: u64 = 3;
+/// An odd number whose bits look random.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
 mod tests {
@@ -113,38 +147,70 @@ mod tests {
         InodeId { root: RootId(root), ino: Ino(ino) }
     }
 
-    #[test]
-    fn the_mapping_is_one_to_one() {
-        let nodes = Nodes::new(id(5, 256));
-        let ids = [
-            id(5, 256),
-            id(5, 257),
-            id(5, INO_END - 1),
-            id(5, INO_END),
-            id(256, 256),
-            id(256, 257),
-            id(ROOT_END - 1, INO_END - 1),
-            id(ROOT_END, 257),
-            id(u64::MAX - 300, u64::MAX - 256),
-        ];
-        let mut seen = HashMap::new();
-        for id in ids {
-            let node = nodes.node(id);
-            assert_eq!(nodes.node(id), node, "stable");
-            assert_eq!(nodes.id(node), Some(id));
-            assert_eq!(seen.insert(node, id), None, "N1");
-        }
-        assert_eq!(nodes.node(id(5, 256)), ROOT_NODE);
-        assert_eq!(nodes.node(id(5, 257)), 257);
-        assert_eq!(nodes.st_ino(id(256, 256)), 256);
-        assert_ne!(nodes.st_ino(id(256, 257)), nodes.st_ino(id(5, 257)));
+    /// Ids and numbers on both sides of every border.
+    fn borders() -> Vec<InodeId> {
+        let around = |bits: u32| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1];
+        let roots = [5, 6, 256, 257, u64::MAX - 300].into_iter();
+        let roots: Vec<u64> =
+            roots.chain(around(ID_BITS)).chain(around(STUB_BITS)).chain(around(LONG_ID_BITS)).collect();
+        let numbers = [0, 1, 2, 5, 255, 256, 257, 300, (1 << 63) - 1].into_iter();
+        let numbers = numbers.chain(around(SHORT_BITS)).chain(around(NUMBER_BITS)).chain(around(62));
+        let stubs = roots.iter().flat_map(|&root| roots.iter().map(move |&of| InodeId::stub(RootId(root), RootId(of))));
+        let inodes = numbers.flat_map(|number| roots.iter().map(move |&root| id(root, number)));
+        inodes.chain(stubs).collect()
     }
 
     #[test]
-    fn a_mounted_snapshot_shows_its_own_numbers() {
+    fn every_inode_has_its_own_number_whatever_is_mounted() {
+        for mounted in [5, 256, 1 << ID_BITS, 1 << LONG_ID_BITS, u64::MAX - 300] {
+            let nodes = Nodes::new(id(mounted, 256));
+            let (mut seen, mut shown) = (HashMap::new(), HashMap::new());
+            for id in borders() {
+                let node = nodes.node(id);
+                assert_eq!(nodes.node(id), node, "stable");
+                assert_eq!(nodes.id(node), Some(id), "{mounted}: {node:x}");
+                if let Some(other) = seen.insert(node, id) {
+                    assert_eq!(other, id, "N1: {node:x}");
+                }
+                if let Some(other) = shown.insert(nodes.st_ino(id), id) {
+                    assert_eq!(other, id, "st_ino of {id:?}");
+                }
+            }
+            assert_eq!((nodes.node(id(mounted, 256)), nodes.st_ino(id(mounted, 256))), (ROOT_NODE, 256));
+            assert_eq!(nodes.st_ino(id(mounted, 257)), 257, "as Linux shows it");
+            assert_eq!(shown.keys().filter(|ino| **ino == 256).count(), 1);
+        }
+    }
+
+    #[test]
+    fn numbers_are_the_same_after_the_next_mount() {
+        let (one, next) = (Nodes::new(id(5, 256)), Nodes::new(id(5, 256)));
+        let ids = borders();
+        let numbers: Vec<u64> = ids.iter().map(|id| one.st_ino(*id)).collect();
+        let mut other_order: Vec<u64> = ids.iter().rev().map(|id| next.st_ino(*id)).collect();
+        other_order.reverse();
+        assert_eq!(numbers, other_order);
+    }
+
+    #[test]
+    fn another_number_for_the_same_inode_is_stale() {
         let nodes = Nodes::new(id(300, 256));
-        assert_eq!(nodes.node(id(300, 257)), 257);
-        assert_eq!(nodes.id(nodes.node(id(5, 257))), Some(id(5, 257)));
-        assert_ne!(nodes.node(id(5, 256)), ROOT_NODE);
+        for node in
+            [0, 2, 255, 256, 300 << NUMBER_BITS | 257, 5 << NUMBER_BITS | 3, HIGH_IDS << 62 | 5 << SHORT_BITS | 257]
+        {
+            assert_eq!(nodes.id(node), None, "{node:x}");
+        }
+        assert_eq!(nodes.id(OUTLIERS << 62 | 7), None, "nobody was told of it");
+    }
+
+    #[test]
+    fn outliers_whose_hashes_are_taken_get_other_numbers() {
+        let nodes = Nodes::new(id(5, 256));
+        let first = id(5, 1 << 50);
+        let taken = OUTLIERS << 62 | hash(first) >> 2;
+        nodes.outliers.write().ids.insert(taken, id(7, 1 << 50));
+        let node = nodes.node(first);
+        assert_ne!(node, taken);
+        assert_eq!((nodes.id(node), nodes.node(first)), (Some(first), node));
     }
 }

@@ -13,7 +13,7 @@ use ubtrfs_fs::{
 };
 
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
-use crate::tree_entry::{CHUNK_BYTES, ContentHash, TreeEntry, is_stub, join, set_link_groups, show, xxh64};
+use crate::tree_entry::{CHUNK_BYTES, ContentHash, TreeEntry, join, set_link_groups, show, xxh64};
 
 /// An open filesystem under test, used as root.
 #[derive(Clone, Debug)]
@@ -284,7 +284,7 @@ fn entry_of(fs: &Fs, path: Vec<u8>, attr: &Attr) -> Result<TreeEntry> {
         nlink: attr.nlink.into(),
         link_group: None,
         rdev: rdev_parts(attr.rdev),
-        mtime: if is_stub(kind, attr.id.ino.0) { (0, 0) } else { (attr.mtime.sec, attr.mtime.nsec) },
+        mtime: if attr.id.stub_of().is_some() { (0, 0) } else { (attr.mtime.sec, attr.mtime.nsec) },
         content,
         xattrs,
     })
