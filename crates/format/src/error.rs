@@ -170,6 +170,26 @@ pub enum Error {
     },
 }
 
+/// For all who wait for one result. The copy of a system's error has its number, or else its kind and text.
+impl Clone for Error {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Corrupt(corrupt) => Self::Corrupt(corrupt.clone()),
+            Self::Io { op, device, offset, len_bytes, source } => {
+                let source = match source.raw_os_error() {
+                    Some(number) => io::Error::from_raw_os_error(number),
+                    None => io::Error::new(source.kind(), source.to_string()),
+                };
+                Self::Io { op, device: device.clone(), offset: *offset, len_bytes: *len_bytes, source }
+            }
+            Self::NoSpace => Self::NoSpace,
+            Self::ReadOnly { reason } => Self::ReadOnly { reason: reason.clone() },
+            Self::Unsupported { what, hint } => Self::Unsupported { what: what.clone(), hint },
+            Self::Refused { what, hint } => Self::Refused { what: what.clone(), hint },
+        }
+    }
+}
+
 impl From<FormatError> for Error {
     fn from(cause: FormatError) -> Self {
         Self::Corrupt(Corrupt::new(cause))

@@ -31,12 +31,13 @@ impl Engine {
     ///
     /// An error turns the filesystem read-only, as that of a commit.
     pub fn flush_delayed_items(&self) -> Result<()> {
+        self.check_not_aborted()?;
         let mut committer = self.committer.lock();
+        self.check_not_failed()?;
         if !self.rows_are_worth_an_apply() {
             drop(committer);
             return self.commit();
         }
-        self.check_not_aborted()?;
         self.check_writable()?;
         self.or_abort("applying delayed items", || self.apply_rows(&mut committer))
     }

@@ -6,9 +6,10 @@
 //! write nodes -> flush -> superblock -> flush -> its mirrors -> unpin
 //! ```
 //!
-//! Crash argument: until the first superblock copy is written, nothing that the last committed superblock reaches was
-//! overwritten (freed extents are pinned, new nodes take new addresses); once it is written, everything that it reaches
-//! was flushed before.
+//! Crash argument: until the first superblock copy is written, nothing that the last superblock reaches was overwritten,
+//! neither through its trees nor through a log (freed extents are pinned, new nodes take new addresses, and data that was
+//! written and dropped since the last commit keeps its place, because a log may refer to it); once it is written, everything
+//! that it reaches was flushed before.
 //!
 //! Invariants:
 //! - I1. The rounds end: a node copied once in a transaction keeps its address, so each round copies fewer.
@@ -24,7 +25,7 @@ use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
-use ubtrfs_space::DelayedRefs;
+use ubtrfs_space::{DelayedRefs, Extent};
 use ubtrfs_tree::{Batch, Node};
 
 use crate::engine::Engine;
@@ -38,6 +39,9 @@ use crate::{csum_tree, free_space_tree};
 #[derive(Debug)]
 pub(crate) struct Committer {
     pub(crate) refs: DelayedRefs,
+    /// Data extents of the frozen epoch that no item refers to any more. The log that the last superblock leads to may refer
+    /// to them: they are free once a superblock without it is durable.
+    unreferenced: Vec<Extent>,
     quota_flagged: bool,
     uuid_tree_in_step: bool,
 }
@@ -46,6 +50,7 @@ impl Committer {
     pub(crate) fn new(superblock: &Superblock) -> Self {
         Self {
             refs: DelayedRefs::new(),
+            unreferenced: Vec::new(),
             quota_flagged: false,
             uuid_tree_in_step: superblock.uuid_tree_generation == superblock.generation.0,
         }
@@ -57,12 +62,13 @@ impl Engine {
     ///
     /// Returns at once where nothing changed. After an error the filesystem is read-only.
     pub fn commit(&self) -> Result<()> {
+        self.check_not_aborted()?;
         let wanted = self.running.load(Ordering::Acquire);
         let mut committer = self.committer.lock();
         if self.committed.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }
-        self.check_not_aborted()?;
+        self.check_not_failed()?;
         let has_news = self.has_changes() || (self.read_only().is_none() && self.volumes.have_stats_changed());
         if !has_news {
             return Ok(());
@@ -77,7 +83,7 @@ impl Engine {
         let result = work();
         guard.armed = false;
         if let Err(error) = &result {
-            self.abort(format!("{what} failed: {error}"));
+            self.fail(what, error);
         }
         result
     }
@@ -133,6 +139,7 @@ impl Engine {
         self.ledger.thaw();
         self.unpin(transid);
         self.retired.lock().drain(..).for_each(|extent| self.space.release(extent));
+        committer.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
         self.note_extent_tree_bytes();
         self.thaw_load();
@@ -278,9 +285,7 @@ impl Engine {
         insert: bool,
     ) -> Result<bool> {
         if insert {
-            for extent in self.ledger.take_unreferenced() {
-                self.space.release(extent);
-            }
+            committer.unreferenced.extend(self.ledger.take_unreferenced());
         }
         let mut csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
         // Data written into a preallocated extent that was freed in the same epoch. What is freed is not allocated again
@@ -449,6 +454,7 @@ impl Engine {
         }
         let chunk_root = self.own_tree(RootId::CHUNK_TREE)?.root_ptr();
         superblock.generation = transid;
+        superblock.incompat_flags |= self.noted_incompat.load(Ordering::Acquire);
         superblock.root = root.bytenr;
         superblock.root_level = root.level;
         superblock.chunk_root = chunk_root.bytenr;

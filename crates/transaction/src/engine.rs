@@ -157,7 +157,10 @@ pub struct Engine {
     pub(crate) drop_failures: Mutex<Vec<Error>>,
     /// The highest id of a subvolume so far; unknown where nothing is made, or the root tree's end is damaged.
     pub(crate) last_root_id: Mutex<Option<u64>>,
+    /// Of the last commit. Only a commit changes it.
     pub(crate) superblock: RwLock<Superblock>,
+    /// Features that items put since the filesystem was opened need, for the superblock of each commit; bits are only set.
+    pub(crate) noted_incompat: AtomicU64,
     pub(crate) epoch: EpochLoad,
     pub(crate) data_tickets: TicketQueue,
     pub(crate) metadata_tickets: TicketQueue,
@@ -169,6 +172,8 @@ pub struct Engine {
     /// It turned read-only while it was open: what was put since the last commit is lost.
     aborted: AtomicBool,
     read_only_reason: Mutex<Option<String>>,
+    /// The failure that turned it read-only, for all who waited for what failed.
+    failure: Mutex<Option<Error>>,
     flusher: Mutex<Option<Weak<dyn Flusher>>>,
 }
 
@@ -225,6 +230,7 @@ impl Engine {
             drop_failures: Mutex::default(),
             last_root_id: Mutex::default(),
             superblock: RwLock::new(parts.superblock),
+            noted_incompat: AtomicU64::new(0),
             epoch: EpochLoad::default(),
             data_tickets: TicketQueue::default(),
             metadata_tickets: TicketQueue::default(),
@@ -235,6 +241,7 @@ impl Engine {
             read_only: AtomicBool::new(reason.is_some()),
             aborted: AtomicBool::new(false),
             read_only_reason: Mutex::new(reason),
+            failure: Mutex::default(),
             flusher: Mutex::new(None),
         });
         engine.id.register(Arc::downgrade(&engine));
@@ -283,6 +290,20 @@ impl Engine {
             *kept = Some(reason);
             self.read_only.store(true, Ordering::Release);
             self.aborted.store(true, Ordering::Release);
+        }
+    }
+
+    /// [`Engine::abort`] because something failed; who waited for it fails in the same way ([`Engine::check_not_failed`]).
+    pub(crate) fn fail(&self, what: &str, error: &Error) {
+        self.failure.lock().get_or_insert_with(|| error.clone());
+        self.abort(format!("{what} failed: {error}"));
+    }
+
+    /// Like [`Engine::check_not_aborted`], for those who were not refused before they began to wait for the commit lock.
+    pub(crate) fn check_not_failed(&self) -> Result<()> {
+        match self.failure.lock().clone().filter(|_| self.aborted.load(Ordering::Acquire)) {
+            Some(failure) => Err(failure),
+            None => self.check_not_aborted(),
         }
     }
 

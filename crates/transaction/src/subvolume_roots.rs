@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 
 use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem, RootRef, Timespec};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
+use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
@@ -353,9 +354,10 @@ impl Engine {
         !self.root_changes.lock().is_empty() || self.nr_dead_roots() > 0
     }
 
-    /// Sets the flag that says that the default subvolume may be another one than the top level.
+    /// The superblocks of all commits from here on have the flag that says that the default subvolume may be another one than
+    /// the top level. Called before the operation that makes it so.
     pub fn note_default_subvolume(&self) {
-        self.superblock.write().incompat_flags |= ubtrfs_format::superblock::Incompat::DEFAULT_SUBVOL.bits();
+        self.noted_incompat.fetch_or(Incompat::DEFAULT_SUBVOL.bits(), Ordering::AcqRel);
     }
 }
 

@@ -7,12 +7,10 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use ubtrfs_format::hash::name_hash;
-use ubtrfs_format::item::{Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent};
+use ubtrfs_format::item::FileExtent;
 use ubtrfs_format::{Key, KeyType, RootId};
-use ubtrfs_transaction::{DataExtent, Engine, Operation, Tree};
 
-use common::{check, inode, open};
+use common::{check, open, put_file, remove_file, write_file};
 
 mod common;
 
@@ -37,77 +35,6 @@ fn make_image(size_mib: u64, mkfs_args: &[&str]) -> Image {
     let output = Command::new("mkfs.btrfs").arg("-q").args(mkfs_args).arg(&path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Image { path, _dir: dir }
-}
-
-/// Puts the items of a file in the root directory, and the directory's new size.
-fn put_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, size: u64, nbytes: u64) {
-    let generation = op.generation();
-    let item = inode(generation, 0o100_644, size, nbytes);
-    op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), item.encode());
-    let index = ino;
-    let mut bytes = Vec::new();
-    InodeRef { index, name: name.into() }.encode_into(&mut bytes);
-    op.put(tree, Key::new(ino, KeyType::INODE_REF, 256), bytes);
-    let entry = DirEntry {
-        location: Key::new(ino, KeyType::INODE_ITEM, 0),
-        transid: generation,
-        file_type: 1,
-        name: name.into(),
-        data: Vec::new(),
-    };
-    let mut bytes = Vec::new();
-    entry.encode_into(&mut bytes);
-    op.put(tree, Key::new(256, KeyType::DIR_ITEM, name_hash(name.as_bytes())), bytes.clone());
-    op.put(tree, Key::new(256, KeyType::DIR_INDEX, index), bytes);
-    add_to_dir(op, tree, 2 * name.len() as i64);
-}
-
-fn add_to_dir(op: &Operation<'_>, tree: &Tree, delta: i64) {
-    let key = Key::new(256, KeyType::INODE_ITEM, 0);
-    let mut dir = InodeItem::decode(&tree.get(&key).unwrap().unwrap()).unwrap();
-    dir.size = dir.size.checked_add_signed(delta).unwrap();
-    op.put(tree, key, dir.encode());
-}
-
-fn remove_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, size: u64) {
-    op.delete(tree, Key::new(ino, KeyType::INODE_ITEM, 0));
-    op.delete(tree, Key::new(ino, KeyType::INODE_REF, 256));
-    op.delete(tree, Key::new(256, KeyType::DIR_ITEM, name_hash(name.as_bytes())));
-    op.delete(tree, Key::new(256, KeyType::DIR_INDEX, ino));
-    if size > 0 {
-        op.delete(tree, Key::new(ino, KeyType::EXTENT_DATA, 0));
-    }
-    add_to_dir(op, tree, -2 * name.len() as i64);
-}
-
-fn put_extent(op: &Operation<'_>, tree: &Tree, ino: u64, extent: DataExtent, csums: Vec<u8>) {
-    let item = FileExtent {
-        generation: op.generation(),
-        ram_bytes: extent.len_bytes,
-        compression: Compression::None,
-        encryption: 0,
-        other_encoding: 0,
-        body: FileExtentBody::Regular(RegularExtent {
-            disk_bytenr: extent.bytenr,
-            disk_num_bytes: extent.len_bytes,
-            offset: 0,
-            num_bytes: extent.len_bytes,
-        }),
-    };
-    op.put(tree, Key::new(ino, KeyType::EXTENT_DATA, 0), item.encode());
-    op.add_csums(extent.bytenr, csums);
-}
-
-fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) {
-    let mut reservation = engine.reserve_data(data.len() as u64).unwrap();
-    let len = data.len() as u64;
-    let extent = engine.allocate_data(&mut reservation, len, len, None).unwrap();
-    engine.write_data(extent.bytenr, data).unwrap();
-    let mut csums = Vec::new();
-    engine.geometry().csum_type.compute_sectors(data, 4096, &mut csums);
-    let op = engine.begin(engine.reserve(8).unwrap());
-    put_file(&op, tree, ino, &format!("file{ino}"), len, len);
-    put_extent(&op, tree, ino, extent, csums);
 }
 
 #[test]

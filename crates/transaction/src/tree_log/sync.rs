@@ -9,7 +9,7 @@
 //!
 //! I1. A batch is closed under the commit lock: all changes made before any of its fsyncs began are in the log that is
 //!     written for it, or were committed.
-//! I2. A leader that fails or panics answers its batch and makes room for the next.
+//! I2. A leader that fails or panics answers its batch and makes room for the next: all of the batch get the same error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(crate) struct Queue {
 #[derive(Debug)]
 struct Closed {
     nr_waiting: usize,
-    failure: Option<String>,
+    failure: Option<Error>,
 }
 
 /// What came of a batch.
@@ -76,7 +76,7 @@ impl Engine {
                 if closed.nr_waiting == 0 {
                     queue.closed.remove(&batch);
                 }
-                return failure.map_or(Ok(()), |what| Err(Error::Refused { what, hint: "nothing more is written" }));
+                return failure.map_or(Ok(()), Err);
             }
             log.finished.wait(&mut queue);
         }
@@ -88,14 +88,16 @@ impl Engine {
     }
 
     fn lead(&self) -> Result<()> {
-        let mut leading = Leading { engine: self, batch: None, failure: Some("writing the log panicked".to_owned()) };
+        let panicked = Error::ReadOnly { reason: "writing the log panicked".to_owned() };
+        let mut leading = Leading { engine: self, batch: None, failure: Some(panicked) };
         let result = self.lead_batch(&mut leading);
-        leading.failure = result.as_ref().err().map(|error| format!("fsync failed: {error}"));
+        leading.failure = result.as_ref().err().cloned();
         drop(leading);
         result
     }
 
     fn lead_batch(&self, leading: &mut Leading<'_>) -> Result<()> {
+        let refused = self.check_not_aborted();
         let committer = self.committer.lock();
         let requests = {
             let mut queue = self.tree_log.queue.lock();
@@ -104,7 +106,7 @@ impl Engine {
             queue.open += 1;
             requests
         };
-        let outcome = self.write_log(requests);
+        let outcome = refused.and_then(|()| self.check_not_failed()).and_then(|()| self.write_log(requests));
         drop(committer);
         let counter = match &outcome {
             Ok(Outcome::Written) => &self.tree_log.written,
@@ -123,7 +125,6 @@ impl Engine {
 
     /// Writes the log for these inodes. The caller holds the commit lock.
     fn write_log(&self, requests: Vec<(RootId, Ino)>) -> Result<Outcome> {
-        self.check_not_aborted()?;
         self.check_writable()?;
         let mut wanted: BTreeMap<RootId, BTreeSet<Ino>> = BTreeMap::new();
         for (root, ino) in requests {
@@ -173,7 +174,7 @@ impl Engine {
         superblock.log_root_level = root.level;
         let durable = self.volumes.flush().and_then(|()| self.volumes.write_log_superblock(&superblock));
         if let Err(error) = durable {
-            self.abort(format!("writing the log failed: {error}"));
+            self.fail("writing the log", &error);
             return Err(error);
         }
         state.blocks.superblock_is_durable(nodes.len());
@@ -268,7 +269,7 @@ struct Leading<'e> {
     engine: &'e Engine,
     /// The batch that was closed, and how many wait for it.
     batch: Option<(u64, usize)>,
-    failure: Option<String>,
+    failure: Option<Error>,
 }
 
 impl Drop for Leading<'_> {

@@ -8,9 +8,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_format::Generation;
-use ubtrfs_format::item::{InodeItem, Timespec};
-use ubtrfs_transaction::{Engine, OpenOptions};
+use ubtrfs_format::hash::name_hash;
+use ubtrfs_format::item::{
+    Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
+};
+use ubtrfs_format::{Generation, Key, KeyType};
+use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, Operation, Tree};
 
 /// Opens an image for writing.
 pub(crate) fn open(path: &Path) -> Arc<Engine> {
@@ -49,4 +52,75 @@ pub(crate) fn inode(generation: Generation, mode: u32, size: u64, nbytes: u64) -
         mtime: time,
         otime: time,
     }
+}
+
+/// Puts the items of a file in the root directory, and the directory's new size.
+pub(crate) fn put_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, size: u64, nbytes: u64) {
+    let generation = op.generation();
+    let item = inode(generation, 0o100_644, size, nbytes);
+    op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), item.encode());
+    let index = ino;
+    let mut bytes = Vec::new();
+    InodeRef { index, name: name.into() }.encode_into(&mut bytes);
+    op.put(tree, Key::new(ino, KeyType::INODE_REF, 256), bytes);
+    let entry = DirEntry {
+        location: Key::new(ino, KeyType::INODE_ITEM, 0),
+        transid: generation,
+        file_type: 1,
+        name: name.into(),
+        data: Vec::new(),
+    };
+    let mut bytes = Vec::new();
+    entry.encode_into(&mut bytes);
+    op.put(tree, Key::new(256, KeyType::DIR_ITEM, name_hash(name.as_bytes())), bytes.clone());
+    op.put(tree, Key::new(256, KeyType::DIR_INDEX, index), bytes);
+    add_to_dir(op, tree, 2 * name.len() as i64);
+}
+
+pub(crate) fn add_to_dir(op: &Operation<'_>, tree: &Tree, delta: i64) {
+    let key = Key::new(256, KeyType::INODE_ITEM, 0);
+    let mut dir = InodeItem::decode(&tree.get(&key).unwrap().unwrap()).unwrap();
+    dir.size = dir.size.checked_add_signed(delta).unwrap();
+    op.put(tree, key, dir.encode());
+}
+
+pub(crate) fn remove_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, size: u64) {
+    op.delete(tree, Key::new(ino, KeyType::INODE_ITEM, 0));
+    op.delete(tree, Key::new(ino, KeyType::INODE_REF, 256));
+    op.delete(tree, Key::new(256, KeyType::DIR_ITEM, name_hash(name.as_bytes())));
+    op.delete(tree, Key::new(256, KeyType::DIR_INDEX, ino));
+    if size > 0 {
+        op.delete(tree, Key::new(ino, KeyType::EXTENT_DATA, 0));
+    }
+    add_to_dir(op, tree, -2 * name.len() as i64);
+}
+
+pub(crate) fn put_extent(op: &Operation<'_>, tree: &Tree, ino: u64, extent: DataExtent, csums: Vec<u8>) {
+    let item = FileExtent {
+        generation: op.generation(),
+        ram_bytes: extent.len_bytes,
+        compression: Compression::None,
+        encryption: 0,
+        other_encoding: 0,
+        body: FileExtentBody::Regular(RegularExtent {
+            disk_bytenr: extent.bytenr,
+            disk_num_bytes: extent.len_bytes,
+            offset: 0,
+            num_bytes: extent.len_bytes,
+        }),
+    };
+    op.put(tree, Key::new(ino, KeyType::EXTENT_DATA, 0), item.encode());
+    op.add_csums(extent.bytenr, csums);
+}
+
+pub(crate) fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) {
+    let mut reservation = engine.reserve_data(data.len() as u64).unwrap();
+    let len = data.len() as u64;
+    let extent = engine.allocate_data(&mut reservation, len, len, None).unwrap();
+    engine.write_data(extent.bytenr, data).unwrap();
+    let mut csums = Vec::new();
+    engine.geometry().csum_type.compute_sectors(data, 4096, &mut csums);
+    let op = engine.begin(engine.reserve(8).unwrap());
+    put_file(&op, tree, ino, &format!("file{ino}"), len, len);
+    put_extent(&op, tree, ino, extent, csums);
 }

@@ -1,0 +1,86 @@
+//! A device that calls a test's code in the middle of what the engine does: at a chosen flush.
+//!
+//! A commit is stopped there while other threads go on, the content of the medium is looked at as a power cut would leave it,
+//! or the flush fails.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ubtrfs_device::Device;
+
+type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
+/// A device with code that runs once, before the flush that it was set for.
+pub struct HookDevice {
+    inner: Arc<dyn Device>,
+    /// Flushes to let pass first.
+    hook: Mutex<Option<(u64, Hook)>>,
+}
+
+impl std::fmt::Debug for HookDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HookDevice").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl HookDevice {
+    /// This device, without any code yet.
+    pub fn new(inner: Arc<dyn Device>) -> Self {
+        Self { inner, hook: Mutex::default() }
+    }
+
+    /// Runs `hook` in the thread that flushes, before the flush that comes after `passed` others. Where it fails, the flush
+    /// fails.
+    pub fn at_flush(&self, passed: u64, hook: impl FnOnce() -> io::Result<()> + Send + 'static) {
+        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some((passed, Box::new(hook)));
+    }
+
+    /// Whether the code is still to run.
+    pub fn is_set(&self) -> bool {
+        self.hook.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    fn due(&self) -> Option<Hook> {
+        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((passed, _)) = hook.as_mut()
+            && *passed > 0
+        {
+            *passed -= 1;
+            return None;
+        }
+        hook.take().map(|(_, hook)| hook)
+    }
+}
+
+impl Device for HookDevice {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if let Some(hook) = self.due() {
+            hook()?;
+        }
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.inner.discard(offset, len_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+}

@@ -1,0 +1,90 @@
+//! Data that a log refers to keeps its place until a superblock without that log is durable.
+//!
+//! Method: a file is synced by a log and its data replaced in the same transaction; while the commit stands before its
+//! superblock, another writer takes all free space and fills it; the power goes there. The replay, ours and Linux's, must find
+//! what was synced.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::{Arc, Mutex};
+
+use ubtrfs_device::Device;
+use ubtrfs_format::{Ino, RootId};
+use ubtrfs_testkit::{
+    FsTarget, HookDevice, Image, LoopMount, Medium, MediumDevice, btrfs_check, capability, second_opinion,
+};
+use ubtrfs_transaction::{Engine, OpenOptions};
+
+use common::{put_extent, write_file};
+
+mod common;
+
+const INO: u64 = 300;
+const LEN: u64 = 1 << 20;
+
+fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
+    let image = Image::kernel_made(256 << 20, mkfs).unwrap();
+    let medium = Arc::new(MediumDevice::new(Medium::from_image(image.path()).unwrap()));
+    let device = Arc::new(HookDevice::new(Arc::clone(&medium) as Arc<dyn Device>));
+    let engine = Engine::open(vec![Arc::clone(&device) as Arc<dyn Device>], OpenOptions::default()).unwrap();
+    let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
+    write_file(&engine, &tree, INO, &[7; LEN as usize]);
+    engine.sync_inode(RootId::FS_TREE, Ino(INO)).unwrap();
+    assert_eq!(engine.log_stats().written, 1);
+
+    // Other data in its place, in the same transaction.
+    let mut reservation = engine.reserve_data(LEN).unwrap();
+    let extent = engine.allocate_data(&mut reservation, LEN, LEN, None).unwrap();
+    let data = vec![8; LEN as usize];
+    engine.write_data(extent.bytenr, &data).unwrap();
+    let mut csums = Vec::new();
+    engine.geometry().csum_type.compute_sectors(&data, 4096, &mut csums);
+    let op = engine.begin(engine.reserve(8).unwrap());
+    put_extent(&op, &tree, INO, extent, csums);
+    drop(op);
+
+    let (mut reservation, mut later) = (engine.reserve_data(4096).unwrap(), engine.reserve_data(4096).unwrap());
+    let found = Arc::new(Mutex::new(None));
+    let (writer, cut, content) = (Arc::clone(&engine), Arc::clone(&found), Arc::clone(&medium));
+    device.at_flush(0, move || {
+        let mut nr_filled = 0;
+        while let Ok(extent) = writer.allocate_data(&mut reservation, LEN, 4096, None) {
+            writer.write_data(extent.bytenr, &vec![9; extent.len_bytes as usize]).unwrap();
+            nr_filled += extent.len_bytes;
+        }
+        *cut.lock().unwrap() = Some((content.content(), nr_filled));
+        Ok(())
+    });
+    engine.commit().unwrap();
+    let (content, nr_filled) = found.lock().unwrap().take().unwrap();
+    assert!(nr_filled > 16 << 20, "{nr_filled}");
+    // It is free once the superblock is durable.
+    let is_free = engine.allocate_data(&mut later, LEN, LEN, None).is_ok();
+    drop(later);
+    drop((tree, engine));
+
+    let cut = Image::empty(256 << 20).unwrap();
+    content.save(cut.path()).unwrap();
+    let replayed = Image::copy_of(cut.path()).unwrap();
+    let ours = FsTarget::open(replayed.path(), "").unwrap();
+    let id = ours.lookup(b"file300").unwrap().id;
+    let mut read = vec![0; LEN as usize];
+    assert_eq!(ours.fs().read_into(id, 0, &mut read).unwrap(), LEN as usize);
+    assert!(read.iter().all(|byte| *byte == 7), "{mkfs:?}: what was synced was overwritten");
+    ours.close().unwrap();
+    btrfs_check(replayed.path()).unwrap();
+    second_opinion(replayed.path()).unwrap();
+    let mount = LoopMount::new(cut.path(), "").unwrap();
+    assert!(std::fs::read(mount.join("file300")).unwrap().iter().all(|byte| *byte == 7));
+    mount.close().unwrap();
+    btrfs_check(cut.path()).unwrap();
+    assert!(is_free, "{mkfs:?}: the space is not given back");
+}
+
+#[test]
+fn synced_data_keeps_its_place_until_a_superblock_without_the_log() {
+    if capability::kernel_oracle() {
+        cut_between_rounds_and_superblock(&[]);
+        cut_between_rounds_and_superblock(&["--mixed"]);
+    }
+}
