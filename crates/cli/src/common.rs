@@ -73,6 +73,16 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line
 }
 
+/// One line on stderr about something that goes on in spite of it.
+pub(crate) fn warn(text: &str) {
+    print_err(&format!("ubtrfs: {text}"));
+}
+
+/// A line on stderr. One that nobody can read is lost: there is no other place to say so.
+pub(crate) fn print_err(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
 /// A usage error of clap in one line; `--help` and `--version` print as they are and succeed.
 pub(crate) fn print_usage_error(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind;

@@ -9,6 +9,7 @@
 
 mod commands;
 mod common;
+mod host_file;
 mod logging;
 
 use std::ffi::OsString;

@@ -290,6 +290,18 @@ fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
     }
 }
 
+/// Fails where an open file is an image or a block device that somebody uses: locked by a process, mounted or held by the
+/// kernel, by whatever path. On success the lock is held until `file` is closed.
+pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
+    let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+    if check_kind(path, &metadata)? {
+        refuse_mounted_block_device(path, metadata.rdev())?;
+        return lock(file, path, Access::ReadWrite, &metadata);
+    }
+    lock(file, path, Access::ReadWrite, &metadata)?;
+    claim_image(path, Access::ReadOnly, &metadata).map(drop)
+}
+
 fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), OpenError> {
     match mounted::use_of_block_device(rdev) {
         None => Ok(()),

@@ -29,7 +29,7 @@ mod mounted;
 mod queues;
 
 pub use aligned_buf::AlignedBuf;
-pub use file::{Access, FileDevice, OpenError};
+pub use file::{Access, FileDevice, OpenError, refuse_in_use};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
 

@@ -189,6 +189,44 @@ fn names() {
     case.with_bytes(16, &[0, 0]).fails("name_len");
 }
 
+/// Programs join names to paths: one with a slash, or `..`, leads out of its directory.
+#[test]
+fn no_name_leads_out_of_its_directory() {
+    for bad in [&b"a/b"[..], b"/", b"/etc", b"..", b".", b"a\0b", b"\0"] {
+        let inode_ref = |name: &[u8]| {
+            let mut out = Vec::new();
+            InodeRef { index: 2, name: name.to_vec() }.encode_into(&mut out);
+            out
+        };
+        let extref = |name: &[u8]| {
+            let mut out = Vec::new();
+            InodeExtref { parent: 256, index: 4, name: name.to_vec() }.encode_into(&mut out);
+            out
+        };
+        let root_ref = |name: &[u8]| RootRef { dirid: 256, sequence: 3, name: name.to_vec() }.encode();
+        let entry = |name: &[u8]| dir_entry(key(257, KeyType::INODE_ITEM, 0), 1, name, b"");
+        let hash = |name: &[u8]| key(256, KeyType::DIR_ITEM, name_hash(name));
+        let case = |owner, key, data| Case { owner, before: Vec::new(), key, data };
+        case(FS, hash(bad), entry(bad)).fails("DirItem: name");
+        case(FS, key(256, KeyType::DIR_INDEX, 5), entry(bad)).fails("DirIndex: name");
+        case(FS, key(257, KeyType::INODE_REF, 256), inode_ref(bad)).fails("InodeRef: name");
+        case(FS, key(257, KeyType::INODE_REF, 256), [inode_ref(b"good"), inode_ref(bad)].concat())
+            .fails("InodeRef: name");
+        case(FS, key(257, KeyType::INODE_EXTREF, 77), extref(bad)).fails("InodeExtref: name");
+        case(RootId::ROOT_TREE, key(5, KeyType::ROOT_REF, 256), root_ref(bad)).fails("RootRef: name");
+        case(RootId::ROOT_TREE, key(256, KeyType::ROOT_BACKREF, 5), root_ref(bad)).fails("RootRef: name");
+        // The root directory of a tree refers to itself; attributes have rules of their own.
+        let itself = case(FS, key(256, KeyType::INODE_REF, 256), inode_ref(bad));
+        if bad == b".." {
+            itself.passes()
+        } else {
+            itself.fails("InodeRef: name")
+        }
+        let xattr = key(256, KeyType::XATTR_ITEM, name_hash(bad));
+        case(FS, xattr, dir_entry(Key::MIN, 8, bad, b"value")).passes();
+    }
+}
+
 fn dir_entry(location: Key, file_type: u8, name: &[u8], data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let (name, data) = (name.to_vec(), data.to_vec());

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use ubtrfs_format::hash::{extref_hash, name_hash};
-use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef};
+use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef, is_entry_name};
 use ubtrfs_format::{Error as EngineError, Generation, Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree, TreeChanges};
 
@@ -533,14 +533,20 @@ impl IndexBatch {
         self.entries.clear();
         self.names.clear();
         let mut failure = None;
+        let mut bad_name = false;
         let count =
             tree.visit(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit, |key, item| {
                 match DirEntryView::all(item).next() {
+                    // The tree checker refuses such names; those that wait in memory have not met it.
+                    Some(Ok(entry)) if !is_entry_name(entry.name) => bad_name = true,
                     Some(Ok(entry)) => self.add(key.offset, &entry),
                     Some(Err(error)) => failure = Some(error),
                     None => {}
                 }
             })?;
+        if bad_name {
+            return Err(corrupt("name in directory", dir.ino.0, "expected neither '.' nor '..', and no slash"));
+        }
         failure.map_or(Ok(count), |error| Err(in_tree(tree)(error)))
     }
 

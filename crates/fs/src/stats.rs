@@ -1,7 +1,5 @@
 //! What is counted of an open filesystem, and the timeline of its work.
 
-use std::path::Path;
-
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use crate::Fs;
@@ -26,7 +24,7 @@ impl Fs {
     }
 
     /// Writes a timeline of commits and of writing data back from now on, for chrome://tracing and ui.perfetto.dev.
-    pub fn start_timeline(&self, path: &Path) -> std::io::Result<()> {
-        self.engine.stats().start_timeline(path)
+    pub fn start_timeline(&self, file: std::fs::File) -> std::io::Result<()> {
+        self.engine.stats().start_timeline(file)
     }
 }

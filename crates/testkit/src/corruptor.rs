@@ -618,14 +618,14 @@ fn change_number(raw: &mut [u8], change: impl FnOnce(u64) -> u64) -> (u64, u64) 
     (old, new)
 }
 
-fn take_apart(raw: &[u8]) -> Result<Vec<(Key, Vec<u8>)>> {
+pub(crate) fn take_apart(raw: &[u8]) -> Result<Vec<(Key, Vec<u8>)>> {
     let view = NodeView::new(raw)?;
     let items = (0..view.nritems()).map(|slot| Some((view.key(slot)?, view.item(slot)?.to_vec())));
     items.collect::<Option<_>>().context("a whole leaf")
 }
 
 /// A leaf of these items under the same header.
-fn put_together(raw: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn put_together(raw: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut out = vec![0; raw.len()];
     out[..HEADER_SIZE].copy_from_slice(&raw[..HEADER_SIZE]);
     out[96..100].copy_from_slice(&(items.len() as u32).to_le_bytes());

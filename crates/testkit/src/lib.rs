@@ -20,6 +20,7 @@ pub mod capability;
 mod check;
 mod command;
 mod corruptor;
+pub mod crafted;
 mod driver;
 mod fault_device;
 mod faults;

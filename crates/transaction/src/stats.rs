@@ -5,7 +5,6 @@
 //! - T2. What is counted of nodes is counted when they are written, so a node that a transaction changed ten times and
 //!   wrote once counts once.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -174,8 +173,8 @@ impl Stats {
     }
 
     /// Writes a timeline of all spans from now on, in the format that Chrome and Perfetto show.
-    pub fn start_timeline(&self, path: &Path) -> std::io::Result<()> {
-        self.timeline.start(path)
+    pub fn start_timeline(&self, file: std::fs::File) -> std::io::Result<()> {
+        self.timeline.start(file)
     }
 
     /// A batch was applied to a tree.

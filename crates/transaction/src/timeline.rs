@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -43,8 +42,8 @@ fn thread_number() -> u64 {
 }
 
 impl Timeline {
-    pub(crate) fn start(&self, path: &Path) -> io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
+    pub(crate) fn start(&self, file: File) -> io::Result<()> {
+        let mut file = BufWriter::new(file);
         file.write_all(b"[\n")?;
         *self.out.lock() = Some(Output { file, started: Instant::now(), named: Vec::new() });
         self.is_on.store(true, Ordering::Release);

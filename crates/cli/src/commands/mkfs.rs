@@ -171,7 +171,7 @@ impl Target {
 /// Copies a directory into the new filesystem.
 fn fill(target: &Target, dir: &Path) -> anyhow::Result<()> {
     let device: Arc<dyn Device> = target.device.clone();
-    let work = |fs: &Fs| copy::fill(fs, dir).with_context(|| format!("cannot copy {}", dir.display()));
+    let work = |fs: &Fs| copy::fill(fs, &target.path, dir).with_context(|| format!("cannot copy {}", dir.display()));
     with_device(&target.path, device, MountOptions::default(), Use::Write, work)
 }
 

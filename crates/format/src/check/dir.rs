@@ -1,7 +1,7 @@
 //! Directory entries and extended attributes.
 
 use super::bad;
-use super::inode::{check_inode_key, check_name_len, check_prev_ino};
+use super::inode::{check_inode_key, check_name, check_name_len, check_prev_ino};
 use super::item::{Check, Item};
 use crate::hash::name_hash;
 use crate::item::{DirEntry, FileType};
@@ -41,6 +41,9 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
         }
         let name_at = at.saturating_add(DirEntry::HEADER_SIZE);
         let name = item.bytes(what, name_at, name_len)?;
+        if !is_xattr {
+            check_name(what, name)?;
+        }
         if item.key.item_type != KeyType::DIR_INDEX && name_hash(name) != item.key.offset {
             return Err(bad(what, "key offset", item.key.offset, "expected the hash of the name"));
         }

@@ -4,7 +4,7 @@ use super::bad;
 use super::item::{Check, Item};
 use crate::error::FormatError;
 use crate::ids::{RootId, objectid};
-use crate::item::{InodeFlags, InodeItem, NAME_LEN_MAX};
+use crate::item::{InodeFlags, InodeItem, NAME_LEN_MAX, is_entry_name};
 use crate::key::Key;
 
 const TYPE_MASK: u32 = 0o170_000;
@@ -75,12 +75,26 @@ fn check_names(item: &Item<'_>, what: &'static str, len_at: usize, head: usize) 
     loop {
         let name_len = usize::from(item.u16(what, at.saturating_add(len_at))?);
         check_name_len(what, name_len)?;
+        let name = item.bytes(what, at.saturating_add(head), name_len)?;
+        // The root directory of a tree is its own parent, under this name.
+        if !(name == b".." && item.key.objectid == item.key.offset) {
+            check_name(what, name)?;
+        }
         at = at.saturating_add(head).saturating_add(name_len);
         if at == item.data.len() {
             return Ok(());
         }
         item.min_size(what, at)?;
     }
+}
+
+/// A name that a directory entry may have; programs join it to paths.
+pub(super) fn check_name(what: &'static str, name: &[u8]) -> Result<(), FormatError> {
+    if is_entry_name(name) {
+        return Ok(());
+    }
+    let wrong = name.iter().find(|byte| matches!(byte, b'/' | 0)).or(name.first());
+    Err(bad(what, "name", wrong.copied().unwrap_or(0), "expected neither '.' nor '..', and no slash or zero byte"))
 }
 
 pub(super) fn check_name_len(what: &'static str, name_len: usize) -> Result<(), FormatError> {

@@ -1,7 +1,7 @@
 //! Root items and the names of subvolumes.
 
 use super::bad;
-use super::inode::check_name_len;
+use super::inode::{check_name, check_name_len};
 use super::item::{Check, Item};
 use crate::ids::RootId;
 use crate::item::{RootFlags, RootItem};
@@ -47,5 +47,6 @@ pub(super) fn check_root_ref(item: &Item<'_>) -> Check {
     // dirid, sequence, name_len, name
     let name_len = usize::from(item.u16(WHAT, 16)?);
     check_name_len(WHAT, name_len)?;
+    check_name(WHAT, item.bytes(WHAT, 18, name_len)?)?;
     item.exact_size(WHAT, name_len.saturating_add(18))
 }

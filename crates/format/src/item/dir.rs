@@ -9,6 +9,12 @@ use crate::key::Key;
 /// Longest name of a directory entry or attribute, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
 
+/// Whether a directory entry may have this name: 1 to 255 bytes, no slash, no zero byte, neither `.` nor `..`.
+pub fn is_entry_name(name: &[u8]) -> bool {
+    let has_good_bytes = !name.iter().any(|byte| matches!(byte, b'/' | 0));
+    (1..=NAME_LEN_MAX).contains(&name.len()) && has_good_bytes && !matches!(name, b"." | b"..")
+}
+
 /// The type byte of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

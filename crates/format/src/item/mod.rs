@@ -12,7 +12,7 @@ mod qgroup;
 mod root;
 
 pub use chunk::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, Stripe};
-pub use dir::{DirEntry, DirEntryHeader, DirEntryView, FileType, NAME_LEN_MAX};
+pub use dir::{DirEntry, DirEntryHeader, DirEntryView, FileType, NAME_LEN_MAX, is_entry_name};
 pub use extent::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 pub use file_extent::{Compression, FileExtent, FileExtentBody, RegularExtent};
 pub use free_space::{FREE_SPACE_BITMAP_BITS, FREE_SPACE_BITMAP_SIZE, FreeSpaceHeader, FreeSpaceInfo};

@@ -26,6 +26,7 @@ use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::{Identity, MountConfig, Session, Unmounter};
 
 use crate::common::parse_size;
+use crate::host_file::HostFile;
 use crate::logging;
 
 pub(crate) use helper::as_mount_helper;
@@ -102,8 +103,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         logging::to_stderr();
     }
     let fs = open(&args, &mut config, options)?;
-    if let Some(file) = &args.timeline {
-        fs.start_timeline(file).with_context(|| format!("cannot write {}", file.display()))?;
+    let mut timeline = None;
+    if let Some(path) = &args.timeline {
+        // The image is open by now, so that it is refused as a target.
+        let file = HostFile::named(path, 0o666)?;
+        let started = file.file().try_clone().and_then(|file| fs.start_timeline(file));
+        started.with_context(|| format!("cannot write {}", path.display()))?;
+        timeline = Some(file);
     }
     // Before the mount: a server that cannot be confined as it was asked to shows nothing.
     let sandbox = match config.sandbox {
@@ -111,6 +117,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         false => None,
     };
     let mut session = Session::mount(fs, &dir, &config)?;
+    if let Some(file) = timeline {
+        file.keep().context("cannot write the timeline")?;
+    }
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     if args.serve {
         let _ = std::env::set_current_dir("/");

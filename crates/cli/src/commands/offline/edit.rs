@@ -6,7 +6,9 @@ use anyhow::{Context, bail};
 use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, NewInode};
 
 use super::text::printable;
-use super::{ImageOptions, ImagePath, ImagePathParser, Use, child_path, join, lookup_parent, read_names, with_image};
+use super::{
+    ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, join, lookup_parent, read_names, with_image,
+};
 
 /// Remove files from an image
 #[derive(clap::Args)]
@@ -95,7 +97,9 @@ pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> 
         path: Vec<u8>,
         left: Vec<super::Name>,
     }
-    let open = |parent: InodeId, name: &[u8], id: InodeId, path: Vec<u8>| -> anyhow::Result<Level> {
+    let mut passed = PassedDirs::default();
+    let mut open = |parent: InodeId, name: &[u8], id: InodeId, path: Vec<u8>| -> anyhow::Result<Level> {
+        passed.pass(id).with_context(|| format!("'{}'", printable(&path)))?;
         let mut left = read_names(fs, id).with_context(|| format!("'{}'", printable(&path)))?;
         left.reverse();
         Ok(Level { parent, name: name.to_vec(), id, path, left })

@@ -1,9 +1,8 @@
 //! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
 //!
-//! Names are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
+//! Names never lead out of the directory that an archive is unpacked in. They are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,13 +10,16 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
 
+use super::archive::compressor::{Compression, Compressor};
 use super::archive::write::Writer;
 use super::archive::{Kind, Member};
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Use, child_path, data_ranges, lookup, read_names, read_pieces, with_image,
+    ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
+    read_pieces, with_image,
 };
-use crate::common::progress_bytes;
+use crate::common::{progress_bytes, warn};
+use crate::host_file::{self, HostFile};
 
 /// Write a directory of an image as a tar archive
 #[derive(clap::Args)]
@@ -25,7 +27,7 @@ pub(crate) struct Args {
     /// Image and directory or file in it
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser)]
     source: ImagePath,
-    /// File to write instead of standard output
+    /// File to write instead of standard output, compressed as its suffix says: .tar.gz, .tar.xz, .tar.zst
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write holes of files as such (pax sparse format 1.0)
@@ -41,16 +43,19 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.output.is_none() && io::stdout().is_terminal() {
-        bail!("an archive is nothing for a terminal; write it to a file with -o, or to a pipe");
+        bail!("refusing to write an archive to a terminal; write it to a file with --output, or to a pipe");
     }
     let options = ImageOptions { options: args.options.clone(), memory: None };
     with_image(&args.source.image, &options, Use::Read, |fs| {
         let start = lookup(fs, &args.source, true)?;
         match &args.output {
             Some(path) => {
-                let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+                let compression = Compression::of(path)?;
+                let at = || format!("cannot write {}", path.display());
+                let file = Compressor::new(HostFile::named(path, 0o666)?, compression).with_context(at)?;
                 let file = export(fs, &args, &start, file).with_context(|| format!("{}", path.display()))?;
-                file.sync_all().with_context(|| format!("cannot write {}", path.display()))
+                let file = file.finish().with_context(at)?;
+                file.sync().and_then(|()| file.keep()).with_context(at)
             }
             None => match export(fs, &args, &start, io::stdout().lock()) {
                 // `| head` has what it wants.
@@ -96,13 +101,16 @@ struct Export<'a, W: Write> {
 impl<W: Write> Export<'_, W> {
     /// A directory and all below it; its depth is limited by memory, not by the stack.
     fn dir(&mut self, start: &Attr) -> anyhow::Result<()> {
+        let mut passed = PassedDirs::default();
         let mut todo = vec![(start.id, b".".to_vec())];
         while let Some((id, path)) = todo.pop() {
             let at = || format!("'{}'", printable(&path));
             let attr = self.fs.getattr(id).with_context(at)?;
             self.member(&attr, path.clone()).with_context(at)?;
             if attr.is_dir() {
+                passed.pass(attr.id).with_context(at)?;
                 let names = read_names(self.fs, attr.id).with_context(at)?;
+                names.iter().try_for_each(|name| host_file::check_name(&name.name)).with_context(at)?;
                 todo.extend(names.into_iter().rev().map(|name| (name.id, child_path(&path, &name.name))));
             }
         }
@@ -118,7 +126,7 @@ impl<W: Write> Export<'_, W> {
             mode::BLOCK => Kind::BlockDevice,
             mode::FIFO => Kind::Fifo,
             _ => {
-                eprintln!("ubtrfs: {}: left out, tar has no sockets", printable(&path));
+                warn(&format!("{}: left out, tar has no sockets", printable(&path)));
                 return Ok(());
             }
         };

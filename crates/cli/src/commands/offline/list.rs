@@ -11,8 +11,8 @@ use ubtrfs_fs::{Attr, Fs, mode, rdev_parts};
 
 use super::text::{mode_text, printable, short_time_text, time_text, type_text};
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Name, Use, child_path, data_ranges, lookup, read_names, read_pieces,
-    type_of, with_image,
+    ImageOptions, ImagePath, ImagePathParser, Name, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
+    read_pieces, type_of, with_image,
 };
 use crate::common::print_out;
 
@@ -74,9 +74,11 @@ pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
             if !start.is_dir() || args.directory {
                 return print_list(fs, &args, path, &[(path.path.clone(), start)]);
             }
+            let mut passed = PassedDirs::default();
             let mut todo = vec![(path.path.clone(), start)];
             while let Some((at, dir)) = todo.pop() {
                 let here = ImagePath { image: path.image.clone(), path: at };
+                passed.pass(dir.id).with_context(|| format!("{here}"))?;
                 let mut entries = Vec::new();
                 for Name { name, id } in read_names(fs, dir.id).with_context(|| format!("{here}"))? {
                     let attr = fs.getattr(id).with_context(|| format!("{here}: {}", printable(&name)))?;

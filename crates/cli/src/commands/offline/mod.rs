@@ -14,6 +14,7 @@ pub(crate) mod import;
 pub(crate) mod list;
 pub(crate) mod text;
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::Ino;
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
 use crate::common::parse_size;
@@ -216,6 +218,23 @@ pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> 
     })?;
     names.sort_unstable();
     Ok(names)
+}
+
+/// Directories that a walk came through. A crafted image may name one twice: loops would never end, and shared directories
+/// below each other would take 2^n steps.
+#[derive(Debug, Default)]
+pub(crate) struct PassedDirs(HashSet<InodeId>);
+
+impl PassedDirs {
+    /// Fails where the walk was here before.
+    pub(crate) fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
+        // The empty directories in place of subvolumes that a snapshot left out are one inode.
+        let is_real = dir.ino >= Ino::ROOT_DIR;
+        if is_real && !self.0.insert(dir) {
+            bail!("the directory has a second name, as no directory may; look at the image with ubtrfs check");
+        }
+        Ok(())
+    }
 }
 
 /// Stretches of data of a file of this size; the rest are holes.

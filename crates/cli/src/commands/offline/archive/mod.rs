@@ -19,6 +19,7 @@
 //! | 345 | 155 | prefix of the name (ustar), or times and sparse map (GNU) |
 
 pub(super) mod acl;
+pub(super) mod compressor;
 mod header;
 mod in_place;
 pub(super) mod input;

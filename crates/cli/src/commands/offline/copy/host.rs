@@ -1,21 +1,32 @@
 //! The host's files as an end of a copy.
+//!
+//! Invariants:
+//! - I1. A copy to the host stays below the directory that the user named, whatever names an image has and whatever links
+//!   lie there: each directory is opened by openat2 with `RESOLVE_BENEATH`, following no link, and the last name is one
+//!   that cannot lead elsewhere. Links are followed only for the target that the user named.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use anyhow::Context;
-use rustix::fs::{AtFlags, CWD, Dev, FileType, Mode, SeekFrom, Timestamps, XattrFlags};
+use anyhow::{Context, bail};
+use rustix::fs::{AtFlags, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, SeekFrom, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
 use ubtrfs_format::item::Timespec;
-use ubtrfs_fs::mode;
+use ubtrfs_fs::{InodeId, mode};
 
 use super::super::text::printable;
-use super::super::{COPY_LEN, os_string, type_of};
-use super::{From, Info, Piece, To};
+use super::super::{COPY_LEN, normal_names, os_string, type_of};
+use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
+use crate::common::warn;
+use crate::host_file::{self, HostFile};
 
-/// This system's files.
+/// This system's files, to read.
 pub(super) struct Host;
 
 fn host_path(path: &[u8]) -> PathBuf {
@@ -30,20 +41,11 @@ impl From for Host {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
         };
-        let time = |sec, nsec: i64| Timespec { sec, nsec: u32::try_from(nsec).unwrap_or_default() };
-        Ok(Some(Info {
-            mode: meta.mode(),
-            uid: meta.uid(),
-            gid: meta.gid(),
-            major: rustix::fs::major(meta.rdev()),
-            minor: rustix::fs::minor(meta.rdev()),
-            size: meta.size(),
-            nlink: meta.nlink(),
-            atime: time(meta.atime(), meta.atime_nsec()),
-            mtime: time(meta.mtime(), meta.mtime_nsec()),
-            identity: (meta.dev(), meta.ino()),
-            id: None,
-        }))
+        Ok(Some(info_of(&meta)))
+    }
+
+    fn is_stream(&self, info: &Info) -> bool {
+        matches!(type_of(info.mode), mode::FIFO | mode::CHAR | mode::BLOCK)
     }
 
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
@@ -55,12 +57,12 @@ impl From for Host {
         Ok(fs::read_link(host_path(path))?.into_os_string().into_vec())
     }
 
-    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs> {
         let path = host_path(path);
         let mut list = vec![0; XATTR_MAX];
         let len = match rustix::fs::llistxattr(&path, &mut list[..]) {
             Ok(len) => len,
-            Err(rustix::io::Errno::NOTSUP) => 0,
+            Err(Errno::NOTSUP) => 0,
             Err(error) => return Err(error).context("cannot list its attributes"),
         };
         let mut xattrs = Vec::new();
@@ -69,7 +71,7 @@ impl From for Host {
             match rustix::fs::lgetxattr(&path, os_string(name), &mut value[..]) {
                 Ok(len) => xattrs.push((name.to_vec(), value[..len].to_vec())),
                 // Some are listed and not shown (trusted.* to others than root), or went meanwhile.
-                Err(rustix::io::Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::NOTSUP) => {}
+                Err(Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::NOTSUP) => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("cannot read its attribute {}", printable(name)));
                 }
@@ -79,15 +81,20 @@ impl From for Host {
     }
 
     fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()> {
-        let file = File::open(host_path(path))?;
-        let mut buf = vec![0; COPY_LEN.min(usize::try_from(info.size).unwrap_or(COPY_LEN).max(1))];
+        let mut file = File::open(host_path(path))?;
+        if !file.metadata()?.is_file() {
+            return stream(&mut file, piece);
+        }
+        // Some files of the kernel have content and no size.
+        let len = if info.size == 0 { COPY_LEN } else { usize::try_from(info.size).unwrap_or(COPY_LEN) };
+        let mut buf = vec![0; COPY_LEN.min(len)];
         let mut at = 0;
         // The file may grow or shrink meanwhile: it is copied up to where it ends now.
         loop {
             match rustix::fs::seek(&file, SeekFrom::Data(at)) {
                 Ok(start) => at = start,
-                Err(rustix::io::Errno::NXIO) => return Ok(()),
-                Err(rustix::io::Errno::INVAL) => {}
+                Err(Errno::NXIO) => return Ok(()),
+                Err(Errno::INVAL) => {}
                 Err(error) => return Err(error.into()),
             }
             let end = rustix::fs::seek(&file, SeekFrom::Hole(at)).unwrap_or(u64::MAX);
@@ -104,15 +111,203 @@ impl From for Host {
     }
 }
 
-impl To for Host {
-    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<()> {
-        // Writable until its end, whatever its mode.
-        fs::DirBuilder::new().mode((mode & 0o777) | 0o700).create(host_path(path))?;
+/// Reads to the end of what has no positions.
+fn stream(file: &mut File, piece: Piece<'_>) -> anyhow::Result<()> {
+    let mut buf = vec![0; COPY_LEN];
+    let mut at = 0;
+    loop {
+        match file.read(&mut buf) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                piece(at, &buf[..count])?;
+                at += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn info_of(meta: &fs::Metadata) -> Info {
+    let time = |sec, nsec: i64| Timespec { sec, nsec: u32::try_from(nsec).unwrap_or_default() };
+    Info {
+        mode: meta.mode(),
+        uid: meta.uid(),
+        gid: meta.gid(),
+        major: rustix::fs::major(meta.rdev()),
+        minor: rustix::fs::minor(meta.rdev()),
+        size: meta.size(),
+        nlink: meta.nlink(),
+        atime: time(meta.atime(), meta.atime_nsec()),
+        mtime: time(meta.mtime(), meta.mtime_nsec()),
+        identity: (meta.dev(), meta.ino()),
+        id: None,
+    }
+}
+
+/// A directory of this system, to write below. Paths begin with a slash that stands for it.
+pub(super) struct HostTarget {
+    base: Rc<OwnedFd>,
+    /// The directory as the user named it.
+    shown: PathBuf,
+    /// The target in it, where the user did not name a directory.
+    name: Option<Vec<u8>>,
+    /// The directory opened last: neighbours are copied one after the other.
+    last_dir: RefCell<Option<(Vec<u8>, Rc<OwnedFd>)>>,
+}
+
+impl HostTarget {
+    /// The directory at `target`, or the one that holds it.
+    pub(super) fn open(target: &Path) -> anyhow::Result<Self> {
+        let (dir, name) = match fs::metadata(target).is_ok_and(|meta| meta.is_dir()) {
+            true => (target, None),
+            false => {
+                let name = target.file_name().with_context(|| format!("{} does not exist", target.display()))?;
+                let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                (dir, Some(name.as_bytes().to_vec()))
+            }
+        };
+        let base = Rc::new(host_file::open_dir(dir)?);
+        Ok(Self { base, shown: dir.to_owned(), name, last_dir: RefCell::new(None) })
+    }
+
+    /// The directory of a path, opened without leaving `base` (I1), and the last name.
+    fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Rc<OwnedFd>, &'p [u8])> {
+        let path = path.strip_prefix(b"/").unwrap_or(path);
+        let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b""[..], path),
+        };
+        host_file::check_name(name)?;
+        if dir.is_empty() {
+            return Ok((Rc::clone(&self.base), name));
+        }
+        if let Some((_, opened)) = self.last_dir.borrow().as_ref().filter(|(path, _)| path == dir) {
+            return Ok((Rc::clone(opened), name));
+        }
+        let opened = Rc::new(open_beneath(&self.base, dir)?);
+        *self.last_dir.borrow_mut() = Some((dir.to_vec(), Rc::clone(&opened)));
+        Ok((opened, name))
+    }
+
+    /// The path of a name for calls that know no directory but by a path: `/proc` leads to the opened one.
+    fn with_path<T>(
+        &self,
+        path: &[u8],
+        call: impl FnOnce(PathBuf) -> rustix::io::Result<T>,
+    ) -> anyhow::Result<rustix::io::Result<T>> {
+        let (dir, name) = self.place(path)?;
+        let opened = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+        Ok(call(opened.join(os_string(name))))
+    }
+
+    fn set_file_attributes(&self, file: &File, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+        if let Some(owner) = attributes.owner {
+            match rustix::fs::fchown(file, Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1))) {
+                // As cp -p: ordinary users keep what they can.
+                Err(Errno::PERM) => {}
+                other => other?,
+            }
+            let mode = Mode::from_raw_mode(attributes.mode & mode::PERMISSIONS);
+            rustix::fs::fchmod(file, mode).context("cannot set its mode")?;
+        }
+        for (name, value) in &attributes.xattrs {
+            let done = rustix::fs::fsetxattr(file, os_string(name), value, XattrFlags::empty());
+            self.attribute_done(path, name, done)?;
+        }
+        if let Some(times) = attributes.times {
+            rustix::fs::futimens(file, &timestamps(times)).context("cannot set its times")?;
+        }
         Ok(())
     }
 
+    /// What came of setting an attribute; some cannot be had on this filesystem, or by this user.
+    fn attribute_done(&self, path: &[u8], name: &[u8], done: rustix::io::Result<()>) -> anyhow::Result<()> {
+        match done {
+            Ok(()) => Ok(()),
+            Err(Errno::PERM | Errno::NOTSUP | Errno::ACCESS) => {
+                warn(&format!("{}: attribute {} is not taken here", self.shown(path).display(), printable(name)));
+                Ok(())
+            }
+            Err(error) => Err(error).with_context(|| format!("cannot set {}", printable(name))),
+        }
+    }
+
+    /// The path as the user would write it.
+    fn shown(&self, path: &[u8]) -> PathBuf {
+        let below = normal_names(path).join(&b'/');
+        self.shown.join(os_string(&below))
+    }
+}
+
+fn timestamps((atime, mtime): Times) -> Timestamps {
+    let time = |time: Timespec| rustix::fs::Timespec { tv_sec: time.sec, tv_nsec: time.nsec.into() };
+    Timestamps { last_access: time(atime), last_modification: time(mtime) }
+}
+
+/// Opens a directory below another one. No link is followed: an image may have put one there.
+fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(base, path, flags, Mode::empty(), resolve) {
+        // Linux before 5.6, or a filter of system calls: name by name. Paths longer than Linux takes, too.
+        Err(Errno::NOSYS | Errno::PERM | Errno::NAMETOOLONG) => {
+            let mut dir: Option<OwnedFd> = None;
+            for name in path.split(|byte| *byte == b'/') {
+                host_file::check_name(name)?;
+                dir = Some(rustix::fs::openat(dir.as_ref().unwrap_or(base), name, flags, Mode::empty())?);
+            }
+            dir.context("no path")
+        }
+        opened => Ok(opened?),
+    }
+}
+
+impl To for HostTarget {
+    fn top(&self) -> Vec<u8> {
+        let mut path = vec![b'/'];
+        path.extend(self.name.iter().flatten());
+        path
+    }
+
+    fn there(&self, path: &[u8], named: bool) -> anyhow::Result<Option<Info>> {
+        if named || path == b"/" {
+            return Host.info(self.shown(path).as_os_str().as_bytes(), true);
+        }
+        let (dir, name) = self.place(path)?;
+        let stat = match rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let time = |sec, nsec| Timespec { sec, nsec };
+        #[allow(clippy::useless_conversion, reason = "32 bits on other processors")]
+        let nlink = stat.st_nlink.into();
+        Ok(Some(Info {
+            mode: stat.st_mode,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            major: rustix::fs::major(stat.st_rdev),
+            minor: rustix::fs::minor(stat.st_rdev),
+            size: u64::try_from(stat.st_size).unwrap_or_default(),
+            nlink,
+            atime: time(stat.st_atime, stat.st_atime_nsec.try_into().unwrap_or_default()),
+            mtime: time(stat.st_mtime, stat.st_mtime_nsec.try_into().unwrap_or_default()),
+            identity: (stat.st_dev, stat.st_ino),
+            id: None,
+        }))
+    }
+
+    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
+        let (dir, name) = self.place(path)?;
+        // Writable until its end, whatever its mode.
+        rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode((mode & 0o777) | 0o700))?;
+        Ok(None)
+    }
+
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
-        Ok(std::os::unix::fs::symlink(os_string(target), host_path(path))?)
+        let (dir, name) = self.place(path)?;
+        Ok(rustix::fs::symlinkat(target, &*dir, name)?)
     }
 
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
@@ -126,65 +321,152 @@ impl To for Host {
             FileType::CharacterDevice | FileType::BlockDevice => rustix::fs::makedev(info.major, info.minor),
             _ => 0,
         };
+        let (dir, name) = self.place(path)?;
         let mode = Mode::from_raw_mode(info.mode & 0o777);
-        rustix::fs::mknodat(CWD, host_path(path), kind, mode, dev).context("cannot make the special file")
+        rustix::fs::mknodat(&*dir, name, kind, mode, dev).context("cannot make the special file")
     }
 
     fn make_file(
         &self,
         path: &[u8],
         info: &Info,
+        named: bool,
+        attributes: &Attributes,
         fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(true).mode(info.mode & 0o777).open(host_path(path))?;
-        fill(&mut |offset, bytes| Ok(file.write_all_at(bytes, offset)?))?;
+        let mut file = match named {
+            true => HostFile::named(&self.shown(path), info.mode)?,
+            false => {
+                let (dir, name) = self.place(path)?;
+                HostFile::in_dir(&dir, name, info.mode)?
+            }
+        };
+        let mut end = 0;
+        fill(&mut |offset, bytes| {
+            end = offset + bytes.len() as u64;
+            Ok(file.write_at(offset, bytes)?)
+        })?;
         // A hole at the end.
-        Ok(file.set_len(info.size)?)
+        file.set_size(info.size.max(end))?;
+        // A device stays what it is.
+        if !file.is_direct() {
+            self.set_file_attributes(file.file(), path, attributes)?;
+        }
+        Ok(file.keep()?)
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        Ok(fs::hard_link(host_path(old), host_path(new))?)
+        let ((old_dir, old_name), (dir, name)) = (self.place(old)?, self.place(new)?);
+        Ok(rustix::fs::linkat(&*old_dir, old_name, &*dir, name, AtFlags::empty())?)
     }
 
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()> {
-        Ok(fs::remove_file(host_path(path))?)
+        let (dir, name) = self.place(path)?;
+        // Only what can be opened can be asked whether it is in use.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(&*dir, name, flags, Mode::empty()) {
+            host_file::refuse_in_use(&File::from(file), &self.shown(path))?;
+        }
+        Ok(rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?)
     }
 
     fn set_owner(&self, path: &[u8], owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
-        let path = host_path(path);
-        match std::os::unix::fs::lchown(&path, Some(owner.0), Some(owner.1)) {
+        let (dir, name) = self.place(path)?;
+        let (uid, gid) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
+        match rustix::fs::chownat(&*dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
             // As cp -p: ordinary users keep what they can.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(Errno::PERM) => {}
             other => other?,
         }
         if type_of(bits) != mode::SYMLINK {
-            fs::set_permissions(&path, fs::Permissions::from_mode(bits & mode::PERMISSIONS))?;
-        }
-        Ok(())
-    }
-
-    fn set_xattrs(&self, path: &[u8], xattrs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
-        use rustix::io::Errno;
-        let path = host_path(path);
-        for (name, value) in xattrs {
-            match rustix::fs::lsetxattr(&path, os_string(name), value, XattrFlags::empty()) {
-                Ok(()) => {}
-                Err(Errno::PERM | Errno::NOTSUP | Errno::ACCESS) => {
-                    eprintln!("ubtrfs: {}: attribute {} is not taken here", path.display(), printable(name));
-                }
-                Err(error) => return Err(error).with_context(|| format!("cannot set {}", printable(name))),
+            let file =
+                rustix::fs::openat(&*dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+            if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::Symlink {
+                bail!("it became a symbolic link meanwhile");
             }
+            rustix::fs::chmod(opened, Mode::from_raw_mode(bits & mode::PERMISSIONS)).context("cannot set its mode")?;
         }
         Ok(())
     }
 
-    fn set_times(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
-        let time = |time: Timespec| rustix::fs::Timespec { tv_sec: time.sec, tv_nsec: time.nsec.into() };
-        let times = Timestamps { last_access: time(info.atime), last_modification: time(info.mtime) };
-        rustix::fs::utimensat(CWD, host_path(path), &times, AtFlags::SYMLINK_NOFOLLOW).context("cannot set its times")
+    fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()> {
+        for (name, value) in xattrs {
+            let set = |path: PathBuf| rustix::fs::lsetxattr(path, os_string(name), value, XattrFlags::empty());
+            let done = self.with_path(path, set)?;
+            self.attribute_done(path, name, done)?;
+        }
+        Ok(())
+    }
+
+    fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()> {
+        let (dir, name) = self.place(path)?;
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::utimensat(&*dir, name, &timestamps(times), flags).context("cannot set its times")
+    }
+
+    fn shown_path(&self, path: &[u8]) -> String {
+        self.shown(path).display().to_string()
     }
 }
 
 /// Largest attribute, and list of attributes, of Linux.
 const XATTR_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> Info {
+        let time = Timespec { sec: 1, nsec: 0 };
+        let (uid, gid) = (0, 0);
+        Info {
+            mode: mode::REGULAR | 0o644,
+            uid,
+            gid,
+            major: 0,
+            minor: 0,
+            size: 3,
+            nlink: 1,
+            atime: time,
+            mtime: time,
+            identity: (0, 1),
+            id: None,
+        }
+    }
+
+    /// Even a name that the tree checker let through.
+    #[test]
+    fn no_call_leaves_the_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let (outside, target) = (dir.path().join("outside"), dir.path().join("target"));
+        fs::create_dir(&outside).unwrap();
+        fs::create_dir(&target).unwrap();
+        std::os::unix::fs::symlink(&outside, target.join("way")).unwrap();
+        std::os::unix::fs::symlink("../outside", target.join("short")).unwrap();
+        fs::write(outside.join("there"), "old").unwrap();
+        let before = fs::metadata(outside.join("there")).unwrap();
+        let to = HostTarget::open(&target).unwrap();
+        let plain = Attributes { owner: None, mode: 0o644, xattrs: Vec::new(), times: None };
+        let names = ["/../outside/there", "/way/there", "/short/there", "/.", "/..", "/", "/a/../../outside/there"];
+        for path in names.map(str::as_bytes) {
+            assert!(to.make_dir(path, 0o755).is_err());
+            assert!(to.make_link(path, b"x").is_err());
+            assert!(to.make_special(path, &Info { mode: mode::FIFO | 0o644, ..info() }).is_err());
+            assert!(to.make_file(path, &info(), false, &plain, &mut |piece| piece(0, b"new")).is_err());
+            assert!(to.hard_link(path, b"/link").is_err() && to.hard_link(b"/way", path).is_err());
+            assert!(to.unlink(path).is_err());
+            assert!(to.set_owner(path, (1, 1), 0o4777).is_err());
+            assert!(to.set_xattrs(path, &vec![(b"user.a".to_vec(), b"b".to_vec())]).is_err());
+            assert!(to.set_times(path, (info().atime, info().mtime)).is_err());
+            assert!(path == b"/" || to.there(path, false).is_err());
+        }
+        let after = fs::metadata(outside.join("there")).unwrap();
+        assert_eq!(fs::read(outside.join("there")).unwrap(), b"old");
+        assert_eq!((before.mode(), before.uid(), before.mtime()), (after.mode(), after.uid(), after.mtime()));
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+        // A link of the last name is replaced, not followed.
+        to.make_file(b"/way", &info(), false, &plain, &mut |piece| piece(0, b"new")).unwrap();
+        assert!(fs::symlink_metadata(target.join("way")).unwrap().is_file());
+    }
+}

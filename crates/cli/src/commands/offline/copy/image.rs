@@ -4,23 +4,30 @@ use std::cell::RefCell;
 
 use anyhow::{Context, bail};
 use ubtrfs_fs::{
-    Attr, Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts, rdev_parts,
+    Attr, Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode, rdev_from_parts,
+    rdev_parts,
 };
 
 use super::super::text::printable;
 use super::super::{data_ranges, join, normal_names, read_names, read_pieces, type_of, write_all};
-use super::{From, Info, Piece, To};
+use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 
 /// The files of an image.
 pub(super) struct Image<'f> {
     fs: &'f Fs,
+    /// Where copies go.
+    top: Vec<u8>,
     /// The directory looked up last: neighbours are copied one after the other.
     last_dir: RefCell<Option<(Vec<u8>, InodeId)>>,
 }
 
 impl<'f> Image<'f> {
     pub(super) fn new(fs: &'f Fs) -> Self {
-        Self { fs, last_dir: RefCell::new(None) }
+        Self::target(fs, b"/")
+    }
+
+    pub(super) fn target(fs: &'f Fs, top: &[u8]) -> Self {
+        Self { fs, top: top.to_vec(), last_dir: RefCell::new(None) }
     }
 
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
@@ -53,10 +60,29 @@ impl<'f> Image<'f> {
 
     fn create(&self, path: &[u8], new: NewInode<'_>) -> anyhow::Result<InodeId> {
         let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
-        // As cp: copies belong to who runs it.
-        let caller =
-            Caller { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), umask: 0 };
-        Ok(self.fs.create(dir, &name, new, &caller)?.id)
+        Ok(self.fs.create(dir, &name, new, &caller())?.id)
+    }
+
+    fn fill_file(
+        &self,
+        id: InodeId,
+        info: &Info,
+        fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if let Some(from) = info.id
+            && self.share(from, id, info.size)?
+        {
+            return Ok(());
+        }
+        let mut end = 0;
+        fill(&mut |offset, bytes| {
+            end = offset + bytes.len() as u64;
+            Ok(write_all(self.fs, id, offset, bytes)?)
+        })?;
+        if end < info.size {
+            self.fs.setattr(id, &SetAttr { size: Some(info.size), ..SetAttr::default() }, &Caller::ROOT)?;
+        }
+        Ok(())
     }
 
     /// Shares all data of a file with a new one; `false` where that cannot be.
@@ -71,6 +97,11 @@ impl<'f> Image<'f> {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Copies belong to the user who makes them, as with cp.
+fn caller() -> Caller {
+    Caller { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), umask: 0 }
 }
 
 impl From for Image<'_> {
@@ -105,7 +136,7 @@ impl From for Image<'_> {
         Ok(self.fs.readlink(self.attr(path, false)?.id)?)
     }
 
-    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs> {
         let id = self.attr(path, false)?.id;
         let names = self.fs.listxattr(id)?;
         names
@@ -131,8 +162,16 @@ impl From for Image<'_> {
 }
 
 impl To for Image<'_> {
-    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<()> {
-        self.create(path, NewInode::dir(mode)).map(|_| ())
+    fn top(&self) -> Vec<u8> {
+        self.top.clone()
+    }
+
+    fn there(&self, path: &[u8], _named: bool) -> anyhow::Result<Option<Info>> {
+        self.info(path, path == self.top)
+    }
+
+    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
+        self.create(path, NewInode::dir(mode)).map(Some)
     }
 
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
@@ -145,32 +184,39 @@ impl To for Image<'_> {
         self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None }).map(|_| ())
     }
 
+    /// A file that exists stays until the new one is complete.
     fn make_file(
         &self,
         path: &[u8],
         info: &Info,
+        _named: bool,
+        attributes: &Attributes,
         fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let id = self.create(path, NewInode::file(info.mode))?;
+        let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
+        let is_there = match self.fs.lookup(dir, &name) {
+            Ok(_) => true,
+            Err(Error::NotFound) => false,
+            Err(error) => return Err(error.into()),
+        };
+        let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
+        let made = if is_there { temporary.as_bytes() } else { &name };
+        let id = self.fs.create(dir, made, NewInode::file(info.mode), &caller())?.id;
         self.fs.open_inode(id)?;
-        let filled = (|| {
-            if let Some(from) = info.id
-                && self.share(from, id, info.size)?
-            {
-                return Ok(());
-            }
-            let mut end = 0;
-            fill(&mut |offset, bytes| {
-                end = offset + bytes.len() as u64;
-                Ok(write_all(self.fs, id, offset, bytes)?)
-            })?;
-            if end < info.size {
-                self.fs.setattr(id, &SetAttr { size: Some(info.size), ..SetAttr::default() }, &Caller::ROOT)?;
-            }
-            Ok(())
-        })();
+        let filled = self.fill_file(id, info, fill);
         self.fs.release_inode(id);
-        filled
+        let mut made_path = path[..path.len() - name.len()].to_vec();
+        made_path.extend(made);
+        let finished = filled.and_then(|()| self.set_attributes(&made_path, attributes));
+        let done = finished.and_then(|()| match is_there {
+            true => Ok(self.fs.rename(dir, made, dir, &name, RenameFlags::empty())?),
+            false => Ok(()),
+        });
+        if done.is_err() {
+            // The error that led here counts.
+            let _ = self.fs.unlink(dir, made);
+        }
+        done
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
@@ -191,7 +237,7 @@ impl To for Image<'_> {
         Ok(())
     }
 
-    fn set_xattrs(&self, path: &[u8], xattrs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
+    fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()> {
         if xattrs.is_empty() {
             return Ok(());
         }
@@ -204,10 +250,14 @@ impl To for Image<'_> {
         Ok(())
     }
 
-    fn set_times(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
-        let (atime, mtime) = (Some(SetTime::At(info.atime)), Some(SetTime::At(info.mtime)));
+    fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()> {
+        let (atime, mtime) = (Some(SetTime::At(times.0)), Some(SetTime::At(times.1)));
         let set = SetAttr { atime, mtime, ..SetAttr::default() };
         self.fs.setattr(self.attr(path, false)?.id, &set, &Caller::ROOT)?;
         Ok(())
+    }
+
+    fn shown_path(&self, path: &[u8]) -> String {
+        printable(path)
     }
 }

@@ -5,7 +5,7 @@
 mod host;
 mod image;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use anyhow::{Context, bail};
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Fs, InodeId, mode};
 
-use self::host::Host;
+use self::host::{Host, HostTarget};
 use self::image::Image;
 use super::text::printable;
-use super::{ImageOptions, ImagePath, Use, child_path, join, normal_names, type_of, with_image};
+use super::{ImageOptions, ImagePath, PassedDirs, Use, child_path, join, normal_names, type_of, with_image};
 
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
@@ -93,41 +93,72 @@ impl Info {
     }
 }
 
+/// Names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Of the last access and the last change.
+type Times = (Timespec, Timespec);
+
+/// What a copy is to have beside its content; nothing where it is as for any new file.
+struct Attributes {
+    /// With the mode.
+    owner: Option<(u32, u32)>,
+    mode: u32,
+    xattrs: Xattrs,
+    times: Option<Times>,
+}
+
 /// Takes a piece of a file: its offset and bytes.
 type Piece<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 
 /// Where a copy reads.
 trait From {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>>;
+    /// Whether the content of this special file is read where a file is copied, as cp does without -r.
+    fn is_stream(&self, _info: &Info) -> bool {
+        false
+    }
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>>;
     fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>>;
-    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs>;
     /// Hands out the data; holes are left out.
     fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()>;
 }
 
-/// Where a copy writes. Paths are those of [`From::info`] of the same end.
+/// Where a copy writes. `named`: the file is one that the user named, not one found in a directory.
 trait To {
-    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<()>;
+    /// The target's path; other paths are below it.
+    fn top(&self) -> Vec<u8>;
+    fn there(&self, path: &[u8], named: bool) -> anyhow::Result<Option<Info>>;
+    /// Answers which directory of an image it became.
+    fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()>;
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()>;
-    /// Makes a file, or empties the one there, and fills it with what `fill` hands out.
+    /// Makes a file of what `fill` hands out, in the place of the one there. An error leaves that as it was.
     fn make_file(
         &self,
         path: &[u8],
         info: &Info,
+        named: bool,
+        attributes: &Attributes,
         fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()>;
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()>;
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()>;
     fn set_owner(&self, path: &[u8], owner: (u32, u32), mode: u32) -> anyhow::Result<()>;
-    fn set_xattrs(&self, path: &[u8], xattrs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()>;
-    fn set_times(&self, path: &[u8], info: &Info) -> anyhow::Result<()>;
+    fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()>;
+    fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()>;
+    /// What is not set by [`To::make_file`].
+    fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+        if let Some(owner) = attributes.owner {
+            self.set_owner(path, owner, attributes.mode)?;
+        }
+        self.set_xattrs(path, &attributes.xattrs)?;
+        attributes.times.map_or(Ok(()), |times| self.set_times(path, times))
+    }
+    /// The path as messages show it.
+    fn shown_path(&self, path: &[u8]) -> String;
 }
-
-/// An end that can be both.
-trait End: From + To {}
-impl<T: From + To> End for T {}
 
 pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     args.recursive |= args.archive;
@@ -146,23 +177,35 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 
 /// Opens the ends and copies. Sources and target may lie in one image, which is opened once.
 fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow::Result<()> {
-    let copy = |from: &dyn From, to: &dyn End, shared: bool| Copy::new(args, from, to, shared).run(sources, target);
+    let copy = |from: &dyn From, to: &dyn To, shared: bool| Copy::new(args, from, to, shared).run(sources, target);
     let options = &args.image;
-    match (sources[0].image(), target.image()) {
-        (None, None) => bail!("neither source nor target is in an image; write IMAGE:/path for one of them"),
-        (None, Some(to)) => with_image(to, options, Use::Write, |fs| copy(&Host, &Image::new(fs), false)),
-        (Some(from), None) => with_image(from, options, Use::Read, |fs| copy(&Image::new(fs), &Host, false)),
-        (Some(from), Some(to)) if is_same_file(from, to) => {
-            with_image(to, options, Use::Write, |fs| copy(&Image::new(fs), &Image::new(fs), true))
+    match (sources[0].image(), target) {
+        (None, Place::Host(_)) => {
+            bail!("neither source nor target is in an image; write IMAGE:/path for one of them")
         }
-        (Some(from), Some(to)) => with_image(from, options, Use::Read, |source| {
-            with_image(to, options, Use::Write, |fs| copy(&Image::new(source), &Image::new(fs), false))
+        (None, Place::Image(to)) => with_image(&to.image, options, Use::Write, |fs| {
+            let image = Image::target(fs, &to.path);
+            let mut copy = Copy::new(args, &Host, &image, false);
+            copy.image = identity_of(&to.image);
+            copy.run(sources, target)
+        }),
+        (Some(from), Place::Host(to)) => with_image(from, options, Use::Read, |fs| {
+            let to = HostTarget::open(to)?;
+            copy(&Image::new(fs), &to, false)
+        }),
+        (Some(from), Place::Image(to)) if is_same_file(from, &to.image) => {
+            with_image(from, options, Use::Write, |fs| copy(&Image::new(fs), &Image::target(fs, &to.path), true))
+        }
+        (Some(from), Place::Image(to)) => with_image(from, options, Use::Read, |source| {
+            with_image(&to.image, options, Use::Write, |fs| {
+                copy(&Image::new(source), &Image::target(fs, &to.path), false)
+            })
         }),
     }
 }
 
 /// Copies what is in a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does.
-pub(crate) fn fill(fs: &Fs, dir: &Path) -> anyhow::Result<()> {
+pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<()> {
     let args = Args {
         paths: Vec::new(),
         recursive: true,
@@ -172,27 +215,39 @@ pub(crate) fn fill(fs: &Fs, dir: &Path) -> anyhow::Result<()> {
         image: ImageOptions::default(),
     };
     let path = dir.as_os_str().as_bytes().to_vec();
-    let image = Image::new(fs);
+    let to = Image::new(fs);
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.display()))?;
-    let mut copy = Copy::new(&args, &Host, &image, false);
+    let mut copy = Copy::new(&args, &Host, &to, false);
+    copy.image = identity_of(image);
     copy.tree(path, b"/".to_vec(), info)?;
     copy.finish_dirs()
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    match (std::fs::metadata(one), std::fs::metadata(other)) {
-        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+    match (identity_of(one), identity_of(other)) {
+        (Some(one), Some(other)) => one == other,
         _ => one == other,
     }
+}
+
+/// Device and inode.
+fn identity_of(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 struct Copy<'a> {
     args: &'a Args,
     from: &'a dyn From,
-    to: &'a dyn End,
+    to: &'a dyn To,
     /// Both ends are one image.
     shared: bool,
+    /// The image that is written: no source.
+    image: Option<(u64, u64)>,
+    /// Directories of an image that it came through.
+    passed: PassedDirs,
+    /// Directories that it made in the image it reads: a crafted name may lead there.
+    made: HashSet<InodeId>,
     /// Copies of files with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
     /// Directories that are finished at the end, when nothing changes in them any more.
@@ -200,16 +255,18 @@ struct Copy<'a> {
 }
 
 impl<'a> Copy<'a> {
-    fn new(args: &'a Args, from: &'a dyn From, to: &'a dyn End, shared: bool) -> Self {
-        Self { args, from, to, shared, first_names: HashMap::new(), dirs: Vec::new() }
+    fn new(args: &'a Args, from: &'a dyn From, to: &'a dyn To, shared: bool) -> Self {
+        let (first_names, passed) = (HashMap::new(), PassedDirs::default());
+        Self { args, from, to, shared, image: None, passed, made: HashSet::new(), first_names, dirs: Vec::new() }
     }
 
     fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<()> {
-        let to_path = target.path();
-        let there = self.to.info(&to_path, true)?;
+        let to_path = self.to.top();
+        let there = self.to.there(&to_path, true)?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
-        if !is_dir && (self.args.paths.len() > 2 || (there.is_some() && to_path.ends_with(b"/"))) {
-            bail!("'{}' is not a directory; name one for several files", printable(&to_path));
+        let wants_dir = target.path().ends_with(b"/");
+        if !is_dir && (self.args.paths.len() > 2 || (there.is_some() && wants_dir)) {
+            bail!("'{}' is not a directory; name one for several files", self.to.shown_path(&to_path));
         }
         for source in sources {
             let path = source.path();
@@ -217,7 +274,12 @@ impl<'a> Copy<'a> {
             let info = self.from.info(&path, !self.args.recursive).with_context(at)?;
             let info = info.with_context(|| format!("'{}' does not exist; check the path", printable(&path)))?;
             let new_path = match normal_names(&path).last() {
+                // `DIR/.` means what is in it.
+                Some(_) if is_dir && path.ends_with(b"/.") => to_path.clone(),
                 Some(name) if is_dir => child_path(&to_path, name),
+                _ if wants_dir && !is_dir && !info.is_dir() => {
+                    bail!("the directory '{}' does not exist; make it first", self.to.shown_path(&to_path));
+                }
                 _ => to_path.clone(),
             };
             if info.is_dir() && self.shared && is_inside(&new_path, &path) {
@@ -241,12 +303,16 @@ impl<'a> Copy<'a> {
         let mut todo = vec![(path, new_path, Some(info))];
         while let Some((path, new_path, info)) = todo.pop() {
             let at = || printable(&path);
+            let named = info.is_some();
             let info = match info {
                 Some(info) => info,
                 None => self.from.info(&path, false).with_context(at)?.with_context(|| format!("{} is gone", at()))?,
             };
-            self.one(&path, &new_path, &info).with_context(at)?;
+            self.one(&path, &new_path, &info, named).with_context(at)?;
             if info.is_dir() {
+                if let Some(dir) = info.id {
+                    self.passed.pass(dir).with_context(at)?;
+                }
                 let mut names = self.from.names(&path).with_context(at)?;
                 names.sort_unstable();
                 let below = names.iter().rev();
@@ -257,24 +323,35 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    fn one(&mut self, path: &[u8], new_path: &[u8], info: &Info) -> anyhow::Result<()> {
-        let there = self.to.info(new_path, false)?;
+    fn one(&mut self, path: &[u8], new_path: &[u8], info: &Info, named: bool) -> anyhow::Result<()> {
+        if self.image == Some(info.identity) {
+            bail!("it is the image that is written to");
+        }
+        let is_stream = named && !self.args.recursive && self.from.is_stream(info);
+        let is_content = is_stream || type_of(info.mode) == mode::REGULAR;
+        let there = self.to.there(new_path, named && is_content)?;
         if let Some(there) = &there {
             if self.shared && there.identity == info.identity {
                 bail!("source and target are the same file");
             }
             if there.is_dir() != info.is_dir() {
                 let what = if there.is_dir() { "a directory" } else { "no directory" };
-                bail!("'{}' exists and is {what}; remove it first", printable(new_path));
+                bail!("'{}' exists and is {what}; remove it first", self.to.shown_path(new_path));
             }
         }
         if info.is_dir() {
             if !self.args.recursive {
                 bail!("it is a directory; copy it with -r");
             }
-            return if there.is_none() { self.to.make_dir(new_path, info.mode) } else { Ok(()) };
+            if info.id.is_some_and(|id| self.made.contains(&id)) {
+                bail!("it is the copy itself; look at the image with ubtrfs check");
+            }
+            let made = if there.is_none() { self.to.make_dir(new_path, info.mode)? } else { None };
+            self.made.extend(made.filter(|_| self.shared));
+            return Ok(());
         }
-        if there.is_some() {
+        let is_again = self.args.preserve && info.nlink > 1 && self.first_names.contains_key(&info.identity);
+        if there.is_some() && (is_again || !is_content) {
             self.to.unlink(new_path)?;
         }
         if self.args.preserve && info.nlink > 1 {
@@ -284,11 +361,15 @@ impl<'a> Copy<'a> {
             self.first_names.insert(info.identity, new_path.to_vec());
         }
         match type_of(info.mode) {
-            mode::REGULAR => {
+            _ if is_content => {
                 // Only inside of one image does the source's inode mean anything to the target.
                 let id = info.id.filter(|_| self.shared);
-                let told = Info { id, ..info.clone() };
-                self.to.make_file(new_path, &told, &mut |piece| self.from.data(path, info, piece))?;
+                let size = if is_stream { 0 } else { info.size };
+                let told = Info { id, size, mode: mode::REGULAR | (info.mode & mode::PERMISSIONS), ..info.clone() };
+                let attributes = self.attributes(path, info)?;
+                return self
+                    .to
+                    .make_file(new_path, &told, named, &attributes, &mut |piece| self.from.data(path, info, piece));
             }
             mode::SYMLINK => self.to.make_link(new_path, &self.from.read_link(path)?)?,
             _ => self.to.make_special(new_path, info)?,
@@ -297,15 +378,17 @@ impl<'a> Copy<'a> {
     }
 
     fn finish(&self, path: &[u8], new_path: &[u8], info: &Info) -> anyhow::Result<()> {
-        let kept = self.args.preserve.then_some((info.uid, info.gid));
-        if let Some(owner) = self.args.owner.or(kept) {
-            self.to.set_owner(new_path, owner, info.mode)?;
-        }
-        if self.args.preserve {
-            self.to.set_xattrs(new_path, &self.from.xattrs(path)?)?;
-            self.to.set_times(new_path, info)?;
-        }
-        Ok(())
+        self.to.set_attributes(new_path, &self.attributes(path, info)?)
+    }
+
+    fn attributes(&self, path: &[u8], info: &Info) -> anyhow::Result<Attributes> {
+        let preserve = self.args.preserve;
+        Ok(Attributes {
+            owner: self.args.owner.or(preserve.then_some((info.uid, info.gid))),
+            mode: info.mode,
+            xattrs: if preserve { self.from.xattrs(path)? } else { Xattrs::new() },
+            times: preserve.then_some((info.atime, info.mtime)),
+        })
     }
 }
 

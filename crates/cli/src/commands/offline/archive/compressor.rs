@@ -1,0 +1,84 @@
+//! Compression of an archive that is written, by the suffix of its file.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::bail;
+
+/// How an archive is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Compression {
+    None,
+    Gzip,
+    Xz,
+    Zstd,
+}
+
+impl Compression {
+    /// What the suffix of a file asks for; suffixes of methods that cannot be written are refused.
+    pub(in super::super) fn of(path: &Path) -> anyhow::Result<Self> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        let ends_in = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
+        Ok(match () {
+            () if ends_in(&[".gz", ".tgz", ".taz"]) => Self::Gzip,
+            () if ends_in(&[".xz", ".txz"]) => Self::Xz,
+            () if ends_in(&[".zst", ".tzst"]) => Self::Zstd,
+            () if ends_in(&[".bz2", ".tbz", ".tbz2", ".tb2", ".lz", ".lz4", ".lzma", ".lzo", ".z", ".br"]) => bail!(
+                "cannot compress as {} asks; give it a suffix .tar, .tar.gz, .tar.xz or .tar.zst, or use a pipe",
+                path.display()
+            ),
+            () => Self::None,
+        })
+    }
+}
+
+/// A writer that compresses.
+pub(in super::super) enum Compressor<W: Write> {
+    None(W),
+    Gzip(flate2::write::GzEncoder<W>),
+    Xz(liblzma::write::XzEncoder<W>),
+    Zstd(zstd::stream::write::Encoder<'static, W>),
+}
+
+impl<W: Write> Compressor<W> {
+    pub(in super::super) fn new(out: W, compression: Compression) -> io::Result<Self> {
+        Ok(match compression {
+            Compression::None => Self::None(out),
+            Compression::Gzip => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
+            Compression::Xz => Self::Xz(liblzma::write::XzEncoder::new(out, XZ_LEVEL)),
+            Compression::Zstd => Self::Zstd(zstd::stream::write::Encoder::new(out, zstd::DEFAULT_COMPRESSION_LEVEL)?),
+        })
+    }
+
+    /// Writes what is left, and gives the writer below back.
+    pub(in super::super) fn finish(self) -> io::Result<W> {
+        match self {
+            Self::None(out) => Ok(out),
+            Self::Gzip(out) => out.finish(),
+            Self::Xz(out) => out.finish(),
+            Self::Zstd(out) => out.finish(),
+        }
+    }
+}
+
+impl<W: Write> Write for Compressor<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::None(out) => out.write(bytes),
+            Self::Gzip(out) => out.write(bytes),
+            Self::Xz(out) => out.write(bytes),
+            Self::Zstd(out) => out.write(bytes),
+        }
+    }
+
+    /// Compressors have no use for it: a flush in the middle makes the result larger.
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::None(out) => out.flush(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// That of xz itself.
+const XZ_LEVEL: u32 = 6;

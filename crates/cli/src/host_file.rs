@@ -1,0 +1,259 @@
+//! Files of this system that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
+//!
+//! Invariants:
+//! - I1. A regular file that exists keeps its content until the new one is complete: the new one is written beside it
+//!   under a temporary name and renamed over it by [`HostFile::keep`]. Without `keep`, everything new is removed.
+//! - I2. An image that is in use is never written, whatever path leads to it.
+//! - I3. Devices and FIFOs are written into; they are never removed or replaced.
+//! - I4. [`HostFile::in_dir`] touches nothing but the one name in the one directory; it follows no link.
+
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context, bail};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use ubtrfs_format::item::is_entry_name;
+
+/// A file of this system that is being written.
+pub(crate) struct HostFile {
+    file: File,
+    place: Place,
+    /// Of a file that is written in order: bytes so far.
+    written: u64,
+}
+
+enum Place {
+    /// A device, a FIFO, or an open file of a process: written in order.
+    Direct,
+    /// A new file: removed unless it is kept.
+    New { dir: Rc<OwnedFd>, name: Vec<u8>, kept: bool },
+    /// A new file that takes the place of another one: renamed to `name` when it is kept.
+    Beside { dir: Rc<OwnedFd>, temporary: String, name: Vec<u8>, kept: bool },
+}
+
+impl HostFile {
+    /// Opens the file that a user named. Symbolic links are followed.
+    pub(crate) fn named(path: &Path, mode: u32) -> anyhow::Result<Self> {
+        let shown = path.display();
+        if path.as_os_str().as_bytes().ends_with(b"/") && !path.exists() {
+            bail!("{shown} is not a directory; make it first, or leave the slash at the end out");
+        }
+        let there = match std::fs::metadata(path) {
+            Ok(there) => there,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if std::fs::symlink_metadata(path).is_ok() {
+                    bail!("{shown} is a symbolic link that leads nowhere; remove it first");
+                }
+                let (dir, name) = directory_of(path)?;
+                return Self::in_dir(&dir, name, mode).with_context(|| format!("cannot create {shown}"));
+            }
+            Err(error) => return Err(error).with_context(|| format!("{shown}")),
+        };
+        if there.is_dir() {
+            bail!("{shown} is a directory; name a file");
+        }
+        // As cp does: only who may write to the file may replace it.
+        let file = File::options().write(true).open(path).with_context(|| format!("cannot write {shown}"))?;
+        refuse_in_use(&file, path)?;
+        if !there.is_file() {
+            return Ok(Self { file, place: Place::Direct, written: 0 });
+        }
+        if is_open_file_of_a_process(path) {
+            file.set_len(0).with_context(|| format!("cannot write {shown}"))?;
+            return Ok(Self { file, place: Place::Direct, written: 0 });
+        }
+        let real = std::fs::canonicalize(path).with_context(|| format!("{shown}"))?;
+        let (dir, name) = directory_of(&real)?;
+        let opened = file.metadata().with_context(|| format!("{shown}"))?;
+        // Another one may have changed the links since: the file whose writing was allowed is the one to replace.
+        let found = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW).with_context(|| format!("{shown}"))?;
+        if (found.st_dev, found.st_ino) != (opened.dev(), opened.ino()) {
+            bail!("{shown} was changed meanwhile; try again");
+        }
+        Self::beside(&dir, name, &opened).with_context(|| format!("cannot write {shown}"))
+    }
+
+    /// Opens a name in a directory; a symbolic link of that name is replaced (I4).
+    pub(crate) fn in_dir(dir: &Rc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
+        check_name(name)?;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let stat = match rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => {
+                let mode = Mode::from_raw_mode(mode & 0o777);
+                let file = rustix::fs::openat(&**dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
+                let place = Place::New { dir: Rc::clone(dir), name: name.to_vec(), kept: false };
+                return Ok(Self { file: file.into(), place, written: 0 });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => bail!("it is a directory"),
+            FileType::Socket => bail!("it is a socket"),
+            FileType::Symlink => Self::temporary(dir, name, mode),
+            _ => {
+                let file = File::from(rustix::fs::openat(&**dir, name, flags, Mode::empty())?);
+                refuse_in_use(&file, Path::new(OsStr::from_bytes(name)))?;
+                let opened = file.metadata()?;
+                if opened.is_file() {
+                    return Self::beside(dir, name, &opened);
+                }
+                Ok(Self { file, place: Place::Direct, written: 0 })
+            }
+        }
+    }
+
+    /// A file that will replace this one, with its mode and, where that is allowed, its owner.
+    fn beside(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
+        let this = Self::temporary(dir, name, 0o600)?;
+        let owner = (Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
+        let _not_allowed = rustix::fs::fchown(&this.file, owner.0, owner.1);
+        rustix::fs::fchmod(&this.file, Mode::from_raw_mode(old.mode() & 0o777))?;
+        Ok(this)
+    }
+
+    fn temporary(dir: &Rc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
+        let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
+        let file = rustix::fs::openat(&**dir, temporary.as_str(), flags, Mode::from_raw_mode(mode & 0o777))
+            .context("cannot make a temporary file beside it")?;
+        let place = Place::Beside { dir: Rc::clone(dir), temporary, name: name.to_vec(), kept: false };
+        Ok(Self { file: file.into(), place, written: 0 })
+    }
+
+    /// Whether it is written as it is, and not replaced.
+    pub(crate) fn is_direct(&self) -> bool {
+        matches!(self.place, Place::Direct)
+    }
+
+    /// The open file, for a writer of its own that begins at its start.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Writes a piece; pieces come in ascending order. Where nothing was written, zeros are read.
+    pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self.place {
+            Place::Direct => {
+                self.write_zeros_up_to(offset)?;
+                self.file.write_all(bytes)?;
+                self.written += bytes.len() as u64;
+                Ok(())
+            }
+            _ => self.file.write_all_at(bytes, offset),
+        }
+    }
+
+    /// Gives the file its size, after all pieces.
+    pub(crate) fn set_size(&mut self, size: u64) -> io::Result<()> {
+        match self.place {
+            Place::Direct => self.write_zeros_up_to(size),
+            _ => self.file.set_len(size),
+        }
+    }
+
+    fn write_zeros_up_to(&mut self, end: u64) -> io::Result<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        while self.written < end {
+            let len = ZEROS.len().min(usize::try_from(end - self.written).unwrap_or(ZEROS.len()));
+            self.file.write_all(&ZEROS[..len])?;
+            self.written += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes the data durable, where the file can do that.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        match self.place {
+            Place::Direct => Ok(()),
+            _ => self.file.sync_all(),
+        }
+    }
+
+    /// The file is complete: it takes its name (I1).
+    pub(crate) fn keep(mut self) -> io::Result<()> {
+        match &mut self.place {
+            Place::Direct => {}
+            Place::New { kept, .. } => *kept = true,
+            Place::Beside { dir, temporary, name, kept } => {
+                rustix::fs::renameat(dir.as_fd(), temporary.as_str(), dir.as_fd(), name.as_slice())?;
+                *kept = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        // Errors are not told: the one that led here counts.
+        let _ = match &self.place {
+            Place::New { dir, name, kept: false } => {
+                rustix::fs::unlinkat(dir.as_fd(), name.as_slice(), AtFlags::empty())
+            }
+            Place::Beside { dir, temporary, kept: false, .. } => {
+                rustix::fs::unlinkat(dir.as_fd(), temporary.as_str(), AtFlags::empty())
+            }
+            _ => Ok(()),
+        };
+    }
+}
+
+impl Write for HostFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write(bytes)?;
+        self.written += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Fails for what would lead out of a directory.
+pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
+    if !is_entry_name(name) {
+        bail!("'{}' is no name of a file", crate::commands::offline::text::printable(name));
+    }
+    Ok(())
+}
+
+/// Fails for an image that a process has open or the kernel has mounted (I2). Other special files pass.
+pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
+    let kind = file.metadata().with_context(|| format!("{}", path.display()))?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        ubtrfs_device::refuse_in_use(file, path)?;
+    }
+    Ok(())
+}
+
+/// The opened directory that holds a path's last name, and that name.
+fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
+    let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((Rc::new(open_dir(dir)?), name.as_bytes()))
+}
+
+/// Opens a directory that a user named, to work below it.
+pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
+    opened.map_err(|errno| match errno {
+        Errno::NOENT => anyhow::anyhow!("the directory {} does not exist; check the path", path.display()),
+        Errno::NOTDIR => anyhow::anyhow!("{} is not a directory; check the path", path.display()),
+        other => anyhow::Error::new(other).context(format!("cannot open {}", path.display())),
+    })
+}
+
+/// `/dev/stdout` and its like: the file behind it has a place that others write to as well.
+fn is_open_file_of_a_process(path: &Path) -> bool {
+    ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"].iter().any(|start| path.starts_with(start))
+}

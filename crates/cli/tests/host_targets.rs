@@ -1,0 +1,251 @@
+//! Files of this system as targets: `cp`, `export --output`, `mount --timeline`. An image in use is never written, a
+//! regular file is replaced as a whole or not at all, devices and FIFOs are written into, links are followed as cp does.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use common::{ok, refused};
+use tempfile::TempDir;
+use ubtrfs_testkit::capability::{fuse, kernel_oracle};
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, run as sh};
+
+fn ubtrfs(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+struct Bed {
+    dir: TempDir,
+}
+
+impl Bed {
+    /// `disk.img` with the file `/f`, 300,000 bytes long, and the directory `/d` with a copy of it.
+    fn new() -> Self {
+        let bed = Self { dir: TempDir::new().unwrap() };
+        bed.make_image("disk.img");
+        bed
+    }
+
+    fn make_image(&self, name: &str) {
+        let source = self.join("source");
+        fs::create_dir_all(source.join("d")).unwrap();
+        fs::write(source.join("f"), content()).unwrap();
+        fs::write(source.join("d/f"), content()).unwrap();
+        ok(ubtrfs(&["mkfs", "-q", "-r", &text(&source), "-b", "200M", &text(&self.join(name))]));
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.join("disk.img").display())
+    }
+
+    /// No temporary file is left.
+    fn is_tidy(&self) {
+        for entry in fs::read_dir(self.dir.path()).unwrap() {
+            let name = entry.unwrap().file_name();
+            assert!(!name.to_string_lossy().starts_with(".ubtrfs"), "{name:?} was left");
+        }
+    }
+}
+
+fn content() -> Vec<u8> {
+    (0..300_000u32).map(|at| (at % 251) as u8).collect()
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[test]
+fn an_image_in_use_is_no_target_by_any_path() {
+    let bed = Bed::new();
+    let image = bed.join("disk.img");
+    let before = fs::read(&image).unwrap();
+    symlink("disk.img", bed.join("symlink")).unwrap();
+    fs::hard_link(&image, bed.join("hard")).unwrap();
+    fs::create_dir(bed.join("dir")).unwrap();
+    symlink("../disk.img", bed.join("dir/f")).unwrap();
+    for target in ["disk.img", "symlink", "hard"] {
+        let target = text(&bed.join(target));
+        for args in [&["cp", &bed.at("/f")][..], &["cp", "-a", &bed.at("/f")]] {
+            refused(&ubtrfs(&[args, &[&target]].concat()), &["in use"]);
+        }
+        refused(&ubtrfs(&["export", "--output", &target, &bed.at("/")]), &["in use"]);
+    }
+    refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join("dir"))]), &["in use"]);
+    fs::rename(bed.join("hard"), bed.join("dir/f")).unwrap();
+    refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join("dir"))]), &["in use"]);
+    refused(&ubtrfs(&["cp", "-r", &bed.at("/d/."), &text(&bed.join("dir"))]), &["in use"]);
+    // The image is no source of itself either.
+    refused(&ubtrfs(&["cp", &text(&image), &bed.at("/copy")]), &["is the image"]);
+    refused(
+        &ubtrfs(&["mkfs", "-q", "-r", &text(bed.dir.path()), "-b", "1G", &text(&bed.join("new.img"))]),
+        &["is the image"],
+    );
+    assert!(fs::read(&image).unwrap() == before);
+    assert!(!bed.join("new.img").exists());
+    bed.is_tidy();
+}
+
+#[test]
+fn an_image_that_is_mounted_is_no_target() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    bed.make_image("other.img");
+    let (image, other, dir) = (bed.join("disk.img"), text(&bed.join("other.img")), bed.join("mnt"));
+    fs::create_dir(&dir).unwrap();
+    symlink("other.img", bed.join("symlink")).unwrap();
+    let tries = |how: &str| {
+        for target in [&other, &text(&bed.join("symlink"))] {
+            refused(&ubtrfs(&["cp", &bed.at("/f"), target]), &[how]);
+            refused(&ubtrfs(&["export", "--output", target, &bed.at("/")]), &[how]);
+        }
+    };
+    ok(ubtrfs(&["mount", &other, &text(&dir)]));
+    tries("in use");
+    refused(&ubtrfs(&["mount", "--timeline", &other, &text(&image), &text(&bed.join("source"))]), &[]);
+    ok(ubtrfs(&["umount", &text(&dir)]));
+    btrfs_check(Path::new(&other)).unwrap();
+
+    let mount = LoopMount::new(Path::new(&other), "").unwrap();
+    tries("mounted by the kernel");
+    mount.close().unwrap();
+    btrfs_check(Path::new(&other)).unwrap();
+
+    let before = fs::read(&image).unwrap();
+    for target in [&text(&image), &other] {
+        let locked = (target == &other).then(|| LoopMount::new(Path::new(&other), "ro").unwrap());
+        let output = ubtrfs(&["mount", "--timeline", target, &text(&image), &text(&dir)]);
+        refused(&output, &[if locked.is_some() { "mounted by the kernel" } else { "in use" }]);
+    }
+    // The filesystem was opened and closed; what it holds is whole.
+    btrfs_check(&image).unwrap();
+    assert_eq!(fs::read(&image).unwrap().len(), before.len());
+    ok(ubtrfs(&["check", &text(&image)]));
+    bed.is_tidy();
+}
+
+#[test]
+fn devices_and_fifos_are_written_into() {
+    if !kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new();
+    ok(ubtrfs(&["cp", &bed.at("/f"), "/dev/null"]));
+    ok(ubtrfs(&["export", "--output", "/dev/null", &bed.at("/")]));
+    // A null device of our own: the machine's must not be lost to a bug.
+    let null = bed.join("null");
+    sh("mknod", [null.as_os_str(), "c".as_ref(), "1".as_ref(), "3".as_ref()]).unwrap();
+    symlink("null", bed.join("to-null")).unwrap();
+    for target in ["null", "to-null"] {
+        ok(ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join(target))]));
+        ok(ubtrfs(&["cp", "-a", &bed.at("/f"), &text(&bed.join(target))]));
+        ok(ubtrfs(&["export", "--output", &text(&bed.join(target)), &bed.at("/")]));
+    }
+    assert!(fs::symlink_metadata(&null).unwrap().file_type().is_char_device());
+    refused(&ubtrfs(&["cp", &bed.at("/f"), "/dev/full"]), &["No space left"]);
+    refused(&ubtrfs(&["export", "--output", "/dev/full", &bed.at("/")]), &["No space left"]);
+
+    let fifo = bed.join("fifo");
+    sh("mkfifo", [&fifo]).unwrap();
+    let reader = {
+        let fifo = fifo.clone();
+        std::thread::spawn(move || fs::read(fifo).unwrap())
+    };
+    ok(ubtrfs(&["cp", &bed.at("/f"), &text(&fifo)]));
+    assert!(reader.join().unwrap() == content());
+    assert!(fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
+    // Standard output by its name.
+    assert!(ubtrfs(&["cp", &bed.at("/f"), "/dev/stdout"]).stdout == content());
+}
+
+#[test]
+fn links_are_followed_as_cp_does() {
+    let bed = Bed::new();
+    fs::write(bed.join("real"), "old").unwrap();
+    fs::set_permissions(bed.join("real"), fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("real", bed.join("link")).unwrap();
+    ok(ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join("link"))]));
+    assert!(fs::symlink_metadata(bed.join("link")).unwrap().is_symlink());
+    assert!(fs::read(bed.join("real")).unwrap() == content());
+    assert_eq!(fs::metadata(bed.join("real")).unwrap().mode() & 0o7777, 0o640, "the mode stays");
+    symlink("nowhere", bed.join("dangling")).unwrap();
+    refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join("dangling"))]), &["leads nowhere"]);
+    refused(&ubtrfs(&["cp", &bed.at("/f"), &format!("{}/", text(&bed.join("missing")))]), &["does not exist"]);
+    refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join("missing/file"))]), &["missing", "does not exist"]);
+    refused(&ubtrfs(&["export", "--output", &text(&bed.join("missing/file")), &bed.at("/")]), &["missing"]);
+    ok(ubtrfs(&["cp", "-r", &bed.at("/d"), &format!("{}/", text(&bed.join("made")))]));
+    assert!(fs::read(bed.join("made/f")).unwrap() == content());
+    bed.is_tidy();
+}
+
+#[test]
+fn an_error_leaves_the_old_target_whole() {
+    if !kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new();
+    // Room for the old file and not for the new one.
+    let small = Image::empty(16 << 20).unwrap();
+    sh("mkfs.ext4", ["-q".as_ref(), small.path().as_os_str()]).unwrap();
+    let mnt = bed.join("small");
+    fs::create_dir(&mnt).unwrap();
+    sh("mount", ["-o".as_ref(), "loop".as_ref(), small.path().as_os_str(), mnt.as_os_str()]).unwrap();
+    let full = std::panic::catch_unwind(|| {
+        fs::write(mnt.join("f"), "old").unwrap();
+        fs::write(mnt.join("a.tar"), "old").unwrap();
+        let fill = format!("of={}", text(&mnt.join("fill")));
+        Command::new("dd").args(["if=/dev/zero", "bs=64k", &fill]).stderr(Stdio::null()).status().unwrap();
+        let listed = || fs::read_dir(&mnt).unwrap().count();
+        let before = listed();
+        refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&mnt)]), &["No space left"]);
+        refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&mnt.join("new"))]), &["No space left"]);
+        refused(&ubtrfs(&["export", "--output", &text(&mnt.join("a.tar")), &bed.at("/")]), &["No space left"]);
+        assert_eq!(fs::read(mnt.join("f")).unwrap(), b"old");
+        assert_eq!(fs::read(mnt.join("a.tar")).unwrap(), b"old");
+        assert_eq!(listed(), before, "nothing is left");
+    });
+    sh("umount", [&mnt]).unwrap();
+    full.unwrap();
+
+    // Into an image: a source that cannot be read to its end.
+    ok(ubtrfs(&["mkfs", "-q", "-b", "128M", &text(&bed.join("tiny.img"))]));
+    let tiny = |path: &str| format!("{}:{path}", text(&bed.join("tiny.img")));
+    fs::write(bed.join("old"), "old").unwrap();
+    ok(ubtrfs(&["cp", &text(&bed.join("old")), &tiny("/f")]));
+    let large = fs::File::create(bed.join("large")).unwrap();
+    large.set_len(300 << 20).unwrap();
+    let mut random = fs::File::open("/dev/urandom").unwrap().take(300 << 20);
+    std::io::copy(&mut random, &mut &large).unwrap();
+    refused(&ubtrfs(&["cp", &text(&bed.join("large")), &tiny("/f")]), &["space"]);
+    assert_eq!(ok(ubtrfs(&["cat", &tiny("/f")])), "old");
+    assert_eq!(ok(ubtrfs(&["ls", &tiny("/")])), "f\n", "nothing is left");
+    btrfs_check(&bed.join("tiny.img")).unwrap();
+}
+
+#[test]
+fn a_pipe_is_read_to_its_end() {
+    let bed = Bed::new();
+    let mut child = Command::new("sh")
+        .args(["-c", "head -c 3000000 /dev/zero | tr '\\0' x | \"$0\" cp /dev/stdin \"$1\""])
+        .args([env!("CARGO_BIN_EXE_ubtrfs"), &bed.at("/piped")])
+        .spawn()
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+    let piped = ubtrfs(&["cat", &bed.at("/piped")]).stdout;
+    assert!(piped.len() == 3_000_000 && piped.iter().all(|byte| *byte == b'x'), "{}", piped.len());
+    ok(ubtrfs(&["check", &text(&bed.join("disk.img"))]));
+    ok(ubtrfs(&["cp", "/proc/cpuinfo", &bed.at("/cpuinfo")]));
+    assert!(!ok(ubtrfs(&["cat", &bed.at("/cpuinfo")])).is_empty(), "a file without a size has content");
+}

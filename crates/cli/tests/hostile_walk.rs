@@ -1,0 +1,109 @@
+//! Commands that walk a directory tree, on images whose trees of files lie: names that lead out, directories inside of
+//! themselves or with two names. Each command ends in good time, does not panic, and leaves everything outside of its
+//! target alone.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use ubtrfs_testkit::capability::{kernel_oracle, program};
+use ubtrfs_testkit::{Image, crafted};
+
+/// Runs a command; fails if it panics or does not end.
+fn ends(title: &str, dir: &Path, args: &[&str]) -> Output {
+    let output = Command::new("timeout")
+        .args(["60", env!("CARGO_BIN_EXE_ubtrfs")])
+        .args(args)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{title}: {args:?}: {}: {stderr}", output.status);
+    output
+}
+
+/// Everything below a directory but `target`, with its content.
+fn outside(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(&dir).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.file_name().unwrap() == "target" {
+                continue;
+            }
+            let is_dir = entry.file_type().unwrap().is_dir();
+            found.insert(path.clone(), if is_dir { Vec::new() } else { fs::read(&path).unwrap() });
+            if is_dir {
+                todo.push(path);
+            }
+        }
+    }
+    found
+}
+
+fn is_refused(output: &Output) -> bool {
+    !output.status.success() && output.stderr.starts_with(b"ubtrfs: ")
+}
+
+#[test]
+fn no_walk_leaves_its_target_or_goes_on_forever() {
+    if !kernel_oracle() || !program("tar") {
+        return;
+    }
+    for (title, image) in crafted::hostile_trees().unwrap() {
+        let dir = tempfile::tempdir().unwrap();
+        // As many directories above the target as the names lead up.
+        let work = dir.path().join("1/2/3/4/5/work");
+        fs::create_dir_all(work.join("target/deeper")).unwrap();
+        fs::write(work.join("x"), "sentinel").unwrap();
+        fs::write(work.join("target/x"), "sentinel").unwrap();
+        let at = |path: &str| format!("{}:{path}", image.path().display());
+        let before = outside(dir.path());
+        let tmp = |name: &str| Path::new("/tmp").join(name).symlink_metadata().is_ok();
+        let was_in_tmp = [tmp("x"), tmp("ubtrfs-leak")];
+
+        let copied = ends(&title, &work, &["cp", "-r", &at("/"), "target/deeper"]);
+        ends(&title, &work, &["cp", "-a", &at("/outer/."), "target/deeper"]);
+        let listed = ends(&title, &work, &["ls", "-lR", &at("/")]);
+        ends(&title, &work, &["ls", "-R", "--json", &at("/outer")]);
+        let exported = ends(&title, &work, &["export", "--output", "target/a.tar", &at("/")]);
+        assert_eq!(outside(dir.path()), before, "{title}");
+        assert_eq!([tmp("x"), tmp("ubtrfs-leak")], was_in_tmp, "{title}");
+        assert_eq!(fs::read(work.join("target/x")).unwrap(), b"sentinel", "{title}");
+        if title != "one name twice" {
+            for (what, output) in [("cp", &copied), ("ls", &listed), ("export", &exported)] {
+                assert!(is_refused(output), "{title}: {what}: {output:?}");
+            }
+            assert!(!work.join("target/a.tar").exists(), "{title}: an export that failed leaves nothing");
+        }
+        let streamed = ends(&title, &work, &["export", &at("/")]);
+        no_member_leads_out(&title, &streamed.stdout);
+
+        // Inside of an image, and from one to another.
+        let other = Image::empty(128 << 20).unwrap();
+        ends(&title, &work, &["mkfs", "-q", &other.path().display().to_string()]);
+        ends(&title, &work, &["cp", "-r", &at("/outer"), &format!("{}:/", other.path().display())]);
+        ubtrfs_testkit::judge(other.path(), "", &[]).unwrap();
+        let twin = Image::copy_of(image.path()).unwrap();
+        ends(&title, &work, &["cp", "-r", &at("/outer"), &at("/copy")]);
+        let removed = ends(&title, &work, &["rm", "-r", &format!("{}:/outer", twin.path().display())]);
+        assert!(title == "one name twice" || is_refused(&removed), "{title}: rm: {removed:?}");
+        assert_eq!(outside(dir.path()), before, "{title}");
+    }
+}
+
+fn no_member_leads_out(title: &str, archive: &[u8]) {
+    for header in archive.chunks(512) {
+        if header.len() < 512 || &header[257..262] != b"ustar" {
+            continue;
+        }
+        let name: Vec<u8> = header[..100].iter().copied().take_while(|byte| *byte != 0).collect();
+        let leads_out = name.starts_with(b"/") || name.split(|byte| *byte == b'/').any(|part| part == b"..");
+        assert!(!leads_out, "{title}: {}", String::from_utf8_lossy(&name));
+    }
+}

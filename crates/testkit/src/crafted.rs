@@ -1,0 +1,160 @@
+//! Images with lies in their trees of files, whose checksums are right: a name with a slash, a directory with two names, a
+//! directory inside of itself. Each is a valid image that Linux or the engine made, of which leaves are rewritten.
+//!
+//! I1. Every copy of a changed leaf is rewritten, its items stay in order, and its checksum is right.
+
+use anyhow::{Result, bail, ensure};
+use ubtrfs_format::hash::name_hash;
+use ubtrfs_format::item::{DirEntry, InodeRef};
+use ubtrfs_format::{CsumType, Key, KeyType};
+
+use crate::corruptor::{put_together, take_apart};
+use crate::raw_blocks::RawBlock;
+use crate::{Image, LoopMount};
+
+/// A leaf's items.
+type Items = Vec<(Key, Vec<u8>)>;
+
+/// Rewrites the leaves of all subvolumes; answers how many changed.
+pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>) -> Result<usize> {
+    let nodesize = image.read_at(65_536 + 148, 4)?;
+    let nodesize = u32::from_le_bytes(nodesize.as_slice().try_into()?) as usize;
+    let mut nr_changed = 0;
+    for block in RawBlock::live(image)?.iter().filter(|block| block.level == 0 && block.is_subvolume()) {
+        let old = image.read_at(block.copies[0], nodesize)?;
+        let before = take_apart(&old)?;
+        let mut items = before.clone();
+        edit(&mut items)?;
+        items.sort_by_key(|(key, _)| *key);
+        if items == before {
+            continue;
+        }
+        let used: usize = items.iter().map(|(_, data)| data.len() + 25).sum();
+        ensure!(used + 101 <= nodesize, "the leaf has no room");
+        let mut raw = put_together(&old, &items);
+        let csum = CsumType::Crc32c.compute(&raw[32..]);
+        raw[..32].copy_from_slice(&csum);
+        for offset in &block.copies {
+            image.write_at(*offset, &raw)?;
+        }
+        nr_changed += 1;
+    }
+    Ok(nr_changed)
+}
+
+/// Changes directory entries: both items of each.
+pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Result<()> {
+    let changed = edit_leaves(image, &mut |items| {
+        for (key, data) in items.iter_mut() {
+            if !matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX) {
+                continue;
+            }
+            let mut entries = DirEntry::decode_all(data)?;
+            entries.iter_mut().for_each(&mut *edit);
+            data.clear();
+            entries.iter().for_each(|entry| entry.encode_into(data));
+            if let (KeyType::DIR_ITEM, [entry]) = (key.item_type, &entries[..]) {
+                key.offset = name_hash(&entry.name);
+            }
+        }
+        Ok(())
+    })?;
+    ensure!(changed > 0, "there is no such name");
+    Ok(())
+}
+
+/// Gives a name another text, in the entries and in the references back.
+pub fn rename(image: &Image, old: &[u8], new: &[u8]) -> Result<()> {
+    edit_entries(image, &mut |entry| {
+        if entry.name == old {
+            entry.name = new.to_vec();
+        }
+    })?;
+    edit_leaves(image, &mut |items| {
+        for (_, data) in items.iter_mut().filter(|(key, _)| key.item_type == KeyType::INODE_REF) {
+            let mut refs = InodeRef::decode_all(data)?;
+            refs.iter_mut()
+                .filter(|inode_ref| inode_ref.name == old)
+                .for_each(|inode_ref| inode_ref.name = new.to_vec());
+            data.clear();
+            refs.iter().for_each(|inode_ref| inode_ref.encode_into(data));
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Lets a name lead to the directory that another name leads to.
+pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
+    let mut location = None;
+    edit_leaves(image, &mut |items| {
+        for (_, data) in items.iter().filter(|(key, _)| key.item_type == KeyType::DIR_ITEM) {
+            location =
+                location.or(DirEntry::decode_all(data)?.iter().find(|entry| entry.name == to).map(|e| e.location));
+        }
+        Ok(())
+    })?;
+    let Some(location) = location else { bail!("there is no name to lead to") };
+    edit_entries(image, &mut |entry| {
+        if entry.name == name {
+            entry.location = location;
+        }
+    })
+}
+
+/// Hostile trees of files: a title, and an image in which a walk would leave its target, or never end.
+pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
+    let good = tree()?;
+    let mut images = vec![];
+    let mut add = |title: String, craft: &dyn Fn(&Image) -> Result<()>| -> Result<()> {
+        let image = Image::copy_of(good.path())?;
+        craft(&image)?;
+        images.push((title, image));
+        Ok(())
+    };
+    let bad_names: [&[u8]; 8] =
+        [b"..", b".", b"../x", b"../../../../../tmp/x", b"/tmp/ubtrfs-leak", b"a/b", b"/", b"a\0b"];
+    for bad in bad_names {
+        let shown = String::from_utf8_lossy(bad).into_owned();
+        add(format!("a file named {shown:?}"), &|image| rename(image, b"file", bad))?;
+        if bad.len() < 5 {
+            add(format!("a directory named {shown:?}"), &|image| rename(image, b"inner", bad))?;
+        }
+    }
+    add("a directory in itself".into(), &|image| redirect(image, b"leaf", b"outer"))?;
+    add("a directory with two names".into(), &|image| redirect(image, b"twin", b"inner"))?;
+    add("the root inside of itself".into(), &|image| {
+        edit_entries(image, &mut |entry| {
+            if entry.name == b"leaf" {
+                entry.location = Key::new(256, KeyType::INODE_ITEM, 0);
+            }
+        })
+    })?;
+    add("directories that take 2^n steps".into(), &|image| {
+        (0..NR_LEVELS - 1)
+            .try_for_each(|level| redirect(image, format!("b{level}").as_bytes(), format!("a{level}").as_bytes()))
+    })?;
+    add("one name twice".into(), &|image| rename(image, b"twin", b"inner"))?;
+    Ok(images)
+}
+
+/// `outer/inner/leaf/`, `outer/twin/`, `outer/file`, and a ladder of directories `a0/a1/...`, each with a `b` beside it.
+fn tree() -> Result<Image> {
+    let image = Image::kernel_made(128 << 20, &[])?;
+    let mount = LoopMount::new(image.path(), "")?;
+    let outer = mount.path().join("outer");
+    std::fs::create_dir_all(outer.join("inner/leaf"))?;
+    std::fs::create_dir(outer.join("twin"))?;
+    std::fs::write(outer.join("file"), "content")?;
+    std::fs::write(outer.join("inner/leaf/deep"), "content")?;
+    let mut ladder = outer.join("inner/leaf");
+    for level in 0..NR_LEVELS {
+        std::fs::create_dir(ladder.join(format!("b{level}")))?;
+        ladder.push(format!("a{level}"));
+        std::fs::create_dir(&ladder)?;
+    }
+    mount.close()?;
+    Ok(image)
+}
+
+const NR_LEVELS: usize = 40;
