@@ -40,6 +40,13 @@ impl BlockGroups {
         }
     }
 
+    /// The type of the group that covers all of a range.
+    pub(crate) fn flags_of(&self, start: u64, end: u64) -> Option<BlockGroupFlags> {
+        let at = self.list.partition_point(|group| group.start <= start);
+        let group = self.list.get(at.checked_sub(1)?).filter(|group| end <= group.end)?;
+        Some(BlockGroupFlags::from_bits_retain(group.flags))
+    }
+
     /// The group that covers an address.
     fn at(&mut self, bytenr: u64) -> Option<&mut Group> {
         let at = self.list.partition_point(|group| group.start <= bytenr);

@@ -15,6 +15,8 @@ use crate::chunk::DeviceExtents;
 use crate::csum::CsumRanges;
 use crate::extent::DataExtents;
 use crate::fingerprint::{Hash, Ledger};
+use crate::log::Logged;
+use crate::prealloc::Prealloc;
 use crate::problem::{Code, Place, Sink};
 use crate::quota::Quota;
 use crate::reader::{Span, spans};
@@ -60,6 +62,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) groups: BlockGroups,
     pub(crate) data: DataExtents,
     pub(crate) csums: CsumRanges,
+    pub(crate) log: Logged,
+    pub(crate) prealloc: Prealloc,
     pub(crate) roots: Roots,
     pub(crate) quota: Quota,
     pub(crate) segments: Segments,
@@ -103,6 +107,8 @@ pub(crate) fn run(
         groups: BlockGroups::default(),
         data: DataExtents::default(),
         csums: CsumRanges::default(),
+        log: Logged::default(),
+        prealloc: Prealloc::default(),
         roots: Roots::default(),
         quota: Quota::default(),
         segments: Segments::default(),
@@ -142,7 +148,10 @@ impl<'a> Checker<'a> {
         self.compare_chunks();
         self.compare_groups();
         self.compare_blocks();
+        self.compare_csums_with_extents();
+        self.compare_log();
         self.compare_refs();
+        self.compare_prealloc();
         self.compare_roots();
         self.compare_quota();
         if self.options.data_csums {

@@ -22,6 +22,32 @@ pub(crate) struct CsumRanges {
 }
 
 impl CsumRanges {
+    /// Sorts and joins ranges.
+    pub(crate) fn of(mut ranges: Vec<(u64, u64)>) -> Self {
+        ranges.sort_unstable();
+        let mut list: Vec<(u64, u64)> = Vec::new();
+        for (from, to) in ranges.into_iter().filter(|(from, to)| from < to) {
+            match list.last_mut() {
+                Some((_, end)) if *end >= from => *end = to.max(*end),
+                _ => list.push((from, to)),
+            }
+        }
+        Self { list, complete: true }
+    }
+
+    /// The parts of a range that are in the list.
+    pub(crate) fn within(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let first = self.list.partition_point(|range| range.1 <= from);
+        let inside = self.list.iter().skip(first).take_while(|range| range.0 < to);
+        inside.map(|range| (range.0.max(from), range.1.min(to))).collect()
+    }
+
+    /// Where the run of checksums that covers an address ends.
+    pub(crate) fn end_at(&self, at: u64) -> Option<u64> {
+        let next = self.list.partition_point(|range| range.1 <= at);
+        self.list.get(next).filter(|range| range.0 <= at).map(|range| range.1)
+    }
+
     /// Bytes of this range that have checksums.
     pub(crate) fn covered(&self, from: u64, to: u64) -> u64 {
         let first = self.list.partition_point(|range| range.1 <= from);
@@ -40,7 +66,6 @@ impl<'a> Checker<'a> {
             }
         });
         self.csums.list.sort_unstable();
-        self.compare_csums_with_extents();
     }
 
     fn csum_leaf(&mut self, leaf: &Leaf<'_>) {
@@ -58,13 +83,13 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn csummed_bytes(&self, csums: &[u8]) -> u64 {
+    pub(crate) fn csummed_bytes(&self, csums: &[u8]) -> u64 {
         (csums.len() / self.ctx.csum_type.size()) as u64 * self.sectorsize
     }
 
-    /// Every checksum is of a data extent.
-    fn compare_csums_with_extents(&mut self) {
-        if self.extents_have_gaps() {
+    /// Every checksum is of a data extent, or of one that a log will make.
+    pub(crate) fn compare_csums_with_extents(&mut self) {
+        if self.extents_have_gaps() || !self.log.complete {
             return;
         }
         let mut extra = Vec::new();
@@ -98,6 +123,9 @@ impl<'a> Checker<'a> {
             }
         }
         for (from, to) in extra {
+            if self.log.is_data(from, to) {
+                continue;
+            }
             let place = Place { bytenr: Some(from), ..Place::tree(RootId::CSUM_TREE) };
             let text = format!("checksums of {} bytes that are in no data extent", to - from);
             self.sink.report(Code::CsumExtra, place, text);
@@ -117,8 +145,30 @@ impl<'a> Checker<'a> {
                 checker.add_to_batch(start, csums, &mut batch);
             }
         });
+        for root in self.log.roots.clone() {
+            self.log_blocks.clear();
+            self.walk(&root, &mut |checker, event| {
+                let Event::Leaf(leaf) = event else { return };
+                for (_, start, csums) in csum_items(leaf) {
+                    checker.add_logged_to_batch(start, csums, &mut batch);
+                }
+            });
+        }
         self.verify_batch(&mut batch);
         self.sink.mute(false);
+    }
+
+    /// Of a log, only what its file extents use: it may hold checksums of data that is gone.
+    fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
+        let size = self.ctx.csum_type.size();
+        let end = start.saturating_add(self.csummed_bytes(csums));
+        for (from, to) in self.log.written.within(start, end) {
+            let index = |at: u64| usize::try_from((at - start) / self.sectorsize).unwrap_or(usize::MAX);
+            let range = index(from).saturating_mul(size)..index(to).saturating_mul(size);
+            let Some(part) = csums.get(range) else { continue };
+            let part = part.to_vec();
+            self.add_to_batch(from, &part, batch);
+        }
     }
 
     fn add_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
@@ -269,7 +319,7 @@ impl Verifier<'_> {
 }
 
 /// Checksum items of a leaf: slot, first address, checksums.
-fn csum_items<'l>(leaf: &Leaf<'l>) -> impl Iterator<Item = (usize, u64, &'l [u8])> + use<'l> {
+pub(crate) fn csum_items<'l>(leaf: &Leaf<'l>) -> impl Iterator<Item = (usize, u64, &'l [u8])> + use<'l> {
     let items = leaf.items().filter(|(_, key, _)| key.item_type == KeyType::EXTENT_CSUM);
     items.map(|(slot, key, data)| (slot, key.offset, data))
 }

@@ -44,13 +44,15 @@ impl<'a> Checker<'a> {
         self.quota.pause();
         self.blocks.forget_visits();
         let stats = self.stats;
-        for root in std::mem::take(&mut self.walked) {
+        let walked = std::mem::take(&mut self.walked);
+        for root in &walked {
             if root.id == RootId::EXTENT_TREE {
-                self.again_extents(&root);
+                self.again_extents(root);
             } else {
-                self.walk(&root, &mut |_, _| {});
+                self.walk(root, &mut |_, _| {});
             }
         }
+        self.walked = walked;
         self.stats = stats;
         self.sink.mute(false);
     }

@@ -24,6 +24,9 @@ struct Listed {
     done: Vec<(u64, u64)>,
     /// Where the space of a block group that does not exist any more ends.
     stale: u64,
+    /// How many of those there are, and the first one.
+    nr_stale: u64,
+    first_stale: Option<Place>,
     gaps: bool,
 }
 
@@ -45,6 +48,10 @@ impl<'a> Checker<'a> {
             }
         });
         self.finish_group(&mut listed, &expected);
+        if let Some(place) = listed.first_stale {
+            let text = format!("{} ranges are listed where no block group is any more", listed.nr_stale);
+            self.sink.report(Code::FreeSpaceStale, place, text);
+        }
         if !complete || !self.groups.complete {
             return;
         }
@@ -80,7 +87,7 @@ impl<'a> Checker<'a> {
         let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
-        // mkfs.btrfs leaves those of its temporary block groups behind: nothing is where they are.
+        // mkfs.btrfs 6.2 and older leaves those of its temporary block groups behind: nothing is where they are.
         let before_end = self.groups.list.partition_point(|group| group.start < end);
         let last = before_end.checked_sub(1).and_then(|at| self.groups.list.get(at));
         let touches = last.is_some_and(|group| key.objectid < group.end);
@@ -88,6 +95,14 @@ impl<'a> Checker<'a> {
         if !fits && touches && self.groups.complete {
             let text = format!("free space info {key} is not of the block group there");
             self.sink.report(Code::FreeSpace, place, text);
+        } else if !fits && self.groups.complete {
+            let last_end = self.groups.list.last().map_or(0, |group| group.end);
+            listed.nr_stale += 1;
+            listed.first_stale.get_or_insert(place);
+            if end > last_end {
+                let text = format!("free space info {key} is of no block group, and where the next one will be made");
+                self.sink.report(Code::FreeSpace, place, text);
+            }
         }
         listed.group = fits.then_some((key.objectid, end, info, place));
         listed.ranges.clear();

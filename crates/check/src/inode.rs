@@ -14,6 +14,19 @@ use crate::raw::{u8_at, u64_at};
 use crate::segment::{Open, is_cut};
 use crate::walk::{Event, Leaf, TreeRoot};
 
+/// Types of the items of an inode.
+const KNOWN_TYPES: [KeyType; 9] = [
+    KeyType::INODE_ITEM,
+    KeyType::INODE_REF,
+    KeyType::INODE_EXTREF,
+    KeyType::XATTR_ITEM,
+    KeyType::VERITY_DESC_ITEM,
+    KeyType::VERITY_MERKLE_ITEM,
+    KeyType::DIR_ITEM,
+    KeyType::DIR_INDEX,
+    KeyType::EXTENT_DATA,
+];
+
 /// The inode at hand.
 #[derive(Debug, Default)]
 pub(crate) struct Inode {
@@ -39,6 +52,13 @@ pub(crate) struct Inode {
     partial: bool,
 }
 
+impl Inode {
+    /// Whether the inode has no names: it is going away, and Linux may have stopped half way.
+    pub(crate) fn is_dying(&self) -> bool {
+        self.item.is_some_and(|facts| facts.nlink == 0)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     size: u64,
@@ -46,6 +66,17 @@ struct Facts {
     nlink: u32,
     mode: u32,
     flags: InodeFlags,
+}
+
+/// Where a file extent's data is.
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    kind: u8,
+    /// Compressed: read as a whole.
+    whole: bool,
+    disk_bytenr: u64,
+    from: u64,
+    bytes: u64,
 }
 
 /// A subvolume at hand.
@@ -123,6 +154,7 @@ impl<'a> Checker<'a> {
                 continue;
             }
             let is_inode = (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&key.objectid);
+            self.unknown_item(leaf, slot, key, is_inode);
             if !is_inode {
                 continue;
             }
@@ -138,6 +170,28 @@ impl<'a> Checker<'a> {
                 subvolume.is_special();
             }
             subvolume.inode = Some(inode);
+        }
+    }
+
+    /// What no feature puts into a tree of files. An inode number cache is what old Linux left, and harmless.
+    fn unknown_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, is_inode: bool) {
+        let is_cache = match key.item_type {
+            KeyType::INODE_ITEM | KeyType::EXTENT_DATA => key.objectid == objectid::FREE_INO,
+            KeyType(0) => key.objectid == objectid::FREE_SPACE,
+            _ => false,
+        };
+        if is_cache {
+            if key.item_type == KeyType::INODE_ITEM {
+                self.sink.report(
+                    Code::InodeCache,
+                    leaf.place(slot),
+                    "an inode number cache, which is not used any more",
+                );
+            }
+        } else if !is_inode {
+            self.sink.report(Code::InodeItems, leaf.place(slot), format!("item {key} is of no inode"));
+        } else if !KNOWN_TYPES.contains(&key.item_type) {
+            self.sink.report(Code::InodeItems, leaf.place(slot), format!("item {key} is of no known type"));
         }
     }
 
@@ -171,6 +225,10 @@ impl<'a> Checker<'a> {
             return;
         };
         let start = key.offset;
+        if u64_at(data, 0).is_some_and(|generation| generation > self.newest().0) {
+            let text = format!("inode {} extent at {start}: its generation is in the future", inode.ino);
+            self.sink.report(Code::FileExtent, place, text);
+        }
         if start < inode.extent_end {
             let text = format!("inode {}: the extent at {start} begins before {}", inode.ino, inode.extent_end);
             self.sink.report(Code::FileOverlap, place, text);
@@ -222,27 +280,29 @@ impl<'a> Checker<'a> {
         self.quota_data(disk_bytenr, disk_len);
         let whole = compression != 0;
         let (from, bytes) = if whole { (disk_bytenr, disk_len) } else { (disk_bytenr.wrapping_add(offset), len) };
-        self.file_csums(leaf, slot, inode, kind, from, bytes);
+        self.file_csums(place, inode, Stored { kind, whole, disk_bytenr, from, bytes });
     }
 
-    /// Data that was written has checksums, unless the file has none; what is only allocated has none.
-    fn file_csums(&mut self, leaf: &Leaf<'_>, slot: usize, inode: &Inode, kind: u8, from: u64, bytes: u64) {
+    /// Data that was written has checksums, unless the file has none; what is only allocated has none. Compressed data
+    /// always has: Linux does not compress files without checksums.
+    fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
+        let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
         // Data that is being relocated has its checksums, and an inode without.
-        if !self.csums.complete || leaf.tree == RootId::DATA_RELOC_TREE {
+        if !self.csums.complete || place.tree == Some(RootId::DATA_RELOC_TREE) {
             return;
         }
         let Some(facts) = inode.item else { return };
         let covered = self.csums.covered(from, from.saturating_add(bytes));
-        let place = leaf.place(slot);
         let what = format!("inode {}: {covered} of {bytes} bytes at {from} have checksums", inode.ino);
-        if facts.flags.contains(InodeFlags::NODATASUM) {
+        if facts.flags.contains(InodeFlags::NODATASUM) && !whole {
             if covered > 0 {
                 self.sink.report(Code::CsumExtra, place, format!("{what}, and the file must have none"));
             }
         } else if kind == 1 && covered < bytes {
             self.sink.report(Code::CsumMissing, place, what);
         } else if kind == 2 && covered > 0 {
-            self.sink.report(Code::CsumExtra, place, format!("{what}, and nothing was written there"));
+            let text = format!("{what}, and nothing was written there");
+            self.prealloc.suspect(disk_bytenr, place, text);
         }
     }
 
@@ -285,14 +345,15 @@ impl<'a> Checker<'a> {
         }
         if is_dir {
             let len = inode.item_names_len.saturating_add(inode.index_names_len);
-            if facts.size != len {
+            if facts.size != len && !inode.is_dying() {
                 tell(Code::InodeSize, format!("the directory's size is {}, its names take {len}", facts.size));
             }
-            if inode.names_sum != 0 {
+            if inode.names_sum != 0 && !inode.is_dying() {
                 tell(Code::InodeNames, "DIR_ITEM and DIR_INDEX items of the directory differ".to_owned());
             }
         }
-        if is_file && facts.nbytes != inode.bytes {
+        let is_truncated = inode.is_dying() && facts.nbytes > inode.bytes;
+        if is_file && facts.nbytes != inode.bytes && !is_truncated {
             tell(Code::InodeNbytes, format!("counts {} bytes, its extents have {}", facts.nbytes, inode.bytes));
         }
         if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {

@@ -3,6 +3,8 @@
 //! Both forms in the directory are compared as a sum when the directory ends; directory and inode in the ledger when the
 //! subvolume ends. A second walk names those that differ.
 
+use std::collections::HashSet;
+
 use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, FileType};
 use ubtrfs_format::{Key, KeyType, objectid};
@@ -54,6 +56,8 @@ impl<'a> Checker<'a> {
         let place = leaf.place(slot);
         let mut at = 0;
         let mut nr_entries = 0;
+        // A name that stands twice has one hash, so both are in one item.
+        let mut seen = HashSet::new();
         while at < data.len() {
             let Some(location) = data.get(at..at + Key::SIZE).and_then(|raw| raw.try_into().ok()).map(Key::decode)
             else {
@@ -83,6 +87,10 @@ impl<'a> Checker<'a> {
                 false => inode.names_sum.wrapping_add(hash),
             };
             if !is_index {
+                if !seen.insert(name) {
+                    let text = format!("directory {}: the name '{}' stands twice", inode.ino, name.escape_ascii());
+                    self.sink.report(Code::InodeNames, place, text);
+                }
                 if name_hash(name) != key.offset {
                     let text = format!("directory {}: the name '{}' has another hash", inode.ino, name.escape_ascii());
                     self.sink.report(Code::InodeNames, place, text);
@@ -96,6 +104,10 @@ impl<'a> Checker<'a> {
                     let text = format!("directory {}: the entry of a subvolume has type {file_type}", inode.ino);
                     self.sink.report(Code::InodeNames, place, text);
                 }
+                continue;
+            }
+            // A removal that stopped half way: the inodes have lost these names already.
+            if inode.is_dying() {
                 continue;
             }
             let here = (leaf.tree.0, leaf.bytenr, slot);

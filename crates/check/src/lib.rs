@@ -29,6 +29,7 @@ mod free_space;
 mod inode;
 mod inode_names;
 mod log;
+mod prealloc;
 mod problem;
 mod quota;
 mod raw;

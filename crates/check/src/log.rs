@@ -1,26 +1,71 @@
-//! The tree log: its trees are whole, and lie where nothing else is.
+//! The tree log: its trees are whole, they and their data lie where nothing else is, and the data has its checksums.
 //!
-//! Blocks of the log are in no extent tree, and a replay makes the log's data extents known. So the trees' structure and
-//! their place are compared, and that logged data is either an extent that is known, or lies on none.
+//! Blocks of the log are in no extent tree, and a replay makes the log's data extents known. So logged data is either an
+//! extent that is known, or space that a block group of data leaves free. Checksums stand in the log, or for extents that
+//! are known, in the checksum tree.
+//!
+//! Invariants:
+//! - I1. 40 bytes are kept for each logged file extent, and 16 for each contiguous run of checksums.
 
-use ubtrfs_format::item::RootItem;
-use ubtrfs_format::{KeyType, RootId};
+use ubtrfs_format::item::{BlockGroupFlags, InodeFlags, InodeItem, RootItem};
+use ubtrfs_format::{Key, KeyType, RootId};
 
 use crate::block_table::RECORDED;
 use crate::checker::Checker;
+use crate::csum::{CsumRanges, csum_items};
 use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
 use crate::walk::{Event, Kind, Leaf, TreeRoot};
 
+/// What the logs hold.
+#[derive(Debug, Default)]
+pub(crate) struct Logged {
+    /// The logs of the subvolumes.
+    pub(crate) roots: Vec<TreeRoot>,
+    /// The data whose checksums a replay needs.
+    pub(crate) written: CsumRanges,
+    /// Whether all of the log could be read.
+    pub(crate) complete: bool,
+    /// All extents on disk, known ones too, then in order.
+    extents: Vec<LoggedExtent>,
+    all: CsumRanges,
+    csums: CsumRanges,
+}
+
+/// What a logged file extent refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct LoggedExtent {
+    start: u64,
+    end: u64,
+    leaf: u64,
+    slot: u32,
+    /// Wanted in checksums: bytes from `from` on, none where that is 0.
+    needs: (u64, u64),
+}
+
+impl LoggedExtent {
+    fn place(&self) -> Place {
+        Place::item(RootId::TREE_LOG, self.leaf, self.slot as usize)
+    }
+}
+
+impl Logged {
+    /// Whether a replay makes all of this range data.
+    pub(crate) fn is_data(&self, from: u64, to: u64) -> bool {
+        self.all.covered(from, to) == to - from
+    }
+}
+
 impl<'a> Checker<'a> {
     /// Reads the log root tree and the log of each subvolume.
     pub(crate) fn log_trees(&mut self) {
+        self.log.complete = true;
         if self.sb.log_root.0 == 0 {
             return;
         }
         let root = self.super_root(RootId::TREE_LOG);
         let mut logs = Vec::new();
-        self.walk_tree(root, &mut |checker, event| {
+        self.log.complete = self.walk_tree(root, &mut |checker, event| {
             let Event::Leaf(leaf) = event else { return };
             for (slot, key, data) in leaf.items().filter(|(_, key, _)| key.item_type == KeyType::ROOT_ITEM) {
                 let Ok(item) = RootItem::decode_any(data) else { continue };
@@ -38,42 +83,143 @@ impl<'a> Checker<'a> {
                 });
             }
         });
-        for log in logs {
-            self.walk_tree(log, &mut |checker, event| {
-                if let Event::Leaf(leaf) = event {
-                    checker.logged_extents(leaf);
+        let (mut extents, mut csums) = (Vec::new(), Vec::new());
+        for log in &logs {
+            let mut inode = None;
+            let complete = self.walk_tree(*log, &mut |checker, event| match event {
+                Event::Leaf(leaf) => {
+                    checker.logged_items(leaf, &mut inode, &mut extents);
+                    csums.extend(
+                        csum_items(leaf)
+                            .map(|(_, start, csums)| (start, start.saturating_add(checker.csummed_bytes(csums)))),
+                    );
                 }
+                Event::Known(_) | Event::Gap => inode = None,
             });
+            self.log.complete &= complete;
         }
+        extents.sort_unstable();
+        self.log.written = CsumRanges::of(extents.iter().map(|extent: &LoggedExtent| extent.needs).collect());
+        self.log.all = CsumRanges::of(extents.iter().map(|extent| (extent.start, extent.end)).collect());
+        self.log.csums = CsumRanges::of(csums);
+        self.log.extents = extents;
+        self.log.roots = logs;
+        self.compare_log_blocks();
+    }
+
+    /// Blocks of the log lie on nothing that is allocated, and on no data that the log makes known.
+    fn compare_log_blocks(&mut self) {
         let mut blocks: Vec<u64> = self.log_blocks.iter().copied().collect();
         blocks.sort_unstable();
-        for bytenr in blocks {
+        let nodesize = self.nodesize as u64;
+        for (at, &bytenr) in blocks.iter().enumerate() {
+            let end = bytenr.saturating_add(nodesize);
             let is_tree_block = self.blocks.get(bytenr).is_some_and(|block| block.flags & RECORDED != 0);
-            if is_tree_block || self.data.overlaps(bytenr, self.nodesize as u64, self.sectorsize) {
-                let place = Place::block(RootId::TREE_LOG, bytenr);
+            let place = Place::block(RootId::TREE_LOG, bytenr);
+            if is_tree_block
+                || self.blocks.overlaps(bytenr, nodesize, nodesize)
+                || self.data.overlaps(bytenr, nodesize, self.sectorsize)
+            {
                 self.sink.report(Code::Log, place, "a log block lies on an allocated extent");
+            }
+            if self.log.all.covered(bytenr, end) > 0 {
+                self.sink.report(Code::Log, place, "a log block lies on logged data");
+            }
+            if blocks.get(at + 1).is_some_and(|&next| next < end) {
+                self.sink.report(Code::Log, place, "two log blocks overlap");
             }
         }
     }
 
-    fn logged_extents(&mut self, leaf: &Leaf<'_>) {
-        if self.extents_have_gaps() {
-            return;
+    /// File extents in a log; `inode` is the last inode item, and whether its data has checksums.
+    fn logged_items(&mut self, leaf: &Leaf<'_>, inode: &mut Option<(u64, bool)>, extents: &mut Vec<LoggedExtent>) {
+        for (slot, key, data) in leaf.items() {
+            match key.item_type {
+                KeyType::INODE_ITEM => {
+                    let item = InodeItem::decode(data).ok();
+                    *inode = item.map(|item| (key.objectid, !item.flags().contains(InodeFlags::NODATASUM)));
+                }
+                KeyType::EXTENT_DATA => {
+                    let has_csums = inode.is_some_and(|(ino, has_csums)| ino == key.objectid && has_csums);
+                    extents.extend(self.logged_extent(leaf, slot, key, data, has_csums));
+                }
+                _ => {}
+            }
         }
-        for (slot, key, data) in leaf.items().filter(|(_, key, _)| key.item_type == KeyType::EXTENT_DATA) {
-            let (Some(1 | 2), Some(bytenr), Some(len_bytes)) = (u8_at(data, 20), u64_at(data, 21), u64_at(data, 29))
-            else {
-                continue;
-            };
-            let is_known = || self.data.contains(bytenr, len_bytes, self.sectorsize);
-            let is_taken = self.data.overlaps(bytenr, len_bytes, self.sectorsize)
-                || self.blocks.overlaps(bytenr, len_bytes, self.nodesize as u64);
-            if bytenr != 0 && is_taken && !is_known() {
-                let text = format!(
-                    "inode {}: logged data of {len_bytes} bytes at {bytenr} lies on another extent",
-                    key.objectid
-                );
-                self.sink.report(Code::Log, leaf.place(slot), text);
+    }
+
+    fn logged_extent(
+        &mut self,
+        leaf: &Leaf<'_>,
+        slot: usize,
+        key: Key,
+        data: &[u8],
+        has_csums: bool,
+    ) -> Option<LoggedExtent> {
+        let (kind @ (1 | 2), compression) = (u8_at(data, 20)?, u8_at(data, 16)?) else { return None };
+        let (start, disk_len) = (u64_at(data, 21)?, u64_at(data, 29)?);
+        let (offset, len) = (u64_at(data, 37)?, u64_at(data, 45)?);
+        if start == 0 {
+            return None;
+        }
+        let end = start.saturating_add(disk_len);
+        if !self.extents_have_gaps() && !self.data.contains(start, disk_len, self.sectorsize) {
+            self.place_logged(leaf.place(slot), key.objectid, start, end);
+        }
+        let from = start.saturating_add(offset);
+        let needs = match (kind == 1 && has_csums, compression) {
+            (false, _) => (0, 0),
+            (true, 0) => (from.min(end), from.saturating_add(len).min(end)),
+            (true, _) => (start, end),
+        };
+        Some(LoggedExtent { start, end, leaf: leaf.bytenr, slot: u32::try_from(slot).unwrap_or(u32::MAX), needs })
+    }
+
+    /// A new extent lies in a block group of data, on nothing that is allocated.
+    fn place_logged(&mut self, place: Place, ino: u64, start: u64, end: u64) {
+        let len_bytes = end - start;
+        let what = format!("inode {ino}: logged data of {len_bytes} bytes at {start}");
+        if self.data.overlaps(start, len_bytes, self.sectorsize)
+            || self.blocks.overlaps(start, len_bytes, self.nodesize as u64)
+        {
+            return self.sink.report(Code::Log, place, format!("{what} lies on another extent"));
+        }
+        let fits = self.groups.flags_of(start, end).is_some_and(|flags| flags.contains(BlockGroupFlags::DATA));
+        if self.groups.complete && !fits {
+            self.sink.report(Code::Log, place, format!("{what} lies in no block group of data"));
+        }
+    }
+
+    /// Logged extents against each other, and against checksums.
+    pub(crate) fn compare_log(&mut self) {
+        let extents = std::mem::take(&mut self.log.extents);
+        // In order of start: who ends last so far.
+        let mut last: Option<LoggedExtent> = None;
+        for extent in &extents {
+            let same = last.is_some_and(|last| (last.start, last.end) == (extent.start, extent.end));
+            if last.is_some_and(|last| extent.start < last.end) && !same {
+                let text = format!("logged data at {} overlaps another logged extent", extent.start);
+                self.sink.report(Code::Log, extent.place(), text);
+            }
+            if last.is_none_or(|last| last.end <= extent.end) {
+                last = Some(*extent);
+            }
+            if self.csums.complete && self.log.complete {
+                self.compare_logged_csums(extent);
+            }
+        }
+    }
+
+    fn compare_logged_csums(&mut self, extent: &LoggedExtent) {
+        let (from, to) = extent.needs;
+        let mut at = from;
+        while at < to {
+            match self.log.csums.end_at(at).max(self.csums.end_at(at)) {
+                Some(end) => at = end,
+                None => {
+                    let text = format!("logged data of {} bytes at {from}: no checksum of {at}", to - from);
+                    return self.sink.report(Code::CsumMissing, extent.place(), text);
+                }
             }
         }
     }

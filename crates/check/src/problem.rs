@@ -36,6 +36,7 @@ codes! {
     SuperFields = "E-SUPER-FIELDS", "Superblock copies of one generation differ, or a field contradicts the trees.";
     SuperBackup = "W-SUPER-BACKUP", "The newest root backup in the superblock does not name the current roots.";
     SuperOld = "W-SUPER-OLD", "A copy of the superblock is older than the newest: its last update was lost.";
+    SuperMissing = "W-SUPER-MISSING", "A copy of the superblock was never written: its place holds zeros.";
     SuperUsed = "E-SUPER-USED", "The superblock's bytes_used is not what block groups use.";
     Chunk = "E-CHUNK", "A chunk contradicts itself, another chunk, its device, or the superblock's system chunks.";
     DevExtent = "E-DEV-EXTENT", "A chunk stripe has no device extent, or a device extent no chunk stripe.";
@@ -57,10 +58,11 @@ codes! {
     ExtentRef = "E-EXTENT-REF", "References to an extent differ from those that its extent item lists.";
     ExtentCount = "E-EXTENT-COUNT", "An extent item's number of references is not their sum.";
     ExtentInfo = "E-EXTENT-INFO", "An extent item's level or generation is not its tree block's.";
-    ExtentFlags = "E-EXTENT-FLAGS", "The full backref flag of an extent item contradicts how the block is reached.";
+    ExtentFlags = "E-EXTENT-FLAGS", "The full backref flag of an extent item contradicts the trees that reach the block.";
     ExtentOverlap = "E-EXTENT-OVERLAP", "Extents overlap.";
     ExtentGroup = "E-EXTENT-GROUP", "An extent lies outside of a block group, across two, or in one of another kind.";
     FreeSpace = "E-FREE-SPACE", "The free space tree is not what extents leave free.";
+    FreeSpaceStale = "W-FREE-SPACE-STALE", "The free space tree lists space where no block group is any more.";
     CsumMissing = "E-CSUM-MISSING", "Data that must have checksums has none.";
     CsumExtra = "E-CSUM-EXTRA", "Checksums of what is no data extent, or must have none.";
     CsumOrder = "E-CSUM-ORDER", "Ranges of checksums overlap.";
@@ -73,6 +75,7 @@ codes! {
     InodeItems = "E-INODE-ITEMS", "Items that an inode of this type cannot have, or flags and modes that do not exist.";
     InodeNames = "E-INODE-NAMES", "DIR_ITEM, DIR_INDEX and INODE_REF of a name do not agree.";
     InodeOrphan = "E-INODE-ORPHAN", "An inode without names is not in the list of orphans.";
+    InodeCache = "W-INODE-CACHE", "A subvolume holds an inode number cache, which Linux has not used since 5.11.";
     OrphanStale = "W-ORPHAN", "An orphan item of an inode or subvolume that does not exist.";
     FileExtent = "E-FILE-EXTENT", "A file extent contradicts itself or the extent that it refers to.";
     FileOverlap = "E-FILE-OVERLAP", "File extents overlap.";
@@ -82,7 +85,7 @@ codes! {
     Uuid = "W-UUID", "The UUID tree lacks a subvolume, or names one that does not exist.";
     Qgroup = "W-QGROUP", "A quota group's numbers are not those of its subvolume.";
     QgroupItem = "E-QGROUP-ITEM", "Items of the quota tree contradict each other.";
-    Log = "E-LOG", "The tree log is broken, or lies on allocated extents.";
+    Log = "E-LOG", "The tree log is broken, or it or its data lies on space that is not free for it.";
     Limit = "E-LIMIT", "A part was left out because checking it would take too long.";
 }
 

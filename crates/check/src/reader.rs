@@ -20,8 +20,6 @@ pub(crate) struct Edge {
     pub(crate) generation: Option<Generation>,
     /// `None` for a root.
     pub(crate) key: Option<Key>,
-    /// The tree that the reference counts for, 0 where it counts for the parent block.
-    pub(crate) counts_for: u64,
     pub(crate) level: u8,
     /// Only items from the drop progress on are left below.
     pub(crate) on_drop_path: bool,

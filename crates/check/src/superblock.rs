@@ -24,6 +24,11 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
             sink.report(Code::SuperMirror, place, format!("{name} cannot be read: {error}"));
             continue;
         }
+        if raw.iter().all(|&byte| byte == 0) {
+            // A restored metadata image has the first copy alone; the next commit writes the others.
+            sink.report(Code::SuperMissing, place, format!("{name} was never written"));
+            continue;
+        }
         let own = match Superblock::decode(&raw) {
             Ok(own) => own,
             Err(error) => {

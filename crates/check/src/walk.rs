@@ -5,11 +5,12 @@
 //! - I2. References are derived from a block's content at the first visit of any walk: from then on they are counted.
 //! - I3. Memory: a window of leaves ([`WINDOW_BYTES`]), and the pointers of [`NODES_AT_ONCE`] nodes for each level.
 
+use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 
-use crate::block_table::{COPY_BAD, FULL, LOST, OWNER_REF, REACHED, REACHED_NOW, RELOC};
+use crate::block_table::{BY_OWNER, COPY_BAD, FULL, HAS_REFS, LOST, REACHED, REACHED_NOW, RECORDED, RELOC};
 use crate::checker::Checker;
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
@@ -104,7 +105,6 @@ impl<'a> Checker<'a> {
             bytenr: tree.bytenr,
             generation: tree.generation,
             key: None,
-            counts_for,
             level: tree.level,
             on_drop_path: tree.drop.is_some(),
         };
@@ -158,8 +158,8 @@ impl<'a> Checker<'a> {
         for edge in edges {
             let block = self.blocks.entry(edge.bytenr);
             let twice = std::mem::replace(&mut block.last_walk, state.walk) == state.walk;
-            if edge.counts_for == block.owner {
-                block.flags |= OWNER_REF;
+            if tree.id.0 == block.owner {
+                block.flags |= BY_OWNER;
             }
             if twice {
                 let text = "a tree block is reached twice in one tree";
@@ -223,9 +223,12 @@ impl<'a> Checker<'a> {
             self.sink.report(Code::Limit, Place { slot: Some(0), ..Place::block(tree.id, 0) }, text);
         }
         buf.resize(edges.len() * self.nodesize, 0);
+        // A log is of the transaction after the superblock's.
+        let newest = self.newest().0.saturating_add(u64::from(tree.kind == Kind::Log));
+        let ctx = CheckContext { generation_limit: Some(Generation(newest)), ..self.ctx };
         let reader = Reader {
             volumes: self.volumes,
-            ctx: &self.ctx,
+            ctx: &ctx,
             spans: &self.spans,
             tree: tree.id,
             nodesize: self.nodesize,
@@ -287,16 +290,19 @@ impl<'a> Checker<'a> {
             block.flags |= REACHED | REACHED_NOW;
             block.owner = view.owner().0;
             full = block.flags & FULL != 0;
-            if edge.counts_for == view.owner().0 {
-                block.flags |= OWNER_REF;
+            if tree.id == view.owner() {
+                block.flags |= BY_OWNER;
             }
             if view.flags() & HEADER_FLAG_RELOC != 0 || tree.kind == Kind::Reloc || view.owner() == RootId::TREE_RELOC {
                 block.flags |= RELOC;
             }
-            if first && block.flags & crate::block_table::RECORDED == 0 {
+            if first && !view.is_leaf() {
+                block.flags |= HAS_REFS;
+            }
+            if first && block.flags & RECORDED == 0 {
                 block.generation = view.generation().0;
                 block.level = view.level();
-            } else if first && block.flags & crate::block_table::RECORDED != 0 {
+            } else if first {
                 let (level, generation) = (block.level, block.generation);
                 self.compare_record(tree, edge, view, level, generation);
             }
@@ -308,8 +314,8 @@ impl<'a> Checker<'a> {
         self.quota_block(edge.bytenr);
         let books = first && tree.kind != Kind::Log;
         if view.is_leaf() {
-            if books {
-                self.book_data(tree, edge.bytenr, view, full);
+            if books && self.book_data(tree, edge.bytenr, view, full) {
+                self.blocks.entry(edge.bytenr).flags |= HAS_REFS;
             }
         } else {
             self.list_children(tree, edge, view, full, books, children);
@@ -379,17 +385,17 @@ impl<'a> Checker<'a> {
                 bytenr: bytenr.0,
                 generation: Some(generation),
                 key: Some(key),
-                counts_for: if full { 0 } else { part },
                 level,
                 on_drop_path: drop.is_some_and(|(_, drop_level)| slot == first_slot && edge.level > drop_level),
             });
         }
     }
 
-    /// Books what a leaf's file extents refer to.
-    fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
+    /// Books what a leaf's file extents refer to; whether there is any.
+    fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) -> bool {
+        let mut any = false;
         if tree.kind == Kind::Plain && tree.id != RootId::ROOT_TREE {
-            return;
+            return any;
         }
         for slot in 0..view.nritems() {
             let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
@@ -414,7 +420,9 @@ impl<'a> Checker<'a> {
             };
             self.refs.add(fact, -1, at);
             self.refs.add(length_fact(disk_bytenr, len), -1, at);
+            any = true;
         }
+        any
     }
 }
 

@@ -113,6 +113,9 @@ fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     }
     balance.join().unwrap().unwrap();
     keep("after a balance".to_owned());
+    // One chunk of data: of the leaves that refer to it some move, and some of those beside them stay where they were.
+    run("btrfs", ["balance", "start", "-dlimit=1", &path("")]).unwrap();
+    keep("after a balance of some data".to_owned());
     scribble(&mount.join("snapshot-1/dir"), &mut rng, files);
     let open = File::create(mount.join("without-a-name")).unwrap();
     (&open).write_all(&rng.bytes(100_000)).unwrap();

@@ -37,7 +37,7 @@ ways! {
     ExtentInlineRef: "The tree, inode, offset or count of an inline reference.",
     ExtentRemoved: "An extent item is missing.",
     ExtentFlags: "The full backref flag, or data taken for a tree block.",
-    ExtentGeneration: "The generation of an extent item.",
+    ExtentGeneration: "The generation of an extent item, also one above the superblock's.",
     ExtentLength: "The length of a data extent.",
     ExtentAdded: "An extent item of nothing.",
     CsumRemoved: "A checksum item is missing.",
@@ -56,6 +56,8 @@ ways! {
     InodeRefRemoved: "An inode reference is missing.",
     NameHash: "The hash in the key of a directory item.",
     NameChanged: "A letter of a name, in one of its places.",
+    NameTwice: "A directory item holds its name twice.",
+    ItemUnknown: "An item of a type that does not exist, in a tree of files.",
     FileTypeWrong: "The file type in a directory entry.",
     LocationWrong: "The inode that a directory entry leads to.",
     FileExtentLonger: "A file extent covers more, into the next one.",
@@ -75,6 +77,9 @@ ways! {
     FreeSpaceRemoved: "A free space entry is missing.",
     FreeSpaceShifted: "A free space entry is too short.",
     FreeSpaceBit: "A bit of a free space bitmap, or the number of entries.",
+    FreeSpaceAdded: "Free space where the next block group will be made.",
+    LogCsumRemoved: "A checksum item of a log is missing.",
+    LogExtentMoved: "A file extent of a log lies elsewhere.",
     OwnerWrong: "The owner in a block's header.",
     GenerationWrong: "The generation in a block's header.",
     LevelWrong: "The level in a block's header.",
@@ -186,7 +191,10 @@ impl<'i> Corruptor<'i> {
             }
             C::ExtentGeneration => {
                 let kind = *rng.pick(&[KeyType::EXTENT_ITEM, KeyType::METADATA_ITEM]);
-                self.number(rng, kind, any, 8, 8, |rng, old| old.saturating_sub(1 + rng.below(old.max(1))))
+                self.number(rng, kind, any, 8, 8, |rng, old| match rng.one_in(3) {
+                    true => old + (1 << 20),
+                    false => old.saturating_sub(1 + rng.below(old.max(1))),
+                })
             }
             C::ExtentLength => self.key_offset(rng, KeyType::EXTENT_ITEM, |rng, old| {
                 if rng.one_in(2) { old + 4096 } else { old.saturating_sub(4096).max(4096) }
@@ -220,6 +228,37 @@ impl<'i> Corruptor<'i> {
                 let (kind, at) =
                     *rng.pick(&[(KeyType::DIR_INDEX, 30), (KeyType::DIR_ITEM, 30), (KeyType::INODE_REF, 10)]);
                 self.number(rng, kind, |data| data.len() > at, at, 1, |_, old| if old == 120 { 121 } else { 120 })
+            }
+            C::NameTwice => {
+                self.resize(rng, KeyType::DIR_ITEM, |data| data.len() < 200, |_, data| data.extend(data.clone()))
+            }
+            C::ItemUnknown => self.rewrite("an item of type 8 added", |owner, items| {
+                let is_files = owner == 5 || (256..1 << 48).contains(&owner);
+                let at = items.iter().position(|(key, _)| is_files && key.item_type == KeyType::INODE_ITEM);
+                at.map(|at| items.insert(at + 1, (Key { item_type: KeyType(8), ..items[at].0 }, Vec::new()))).is_some()
+            }),
+            C::FreeSpaceAdded => {
+                let end = self.chunks.iter().map(|(start, chunk)| start + chunk.length).max().context("a chunk")?;
+                self.rewrite("free space behind the last block group added", |owner, items| {
+                    let is_last = owner == 10 && items.last().is_some_and(|(key, _)| key.objectid < end);
+                    if is_last {
+                        items.push((Key::new(end, KeyType::FREE_SPACE_INFO, 1 << 20), vec![0; 8]));
+                    }
+                    is_last
+                })
+            }
+            C::LogCsumRemoved => self.rewrite("a checksum item of a log removed", |owner, items| {
+                let at = items.iter().position(|(key, _)| owner == TREE_LOG && key.item_type == KeyType::EXTENT_CSUM);
+                at.map(|at| items.remove(at)).is_some()
+            }),
+            C::LogExtentMoved => {
+                let to = rng.below(1 << 16) << 12;
+                self.rewrite("a file extent of a log moved", |owner, items| {
+                    let extent = items.iter_mut().find(|(key, data)| {
+                        owner == TREE_LOG && key.item_type == KeyType::EXTENT_DATA && is_on_disk(data)
+                    });
+                    extent.map(|(_, data)| change_number(&mut data[21..29], |old| old ^ to ^ 4096)).is_some()
+                })
             }
             C::FileTypeWrong => {
                 let kind = *rng.pick(&[KeyType::DIR_INDEX, KeyType::DIR_ITEM]);
@@ -309,6 +348,26 @@ impl<'i> Corruptor<'i> {
         }
     }
 
+    /// Takes leaves apart until `change`, which gets a leaf's owner and its items, has changed one; writes that one.
+    pub fn rewrite(
+        &self,
+        text: &str,
+        mut change: impl FnMut(u64, &mut Vec<(Key, Vec<u8>)>) -> bool,
+    ) -> Result<Option<Damage>> {
+        for (block, raw) in self.blocks.iter().filter(|(block, _)| block.level == 0) {
+            let mut items = take_apart(raw)?;
+            if !change(block.owner, &mut items) {
+                continue;
+            }
+            let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
+            if used + HEADER_SIZE > raw.len() {
+                return Ok(None);
+            }
+            return self.write(block, put_together(raw, &items), true, format!("block {}: {text}", block.bytenr));
+        }
+        Ok(None)
+    }
+
     /// Items of a type whose data pleases.
     fn items(&self, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Vec<Spot<'_>> {
         let mut found = Vec::new();
@@ -382,6 +441,10 @@ impl<'i> Corruptor<'i> {
         let Some((block, raw, slot, key)) = self.pick(rng, kind, pleases) else { return Ok(None) };
         let mut items = take_apart(raw)?;
         change(rng, &mut items[slot].1);
+        let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
+        if used + HEADER_SIZE > raw.len() {
+            return Ok(None);
+        }
         self.write(block, put_together(raw, &items), true, format!("{key} of tree {} resized", block.owner))
     }
 
@@ -573,6 +636,9 @@ impl<'i> Corruptor<'i> {
         Ok(Some(Damage { text, before }))
     }
 }
+
+/// Owner of the blocks of logs.
+const TREE_LOG: u64 = (-6i64).cast_unsigned();
 
 fn any(_: &[u8]) -> bool {
     true

@@ -1,0 +1,81 @@
+//! Preallocated extents with checksums: written through another file that shares them, or a contradiction.
+//!
+//! Linux writes into a preallocated extent in place, also where an older kernel let two files share it: one file's item
+//! says that it was written, the other's still that it was not. So the checksums are wrong only if no file says that
+//! the extent was written.
+//!
+//! Invariants:
+//! - I1. At most [`SUSPECTS_MAX`] extents are remembered; beyond them nothing is told, which `E-LIMIT` says.
+
+use std::collections::HashMap;
+
+use ubtrfs_format::KeyType;
+
+use crate::checker::Checker;
+use crate::problem::{Code, Place};
+use crate::raw::{u8_at, u64_at};
+use crate::walk::{Event, Kind, Leaf};
+
+/// Extents that are remembered.
+const SUSPECTS_MAX: usize = 1 << 16;
+
+/// Preallocated extents that have checksums, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Prealloc {
+    suspects: HashMap<u64, (Place, String)>,
+    overflowed: bool,
+}
+
+impl Prealloc {
+    /// A file says that nothing was written to this extent, and there are checksums.
+    pub(crate) fn suspect(&mut self, bytenr: u64, place: Place, text: String) {
+        if self.suspects.len() >= SUSPECTS_MAX {
+            self.overflowed = true;
+            return;
+        }
+        self.suspects.entry(bytenr).or_insert((place, text));
+    }
+}
+
+impl<'a> Checker<'a> {
+    /// Walks the trees of files again, if there are suspects, for files that did write to them.
+    pub(crate) fn compare_prealloc(&mut self) {
+        let mut suspects = std::mem::take(&mut self.prealloc.suspects);
+        if suspects.is_empty() {
+            return;
+        }
+        self.sink.mute(true);
+        let stats = self.stats;
+        let roots = self.walked.iter().filter(|root| matches!(root.kind, Kind::Files | Kind::Reloc)).copied();
+        for root in roots.chain(self.log.roots.clone()).collect::<Vec<_>>() {
+            self.log_blocks.clear();
+            self.walk(&root, &mut |_, event| match event {
+                Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
+                // The writer may be there.
+                Event::Known(_) | Event::Gap => suspects.clear(),
+            });
+        }
+        self.stats = stats;
+        self.sink.mute(false);
+        let mut suspects: Vec<_> = suspects.into_iter().collect();
+        suspects.sort_by_key(|(bytenr, _)| *bytenr);
+        for (_, (place, text)) in suspects {
+            self.sink.report(Code::CsumExtra, place, text);
+        }
+        if self.prealloc.overflowed {
+            self.sink.report(
+                Code::Limit,
+                Place::default(),
+                "more preallocated extents have checksums than can be looked at",
+            );
+        }
+    }
+}
+
+fn forget_written(leaf: &Leaf<'_>, suspects: &mut HashMap<u64, (Place, String)>) {
+    for (_, _, data) in leaf.items().filter(|(_, key, _)| key.item_type == KeyType::EXTENT_DATA) {
+        if let (Some(1), Some(bytenr)) = (u8_at(data, 20), u64_at(data, 21)) {
+            suspects.remove(&bytenr);
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! Rules that Linux's filesystems rarely show, and damage that is easily missed: crafted item by item, with right checksums.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use common::check;
+use ubtrfs_check::Code;
+use ubtrfs_format::{Key, KeyType, objectid};
+use ubtrfs_testkit::{
+    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, Rng, Target, btrfs_check,
+    btrfs_check_output, capability, run,
+};
+
+type Items = Vec<(Key, Vec<u8>)>;
+
+/// A small filesystem of Linux; the copy is taken while it is mounted.
+fn made(mount: &str, fill: impl FnOnce(&Path)) -> Image {
+    let made = KernelImage::empty(KernelImageSpec { len_bytes: 300 << 20, ..KernelImageSpec::DEFAULT }).unwrap();
+    let mount = LoopMount::new(made.image.path(), mount).unwrap();
+    fill(mount.path());
+    Image::copy_of(made.image.path()).unwrap()
+}
+
+fn sync(path: &Path) {
+    run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), path.as_os_str()]).unwrap();
+}
+
+/// Crafts a leaf of the top level.
+fn craft(image: &Image, change: impl Fn(&mut Items) -> bool) -> Damage {
+    craft_in(image, 5, change)
+}
+
+fn craft_in(image: &Image, tree: u64, change: impl Fn(&mut Items) -> bool) -> Damage {
+    let corruptor = Corruptor::new(image).unwrap();
+    corruptor.rewrite("crafted", |owner, items| owner == tree && change(items)).unwrap().expect("a leaf to craft")
+}
+
+fn find(items: &mut Items, objectid: u64, kind: KeyType) -> Option<&mut (Key, Vec<u8>)> {
+    items.iter_mut().find(|(key, _)| (key.objectid, key.item_type) == (objectid, kind))
+}
+
+fn insert(items: &mut Items, key: Key, data: Vec<u8>) {
+    let at = items.partition_point(|(other, _)| *other < key);
+    items.insert(at, (key, data));
+}
+
+fn number(data: &mut [u8], at: usize, value: u64) {
+    data[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// What is found, all codes once, warnings too.
+fn codes(image: &Image) -> Vec<Code> {
+    let (_, problems) = check(image.path());
+    problems.iter().for_each(|problem| println!("{problem}"));
+    let mut codes: Vec<Code> = problems.iter().map(|problem| problem.code).collect();
+    codes.sort_unstable();
+    codes.dedup();
+    codes
+}
+
+fn is_clean_for_btrfs(image: &Image) -> bool {
+    btrfs_check_output(image.path(), &["--readonly"]).unwrap().0
+}
+
+/// Both find it clean.
+fn assert_agreed_clean(image: &Image) {
+    assert_eq!(codes(image), []);
+    btrfs_check(image.path()).unwrap();
+}
+
+/// A balance of data moves some of the leaves that refer to it. Of leaves beside them, which stay, the owner has only
+/// references through blocks that were moved.
+#[test]
+fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let spec = KernelImageSpec { len_bytes: 400 << 20, ..KernelImageSpec::named("nodes of 4 KiB") };
+    let made = KernelImage::empty(spec).unwrap();
+    let mount = LoopMount::new(made.image.path(), "").unwrap();
+    let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
+    let mut rng = Rng::new(1);
+    run("btrfs", ["subvolume", "create", &path("source")]).unwrap();
+    let name = |dir: &str, file: u64| mount.join(format!("{dir}/file-with-a-long-name-{file}"));
+    const FILES: u64 = 1200;
+    for file in 0..FILES {
+        fs::write(name("source", file), rng.bytes(if file % 3 == 0 { 9000 } else { 1500 })).unwrap();
+    }
+    let append = |dir: &str, file: u64, len: usize| {
+        File::options().append(true).open(name(dir, file)).unwrap().write_all(&vec![b'x'; len]).unwrap();
+    };
+    for snapshot in 1..=4 {
+        run("btrfs", ["subvolume", "snapshot", &path("source"), &path(&format!("snapshot-{snapshot}"))]).unwrap();
+        (snapshot..FILES).step_by(97).for_each(|file| append("source", file, 1));
+        sync(mount.path());
+    }
+    for round in 0..4 {
+        for kind in ["-mlimit=1", "-dlimit=1"] {
+            run("btrfs", ["balance", "start", kind, &path("")]).unwrap();
+            sync(mount.path());
+            let copy = Image::copy_of(made.image.path()).unwrap();
+            assert_agreed_clean(&copy);
+            if kind == "-mlimit=1" {
+                for dir in ["source", "snapshot-1", "snapshot-3"] {
+                    (0..12).for_each(|_| append(dir, rng.below(FILES), *rng.pick(&[1, 3000])));
+                }
+                sync(mount.path());
+            }
+        }
+        run("btrfs", ["subvolume", "snapshot", &path("snapshot-1"), &path(&format!("deeper-{round}"))]).unwrap();
+    }
+    mount.close().unwrap();
+    assert_agreed_clean(&made.image);
+}
+
+#[test]
+fn a_restored_metadata_image_is_not_damaged() {
+    if !capability::kernel_oracle() || !capability::program("btrfs-image") {
+        return;
+    }
+    let image = made("", |root| {
+        fs::write(root.join("file"), [1; 9000]).unwrap();
+        sync(root);
+    });
+    let (dump, restored) = (Image::empty(0).unwrap(), Image::empty(0).unwrap());
+    run("btrfs-image", [image.path(), dump.path()]).unwrap();
+    run("btrfs-image", ["-r".as_ref(), dump.path().as_os_str(), restored.path().as_os_str()]).unwrap();
+    let (report, problems) = check(restored.path());
+    let errors: Vec<_> = problems.iter().filter(|problem| problem.code.is_error()).collect();
+    // A dump has no data, so only that of this image is missing.
+    assert!(errors.iter().all(|problem| problem.code == Code::DataCsum), "{errors:?}");
+    assert_eq!(report.counts.get(&Code::SuperMissing), Some(&1), "{problems:?}");
+    // A copy that was written and is broken is damage.
+    restored.write_at((64 << 20) + 100, &[1]).unwrap();
+    assert!(codes(&restored).contains(&Code::SuperMirror));
+}
+
+#[test]
+fn preallocated_space_that_another_file_wrote_to_may_have_checksums() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |root| {
+        let mut rng = Rng::new(2);
+        fs::write(root.join("writer"), rng.bytes(65_536)).unwrap();
+        sync(root);
+        let (from, to) = (root.join("writer"), root.join("reader"));
+        run("cp", ["--reflink=always".as_ref(), from.as_os_str(), to.as_os_str()]).unwrap();
+        sync(root);
+    });
+    assert_agreed_clean(&image);
+    let preallocate = |ino| {
+        craft(&image, move |items| find(items, ino, KeyType::EXTENT_DATA).map(|(_, data)| data[20] = 2).is_some())
+    };
+    preallocate(258);
+    assert_eq!(codes(&image), []);
+    assert!(is_clean_for_btrfs(&image));
+    preallocate(257);
+    assert_eq!(codes(&image), [Code::CsumExtra], "nobody wrote there");
+}
+
+#[test]
+fn an_inode_without_names_may_be_truncated_half_way() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |root| {
+        let path = root.join("file");
+        fs::write(&path, [1; 65_536]).unwrap();
+        sync(root);
+    });
+    let with_nbytes = |nbytes: u64, dying: bool| {
+        craft(&image, move |items| {
+            let Some((_, data)) = find(items, 257, KeyType::INODE_ITEM) else { return false };
+            number(data, 24, nbytes);
+            if !dying {
+                return true;
+            }
+            // No links, no name, in the list of orphans.
+            data[40..44].fill(0);
+            items.retain(|(key, _)| {
+                !matches!(key.item_type, KeyType::INODE_REF if key.objectid == 257)
+                    && !matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX)
+            });
+            if let Some((_, root)) = find(items, 256, KeyType::INODE_ITEM) {
+                number(root, 16, 0);
+            }
+            insert(items, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, 257), Vec::new());
+            true
+        })
+    };
+    let damage = with_nbytes(65_536 + 4096, true);
+    assert_eq!(codes(&image), []);
+    assert!(is_clean_for_btrfs(&image));
+    damage.undo(&image).unwrap();
+    let damage = with_nbytes(65_536 - 4096, true);
+    assert_eq!(codes(&image), [Code::InodeNbytes], "truncation leaves too many, never too few");
+    damage.undo(&image).unwrap();
+    with_nbytes(65_536 + 4096, false);
+    assert_eq!(codes(&image), [Code::InodeNbytes], "it has a name");
+}
+
+#[test]
+fn a_directory_without_a_name_may_be_emptied_half_way() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = dying_directory();
+    assert_eq!(codes(&image), []);
+    craft(&image, |items| {
+        let mut entry = vec![0; 30];
+        entry[..17].copy_from_slice(&Key::new(258, KeyType::INODE_ITEM, 0).encode());
+        entry[27..29].copy_from_slice(&3u16.to_le_bytes());
+        entry[29] = 1;
+        entry.extend(b"bar");
+        insert(items, Key::new(257, KeyType::DIR_INDEX, 2), entry);
+        true
+    });
+    assert_eq!(codes(&image), []);
+    assert!(is_clean_for_btrfs(&image));
+    // With a link it is a directory like any other.
+    craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[40] = 1).is_some());
+    assert!(codes(&image).contains(&Code::InodeNames));
+}
+
+/// Inode 257 is a directory, 258 a file; both are in the list of orphans, and have no names.
+fn dying_directory() -> Image {
+    let image = made("", |root| {
+        fs::create_dir(root.join("dir")).unwrap();
+        fs::write(root.join("file"), [1; 65_536]).unwrap();
+        sync(root);
+    });
+    craft(&image, |items| {
+        items.retain(|(key, _)| match key.item_type {
+            KeyType::INODE_REF => key.objectid == 256,
+            KeyType::DIR_ITEM | KeyType::DIR_INDEX => false,
+            _ => true,
+        });
+        for ino in [257, 258] {
+            let Some((_, data)) = find(items, ino, KeyType::INODE_ITEM) else { return false };
+            data[40..44].fill(0);
+            insert(items, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino), Vec::new());
+        }
+        find(items, 256, KeyType::INODE_ITEM).map(|(_, root)| number(root, 16, 0)).is_some()
+    });
+    image
+}
+
+#[test]
+fn one_name_twice_in_a_directory_is_found() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |root| {
+        fs::write(root.join("foo"), "").unwrap();
+        fs::write(root.join("bar"), "").unwrap();
+        sync(root);
+    });
+    // The second file gets the name of the first, wherever names stand.
+    craft(&image, |items| {
+        let is_entry = |key: &Key, data: &[u8], name: &[u8]| key.item_type == KeyType::DIR_ITEM && data.ends_with(name);
+        let Some(bar) = items.iter().position(|(key, data)| is_entry(key, data, b"bar")) else { return false };
+        let (_, mut entry) = items.remove(bar);
+        entry[30..].copy_from_slice(b"foo");
+        let Some((_, foo)) = items.iter_mut().find(|(key, data)| is_entry(key, data, b"foo")) else { return false };
+        foo.extend(entry);
+        for (key, data) in items.iter_mut() {
+            if matches!(key.item_type, KeyType::DIR_INDEX | KeyType::INODE_REF) && data.ends_with(b"bar") {
+                let at = data.len() - 3;
+                data[at..].copy_from_slice(b"foo");
+            }
+        }
+        true
+    });
+    assert_eq!(codes(&image), [Code::InodeNames]);
+}
+
+#[test]
+fn an_item_of_no_known_type_is_found() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |root| {
+        fs::write(root.join("file"), "").unwrap();
+        sync(root);
+    });
+    for key in [Key::new(257, KeyType(8), 256), Key::new(257, KeyType::ROOT_ITEM, 1), Key::new(7, KeyType(99), 0)] {
+        let damage = craft(&image, |items| {
+            insert(items, key, Vec::new());
+            true
+        });
+        assert!(codes(&image).iter().any(|code| code.is_error()), "{key}");
+        damage.undo(&image).unwrap();
+    }
+}
+
+#[test]
+fn an_inode_number_cache_is_told_and_no_damage() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", sync);
+    craft(&image, |items| {
+        let Some((_, inode)) = find(items, 256, KeyType::INODE_ITEM).cloned() else { return false };
+        insert(items, Key::new(objectid::FREE_INO, KeyType::INODE_ITEM, 0), inode);
+        insert(items, Key::new(objectid::FREE_SPACE, KeyType(0), objectid::FREE_INO), vec![0; 41]);
+        true
+    });
+    assert_eq!(codes(&image), [Code::InodeCache]);
+    assert!(check(image.path()).0.is_clean());
+}
+
+#[test]
+fn compressed_data_without_checksums_is_found() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("compress-force=zlib", |root| {
+        fs::write(root.join("file"), [1; 131_072]).unwrap();
+        sync(root);
+    });
+    assert_agreed_clean(&image);
+    craft_in(&image, 7, |items| {
+        let before = items.len();
+        items.retain(|(key, _)| key.item_type != KeyType::EXTENT_CSUM);
+        items.len() < before
+    });
+    craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[64] |= 1).is_some());
+    assert_eq!(codes(&image), [Code::CsumMissing]);
+    assert!(!is_clean_for_btrfs(&image));
+}
+
+#[test]
+fn free_space_where_the_next_block_group_will_be_is_found() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", sync);
+    assert_eq!(codes(&image), []);
+    let damage = Corruptor::new(&image).unwrap().apply(Corruption::FreeSpaceAdded, &mut Rng::new(1)).unwrap().unwrap();
+    assert_eq!(codes(&image), [Code::FreeSpace]);
+    damage.undo(&image).unwrap();
+    // Where nothing will ever be, it is what old programs leave.
+    craft_in(&image, 10, |items| {
+        items.retain(|(key, _)| key.objectid >= 13 << 20);
+        insert(items, Key::new(1 << 20, KeyType::FREE_SPACE_INFO, 1 << 20), vec![1, 0, 0, 0, 0, 0, 0, 0]);
+        insert(items, Key::new(1 << 20, KeyType::FREE_SPACE_EXTENT, 1 << 20), Vec::new());
+        true
+    });
+    let (report, _) = check(image.path());
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(report.counts.get(&Code::FreeSpaceStale), Some(&1));
+}
+
+#[test]
+fn nothing_is_of_a_generation_above_the_superblocks() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = made("", |root| {
+        fs::write(root.join("file"), [1; 65_536]).unwrap();
+        sync(root);
+    });
+    let newest = u64::from_le_bytes(image.read_at(65_536 + 72, 8).unwrap().try_into().unwrap());
+    for (tree, kind, at) in [(2, KeyType::EXTENT_ITEM, 8), (2, KeyType::METADATA_ITEM, 8), (5, KeyType::EXTENT_DATA, 0)]
+    {
+        let with = |generation: u64| {
+            craft_in(&image, tree, move |items| {
+                let found = items.iter_mut().find(|(key, _)| key.item_type == kind);
+                found.map(|(_, data)| number(data, at, generation)).is_some()
+            })
+        };
+        let damage = with(newest + 1);
+        assert!(check(image.path()).0.counts.keys().any(|code| code.is_error()), "{kind:?}");
+        damage.undo(&image).unwrap();
+    }
+    assert_eq!(codes(&image), []);
+}
+
+/// A log of Linux with one file: 257, 100,000 bytes of data.
+fn logged() -> (Image, Vec<u8>) {
+    let content = Rng::new(3).bytes(100_000);
+    let image = made("", |root| {
+        fs::write(root.join("committed"), [1; 65_536]).unwrap();
+        sync(root);
+        let mut file = File::create(root.join("file")).unwrap();
+        file.write_all(&content).unwrap();
+        file.sync_all().unwrap();
+    });
+    (image, content)
+}
+
+const TREE_LOG: u64 = (-6i64).cast_unsigned();
+
+fn take_csums(image: &Image) -> (Key, Vec<u8>) {
+    let taken = std::cell::RefCell::new(None);
+    craft_in(image, TREE_LOG, |items| {
+        let at = items.iter().position(|(key, _)| key.item_type == KeyType::EXTENT_CSUM);
+        *taken.borrow_mut() = at.map(|at| items.remove(at));
+        at.is_some()
+    });
+    taken.into_inner().unwrap()
+}
+
+#[test]
+fn data_of_a_log_is_verified() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let (image, content) = logged();
+    let (report, problems) = check(image.path());
+    assert!(report.is_clean() && problems.is_empty(), "{problems:?}");
+    assert!(report.stats.data_bytes_verified >= 65_536 + 100_000, "{report:?}");
+    let raw = fs::read(image.path()).unwrap();
+    let at = (0..raw.len()).step_by(4096).find(|&at| raw[at..].starts_with(&content[..4096])).unwrap();
+    image.write_at(at as u64 + 50_000, &[!content[50_000]]).unwrap();
+    assert_eq!(codes(&image), [Code::DataCsum]);
+}
+
+#[test]
+fn data_of_a_log_without_checksums_is_found_and_reading_it_fails_as_in_linux() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let (image, content) = logged();
+    take_csums(&image);
+    assert_eq!(codes(&image), [Code::CsumMissing]);
+    let copy = Image::copy_of(image.path()).unwrap();
+    let mount = LoopMount::new(copy.path(), "").unwrap();
+    assert_eq!(fs::read(mount.join("file")).unwrap_err().raw_os_error(), Some(5));
+    mount.close().unwrap();
+    let mut target = FsTarget::open(image.path(), "").unwrap();
+    assert_eq!(target.read(b"file", 0, content.len()), Err(5));
+    target.close().unwrap();
+    assert_eq!(codes(&image), codes(&copy), "after both have replayed it");
+}
+
+#[test]
+fn checksums_of_data_that_only_a_log_knows_are_no_damage() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let (image, _) = logged();
+    let (key, csums) = take_csums(&image);
+    craft_in(&image, 7, |items| {
+        insert(items, key, csums.clone());
+        true
+    });
+    assert_eq!(codes(&image), []);
+    assert!(is_clean_for_btrfs(&image));
+    // Without the log they are of nothing.
+    for offset in [64 << 10, 64 << 20] {
+        let mut raw = image.read_at(offset, 4096).unwrap();
+        number(&mut raw, 96, 0);
+        let csum = ubtrfs_format::CsumType::Crc32c.compute(&raw[32..]);
+        raw[..32].copy_from_slice(&csum);
+        image.write_at(offset, &raw).unwrap();
+    }
+    assert_eq!(codes(&image), [Code::CsumExtra]);
+}
+
+#[test]
+fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let (image, _) = logged();
+    let superblock = image.read_at(65_536, 4096).unwrap();
+    let root = u64::from_le_bytes(superblock[80..88].try_into().unwrap());
+    // In the metadata block group on the root tree, and behind it where nothing is; in no block group.
+    for (bytenr, what) in
+        [(root, "another extent"), (root + (16 << 20), "no block group of data"), (1 << 50, "no block")]
+    {
+        let damage = craft_in(&image, TREE_LOG, |items| {
+            find(items, 258, KeyType::EXTENT_DATA).map(|(_, data)| number(data, 21, bytenr)).is_some()
+        });
+        let (_, problems) = check(image.path());
+        let found = problems.iter().any(|problem| problem.code == Code::Log && problem.text.contains(what));
+        assert!(found, "{what}: {problems:?}");
+        damage.undo(&image).unwrap();
+    }
+    assert_eq!(codes(&image), []);
+}
