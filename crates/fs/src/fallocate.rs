@@ -62,6 +62,9 @@ impl Fs {
         drop(self.reserve(8)?);
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
+        if !self.punch_changes(inode, state, &range)? {
+            return Ok(());
+        }
         let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
         // A hole up to the end of the file takes its last sector as a whole.
         let size_end = state.item.size.next_multiple_of(sectorsize);
@@ -75,6 +78,28 @@ impl Fs {
             self.drop_data(inode, state, inner)?;
         }
         self.put_changed(inode, state)
+    }
+
+    /// Whether punching a hole changes a file, and with it its times: not where there is a hole already, or nothing, except
+    /// that a range over the end of the file counts as a change (so it does on Linux).
+    fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
+        let size_end = state.item.size.next_multiple_of(sectorsize);
+        if (range.start < size_end && range.end > size_end) || !state.data.pending_in(wide.clone()).is_empty() {
+            return Ok(true);
+        }
+        let mut from = wide.start;
+        loop {
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..wide.end, STEP, self.geometry.sectorsize)?;
+            if extents.iter().any(|extent| !extent.is_hole()) {
+                return Ok(true);
+            }
+            match extents.last() {
+                Some(last) if extents.len() >= STEP => from = last.end,
+                _ => return Ok(false),
+            }
+        }
     }
 
     /// Makes all of `range` allocated; with `zero`, reading as zeros.

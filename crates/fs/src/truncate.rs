@@ -22,7 +22,8 @@ use crate::write::MAX_SIZE;
 use crate::writeback_lock::ExclusiveGuard;
 use crate::{Error, Fs, Result};
 
-/// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime.
+/// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime where
+/// the size changes.
 pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
     if size > MAX_SIZE {
         return Err(Error::FileTooBig);
@@ -40,10 +41,13 @@ pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
     };
     let (_locks, mut state) = lock(inode)?;
     check_regular(&state)?;
-    let time = now();
-    state.item.mtime = time;
-    state.item.ctime = time;
-    state.item.sequence += 1;
+    // At the same size Linux leaves the times alone, but for ftruncate and O_TRUNC, whose callers ask for them.
+    if size != state.item.size {
+        let time = now();
+        state.item.mtime = time;
+        state.item.ctime = time;
+        state.item.sequence += 1;
+    }
     // At the same size, preallocated extents past it go.
     if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
         drop(reservation);
