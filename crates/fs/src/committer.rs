@@ -103,6 +103,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
     // When the first change since the last commit was seen, and when there were news last.
     let mut dirty_since = None;
     let mut last_news = Instant::now();
+    // Some data could not be written: that alone is tried again at the interval, not as soon as it is quiet.
+    let mut has_failed = false;
     loop {
         shared.sleep(if dirty_since.is_some() { TICK.min(interval) } else { IDLE });
         if shared.stopped.load(Ordering::Acquire) {
@@ -125,9 +127,11 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         if shared.news.swap(false, Ordering::AcqRel) {
             last_news = Instant::now();
+            has_failed = false;
         }
         let since = *dirty_since.get_or_insert_with(Instant::now);
-        if last_news.elapsed() < QUIET && since.elapsed() < interval {
+        let is_quiet = !has_failed && last_news.elapsed() >= QUIET;
+        if !is_quiet && since.elapsed() < interval {
             continue;
         }
         if fs.read_only().is_some() {
@@ -135,9 +139,13 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         }
         let mut synced = fs.sync();
         // Deleted subvolumes give back a part with each commit.
-        while synced.is_ok() && fs.engine.nr_dead_roots() > 0 && !shared.stopped.load(Ordering::Acquire) {
-            synced = fs.engine.commit().map_err(Into::into);
+        while fs.read_only().is_none() && fs.engine.nr_dead_roots() > 0 && !shared.stopped.load(Ordering::Acquire) {
+            if let Err(error) = fs.engine.commit() {
+                synced = Err(error.into());
+                break;
+            }
         }
+        has_failed = synced.is_err();
         if let Err(error) = synced {
             tracing::error!("commit: {error}");
         }

@@ -273,7 +273,7 @@ impl Draft {
             };
             put.put(Key::new(self.inode.id.ino.0, KeyType::EXTENT_DATA, 0), extent.encode());
         }
-        fs.attr_of(&state, self.inode.id)
+        fs.attr_of(&self.inode, &state)
     }
 }
 

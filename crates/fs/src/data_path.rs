@@ -11,6 +11,7 @@ use ubtrfs_format::Logical;
 use crate::buf_pool::BufPool;
 use crate::file_data::{FileData, Run};
 use crate::inode::Inode;
+use crate::writeback_errors::WritebackErrors;
 use crate::writeback_thread::WritebackThreads;
 
 /// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
@@ -25,11 +26,13 @@ pub(crate) struct DataPath {
     /// Where the last batch ended on disk.
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
+    pub(crate) errors: WritebackErrors,
     /// Held by batches that may write into extents that are there, and exclusively while a snapshot is made.
     pub(crate) in_place: RwLock<()>,
 }
 
-/// Inodes with dirty data, in the order in which they became dirty.
+/// Inodes with dirty data, in the order in which they became dirty. The places of those whose data could not be written
+/// have the bit [`FAILED`]: only fsync and sync try them again.
 #[derive(Debug, Default)]
 struct DirtyQueue {
     next: u64,
@@ -45,6 +48,7 @@ impl DataPath {
             queue: Mutex::default(),
             hint: Mutex::default(),
             threads: WritebackThreads::default(),
+            errors: WritebackErrors::default(),
             in_place: RwLock::default(),
         }
     }
@@ -71,13 +75,39 @@ impl DataPath {
             && let Some(at) = data.queued.take()
         {
             let inode = self.queue.lock().inodes.remove(&at);
+            if let Some(inode) = &inode {
+                self.errors.note_clean(inode.id);
+            }
             // The caller holds the inode as well, so this never drops the last one under the lock.
             drop(inode);
         }
     }
 
-    pub(crate) fn queued(&self, limit: usize) -> Vec<Arc<Inode>> {
-        self.queue.lock().inodes.values().take(limit).cloned().collect()
+    /// All inodes with dirty data; those whose data could not be written come last.
+    pub(crate) fn queued(&self) -> Vec<Arc<Inode>> {
+        self.queue.lock().inodes.values().cloned().collect()
+    }
+
+    /// The first inodes in the queue, without those whose data could not be written.
+    pub(crate) fn queued_healthy(&self, limit: usize) -> Vec<Arc<Inode>> {
+        self.queue.lock().inodes.range(..FAILED).take(limit).map(|(_, inode)| Arc::clone(inode)).collect()
+    }
+
+    /// Puts an inode whose data could not be written behind all others. `data` is the inode's, locked.
+    pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
+        let mut queue = self.queue.lock();
+        let at = data.queued.unwrap_or(queue.next);
+        if data.queued.is_none() {
+            queue.next += 1;
+        }
+        queue.inodes.remove(&at);
+        queue.inodes.insert(at | FAILED, Arc::clone(inode));
+        data.queued = Some(at | FAILED);
+    }
+
+    /// Whether all memory for dirty data is held by files that could not be written.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.writing_bytes.load(Ordering::Relaxed) == 0 && self.queue.lock().inodes.range(..FAILED).next().is_none()
     }
 
     /// Memory of data that nobody is writing yet.
@@ -118,3 +148,6 @@ impl Drop for Writing<'_> {
         self.data.writing_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
+
+/// Places in the queue from here on are of inodes whose data could not be written.
+const FAILED: u64 = 1 << 63;

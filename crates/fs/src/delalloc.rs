@@ -18,6 +18,8 @@
 //! - I4: what could not be written is dirty again.
 //! - I5: an inode leaves the queue when all of its data is in the trees: who goes through the queue also finds what
 //!   others are writing, and waits for it.
+//! - I6: data that cannot be written keeps no other data from being written, and no commit from being made. The file's
+//!   fsync reports it ([`crate::writeback_errors`]).
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -26,13 +28,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::RwLockWriteGuard;
-use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical, RootId};
 use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Operation, Reclaim, Span};
 
-use crate::compression::{self, Method};
+use crate::compression::Method;
 use crate::file_data::Run;
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
+use crate::inline_data::InlineData;
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::ordered_data::{self, Batch, Policy, Target, Unit};
 use crate::writeback_lock::{BatchGuard, Wait};
@@ -89,7 +92,8 @@ impl Fs {
         self.flush_all_data()
     }
 
-    /// Writes back all data that is dirty now, waiting for whoever works on it. No inode lock may be held.
+    /// Writes back all data that is dirty now, waiting for whoever works on it. What cannot be written is passed over: the
+    /// error is the first one, and all other data is written. No inode lock may be held.
     pub(crate) fn flush_all_data(&self) -> Result<()> {
         self.flush_tagged(None)
     }
@@ -98,51 +102,61 @@ impl Fs {
     /// there is now, of many files side by side, and then what is left in one pass through each file. Of a subvolume, which
     /// somebody may be writing to all the time, large files in one pass from the start. No inode lock may be held.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
-        let tagged =
-            self.data.queued(usize::MAX).into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
+        let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {
             let bytes = inode.state.read().data.dirty_bytes();
             (inode, bytes)
         });
         let (large, others): (Vec<_>, Vec<_>) = tagged.partition(|(_, bytes)| of.is_some() && *bytes >= OWN_BYTES);
+        let mut result = Ok(());
         for (inode, _) in large {
-            self.flush_inode(&inode, 0..u64::MAX)?;
+            result = result.and(self.flush_inode(&inode, 0..u64::MAX));
         }
         let mut bytes: u64 = others.iter().map(|(_, bytes)| bytes).sum();
+        let mut rest = Vec::new();
         let mut waiting: Vec<_> = others.into_iter().rev().map(|(inode, _)| inode).collect();
         while !waiting.is_empty() && bytes > 0 {
             let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
             let batch: Vec<_> = batch.into_iter().rev().collect();
-            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, Wait::Never)?;
+            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, How::together(Wait::Never))?;
             for (inode, is_done) in batch.iter().zip(written.done) {
                 if !is_done {
                     waiting.push(Arc::clone(inode));
                 }
             }
-            bytes = bytes.saturating_sub(written.bytes);
-            if written.bytes == 0
-                && let Some(inode) = waiting.pop()
-            {
-                self.flush_inode(&inode, 0..u64::MAX)?;
+            // A file that is too large for one batch has more than what failed.
+            let has_more = |place: &&usize| batch[**place].state.read().data.dirty_bytes() > BATCH_BYTES;
+            rest.extend(written.failed.iter().filter(has_more).map(|place| Arc::clone(&batch[*place])));
+            bytes = bytes.saturating_sub(written.bytes + written.failed_bytes);
+            let has_moved = written.bytes + written.failed_bytes > 0;
+            result = result.and(written.failure.map_or(Ok(()), Err));
+            if !has_moved && let Some(inode) = waiting.pop() {
+                result = result.and(self.flush_inode(&inode, 0..u64::MAX));
             }
         }
-        waiting.iter().try_for_each(|inode| self.flush_inode(inode, 0..u64::MAX))
+        waiting.iter().chain(&rest).fold(result, |result, inode| result.and(self.flush_inode(inode, 0..u64::MAX)))
     }
 
-    /// Writes back the inode's data in `range` that is dirty now. No inode lock may be held.
+    /// Writes back the inode's data in `range` that is dirty now. Where the range ends behind the file, the size on disk
+    /// is then at least what it is now. No inode lock may be held.
     pub(crate) fn flush_inode(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let inodes = [Arc::clone(inode)];
         let last = {
             let state = inode.state.read();
-            state.data.pending_in(range.clone()).last().map(|last| last.end)
+            let last = state.data.pending_in(range.clone()).last().map(|last| last.end);
+            // What others make dirty from here on must not keep the size on disk from reaching what it is now.
+            last.map(|end| end.max(state.item.size))
         };
         let Some(last) = last else { return Ok(()) };
         let range = range.start..range.end.min(last);
         let mut at = range.start;
         let mut nr_retries = 0;
+        let mut result = Ok(());
         while at < range.end {
-            let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, Wait::ForAll)?;
-            if written.retry && nr_retries < MAX_RETRIES {
+            let how = How { wait: Wait::ForAll, may_inline: nr_retries < MAX_INLINE_RETRIES };
+            let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, how)?;
+            result = result.and(written.failure.map_or(Ok(()), Err));
+            if written.retry {
                 nr_retries += 1;
                 continue;
             }
@@ -151,7 +165,7 @@ impl Fs {
                 None => break,
             }
         }
-        Ok(())
+        result
     }
 
     /// Writes back about `target_bytes` of any files' data, of those that nobody is working on. Returns how many bytes
@@ -160,9 +174,11 @@ impl Fs {
         let mut total = 0;
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
         while total < most {
-            let inodes = self.data.queued(BATCH_INODES);
-            let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), Wait::Never)?;
-            if written.bytes == 0 {
+            let inodes = self.data.queued_healthy(BATCH_INODES);
+            let how = How::together(Wait::Never);
+            let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), how)?;
+            // What failed is not among the healthy ones any more.
+            if written.bytes + written.failed_bytes == 0 {
                 break;
             }
             total += written.bytes;
@@ -190,12 +206,19 @@ impl Fs {
         if !self.data.is_over_limit() {
             return Ok(());
         }
-        if inode.state.read().data.dirty_bytes() >= OWN_BYTES {
-            self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, Wait::ForExclusive)?;
+        let own_bytes = inode.state.read().data.dirty_bytes();
+        if own_bytes >= OWN_BYTES || (own_bytes > 0 && self.data.errors.is_failing(inode.id)) {
+            let how = How::together(Wait::ForExclusive);
+            let written = self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, how)?;
+            // More of what cannot be written would take memory that others need.
+            written.failure.map_or(Ok(()), Err)?;
         }
         let mut nr_waits = 0;
         while self.data.is_over_limit() && nr_waits < MAX_WAITS {
             if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
+                if self.data.is_stuck() {
+                    break;
+                }
                 // Others are writing everything that there is.
                 std::thread::sleep(WAIT);
                 nr_waits += 1;
@@ -204,12 +227,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes back up to about `max_bytes` of the inodes' data in `range`. `wait` says how to wait for the first one's
-    /// writeback lock; the others are passed over where theirs is taken.
-    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, wait: Wait) -> Result<Written> {
+    /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first one's
+    /// writeback lock; the others are passed over where theirs is taken. An inode whose data cannot be written keeps none
+    /// of the others from being written; an error means that nothing can be written at all.
+    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
-        let mut jobs: Vec<Job<'_>> = Vec::new();
+        let mut jobs: Vec<Option<Job<'_>>> = Vec::new();
         // Where the jobs' inodes are in `inodes`.
         let mut places = Vec::new();
         let mut taken = 0;
@@ -217,21 +241,21 @@ impl Fs {
             if taken >= max_bytes {
                 break;
             }
-            let wait = if index == 0 { wait } else { Wait::Never };
+            let wait = if index == 0 { how.wait } else { Wait::Never };
             let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
             // A panic lets go of the lock in the middle of a writeback; by then nothing is written any more.
             if let Err(error) = self.engine.check_writable() {
-                jobs.into_iter().for_each(|job| self.give_up(job));
+                jobs.into_iter().flatten().for_each(|job| self.give_up(job));
                 return Err(error.into());
             }
             let others_write = state.data.has_writeback();
-            let job = self.prepare(inode, &mut state, range.clone(), max_bytes - taken, guard);
+            let job = self.prepare(inode, &mut state, range.clone(), max_bytes - taken, guard, how.may_inline);
             written.done[index] = !state.data.has_dirty() && !others_write;
             drop(state);
             if let Some(job) = job {
                 taken += job.bytes;
                 written.end = job.runs.last().map(Run::end);
-                jobs.push(job);
+                jobs.push(Some(job));
                 places.push(index);
             }
         }
@@ -239,21 +263,66 @@ impl Fs {
             return Ok(written);
         }
         let _span = self.engine.stats().span(Span::WriteData);
-        let _in_place = jobs.iter().any(|job| job.in_place).then(|| self.data.in_place.read());
-        let _writing = self.data.start_writing(jobs.iter().flat_map(|job| &job.runs));
-        if let Err(error) = self.write_jobs(&mut jobs) {
-            jobs.into_iter().for_each(|job| self.give_up(job));
-            return Err(error);
-        }
-        let mut failure = None;
+        let _in_place = jobs.iter().flatten().any(|job| job.in_place).then(|| self.data.in_place.read());
+        let _writing = self.data.start_writing(jobs.iter().flatten().flat_map(|job| &job.runs));
+        self.write_writable(&mut jobs, &mut written);
         for (job, place) in jobs.into_iter().zip(places) {
+            let Some(job) = job else {
+                written.failed.push(place);
+                continue;
+            };
+            let (inode, bytes) = (job.inode, job.bytes);
             match self.finish(job) {
                 Ok(Finished::Written(bytes)) => written.bytes += bytes,
                 Ok(Finished::Retry) => (written.retry, written.done[place]) = (true, false),
-                Err(error) => failure = Some(error),
+                Err(error) => {
+                    written.failed.push(place);
+                    self.note_failure(inode, bytes, error, &mut written);
+                }
             }
         }
-        failure.map_or(Ok(written), Err)
+        // Nobody is to try at once again what failed.
+        written.failed.iter().for_each(|place| written.done[*place] = true);
+        match self.engine.check_writable() {
+            Err(error) if written.failure.is_some() => Err(error.into()),
+            _ => Ok(written),
+        }
+    }
+
+    /// Writes the data of all jobs that can be written, and gives up the others: halves of a group that fails are tried on
+    /// their own, because a write of neighbours does not tell whose data it is that the device refuses.
+    fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
+        let Err(error) = self.write_jobs(group) else { return };
+        if group.len() > 1 && self.engine.check_writable().is_ok() {
+            let (first, second) = group.split_at_mut(group.len() / 2);
+            self.write_writable(first, written);
+            self.write_writable(second, written);
+            return;
+        }
+        let mut error = Some(error);
+        for job in group.iter_mut().filter_map(Option::take) {
+            let (inode, bytes) = (job.inode, job.bytes);
+            self.give_up(job);
+            if let Some(error) = error.take() {
+                self.note_failure(inode, bytes, error, written);
+            }
+        }
+    }
+
+    /// Notes that an inode's data could not be written. It is dirty again.
+    fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
+        written.failed_bytes += bytes;
+        // That the filesystem takes no changes any more is no failure of the file.
+        if self.engine.check_writable().is_ok() {
+            self.data.errors.note(inode.id, &error);
+            let mut state = inode.state.write();
+            if !state.data.is_clean() {
+                self.data.enqueue_failed(inode, &mut state.data);
+            } else {
+                self.data.errors.note_clean(inode.id);
+            }
+        }
+        written.failure.get_or_insert(error);
     }
 
     /// Takes dirty data of an inode for writeback.
@@ -264,6 +333,7 @@ impl Fs {
         range: Range<u64>,
         max_bytes: u64,
         guard: BatchGuard<'i>,
+        may_inline: bool,
     ) -> Option<Job<'i>> {
         if state.dead {
             state.data.discard(0..u64::MAX);
@@ -276,7 +346,7 @@ impl Fs {
         }
         let bytes = runs.iter().map(|run| run.len_bytes).sum();
         let policy = self.policy(state);
-        let inline = self.inline_data(state, &runs, &policy);
+        let inline = may_inline.then(|| self.inline_data(state, &runs, &policy)).flatten();
         Some(Job {
             inode,
             reservation: state.data.take_reservation(bytes),
@@ -284,6 +354,7 @@ impl Fs {
             overwrite: state.has_flags(InodeFlags::NODATACOW),
             may_be_new: state.item.nbytes == 0,
             start_failed: false,
+            reach: state.data.reach_with(&runs, state.disk_size, state.item.size),
             runs,
             units: Vec::new(),
             bytes,
@@ -317,43 +388,21 @@ impl Fs {
         Policy { compress, force, csums }
     }
 
-    /// The file's data as an inline extent, where all of it is to be written and is small enough.
-    fn inline_data(&self, state: &InodeState, runs: &[Run], policy: &Policy) -> Option<InlineData> {
-        let size = state.item.size;
-        let sectorsize = u64::from(self.geometry.sectorsize);
-        let [run] = runs else { return None };
-        let whole = run.offset == 0 && run.len_bytes == sectorsize && size > 0 && size <= sectorsize;
-        if !whole || state.data.has_dirty() || state.has_flags(IN_PLACE) {
-            return None;
+    /// Cuts all jobs into units and writes those. After an error the jobs are as before.
+    fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
+        let result = self.try_write_jobs(jobs);
+        if result.is_err() {
+            for job in jobs.iter_mut().flatten().filter(|job| job.inline.is_none() && job.reservation.is_none()) {
+                // Space is promised to what was written. Nothing more can be done where there is none any more.
+                job.reservation = self.engine.reserve_data(job.bytes).ok();
+            }
         }
-        let most = self.max_inline();
-        let pieces = run.pieces(0..size);
-        let plain: &[u8] = pieces.first().copied().unwrap_or_default();
-        if let Some(method) = policy.compress
-            && let Some(bytes) =
-                compression::compress(method, plain, most.min(plain.len().saturating_sub(1)), sectorsize as usize)
-        {
-            return Some(InlineData { size, kind: method.kind, bytes });
-        }
-        (plain.len() <= most && size < sectorsize).then(|| InlineData {
-            size,
-            kind: Compression::None,
-            bytes: plain.to_vec(),
-        })
+        result
     }
 
-    /// The most that an inline extent holds: the option, and what fits into a leaf beside its header and key.
-    pub(crate) fn max_inline(&self) -> usize {
-        const LEAF_HEADER: usize = 101;
-        const ITEM_HEADER: usize = 25;
-        let leaf = self.geometry.nodesize as usize - LEAF_HEADER - ITEM_HEADER - FileExtent::HEADER_SIZE;
-        leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)
-    }
-
-    /// Cuts all jobs into units and writes those.
-    fn write_jobs(&self, jobs: &mut [Job<'_>]) -> Result<()> {
+    fn try_write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
         let mut reservation: Option<DataReservation> = None;
-        for job in &mut *jobs {
+        for job in jobs.iter_mut().flatten() {
             if job.inline.is_some() {
                 continue;
             }
@@ -366,6 +415,7 @@ impl Fs {
         }
         let mut batches: Vec<Batch<'_>> = jobs
             .iter_mut()
+            .flatten()
             .filter(|job| job.inline.is_none())
             .map(|job| Batch {
                 runs: &job.runs,
@@ -386,7 +436,7 @@ impl Fs {
         let written: Vec<(Vec<Unit>, bool)> =
             batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
         result?;
-        for (job, (units, start_failed)) in jobs.iter_mut().filter(|job| job.inline.is_none()).zip(written) {
+        for (job, (units, start_failed)) in jobs.iter_mut().flatten().filter(|job| job.inline.is_none()).zip(written) {
             (job.units, job.start_failed) = (units, start_failed);
         }
         Ok(())
@@ -428,6 +478,8 @@ impl Fs {
             state.data.end_writeback(run);
         }
         let disk_size = state.disk_size;
+        // What became dirty since the job was prepared does not hold it back: an fsync before that was promised the size.
+        state.disk_size = disk_size.max(job.reach.min(state.item.size));
         state.advance_disk_size();
         if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
             state.disk_size = disk_size;
@@ -536,6 +588,8 @@ struct Job<'i> {
     may_be_new: bool,
     /// Compressing the file's start did not pay.
     start_failed: bool,
+    /// How far the file is on disk when the job's data is, by what was pending when the job was prepared.
+    reach: u64,
     _guard: BatchGuard<'i>,
 }
 
@@ -657,23 +711,17 @@ fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u6
     }
 }
 
-/// A whole small file.
-struct InlineData {
-    size: u64,
-    kind: Compression,
-    bytes: Vec<u8>,
+/// How a batch is written.
+#[derive(Clone, Copy)]
+struct How {
+    wait: Wait,
+    /// Small files may become inline extents.
+    may_inline: bool,
 }
 
-impl InlineData {
-    fn file_extent(&self) -> FileExtent {
-        FileExtent {
-            generation: Generation(0),
-            ram_bytes: self.size,
-            compression: self.kind,
-            encryption: 0,
-            other_encoding: 0,
-            body: FileExtentBody::Inline(self.bytes.clone()),
-        }
+impl How {
+    fn together(wait: Wait) -> Self {
+        Self { wait, may_inline: true }
     }
 }
 
@@ -681,7 +729,12 @@ impl InlineData {
 #[derive(Default)]
 struct Written {
     bytes: u64,
-    /// For each inode, whether all of its data that was pending is in the trees.
+    /// Bytes that could not be written, and the first reason.
+    failed_bytes: u64,
+    failure: Option<Error>,
+    /// Which inodes' data that was.
+    failed: Vec<usize>,
+    /// For each inode, whether all of its data that was pending is in the trees, or could not be written.
     done: Vec<bool>,
     /// End of the last run taken.
     end: Option<u64>,
@@ -699,16 +752,53 @@ const BATCH_BYTES: u64 = 16 << 20;
 /// The same where a writer does it, who waits for it.
 const WRITER_BYTES: u64 = 4 << 20;
 /// Files with one of these may be written into extents that they have.
-const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
+pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
 /// Inodes of a batch.
 const BATCH_INODES: usize = 4096;
 /// A writer with at least so much dirty data writes that back first.
 const OWN_BYTES: u64 = 1 << 20;
 /// How long a writer waits for others' writeback before it goes on: `MAX_WAITS` times `WAIT`.
 const MAX_WAITS: u32 = 500;
-/// Attempts to write a small file that others change all the time: an fsync that gave up would have lost what was written
-/// before it.
-const MAX_RETRIES: u32 = 1000;
+/// Attempts to write a small file inline that others change all the time: an inline extent holds all of the file as it is
+/// when its item is put. Then the data becomes a regular extent, which holds what the file was before.
+const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
 /// Items beside the planned ones: the inode, checksums, explicit holes.
 const EXTRA_ITEMS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_device::{Device, MemoryDevice};
+
+    use super::*;
+    use crate::extent_map::ExtentKind;
+    use crate::{Caller, MountOptions, NewInode};
+
+    #[test]
+    fn a_small_file_that_is_never_at_rest_becomes_a_regular_extent() {
+        let device = Arc::new(MemoryDevice::new(128 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let open = || Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+        let fs = open();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let kinds = || fs.extents(id).unwrap().iter().map(|extent| extent.kind).collect::<Vec<_>>();
+        for round in 1..4 {
+            fs.write(id, 0, &[round; 200]).unwrap();
+            let how = How { wait: Wait::ForAll, may_inline: false };
+            let written = fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
+            assert!(written.failure.is_none() && !written.retry && written.bytes > 0);
+            assert_eq!(kinds(), [ExtentKind::Data]);
+            fs.write(id, 0, &[round + 10; 100]).unwrap();
+            fs.fsync(id, false).unwrap();
+            assert_eq!(kinds(), [ExtentKind::Inline], "inline again once it is at rest");
+        }
+        fs.write(id, 0, &[9; 50]).unwrap();
+        let how = How { wait: Wait::ForAll, may_inline: false };
+        fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
+        let content = [[9; 50].as_slice(), &[13; 50], &[3; 100]].concat();
+        fs.close().unwrap();
+        let fs = open();
+        assert_eq!(fs.read(id, 0, 4096).unwrap(), content);
+        fs.close().unwrap();
+    }
+}

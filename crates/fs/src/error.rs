@@ -78,6 +78,12 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
+    /// Data of the file could not be written back at an earlier time.
+    #[error("data that was written earlier could not be written back (errno {errno})")]
+    Writeback {
+        /// Why it could not.
+        errno: i32,
+    },
     /// EINVAL: a mount option cannot be understood.
     #[error("mount option '{option}': {problem}")]
     MountOption {
@@ -143,6 +149,7 @@ impl Error {
             Self::Overflow => EOVERFLOW,
             Self::Stale => ESTALE,
             Self::Busy(_) => EBUSY,
+            Self::Writeback { errno } => *errno,
         }
     }
 }

@@ -1,9 +1,12 @@
 //! What a file consists of, as FIEMAP would tell.
 
+use std::ops::Range;
+
 use ubtrfs_format::Logical;
-use ubtrfs_format::item::{Compression, FileExtentBody};
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 
 use crate::file_extent_ops::extents_in;
+use crate::inode::{Inode, InodeState};
 use crate::read::check_regular;
 use crate::{Fs, InodeId, Result};
 
@@ -78,4 +81,45 @@ impl Fs {
         }));
         Ok(extents)
     }
+
+    /// Pending bytes that have no extent yet, which `st_blocks` counts beside the extents: a file with data must not look
+    /// like a hole, or programs that copy only data lose it.
+    pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
+        if state.data.is_clean() {
+            return 0;
+        }
+        let disk_end = state.disk_size.next_multiple_of(u64::from(self.geometry.sectorsize));
+        let nbytes = state.item.nbytes.next_multiple_of(u64::from(self.geometry.sectorsize));
+        let len = |range: &Range<u64>| range.end - range.start;
+        if nbytes == disk_end && !state.has_flags(InodeFlags::PREALLOC) {
+            // There are extents up to the size on disk, and nothing behind it.
+            return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
+        }
+        let pending = state.data.pending_in(0..u64::MAX);
+        if pending.len() > MAX_SEARCHED {
+            // An estimate that is too high calls holes data, which loses nothing.
+            return pending.iter().map(len).sum();
+        }
+        pending.iter().map(|range| len(range) - self.bytes_with_extents(inode, range).unwrap_or(0)).sum()
+    }
+
+    /// How many bytes of a range have extents.
+    fn bytes_with_extents(&self, inode: &Inode, range: &Range<u64>) -> Result<u64> {
+        let (mut from, mut bytes) = (range.start, 0);
+        loop {
+            let sectorsize = self.geometry.sectorsize;
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..range.end, STEP, sectorsize)?;
+            let found = extents.iter().filter(|extent| !extent.is_hole());
+            bytes += found.map(|extent| extent.end.min(range.end) - extent.start.max(range.start)).sum::<u64>();
+            match extents.last() {
+                Some(last) if extents.len() >= STEP && last.end < range.end => from = last.end,
+                _ => return Ok(bytes),
+            }
+        }
+    }
 }
+
+/// Pending ranges for which extents are searched for `st_blocks`.
+const MAX_SEARCHED: usize = 256;
+/// Items looked at in one step.
+const STEP: usize = 256;

@@ -153,20 +153,26 @@ impl FileData {
         self.dirty_bytes
     }
 
-    /// Bytes that have no extent yet, which count for `st_blocks`: pending bytes past the size on disk (what is pending
-    /// before it usually overwrites what is there).
-    pub(crate) fn delalloc_bytes(&self, disk_size: u64) -> u64 {
-        if self.is_clean() {
-            return 0;
-        }
-        self.pending_in(disk_size.next_multiple_of(self.sectorsize)..u64::MAX).iter().map(|r| r.end - r.start).sum()
-    }
-
     /// The start of the first pending (dirty or under writeback) range that ends after `offset`.
     pub(crate) fn first_pending_after(&self, offset: u64) -> Option<u64> {
         let dirty = ranges_from(&self.dirty, offset).next().map(|(start, _)| start);
         let writeback = ranges_from(&self.writeback, offset).next().map(|(start, _)| start);
         dirty.into_iter().chain(writeback).min()
+    }
+
+    /// How far the file will be on disk when `runs`, which were taken for writeback just now, are there: from `from`, up to
+    /// which it is already, to the first data that is neither there nor in them, at most to `size`.
+    pub(crate) fn reach_with(&self, runs: &[Run], from: u64, size: u64) -> u64 {
+        if from >= size {
+            return from;
+        }
+        let dirty = ranges_from(&self.dirty, from).next().map(|(start, _)| start);
+        let mut own = runs.iter().peekable();
+        let others = ranges_from(&self.writeback, from).map(|(start, _)| start).find(|start| {
+            while own.next_if(|run| run.end() <= *start).is_some() {}
+            own.peek().is_none_or(|run| *start < run.offset)
+        });
+        dirty.into_iter().chain(others).min().unwrap_or(size).clamp(from, size)
     }
 
     /// The pending ranges that overlap `range`, as one sorted list without overlaps.

@@ -133,14 +133,15 @@ impl Fs {
         self.engine.device_stats()
     }
 
-    /// Writes out all data and commits (I2).
+    /// Writes out all data and commits (I2). Fails where some data cannot be written; the rest is on disk nevertheless.
     pub fn sync(&self) -> Result<()> {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());
         }
-        self.flush_all_data()?;
+        let flushed = self.flush_all_data();
+        // What can be committed is, even if some data could not be written.
         self.engine.commit()?;
-        Ok(())
+        flushed
     }
 
     /// Has what was changed so far committed in the background, dirty data left alone. For who makes very many changes
@@ -161,7 +162,10 @@ impl Fs {
         self.leaf_threads.join();
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
-            None => self.delete_unused_orphans().and_then(|()| self.flush_all_data()),
+            None => {
+                let deleted = self.delete_unused_orphans();
+                self.flush_all_data().and(deleted)
+            }
         };
         // What can be committed is, even if some data could not be written.
         let closed = self.engine.close();
@@ -274,13 +278,22 @@ impl Fs {
         Ok(inode)
     }
 
-    /// What `stat` shows of an inode.
-    pub fn getattr(&self, id: InodeId) -> Result<Attr> {
-        Ok(self.attr_of(&*self.inode(id)?.read()?, id))
+    /// An inode that a file open for writing is written through: whether that may be was asked when it was opened, and as on
+    /// Linux neither flags nor a read-only subvolume that come later take it back.
+    pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<Arc<Inode>> {
+        self.check_open()?;
+        self.inode(id)
     }
 
-    pub(crate) fn attr_of(&self, state: &InodeState, id: InodeId) -> Attr {
-        state.attr(id, self.geometry.sectorsize)
+    /// What `stat` shows of an inode.
+    pub fn getattr(&self, id: InodeId) -> Result<Attr> {
+        let inode = self.inode(id)?;
+        Ok(self.attr_of(&inode, &*inode.read()?))
+    }
+
+    /// What `stat` shows. May read extent items, so not to be called inside of an operation.
+    pub(crate) fn attr_of(&self, inode: &Inode, state: &InodeState) -> Attr {
+        state.attr(inode.id, self.geometry.sectorsize, self.new_bytes(inode, state))
     }
 
     /// Keeps the inode, even unlinked, until [`Fs::release_inode`].

@@ -31,6 +31,6 @@ impl Fs {
             return Err(Error::NotFound);
         }
         self.count_lookup(id);
-        Ok(self.attr_of(&state, id))
+        Ok(self.attr_of(&inode, &state))
     }
 }

@@ -150,14 +150,14 @@ impl InodeState {
         item
     }
 
-    /// What `stat` shows.
-    pub(crate) fn attr(&self, id: InodeId, sectorsize: u32) -> Attr {
+    /// What `stat` shows, where `new_bytes` of pending data have no extent yet.
+    pub(crate) fn attr(&self, id: InodeId, sectorsize: u32, new_bytes: u64) -> Attr {
         let item = &self.item;
         let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
         Attr {
             id,
             size: item.size,
-            blocks: (round(item.nbytes) + round(self.data.delalloc_bytes(self.disk_size))) / 512,
+            blocks: (round(item.nbytes) + round(new_bytes)) / 512,
             mode: item.mode,
             nlink: item.nlink,
             uid: item.uid,

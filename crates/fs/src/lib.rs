@@ -46,12 +46,14 @@ mod extent_map;
 mod fallocate;
 mod file_data;
 mod file_extent_ops;
+mod inline_data;
 mod ordered_data;
 mod read;
 mod readahead;
 mod reflink;
 mod truncate;
 mod write;
+mod writeback_errors;
 mod writeback_lock;
 mod writeback_thread;
 
@@ -66,3 +68,4 @@ pub use types::{
 };
 pub use ubtrfs_transaction::Metric;
 pub use ubtrfs_transaction::note_panic;
+pub use writeback_errors::Descriptor;

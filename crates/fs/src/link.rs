@@ -92,8 +92,9 @@ impl Fs {
         state.linkable = false;
         inode_changed(state, time);
         inode.put_item(&op, state);
+        drop(op);
         self.count_lookup(id);
-        Ok(self.attr_of(state, id))
+        Ok(self.attr_of(&inode, state))
     }
 
     /// Takes a name of an inode other than a directory away.

@@ -15,7 +15,7 @@ impl Fs {
     /// The inode of a name. Entering a subvolume, the result is the root directory of its own tree.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
         let inode = self.find_child(dir, name, true)?;
-        let attr = inode.read().map(|state| self.attr_of(&state, inode.id));
+        let attr = inode.read().map(|state| self.attr_of(&inode, &state));
         if attr.is_err() && self.options.track_lookups {
             self.forget(inode.id, 1);
         }

@@ -19,23 +19,27 @@ impl Fs {
         if id.is_stub() && set.size.is_none() {
             return self.set_stub_attr(id, set);
         }
-        let inode = self.inode_to_change(id)?;
+        // What a kernel with a writeback cache hands over after writes that were allowed when they were made.
+        let written_back = set.mtime.is_some()
+            && set.ctime.is_some()
+            && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())
+            && set.otime.is_none();
+        let inode = match written_back {
+            true => self.inode_of_open_file(id)?,
+            false => self.inode_to_change(id)?,
+        };
         if let Some(size) = set.size {
             check_may_resize(&*inode.read()?)?;
             crate::truncate::set_size(self, &inode, size)?;
         }
         if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
-            return Ok(self.attr_of(&*inode.read()?, id));
+            return Ok(self.attr_of(&inode, &*inode.read()?));
         }
         let reservation = self.reserve(SETATTR_ITEMS)?;
         let mut state = inode.write()?;
         let only_now = set.mode.or(set.uid).or(set.gid).is_none()
             && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
             && set.otime.is_none();
-        // What a kernel with a writeback cache hands over after writes that were allowed when they were made.
-        let written_back = set.mtime.is_some()
-            && set.ctime.is_some()
-            && (set.mode.or(set.uid).or(set.gid).is_none() && set.atime.is_none() && set.otime.is_none());
         // Append-only files take the present time, as writing to them does.
         let like_a_write = only_now && !state.has_flags(InodeFlags::IMMUTABLE);
         if !written_back && !like_a_write {
@@ -57,7 +61,8 @@ impl Fs {
         let op = self.engine.begin(reservation);
         dir_item::put_changes(&op, &inode.home.tree, changes);
         inode.put_item(&op, &mut state);
-        Ok(self.attr_of(&state, id))
+        drop(op);
+        Ok(self.attr_of(&inode, &state))
     }
 
     /// As Linux does, so that `chown -R` and `chmod -R` pass over snapshots: what is set shows until the directory is forgotten.
@@ -67,7 +72,7 @@ impl Fs {
         inode.home.check_writable()?;
         let mut state = inode.write()?;
         apply(&mut state, set, set.mode, now());
-        Ok(self.attr_of(&state, id))
+        Ok(self.attr_of(&inode, &state))
     }
 
     fn plan_drop_capability(
@@ -104,9 +109,8 @@ impl Fs {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));
         }
-        if flags & (FS_COMPR | FS_NOCOMP) == FS_COMPR | FS_NOCOMP
-            || flags & (FS_COMPR | FS_NOCOW) == FS_COMPR | FS_NOCOW
-        {
+        let excluded = [FS_COMPR | FS_NOCOMP, FS_COMPR | FS_NOCOW];
+        if excluded.iter().any(|both| flags & both == *both) {
             return Err(Error::InvalidArgument("these flags exclude each other"));
         }
         let inode = self.inode_to_change(id)?;
@@ -120,11 +124,15 @@ impl Fs {
         if !caller.is_privileged() && caller.uid != state.item.uid {
             return Err(Error::NotPermitted("not the owner"));
         }
-        if flags & FS_COMPR != 0 && old & FS_NOCOW != 0 && flags & FS_NOCOW != 0 {
+        // Linux wants one given up before the other is asked for, in two calls.
+        let about_compression = FS_COMPR | FS_NOCOMP;
+        if (old & FS_NOCOW != 0 && flags & about_compression != 0)
+            || (old & about_compression != 0 && flags & FS_NOCOW != 0)
+        {
             return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
         }
         let mut changes = Vec::new();
-        self.plan_compression_flags(&mut changes, &inode, &mut state, old, flags)?;
+        self.plan_compression_flags(&mut changes, &inode, &mut state, flags)?;
         apply_ioctl_flags(&mut state, flags);
         state.item.ctime = now();
         state.item.sequence = state.item.sequence.wrapping_add(1);
@@ -135,18 +143,14 @@ impl Fs {
         Ok(())
     }
 
-    /// `chattr +c` sets the property to the mount's method, `+m` and `-c` take it away.
+    /// Flags with `+c` set the property to the mount's method, whatever it was; others take it away.
     fn plan_compression_flags(
         &self,
         changes: &mut Vec<dir_item::Change>,
         inode: &Inode,
         state: &mut InodeState,
-        old: u32,
         new: u32,
     ) -> Result<()> {
-        if (old ^ new) & (FS_COMPR | FS_NOCOMP) == 0 {
-            return Ok(());
-        }
         let mut value = None;
         let mut flags = state.item.flags();
         flags.remove(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);
@@ -212,15 +216,12 @@ fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
             flags.set(*disk, new & ioctl != 0);
         }
     }
-    // A file with content keeps its way of writing: its extents have checksums or have none.
-    let is_regular = state.is_regular();
+    // A file with content keeps its way of writing, as on Linux: its extents have checksums or have none.
     let wants_nocow = new & FS_NOCOW != 0;
-    if !is_regular {
+    if !state.is_regular() {
         flags.set(InodeFlags::NODATACOW, wants_nocow);
     } else if state.item.size == 0 {
         flags.set(InodeFlags::NODATACOW | InodeFlags::NODATASUM, wants_nocow);
-    } else if !wants_nocow {
-        flags.remove(InodeFlags::NODATACOW);
     }
     state.item.flags = flags.bits();
 }

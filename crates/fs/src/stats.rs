@@ -10,6 +10,11 @@ impl Fs {
         let mut out = self.engine.metrics();
         let dirty = self.data.pool.used_bytes() as f64;
         out.push(Metric::gauge("dirty_bytes", "Memory of file data that waits to be written", dirty));
+        let (nr_failures, nr_failing) = self.data.errors.counts();
+        let help = "How often data of a file could not be written back";
+        out.push(Metric::counter("writeback_failures_total", help, nr_failures as f64));
+        let help = "Files whose data could not be written back and is kept in memory";
+        out.push(Metric::gauge("unwritable_files", help, nr_failing as f64));
         let limit = self.options.memory_bytes as f64;
         out.push(Metric::gauge("memory_budget_bytes", "Memory that caches and changes may take together", limit));
         let has_io_uring = f64::from(u8::from(self.engine.devices_have_io_uring()));

@@ -19,6 +19,19 @@ impl Fs {
     /// Writes `data` at `offset`; returns how many bytes were taken.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         let inode = self.inode_to_change(id)?;
+        check_may_write(&*inode.read()?, offset)?;
+        self.write_to(&inode, offset, data, false)
+    }
+
+    /// [`Fs::write`] by a file that is open for writing ([`Fs::check_writable`]): flags that were set since, or a subvolume
+    /// that became read-only, do not keep data out that a program or the kernel's page cache holds already. With
+    /// `keeps_times` the file's times stay as they are.
+    pub fn write_opened(&self, id: InodeId, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
+        let inode = self.inode_of_open_file(id)?;
+        self.write_to(&inode, offset, data, keeps_times)
+    }
+
+    fn write_to(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
         if data.is_empty() {
             return Ok(0);
         }
@@ -31,7 +44,7 @@ impl Fs {
         // In pieces, so that a large write stays within the memory that there is.
         for piece in data.chunks(PIECE) {
             let at = offset + done as u64;
-            match self.throttle(&inode).and_then(|()| self.write_piece(&inode, at, Piece::Bytes(piece))) {
+            match self.throttle(inode).and_then(|()| self.write_piece(inode, at, Piece::Bytes(piece), keeps_times)) {
                 Ok(()) => done += piece.len(),
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -51,19 +64,20 @@ impl Fs {
         mut fill: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let inode = self.inode_to_change(id)?;
+        check_may_write(&*inode.read()?, offset)?;
         let end = offset.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
         let mut at = offset;
         while at < end {
             let len = (end - at).min(PIECE as u64 - at % PIECE as u64);
             self.throttle(&inode)?;
             let buf = self.data.pool.filled(len as usize, self.geometry.sectorsize, |bytes| fill(at, bytes))?;
-            self.write_piece(&inode, at, Piece::Filled(buf))?;
+            self.write_piece(&inode, at, Piece::Filled(buf), false)?;
             at += len;
         }
         Ok(())
     }
 
-    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, piece: Piece<'_>) -> Result<()> {
+    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, piece: Piece<'_>, keeps_times: bool) -> Result<()> {
         let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
@@ -80,21 +94,17 @@ impl Fs {
         let mut state = inode.write()?;
         let state = &mut *state;
         check_regular(state)?;
-        if state.has_flags(InodeFlags::IMMUTABLE) {
-            return Err(Error::NotPermitted("the file is immutable"));
-        }
-        if state.has_flags(InodeFlags::APPEND) && offset < state.item.size {
-            return Err(Error::NotPermitted("the file can only be appended to"));
-        }
         self.take_out_inline(inode, state, offset, &mut reservation)?;
         match piece {
             Piece::Bytes(data) => self.write_dirty(inode, state, offset, data, &mut reservation)?,
             Piece::Filled(buf) => self.adopt_dirty(inode, state, offset, buf, &mut reservation)?,
         }
         state.item.size = state.item.size.max(end);
-        let time = now();
-        state.item.mtime = time;
-        state.item.ctime = time;
+        if !keeps_times {
+            let time = now();
+            state.item.mtime = time;
+            state.item.ctime = time;
+        }
         state.item.sequence += 1;
         Ok(())
     }
@@ -226,6 +236,17 @@ impl Fs {
         }
         if at >= range.end { Ok(()) } else { Err(error.into()) }
     }
+}
+
+/// Fails where the file's flags forbid a write at `offset`.
+fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
+    if state.has_flags(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the file is immutable"));
+    }
+    if state.has_flags(InodeFlags::APPEND) && offset < state.item.size {
+        return Err(Error::NotPermitted("the file can only be appended to"));
+    }
+    Ok(())
 }
 
 /// What is written in one step, at most `PIECE` bytes.

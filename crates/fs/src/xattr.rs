@@ -273,7 +273,7 @@ impl Fs {
         if !(state.is_regular() || state.is_dir()) {
             return Err(Error::InvalidArgument("the property is for files and directories"));
         }
-        if matches!(property, property::Value::Method(_)) && state.has_flags(InodeFlags::NODATACOW) {
+        if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
             return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
         }
         let stored = value.filter(|value| !value.is_empty()).map(<[u8]>::to_vec);

@@ -47,6 +47,8 @@ pub struct FaultPlan {
     pub kind: FaultKind,
     /// Only reads and writes that touch this range (start, end) are counted.
     pub within: Option<(u64, u64)>,
+    /// A write of a sector that begins with these bytes fails, always: data that finds no place on the device.
+    pub refused: Option<[u8; 16]>,
 }
 
 /// A device that fails as planned.
@@ -147,6 +149,11 @@ impl Device for FaultDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let is_refused = |refused: [u8; 16]| buf.chunks(SECTOR).any(|sector| sector.starts_with(&refused));
+        if self.plan.refused.is_some_and(is_refused) {
+            self.faults.fetch_add(1, Ordering::SeqCst);
+            return Err(failure("write"));
+        }
         if !self.touches(offset, buf.len()) {
             return self.inner.write_at(offset, buf);
         }

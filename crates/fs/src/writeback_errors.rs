@@ -1,0 +1,192 @@
+//! [`WritebackErrors`]: the files whose data could not be written back, and the descriptors that were told.
+//!
+//! Linux keeps an error of writeback with the file and reports it once to each descriptor that was open when it happened,
+//! and to the next one opened if nobody has heard of it yet. So do we. Unlike Linux we keep the data: it stays dirty, and
+//! every fsync tries to write it again and fails as long as that fails, whatever was reported before.
+//!
+//! Invariants:
+//! - I1: descriptors and failures take their numbers from one clock, so a number tells which came first.
+//! - I2: nothing is kept for a descriptor before it was told of a failure, so opening and closing cost no lock.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::types::InodeId;
+use crate::{Error, Fs, Result};
+
+/// An open file as [`Fs::fsync_descriptor`] knows it. 0 is none.
+pub type Descriptor = u64;
+
+/// What writeback keeps about failures.
+#[derive(Debug, Default)]
+pub(crate) struct WritebackErrors {
+    /// The last number that a descriptor or a failure took (I1).
+    clock: AtomicU64,
+    /// Failures since the filesystem was opened.
+    nr_failures: AtomicU64,
+    /// Files whose data could not be written and was not written since.
+    nr_failing: AtomicU64,
+    /// Descriptors in [`State::told`].
+    nr_told: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<InodeId, Failure>,
+    /// The last failure that a descriptor was told of.
+    told: HashMap<Descriptor, u64>,
+}
+
+/// The last failure of a file.
+#[derive(Debug)]
+struct Failure {
+    at: u64,
+    errno: i32,
+    /// Somebody was told.
+    is_seen: bool,
+    /// The data is still dirty.
+    is_failing: bool,
+}
+
+impl WritebackErrors {
+    /// Notes that data of a file could not be written.
+    pub(crate) fn note(&self, id: InodeId, error: &Error) {
+        self.nr_failures.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        if state.files.len() >= MOST_FILES && !state.files.contains_key(&id) {
+            state.files.retain(|_, failure| failure.is_failing || !failure.is_seen);
+        }
+        let at = self.clock.fetch_add(1, Ordering::Relaxed) + 1;
+        let failure = Failure { at, errno: error.errno(), is_seen: false, is_failing: true };
+        let was_failing = state.files.insert(id, failure).is_some_and(|old| old.is_failing);
+        if !was_failing {
+            self.nr_failing.fetch_add(1, Ordering::Release);
+            tracing::error!("inode {} of subvolume {}: its data could not be written back: {error}", id.ino, id.root);
+        }
+    }
+
+    /// Notes that a file has no dirty data any more.
+    pub(crate) fn note_clean(&self, id: InodeId) {
+        if !self.has_failing() {
+            return;
+        }
+        if let Some(failure) = self.state.lock().files.get_mut(&id)
+            && std::mem::take(&mut failure.is_failing)
+        {
+            self.nr_failing.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Whether any file has data that could not be written.
+    pub(crate) fn has_failing(&self) -> bool {
+        self.nr_failing.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether this file has.
+    pub(crate) fn is_failing(&self, id: InodeId) -> bool {
+        self.has_failing() && self.state.lock().files.get(&id).is_some_and(|failure| failure.is_failing)
+    }
+
+    /// How often writing a file's data failed, and how many files have data that could not be written.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
+    }
+
+    /// The failure that a descriptor was not told of yet; now it is.
+    fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
+        if self.nr_failures.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let State { files, told } = &mut *state;
+        let failure = files.get_mut(&id)?;
+        let known = told.get(&descriptor).copied().unwrap_or(descriptor);
+        if failure.is_seen && known >= failure.at {
+            return None;
+        }
+        failure.is_seen = true;
+        told.insert(descriptor, failure.at);
+        self.nr_told.store(told.len() as u64, Ordering::Release);
+        Some(failure.errno)
+    }
+
+    fn close(&self, descriptor: Descriptor) {
+        if self.nr_told.load(Ordering::Acquire) > 0 {
+            let mut state = self.state.lock();
+            state.told.remove(&descriptor);
+            self.nr_told.store(state.told.len() as u64, Ordering::Release);
+        }
+    }
+}
+
+impl Fs {
+    /// A number for a file that is opened now, for [`Fs::fsync_descriptor`].
+    pub fn open_descriptor(&self) -> Descriptor {
+        self.data.errors.clock.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Ends an [`Fs::open_descriptor`].
+    pub fn close_descriptor(&self, descriptor: Descriptor) {
+        self.data.errors.close(descriptor);
+    }
+
+    /// [`Fs::fsync`] by an open file: reports also, once, that writing its data back failed since it was opened, even if
+    /// the data was written later.
+    pub fn fsync_descriptor(&self, id: InodeId, datasync: bool, descriptor: Descriptor) -> Result<()> {
+        let synced = self.fsync(id, datasync);
+        let remembered = self.data.errors.take(id, descriptor);
+        synced?;
+        remembered.map_or(Ok(()), |errno| Err(Error::Writeback { errno }))
+    }
+}
+
+/// Files from which on failures that were reported and healed are forgotten.
+const MOST_FILES: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_format::{Ino, RootId};
+
+    use super::*;
+
+    const FILE: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino(257) };
+
+    fn open(errors: &WritebackErrors) -> Descriptor {
+        errors.clock.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    #[test]
+    fn each_descriptor_hears_of_a_failure_once() {
+        let errors = WritebackErrors::default();
+        let (first, second) = (open(&errors), open(&errors));
+        assert_eq!(errors.take(FILE, first), None);
+        errors.note(FILE, &Error::Engine(ubtrfs_format::Error::NoSpace));
+        for descriptor in [first, second] {
+            assert_eq!(errors.take(FILE, descriptor), Some(28));
+            assert_eq!(errors.take(FILE, descriptor), None);
+        }
+        let late = open(&errors);
+        assert_eq!(errors.take(FILE, late), None, "it happened before, and somebody heard of it");
+        errors.note(FILE, &Error::Engine(ubtrfs_format::Error::NoSpace));
+        let later = open(&errors);
+        assert_eq!(errors.take(FILE, later), Some(28), "nobody heard of it");
+        assert_eq!(errors.take(FILE, late), Some(28));
+        [first, second, late, later].into_iter().for_each(|descriptor| errors.close(descriptor));
+        assert!(errors.state.lock().told.is_empty());
+    }
+
+    #[test]
+    fn a_file_counts_as_failing_until_its_data_is_written() {
+        let errors = WritebackErrors::default();
+        errors.note(FILE, &Error::NotFound);
+        errors.note(FILE, &Error::NotFound);
+        assert_eq!(errors.counts(), (2, 1));
+        assert!(errors.is_failing(FILE));
+        errors.note_clean(FILE);
+        errors.note_clean(FILE);
+        assert_eq!(errors.counts(), (2, 0));
+    }
+}
