@@ -301,7 +301,7 @@ impl Handler for NullServer {
                 reply.entry(&self.state.lock().make(req, name, new)?);
             }
             Operation::Create { name, mode, umask, .. } => {
-                reply.created(&self.state.lock().make(req, name, New::of(REGULAR, mode, umask))?, OPEN_FLAGS);
+                reply.created(&self.state.lock().make(req, name, New::of(REGULAR, mode, umask))?, 0, OPEN_FLAGS);
             }
             Operation::Link { node: old, name } => reply.entry(&self.state.lock().link(old, node, name)?),
             Operation::Unlink { name } => self.state.lock().remove(node, name)?,
@@ -313,7 +313,7 @@ impl Handler for NullServer {
                 if flags & O_TRUNC != 0 {
                     self.state.lock().truncate(node)?;
                 }
-                reply.opened(OPEN_FLAGS);
+                reply.opened(0, OPEN_FLAGS);
             }
             Operation::Read { offset, size } => {
                 let end = self.state.lock().node(node)?.attr.size;

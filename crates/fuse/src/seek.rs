@@ -5,6 +5,9 @@
 //! (nobody else can have dirty pages: closing writes them back), the kernel is told to give up its pages before the
 //! question is answered.
 //!
+//! The same is done before attributes are answered of a file that looks sparse: programs ask for data only where `st_blocks`
+//! says that there is some.
+//!
 //! K1. Giving up pages makes the kernel send write requests and wait for them. So it only happens while another thread
 //!     takes requests.
 
@@ -12,6 +15,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use ubtrfs_fs::{Attr, mode};
 
 use crate::transport::{Notifier, Place};
 
@@ -20,12 +24,25 @@ use crate::transport::{Notifier, Place};
 pub(crate) struct Seeker {
     writers: Mutex<HashMap<u64, u32>>,
     notifier: Arc<OnceLock<Notifier>>,
+    /// The kernel keeps what is written (`writeback_cache`), not only what is written through mappings.
+    kernel_keeps_writes: bool,
 }
 
 impl Seeker {
     /// `notifier` is set once the connection exists.
-    pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>) -> Self {
-        Self { writers: Mutex::default(), notifier }
+    pub(crate) fn new(notifier: Arc<OnceLock<Notifier>>, kernel_keeps_writes: bool) -> Self {
+        Self { writers: Mutex::default(), notifier, kernel_keeps_writes }
+    }
+
+    /// Whether writes stay in the kernel's page cache, which then keeps the times of files.
+    pub(crate) fn kernel_keeps_writes(&self) -> bool {
+        self.kernel_keeps_writes
+    }
+
+    /// Whether the kernel may have data of a file that shows no blocks, or fewer than its size.
+    pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
+        let is_sparse = attr.blocks.saturating_mul(512) < attr.size || (attr.blocks == 0 && self.kernel_keeps_writes);
+        is_sparse && attr.mode & mode::TYPE == mode::REGULAR && self.writers.lock().contains_key(&node)
     }
 
     /// Has the kernel forget attributes that changed by more than the request said. Waits for nothing, unlike K1: a
@@ -75,7 +92,7 @@ mod tests {
 
     #[test]
     fn writers_are_counted() {
-        let seeker = Seeker::new(Arc::default());
+        let seeker = Seeker::new(Arc::default(), false);
         seeker.opened(300);
         seeker.opened(300);
         seeker.released(300);

@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
 use ubtrfs_fs::{
-    Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, XattrFlags,
-    mode,
+    Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, SetTime,
+    XattrFlags, mode,
 };
 
 use crate::activity::Activity;
@@ -57,6 +57,10 @@ pub(crate) const LIMITS: Limits = Limits { max_write: MAX_WRITE, max_background:
 /// Cached pages stay valid across opens (`FOPEN_KEEP_CACHE`), and direct writes may run side by side
 /// (`FOPEN_PARALLEL_DIRECT_WRITES`).
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
+
+/// Without cached pages (`FOPEN_DIRECT_IO`) there is no shared mapping: a file that takes only appended data is never to
+/// be changed through one. Linux's btrfs answers EACCES to mmap, a FUSE mount ENODEV.
+const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
 
 /// The attribute whose value decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
@@ -105,6 +109,9 @@ impl Server {
         if attr.mode & mode::TYPE != mode::REGULAR {
             return TTL;
         }
+        if attr.blocks == 0 && (attr.size > 0 || self.seeker.may_lack_blocks(self.nodes.node(attr.id), attr)) {
+            return Duration::ZERO;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let changed = u64::try_from(attr.ctime.sec).unwrap_or(0);
         if changed.saturating_add(RECENT) < now { TTL } else { RECENT_TTL }
@@ -140,21 +147,23 @@ impl Server {
         Ok(())
     }
 
-    /// What opening must refuse because later requests come from the page cache, too late to fail the writer.
-    fn check_open(&self, id: InodeId, flags: i32) -> Result<()> {
+    /// What opening must refuse because later requests come from the page cache, too late to fail the writer. Says whether
+    /// the file is opened for appending only.
+    fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {
         let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {
-            return Ok(());
+            return Ok(false);
         }
         self.fs.check_writable(id)?;
         let attr = self.fs.getattr(id)?;
         if ioctl::is_immutable(attr.flags) {
             return Err(Error::NotPermitted("the file is immutable"));
         }
-        if ioctl::is_append_only(attr.flags) && (flags & O_APPEND == 0 || flags & O_TRUNC != 0) {
+        let is_append_only = ioctl::is_append_only(attr.flags);
+        if is_append_only && (flags & O_APPEND == 0 || flags & O_TRUNC != 0) {
             return Err(Error::NotPermitted("the file is append-only"));
         }
-        Ok(())
+        Ok(is_append_only)
     }
 
     fn new_inode(&self, parent: u64, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
@@ -344,7 +353,7 @@ impl Server {
         let node = req.node;
         match req.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply)?,
-            Operation::Getattr => self.reply_attr(&self.fs.getattr(self.id(node)?)?, reply),
+            Operation::Getattr => self.getattr(node, reply, place)?,
             Operation::Setattr(set) => self.setattr(req, &set, reply)?,
             Operation::Readlink => reply.data(&self.fs.readlink(self.id(node)?)?),
             Operation::Mknod { name, mode, rdev, umask } => {
@@ -359,12 +368,15 @@ impl Server {
             }
             Operation::Create { name, flags, mode, umask } => {
                 let attr = self.new_inode(node, name, NewInode::file(mode), &caller(req, umask))?;
-                // The long lifetime serves: writing and closing the file makes the kernel ask for its blocks again.
-                let entry = Entry { attr_ttl: TTL, ..self.entry(&attr) };
                 if is_for_writing(flags) {
-                    self.seeker.opened(entry.node);
+                    self.seeker.opened(self.nodes.node(attr.id));
                 }
-                reply.created(&entry, OPEN_FLAGS);
+                let mut entry = self.entry(&attr);
+                if !entry.attr_ttl.is_zero() {
+                    // The long lifetime serves: writing and closing the file makes the kernel ask for its blocks again.
+                    entry.attr_ttl = TTL;
+                }
+                reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
             }
             Operation::Link { node: old, name } => {
                 self.activity.note_change();
@@ -384,7 +396,8 @@ impl Server {
                 self.fs.rename(self.id(node)?, name, self.id(new_parent)?, new_name, flags)?;
             }
             Operation::Open { flags } => self.open(req, flags, reply)?,
-            Operation::Release { flags } => {
+            Operation::Release { handle, flags } => {
+                self.fs.close_descriptor(handle);
                 if is_for_writing(flags) {
                     self.seeker.released(node);
                 }
@@ -393,16 +406,21 @@ impl Server {
                 let id = self.id(node)?;
                 reply.fill(size as usize, |room| self.fs.read_into(id, offset, room))?;
             }
-            Operation::Write { offset, data, kill_suid_sgid } => {
+            Operation::Write { offset, data, from_cache, kill_suid_sgid } => {
                 self.activity.note_change();
                 let id = self.id(node)?;
-                let written = self.fs.write(id, offset, data)?;
+                let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
+                let written = self.fs.write_opened(id, offset, data, keeps_times)?;
                 if kill_suid_sgid {
                     self.kill_suid_sgid(req, id)?;
                 }
                 reply.written(u32::try_from(written).unwrap_or(u32::MAX));
             }
-            Operation::Fsync { datasync } | Operation::Fsyncdir { datasync } => {
+            Operation::Fsync { handle, datasync } => {
+                let id = self.id(node)?;
+                place.aside(|| self.fs.fsync_descriptor(id, datasync, handle))?;
+            }
+            Operation::Fsyncdir { datasync } => {
                 let id = self.id(node)?;
                 place.aside(|| self.fs.fsync(id, datasync))?;
             }
@@ -474,15 +492,28 @@ impl Server {
         Ok(())
     }
 
+    fn getattr(&self, node: u64, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<()> {
+        let id = self.id(node)?;
+        let mut attr = self.fs.getattr(id)?;
+        // Programs take a file without blocks for one without data.
+        if self.seeker.may_lack_blocks(node, &attr) && self.seeker.fetch_all_data(node, place) {
+            attr = self.fs.getattr(id)?;
+        }
+        self.reply_attr(&attr, reply);
+        Ok(())
+    }
+
     fn setattr(&self, req: &Request<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
         self.activity.note_change();
+        // ftruncate changes the times where truncate to the same size does not.
+        let touched = (wire.size().is_some() && wire.is_by_handle()).then_some(SetTime::Now);
         let set = SetAttr {
             mode: wire.mode().map(|mode| mode & mode::PERMISSIONS),
             uid: wire.uid(),
             gid: wire.gid(),
             size: wire.size(),
             atime: wire.atime().map(set_time),
-            mtime: wire.mtime().map(set_time),
+            mtime: wire.mtime().map(set_time).or(touched),
             ctime: wire.ctime().map(timespec),
             otime: None,
         };
@@ -498,10 +529,11 @@ impl Server {
 
     fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>) -> Result<()> {
         let id = self.id(req.node)?;
-        self.check_open(id, flags)?;
+        let is_append_only = self.check_open(id, flags)?;
         if flags & O_TRUNC != 0 {
             self.activity.note_change();
-            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            // Times change even where the file is empty.
+            let set = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
             self.fs.setattr(id, &set, &caller(req, 0))?;
             if req.uid != 0 {
                 self.kill_suid_sgid(req, id)?;
@@ -510,7 +542,7 @@ impl Server {
         if is_for_writing(flags) {
             self.seeker.opened(req.node);
         }
-        reply.opened(OPEN_FLAGS);
+        reply.opened(self.fs.open_descriptor(), if is_append_only { APPEND_OPEN_FLAGS } else { OPEN_FLAGS });
         Ok(())
     }
 

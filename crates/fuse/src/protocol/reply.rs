@@ -94,14 +94,14 @@ impl<'a> Reply<'a> {
     }
 
     /// A name that was made and opened at once.
-    pub fn created(&mut self, entry: &Entry, open_flags: u32) {
+    pub fn created(&mut self, entry: &Entry, handle: u64, open_flags: u32) {
         self.entry(entry);
-        self.opened(open_flags);
+        self.opened(handle, open_flags);
     }
 
-    /// An open file; there are no handles.
-    pub fn opened(&mut self, open_flags: u32) {
-        self.put(&OpenOut { fh: 0, flags: open_flags, backing_id: 0 });
+    /// An open file, and the number that later requests name it by.
+    pub fn opened(&mut self, handle: u64, open_flags: u32) {
+        self.put(&OpenOut { fh: handle, flags: open_flags, backing_id: 0 });
     }
 
     /// Attributes, and how long they may be remembered.

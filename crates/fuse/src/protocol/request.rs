@@ -75,13 +75,17 @@ pub enum Operation<'a> {
     Write {
         offset: u64,
         data: &'a [u8],
+        /// The kernel's page cache hands it over, not the program that wrote it.
+        from_cache: bool,
         kill_suid_sgid: bool,
     },
     Statfs,
     Release {
+        handle: u64,
         flags: i32,
     },
     Fsync {
+        handle: u64,
         datasync: bool,
     },
     Fsyncdir {
@@ -204,14 +208,18 @@ impl<'a> Operation<'a> {
                 let offset: u64 = take(fixed.get(8..)?)?;
                 let [size, flags]: [u32; 2] = take(fixed.get(16..)?)?;
                 let data = rest.get(..usize::try_from(size).ok()?)?;
-                Self::Write { offset, data, kill_suid_sgid: flags & WRITE_KILL_SUIDGID != 0 }
+                let (from_cache, kill_suid_sgid) = (flags & WRITE_CACHE != 0, flags & WRITE_KILL_SUIDGID != 0);
+                Self::Write { offset, data, from_cache, kill_suid_sgid }
             }
             opcode::STATFS => Self::Statfs,
-            opcode::RELEASE => Self::Release { flags: take(fixed.get(8..)?)? },
+            opcode::RELEASE => Self::Release { handle: take(fixed)?, flags: take(fixed.get(8..)?)? },
             opcode::FSYNC | opcode::FSYNCDIR => {
                 let flags: u32 = take(fixed.get(8..)?)?;
                 let datasync = flags & FSYNC_DATA != 0;
-                if number == opcode::FSYNC { Self::Fsync { datasync } } else { Self::Fsyncdir { datasync } }
+                match number {
+                    opcode::FSYNC => Self::Fsync { handle: take(fixed)?, datasync },
+                    _ => Self::Fsyncdir { datasync },
+                }
             }
             opcode::SETXATTR => {
                 let [size, flags]: [u32; 2] = take(fixed)?;
@@ -270,6 +278,7 @@ impl<'a> Names<'a> {
     }
 }
 
+const WRITE_CACHE: u32 = 1;
 const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 const FSYNC_DATA: u32 = 1;
 

@@ -155,6 +155,11 @@ impl Setattr {
         self.has(2).then_some(self.gid)
     }
 
+    /// Whether an open file says so, as ftruncate does, and not a path.
+    pub fn is_by_handle(&self) -> bool {
+        self.has(6)
+    }
+
     /// The new size in bytes.
     pub fn size(&self) -> Option<u64> {
         self.has(3).then_some(self.size)

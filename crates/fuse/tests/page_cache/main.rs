@@ -1,0 +1,313 @@
+//! What the kernel's page cache holds while something else happens to the file: it is written, it is seen, and its failures are
+//! told.
+//!
+//! Method: this process serves a mount; programs in other processes use it. What Linux's own btrfs does is found by running the
+//! same program on a loop mount.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tempfile::TempDir;
+use ubtrfs_device::Device;
+use ubtrfs_fs::{Fs, MountOptions};
+use ubtrfs_fuse::{MountConfig, MountError, Session};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{
+    FaultDevice, FaultPlan, Image, LoopMount, Medium, MediumDevice, btrfs_check, capability, check_medium,
+};
+
+struct Mount {
+    below: Arc<MediumDevice>,
+    dir: TempDir,
+    server: JoinHandle<Result<(), MountError>>,
+}
+
+impl Mount {
+    fn new(medium: Medium, writeback_cache: bool) -> Self {
+        let below = Arc::new(MediumDevice::new(medium));
+        Self::on(below.clone(), below, writeback_cache)
+    }
+
+    fn on(below: Arc<MediumDevice>, device: Arc<dyn Device>, writeback_cache: bool) -> Self {
+        let options = MountOptions { track_lookups: true, ..MountOptions::parse("commit=300").unwrap() };
+        let fs = Fs::open(vec![device], options).unwrap();
+        let dir = TempDir::with_prefix("ubtrfs-page-cache-").unwrap();
+        let config = MountConfig { writeback_cache, ..MountConfig::default() };
+        let session = Session::mount(fs, dir.path(), &config).unwrap();
+        Self { below, dir, server: std::thread::spawn(move || session.run()) }
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn unmount(self) -> Medium {
+        ubtrfs_fuse::unmount(self.dir.path(), false).unwrap();
+        self.server.join().unwrap().unwrap();
+        self.below.content()
+    }
+}
+
+fn fresh(len_bytes: u64) -> Medium {
+    Medium::formatted(len_bytes, &MkfsOptions::default()).unwrap()
+}
+
+/// What a Python program prints, in that directory.
+fn python(dir: &Path, program: &str) -> String {
+    let output = Command::new("python3").args(["-c", program]).current_dir(dir).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn shell(dir: &Path, script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).current_dir(dir).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{script}\n{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn first_word(line: &str) -> &str {
+    line.split(' ').next().unwrap_or_default()
+}
+
+fn can_run() -> bool {
+    capability::fuse() && capability::program("python3")
+}
+
+fn judge(medium: &Medium) {
+    check_medium(medium).unwrap();
+    if capability::kernel_oracle() {
+        let image = Image::empty(0).unwrap();
+        medium.save(image.path()).unwrap();
+        btrfs_check(image.path()).unwrap();
+    }
+}
+
+#[test]
+fn flags_times_and_blocks_are_as_on_linux() {
+    if !can_run() || !capability::kernel_oracle() {
+        return;
+    }
+    let program = include_str!("as_linux.py");
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let expected = python(linux.path(), program);
+    linux.close().unwrap();
+    for writeback_cache in [false, true] {
+        let mount = Mount::new(fresh(256 << 20), writeback_cache);
+        let found = python(mount.path(), program);
+        judge(&mount.unmount());
+        let lines = expected.lines().zip(found.lines());
+        // With its writeback cache the kernel keeps the times, and sets them for every fallocate.
+        let is_the_kernels = |line: &str| writeback_cache && ["data", "hole", "whole"].contains(&first_word(line));
+        let different: Vec<_> = lines.filter(|(linux, ours)| linux != ours && !is_the_kernels(linux)).collect();
+        assert!(expected.lines().count() > 200 && expected.lines().count() == found.lines().count());
+        assert!(different.is_empty(), "writeback_cache {writeback_cache}, Linux and ours:\n{different:#?}");
+    }
+}
+
+#[test]
+fn pages_that_were_dirty_before_a_flag_are_written() {
+    if !can_run() {
+        return;
+    }
+    const PROGRAM: &str = r"
+import errno, fcntl, mmap, os, struct
+maps = []
+def dirty(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+    os.ftruncate(fd, 65536)
+    mapped = mmap.mmap(fd, 65536)
+    for at in range(0, 65536, 4096):
+        mapped[at] = 7
+    maps.append((fd, mapped))
+for name, flag in ('immutable', 0x10), ('append', 0x20):
+    dirty(name)
+    fcntl.ioctl(maps[-1][0], 0x40086602, struct.pack('<Q', flag))
+args = bytearray(4096)
+args[8:17] = b'subvolume'
+root = os.open('.', os.O_RDONLY)
+fcntl.ioctl(root, 0x5000940e, args)
+dirty('subvolume/file')
+directory = os.open('subvolume', os.O_RDONLY)
+fcntl.ioctl(directory, 0x4008941a, struct.pack('<Q', 2))
+try:
+    os.open('subvolume/new', os.O_WRONLY | os.O_CREAT)
+    print('writable')
+except OSError as error:
+    assert error.errno == errno.EROFS
+for fd, mapped in maps:
+    mapped.flush()
+    os.fsync(fd)
+";
+    for writeback_cache in [false, true] {
+        let mount = Mount::new(fresh(256 << 20), writeback_cache);
+        assert_eq!(python(mount.path(), PROGRAM), "");
+        let medium = mount.unmount();
+        judge(&medium);
+        let options = MountOptions::parse("ro").unwrap();
+        let fs = Fs::open(vec![Arc::new(MediumDevice::new(medium))], options).unwrap();
+        for name in ["immutable", "append", "subvolume/file"] {
+            let found = fs.lookup_path(name.as_bytes(), true).unwrap();
+            let content = fs.read(found.id, 0, 1 << 20).unwrap();
+            assert_eq!(content.len(), 65536, "{name}");
+            assert!(content.chunks(4096).all(|page| page[0] == 7), "{name} lost pages, {writeback_cache}");
+        }
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn tar_and_cp_find_the_data_of_sparse_files_that_waits() {
+    if !can_run() || !capability::program("tar") {
+        return;
+    }
+    const COPY: &str = "tar cSf ../A f; mkdir -p ../X; tar xSf ../A -C ../X; cmp f ../X/f; cp --sparse=auto f ../C; cmp f ../C; rm -r ../X ../A ../C";
+    // The writer may have closed it, hold it open with data that the kernel keeps, or have it mapped.
+    const OPEN: &str = r"
+import mmap, os, subprocess, sys
+how, copy = sys.argv[1:]
+fd = os.open('f', os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+if how == 'new':
+    os.write(fd, b'hello' * 3000)
+elif how == 'stat':
+    os.stat('f'); os.write(fd, b'hello'); os.stat('f')
+else:
+    os.ftruncate(fd, 10 << 20)
+    os.stat('f')
+    if how == 'hole':
+        os.pwrite(fd, b'hello', 5 << 20)
+    else:
+        mapped = mmap.mmap(fd, 10 << 20)
+        mapped[5 << 20] = 7
+subprocess.run(['sh', '-ec', copy], check=True)
+";
+    for writeback_cache in [false, true] {
+        let mount = Mount::new(fresh(256 << 20), writeback_cache);
+        let dir = mount.path().join("dir");
+        std::fs::create_dir(&dir).unwrap();
+        let outside = TempDir::with_prefix("ubtrfs-copies-").unwrap();
+        let copy = COPY.replace("..", &outside.path().display().to_string());
+        shell(
+            &dir,
+            &format!("truncate -s 10M f; printf hello | dd of=f bs=1 seek=5M conv=notrunc status=none; {copy}"),
+        );
+        for how in ["new", "stat", "hole", "mapped"] {
+            let output = Command::new("python3").args(["-c", OPEN, how, &copy]).current_dir(&dir).output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "writeback_cache {writeback_cache}, {how}: {stderr}");
+        }
+        judge(&mount.unmount());
+    }
+}
+
+#[test]
+fn times_are_the_same_after_mounting_again() {
+    if !can_run() {
+        return;
+    }
+    const PROGRAM: &str = r"
+import os, time
+os.makedirs('d', exist_ok=True)
+for nr in range(40):
+    with open('d/%d' % nr, 'wb') as file:
+        file.write(b'x' * (1000 * nr + 1))
+        if nr % 3 == 0: os.fsync(file.fileno())
+        if nr % 5 == 0: time.sleep(0.05)
+        if nr % 4 == 0: file.write(b'y' * 9000)
+os.chmod('d/1', 0o600)
+os.truncate('d/2', 10)
+os.utime('d/3', (5, 5))
+os.link('d/4', 'd/link')
+os.rename('d/6', 'd/renamed')
+os.setxattr('d/7', 'user.x', b'1')
+";
+    const SHOW: &str =
+        "import os\nfor n in sorted(os.listdir('d')):\n  s = os.stat('d/' + n); print(n, s.st_mtime_ns, s.st_ctime_ns)";
+    for writeback_cache in [false, true] {
+        let mount = Mount::new(fresh(256 << 20), writeback_cache);
+        python(mount.path(), PROGRAM);
+        let before = python(mount.path(), SHOW);
+        let medium = mount.unmount();
+        let mount = Mount::new(medium, writeback_cache);
+        let after = python(mount.path(), SHOW);
+        judge(&mount.unmount());
+        let different: Vec<_> = before.lines().zip(after.lines()).filter(|(before, after)| before != after).collect();
+        assert!(different.is_empty(), "writeback_cache {writeback_cache}: {different:#?}");
+    }
+}
+
+/// A full filesystem keeps pages of a mapping from being written: everything else is committed all the same.
+#[test]
+fn sync_commits_after_an_error_of_a_mapping() {
+    if !can_run() {
+        return;
+    }
+    const PROGRAM: &str = r"
+import errno, mmap, os
+hole = os.open('hole', os.O_RDWR | os.O_CREAT)
+os.ftruncate(hole, 32 << 20)
+mapped = mmap.mmap(hole, 32 << 20)
+small = os.open('small', os.O_RDWR | os.O_CREAT)
+full = os.open('full', os.O_RDWR | os.O_CREAT)
+try:
+    while True: os.write(full, b'f' * (1 << 20))
+except OSError as error:
+    assert error.errno == errno.ENOSPC
+os.close(full)
+for at in range(0, 32 << 20, 4096):
+    mapped[at] = 7
+try:
+    mapped.flush()
+    print('flushed')
+except OSError as error:
+    print(errno.errorcode[error.errno])
+os.write(small, b'small')
+os._exit(0)
+";
+    let mount = Mount::new(fresh(128 << 20), false);
+    assert_eq!(python(mount.path(), PROGRAM), "ENOSPC\n");
+    let synced = ubtrfs_fuse::sync(mount.path());
+    let options = MountOptions::parse("ro,nologreplay").unwrap();
+    let committed = Fs::open(vec![Arc::new(MediumDevice::new(mount.below.content()))], options).unwrap();
+    let small = committed.lookup(committed.root(), b"small");
+    assert!(small.is_ok_and(|small| small.size == 5), "nothing was committed; sync said {synced:?}");
+    committed.close().unwrap();
+    judge(&mount.unmount());
+}
+
+#[test]
+fn each_open_file_hears_of_a_failed_writeback_once() {
+    if !can_run() {
+        return;
+    }
+    const PROGRAM: &str = r"
+import errno, os
+first, second = (os.open('file', os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
+other = os.open('other', os.O_RDWR | os.O_CREAT)
+def synced(fd):
+    try:
+        os.fsync(fd)
+        return 0
+    except OSError as error:
+        return errno.errorcode[error.errno]
+os.write(first, b'never on a disk!' + b'x' * 9000)
+os.write(other, b'x' * 9000)
+print(synced(first), synced(first), synced(other))
+os.pwrite(first, b'y' * 9016, 0)
+print(synced(first), synced(second), synced(second), synced(first))
+late = os.open('file', os.O_RDONLY)
+print(synced(late))
+";
+    let below = Arc::new(MediumDevice::new(fresh(256 << 20)));
+    let plan = FaultPlan { refused: Some(*b"never on a disk!"), ..FaultPlan::default() };
+    let device = Arc::new(FaultDevice::new(below.clone(), plan));
+    let mount = Mount::on(below, device, false);
+    assert_eq!(python(mount.path(), PROGRAM), "EIO EIO 0\n0 EIO 0 0\n0\n");
+    judge(&mount.unmount());
+}
