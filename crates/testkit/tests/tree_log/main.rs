@@ -17,8 +17,8 @@ use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock}
 use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
-    Compare, Driver, FsTarget, Image, LoopMount, Model, NodeKind, PathTarget, RecordingDevice, Rng, Target, TreeEntry,
-    btrfs_check, capability, compare_entries, walk_path,
+    Compare, Driver, FsTarget, Image, LoopMount, Medium, Model, NodeKind, PathTarget, RecordingDevice, Rng, Target,
+    TreeEntry, btrfs_check, capability, check_medium, compare_entries, walk_path,
 };
 
 const IMAGE_BYTES: u64 = 320 << 20;
@@ -63,8 +63,11 @@ fn kernel_walk(image: &Path, what: &str) -> Vec<TreeEntry> {
     settled(found)
 }
 
-/// Replays a crashed image by Linux and here, and compares all that can be seen; the tree after it.
+/// Replays a crashed image by Linux and here, and compares all that can be seen; the tree after it. The log itself is
+/// checked before that, with its data.
 fn replay_both(crashed: &Image, what: &str) -> Vec<TreeEntry> {
+    let medium = Medium::from_image(crashed.path()).unwrap();
+    check_medium(&medium).unwrap_or_else(|error| panic!("{what}: before the replay: {error:#}"));
     let (by_kernel, ours) = (Image::copy_of(crashed.path()).unwrap(), Image::copy_of(crashed.path()).unwrap());
     let expected = kernel_walk(by_kernel.path(), what);
     btrfs_check(by_kernel.path()).unwrap_or_else(|error| panic!("{what}: after Linux's replay: {error:#}"));
