@@ -7,6 +7,7 @@
 //!   it, [`compare_trees`] compares two trees file by file.
 //! - [`KernelImage`] is a rich filesystem that Linux made, with many `mkfs.btrfs` options.
 //! - [`Model`] is a filesystem in memory; [`Driver`] performs the same random operations on it and on a [`Target`].
+//! - [`differential`] performs random system calls by several users on our mount and on Linux's, answer against answer.
 //! - [`RecordingDevice`] keeps what was written between flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
 //!
 //! I1. Whatever is random comes from a seed that is printed when a test fails.
@@ -21,6 +22,7 @@ mod check;
 mod command;
 mod corruptor;
 pub mod crafted;
+pub mod differential;
 mod driver;
 mod fault_device;
 mod faults;

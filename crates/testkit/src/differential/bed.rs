@@ -1,0 +1,396 @@
+//! Runs a sequence on a pair and compares; hunts with many seeds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::actor::{ACTORS, Threads};
+use super::allowed::allowed;
+use super::call::{Call, Step};
+use super::generate::Generator;
+use super::observe::{self, Entry, Seen, errno_name};
+use super::pair::{Pair, Setup, lock};
+use super::perform::{Answer, Side};
+use super::shrink::shrink;
+use crate::tree_entry::show;
+
+/// One field in which the sides differ.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// The step after which it was seen.
+    pub step: Step,
+    /// `result`, a field of what the call returned, or a field of a path, a slot or a tree.
+    pub field: String,
+    /// The object: a path, a slot, or nothing for what the call answered.
+    pub object: String,
+    /// What our mount says.
+    pub ours: String,
+    /// What Linux says.
+    pub linux: String,
+    /// Whether something that the call named is +i or +a in Linux.
+    pub guarded: bool,
+}
+
+impl Difference {
+    /// What a failure is known by while it is shrunk: the call, the field, and both values where they are errors.
+    pub fn signature(&self) -> String {
+        let values = if self.field == "result" { format!(" {} {}", self.ours, self.linux) } else { String::new() };
+        format!("{} {}{values}", self.step.call.name(), self.field)
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let user = ACTORS.get(self.step.user).map_or("?", |actor| actor.name);
+        writeln!(f, "as {user}: {:?}", self.step.call)?;
+        writeln!(f, "  {} {}", self.object, self.field)?;
+        writeln!(f, "    ours:  {}", self.ours)?;
+        write!(f, "    Linux: {}", self.linux)
+    }
+}
+
+/// Why a sequence failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What kind it is: equal for the same failure of a shorter sequence.
+    pub signature: String,
+    /// Everything known.
+    pub text: String,
+}
+
+/// What a sequence did.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// The steps that were performed.
+    pub steps: Vec<Step>,
+    /// How often each allowed difference was seen.
+    pub allowed: BTreeMap<&'static str, u64>,
+    /// How often a call succeeded on Linux, of how many.
+    pub succeeded: BTreeMap<String, (u64, u64)>,
+    /// The first difference that is not allowed.
+    pub failure: Option<Failure>,
+    /// Whether an allowed difference ended the round.
+    pub ended: bool,
+}
+
+/// What [`hunt`] does.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How pairs are made.
+    pub setups: Vec<Setup>,
+    /// The first seed; each round takes the next.
+    pub seed: u64,
+    /// Steps of a round.
+    pub steps: usize,
+    /// Rounds begin until this time is over; there is always one.
+    pub time: Duration,
+    /// Stop at the first failure; else go on and report each kind once.
+    pub stop_at_first: bool,
+    /// For how long a failing sequence is shrunk.
+    pub shrink_time: Duration,
+}
+
+/// Runs round after round; the text of all failures, or a summary.
+pub fn hunt(options: &Options) -> Result<String, String> {
+    let started = Instant::now();
+    let mut failures: BTreeMap<String, String> = BTreeMap::new();
+    let mut total = Outcome::default();
+    let mut rounds = 0;
+    let mut seed = options.seed;
+    while rounds == 0 || started.elapsed() < options.time {
+        let setup = &options.setups[rounds % options.setups.len()];
+        let outcome = run(setup, Source::Random(Generator::new(seed), options.steps))
+            .map_err(|error| format!("seed {seed}: {error:#}"))?;
+        rounds += 1;
+        add(&mut total, &outcome);
+        if let Some(failure) = outcome.failure
+            && !failures.contains_key(&failure.signature)
+        {
+            eprintln!("seed {seed}: {}\n  shrinking {} steps ...", failure.text, outcome.steps.len());
+            let (steps, failure) = shrink(setup, outcome.steps, failure, options.shrink_time);
+            let text = report(seed, setup, &steps, &failure);
+            eprintln!("{text}");
+            failures.insert(failure.signature, text);
+            if options.stop_at_first {
+                break;
+            }
+        }
+        seed += 1;
+    }
+    let summary = summary(&total, rounds, started.elapsed());
+    if failures.is_empty() {
+        return Ok(summary);
+    }
+    let texts: Vec<String> = failures.into_values().collect();
+    Err(format!("{} differences:\n{}\n{summary}", texts.len(), texts.join("\n")))
+}
+
+fn add(total: &mut Outcome, outcome: &Outcome) {
+    total.steps.extend(outcome.steps.iter().cloned());
+    for (name, count) in &outcome.allowed {
+        *total.allowed.entry(name).or_default() += count;
+    }
+    for (name, (good, all)) in &outcome.succeeded {
+        let sum = total.succeeded.entry(name.clone()).or_default();
+        *sum = (sum.0 + good, sum.1 + all);
+    }
+}
+
+fn summary(total: &Outcome, rounds: usize, time: Duration) -> String {
+    let steps = total.steps.len();
+    let mut text = format!("{steps} calls in {rounds} rounds, {} s\nsucceeded of all:", time.as_secs());
+    for (name, (good, all)) in &total.succeeded {
+        text.push_str(&format!(" {name} {good}/{all}"));
+    }
+    for (name, count) in &total.allowed {
+        text.push_str(&format!("\nallowed: {name}: {count}"));
+    }
+    text
+}
+
+fn report(seed: u64, setup: &Setup, steps: &[Step], failure: &Failure) -> String {
+    let mut text = format!(
+        "seed {seed}, ubtrfs -o '{}', Linux -o '{}': {}\n{} steps, one a line; the example `differential` repeats them from a file:\n",
+        setup.ubtrfs_options,
+        setup.linux_options,
+        failure.text,
+        steps.len()
+    );
+    for step in steps {
+        text.push_str(&serde_json::to_string(step).unwrap_or_else(|error| error.to_string()));
+        text.push('\n');
+    }
+    text
+}
+
+/// Where steps come from.
+pub enum Source {
+    /// A list.
+    Steps(Vec<Step>),
+    /// A generator, and how many.
+    Random(Generator, usize),
+}
+
+impl Source {
+    fn next(&mut self, at: usize) -> Option<Step> {
+        match self {
+            Self::Steps(steps) => steps.get(at).cloned(),
+            Self::Random(generator, steps) => (at < *steps).then(|| generator.next_step()),
+        }
+    }
+
+    fn learn(&mut self, step: &Step, linux: &Answer) {
+        if let Self::Random(generator, _) = self {
+            generator.learn(step, linux);
+        }
+    }
+}
+
+/// Performs a sequence on a new pair. An error is one of the bed itself.
+pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let mut bed = Bed {
+        pair: Pair::new(setup)?,
+        threads: Threads::start()?,
+        outcome: Outcome::default(),
+        surveyed: BTreeSet::new(),
+        survey: setup.survey,
+    };
+    let mut at = 0;
+    while let Some(step) = source.next(at) {
+        at += 1;
+        bed.outcome.steps.push(step.clone());
+        let answer = bed.step(&step);
+        match answer {
+            Ok(Some(linux)) => source.learn(&step, &linux),
+            Ok(None) => {}
+            Err(error) => bed.fail(&step, "bed", format!("{error:#}")),
+        }
+        if bed.outcome.failure.is_some() || bed.outcome.ended {
+            break;
+        }
+    }
+    let Bed { mut pair, mut outcome, .. } = bed;
+    if outcome.failure.is_none()
+        && let Err(error) = pair.finish()
+    {
+        outcome.failure = Some(Failure { signature: "end".to_owned(), text: format!("at the end: {error:#}") });
+    }
+    Ok(outcome)
+}
+
+struct Bed {
+    pair: Pair,
+    threads: Threads,
+    outcome: Outcome,
+    survey: bool,
+    surveyed: BTreeSet<String>,
+}
+
+impl Bed {
+    fn step(&mut self, step: &Step) -> Result<Option<Answer>> {
+        match &step.call {
+            Call::Umask { mask } => drop(rustix::process::umask(rustix::fs::Mode::from_raw_mode(*mask))),
+            Call::Sync => self.pair.sync()?,
+            Call::Compare => {
+                let (ours, linux) = self.pair.walk()?;
+                self.compare_trees(step, "tree", &ours, &linux, false);
+            }
+            Call::Remount | Call::Swap => self.reopen(step)?,
+            _ => return self.call(step).map(Some),
+        }
+        Ok(None)
+    }
+
+    /// Unmounts and mounts; what each image holds is the same before and after.
+    fn reopen(&mut self, step: &Step) -> Result<()> {
+        // What waits to be written may have other blocks than it will have.
+        self.pair.sync()?;
+        let (ours, linux) = self.pair.walk()?;
+        self.compare_trees(step, "tree", &ours, &linux, false);
+        let swap = step.call == Call::Swap;
+        if swap {
+            self.pair.swap()?
+        } else {
+            self.pair.remount()?
+        }
+        let (ours_now, linux_now) = self.pair.walk()?;
+        let (ours_then, linux_then) = if swap { (linux, ours) } else { (ours, linux) };
+        let [first, second] = if swap {
+            ["Linux's image before, and under ubtrfs", "our image before, and under Linux"]
+        } else {
+            ["our image before, and after the remount", "Linux's image before, and after the remount"]
+        };
+        self.compare_trees(step, first, &ours_now, &ours_then, true);
+        self.compare_trees(step, second, &linux_now, &linux_then, true);
+        Ok(())
+    }
+
+    fn call(&mut self, step: &Step) -> Result<Answer> {
+        let paths = watched(&step.call);
+        let slots = step.call.slots();
+        let mut answers = Vec::new();
+        for side in [&self.pair.ours, &self.pair.linux] {
+            let before = observe::look(&lock(side), &paths, &slots);
+            let (side_there, call) = (Arc::clone(side), step.call.clone());
+            let answer = self.threads.run(step.user, move || lock(&side_there).perform(&call))?;
+            let side: &Side = &lock(side);
+            answers.push((answer, before, observe::look(side, &paths, &slots)));
+        }
+        let (linux, linux_before, linux_after) = answers.pop().context("two sides")?;
+        let (ours, ours_before, ours_after) = answers.pop().context("two sides")?;
+        let counts = self.outcome.succeeded.entry(step.call.name()).or_default();
+        *counts = (counts.0 + u64::from(linux.is_ok()), counts.1 + 1);
+        let mut found = Vec::new();
+        let guarded = linux_before.iter().chain(&linux_after).any(|seen| seen.guarded);
+        let fields = |answer: &Answer| match answer {
+            Ok(fields) => [("result".to_owned(), "success".to_owned())].into_iter().chain(fields.clone()).collect(),
+            Err(errno) => vec![("result".to_owned(), errno_name(*errno))],
+        };
+        compare_fields(step, "answer", fields(&ours), fields(&linux), guarded, &mut found);
+        for (index, (ours, linux)) in ours_after.iter().zip(&linux_after).enumerate() {
+            let before = |seen: &[Seen]| seen.get(index).cloned();
+            let ours_fields = observe::changes(before(&ours_before).as_ref(), ours);
+            let linux_fields = observe::changes(before(&linux_before).as_ref(), linux);
+            compare_fields(step, &ours.what, ours_fields, linux_fields, guarded, &mut found);
+        }
+        self.judge(found);
+        Ok(linux)
+    }
+
+    fn compare_trees(&mut self, step: &Step, what: &str, ours: &[Entry], linux: &[Entry], one_image: bool) {
+        let theirs: BTreeMap<&[u8], &Entry> = linux.iter().map(|entry| (entry.entry.path.as_slice(), entry)).collect();
+        let mine: BTreeMap<&[u8], &Entry> = ours.iter().map(|entry| (entry.entry.path.as_slice(), entry)).collect();
+        let mut found = Vec::new();
+        for (path, entry) in &mine {
+            let object = format!("{what}: {}", show(path));
+            let other = theirs.get(path).map_or_else(absent, |other| other.fields(one_image));
+            compare_fields(step, &object, entry.fields(one_image), other, false, &mut found);
+        }
+        for (path, entry) in theirs.iter().filter(|(path, _)| !mine.contains_key(*path)) {
+            compare_fields(
+                step,
+                &format!("{what}: {}", show(path)),
+                absent(),
+                entry.fields(one_image),
+                false,
+                &mut found,
+            );
+        }
+        self.judge(found);
+    }
+
+    fn judge(&mut self, found: Vec<Difference>) {
+        for difference in found {
+            if let Some(entry) = allowed(&difference) {
+                *self.outcome.allowed.entry(entry.name).or_default() += 1;
+                self.outcome.ended |= entry.ends_round && !self.survey;
+            } else if !self.survey {
+                let failure = || Failure { signature: difference.signature(), text: difference.to_string() };
+                self.outcome.failure.get_or_insert_with(failure);
+            } else if self.surveyed.insert(difference.signature()) {
+                eprintln!("step {}: {difference}", self.outcome.steps.len());
+            }
+        }
+    }
+
+    fn fail(&mut self, step: &Step, kind: &str, text: String) {
+        let text = format!("{:?}: {text}", step.call);
+        self.outcome.failure = Some(Failure { signature: format!("{} {kind}", step.call.name()), text });
+    }
+}
+
+fn absent() -> Vec<(String, String)> {
+    vec![("kind".to_owned(), "absent".to_owned())]
+}
+
+/// The first field in which two lists differ.
+fn compare_fields(
+    step: &Step,
+    object: &str,
+    ours: Vec<(String, String)>,
+    linux: Vec<(String, String)>,
+    guarded: bool,
+    found: &mut Vec<Difference>,
+) {
+    let mut theirs: BTreeMap<String, String> = linux.into_iter().collect();
+    let mut add = |field: String, ours: String, linux: String| {
+        found.push(Difference { step: step.clone(), field, object: object.to_owned(), ours, linux, guarded });
+    };
+    // Where the kinds or results differ, the other fields say nothing more.
+    let first = ours.first().cloned();
+    if let Some((name, value)) = first
+        && let Some(other) = theirs.get(&name)
+        && *other != value
+    {
+        add(name, value, other.clone());
+        return;
+    }
+    for (name, value) in ours {
+        let other = theirs.remove(&name).unwrap_or_else(|| "-".to_owned());
+        if other != value {
+            add(name, value, other);
+        }
+    }
+    for (name, other) in theirs {
+        add(name, "-".to_owned(), other);
+    }
+}
+
+/// The paths that are looked at before and after a call: those that it names and their directories.
+fn watched(call: &Call) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    for path in call.paths() {
+        let path = path.trim_end_matches('/');
+        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        for path in [path, parent] {
+            if !paths.iter().any(|other| other == path) {
+                paths.push(path.to_owned());
+            }
+        }
+    }
+    paths
+}

@@ -1,0 +1,324 @@
+//! One side of the pair performs a call: plain system calls below a mount point, and what they answer as comparable fields.
+
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    Access, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, IFlags, Mode, OFlags, RawDir, RenameFlags,
+    SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, XattrFlags,
+};
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
+
+use super::call::{Call, Kind, Seek, Time, name_bytes};
+use super::observe;
+use crate::tree_entry::{join, xxh64};
+
+/// Slots for open files.
+pub(crate) const NR_SLOTS: usize = 6;
+
+/// What a call answers: fields by name, or an error.
+pub(crate) type Answer = Result<Vec<(String, String)>, Errno>;
+
+/// One side: where it is mounted and what is open.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) root: PathBuf,
+    pub(crate) slots: Vec<Option<OwnedFd>>,
+}
+
+impl Side {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), slots: std::iter::repeat_with(|| None).take(NR_SLOTS).collect() }
+    }
+
+    /// The path of a name of a call.
+    pub(crate) fn full(&self, path: &str) -> PathBuf {
+        full(&self.root, path)
+    }
+
+    pub(crate) fn slot(&self, slot: usize) -> Result<&OwnedFd, Errno> {
+        self.slots.get(slot).and_then(Option::as_ref).ok_or(Errno::BADF)
+    }
+
+    /// Performs a call; the caller's thread has the credentials.
+    pub(crate) fn perform(&mut self, call: &Call) -> Answer {
+        match call {
+            Call::Open { slot, path, flags, mode } => self.open(*slot, path, *flags, *mode),
+            Call::Close { slot } => {
+                self.slots[*slot] = None;
+                nothing()
+            }
+            Call::Lseek { .. }
+            | Call::Read { .. }
+            | Call::Pread { .. }
+            | Call::Write { .. }
+            | Call::Pwrite { .. }
+            | Call::Ftruncate { .. }
+            | Call::Fallocate { .. }
+            | Call::CopyFileRange { .. }
+            | Call::Fsync { .. }
+            | Call::Fchmod { .. }
+            | Call::Fchown { .. }
+            | Call::Flock { .. }
+            | Call::Getdents { .. }
+            | Call::Rewind { .. }
+            | Call::LinkSlot { .. } => self.on_slot(call),
+            Call::Setxattr { .. }
+            | Call::SetAcl { .. }
+            | Call::SetProperty { .. }
+            | Call::Getxattr { .. }
+            | Call::Removexattr { .. }
+            | Call::Listxattr { .. } => self.on_xattr(call),
+            _ => self.on_path(call),
+        }
+    }
+
+    fn open(&mut self, slot: usize, path: &str, flags: u32, mode: u32) -> Answer {
+        // A FIFO without a reader must not block, and no terminal is taken over.
+        let flags = OFlags::from_bits_retain(flags) | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = rustix::fs::open(self.full(path), flags, Mode::from_raw_mode(mode))?;
+        self.slots[slot] = Some(file);
+        nothing()
+    }
+
+    fn on_slot(&mut self, call: &Call) -> Answer {
+        match call {
+            Call::Read { slot, len } => {
+                let mut buf = vec![0; *len];
+                let done = rustix::io::read(self.slot(*slot)?, &mut buf[..])?;
+                data(&buf[..done])
+            }
+            Call::Pread { slot, at, len } => {
+                let mut buf = vec![0; *len];
+                let done = rustix::io::pread(self.slot(*slot)?, &mut buf[..], *at)?;
+                data(&buf[..done])
+            }
+            Call::Write { slot, data } => number(rustix::io::write(self.slot(*slot)?, &data.bytes())? as u64),
+            Call::Pwrite { slot, at, data } => {
+                number(rustix::io::pwrite(self.slot(*slot)?, &data.bytes(), *at)? as u64)
+            }
+            Call::Lseek { slot, whence, at } => {
+                let unsigned = u64::try_from(*at);
+                let from = match whence {
+                    Seek::Set => SeekFrom::Start(unsigned.map_err(|_| Errno::INVAL)?),
+                    Seek::Current => SeekFrom::Current(*at),
+                    Seek::End => SeekFrom::End(*at),
+                    Seek::Data => SeekFrom::Data(unsigned.map_err(|_| Errno::INVAL)?),
+                    Seek::Hole => SeekFrom::Hole(unsigned.map_err(|_| Errno::INVAL)?),
+                };
+                number(rustix::fs::seek(self.slot(*slot)?, from)?)
+            }
+            Call::Ftruncate { slot, len } => done(rustix::fs::ftruncate(self.slot(*slot)?, *len)),
+            Call::Fallocate { slot, mode, at, len } => {
+                let flags = FallocateFlags::from_bits_retain(*mode);
+                done(rustix::fs::fallocate(self.slot(*slot)?, flags, *at, *len))
+            }
+            Call::CopyFileRange { from, from_at, to, to_at, len } => {
+                let (mut from_at, mut to_at) = (*from_at, *to_at);
+                let (from, to) = (self.slot(*from)?, self.slot(*to)?);
+                let mut copied = 0;
+                // Linux's btrfs shares the whole blocks first and returns; a caller goes on.
+                while copied < *len {
+                    match rustix::fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), *len - copied) {
+                        Ok(0) => break,
+                        Ok(more) => copied += more,
+                        Err(errno) if copied == 0 => return Err(errno),
+                        Err(_) => break,
+                    }
+                }
+                number(copied as u64)
+            }
+            Call::Fsync { slot, data_only: true } => done(rustix::fs::fdatasync(self.slot(*slot)?)),
+            Call::Fsync { slot, data_only: false } => done(rustix::fs::fsync(self.slot(*slot)?)),
+            Call::Fchmod { slot, mode } => done(rustix::fs::fchmod(self.slot(*slot)?, Mode::from_raw_mode(*mode))),
+            Call::Fchown { slot, uid, gid } => {
+                done(rustix::fs::fchown(self.slot(*slot)?, uid.map(Uid::from_raw), gid.map(Gid::from_raw)))
+            }
+            Call::Flock { slot, exclusive } => {
+                let operation = match exclusive {
+                    None => FlockOperation::NonBlockingUnlock,
+                    Some(false) => FlockOperation::NonBlockingLockShared,
+                    Some(true) => FlockOperation::NonBlockingLockExclusive,
+                };
+                done(rustix::fs::flock(self.slot(*slot)?, operation))
+            }
+            Call::Getdents { slot, entries } => self.getdents(*slot, *entries),
+            Call::Rewind { slot } => number(rustix::fs::seek(self.slot(*slot)?, SeekFrom::Start(0))?),
+            Call::LinkSlot { slot, to } => {
+                // As `ln -L /proc/self/fd/N` does, which needs no capability.
+                use std::os::fd::AsRawFd;
+                let from = format!("/proc/self/fd/{}", self.slot(*slot)?.as_raw_fd());
+                done(rustix::fs::linkat(CWD, from, CWD, self.full(to), AtFlags::SYMLINK_FOLLOW))
+            }
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    /// Reads on in a directory with a small buffer, until so many entries came.
+    fn getdents(&self, slot: usize, entries: usize) -> Answer {
+        let mut buf = [MaybeUninit::uninit(); 400];
+        let mut dir = RawDir::new(self.slot(slot)?, &mut buf);
+        let mut names = Vec::new();
+        // A whole buffer at a time: what was read and not looked at would be lost.
+        while names.len() < entries || !dir.is_buffer_empty() {
+            let Some(entry) = dir.next() else { break };
+            let entry = entry?;
+            names.push(format!("{}={:?}", entry.file_name().to_bytes().escape_ascii(), entry.file_type()));
+        }
+        Ok(vec![("entries".to_owned(), names.join(" "))])
+    }
+
+    fn on_xattr(&self, call: &Call) -> Answer {
+        match call {
+            Call::Setxattr { path, name, value, flags } => {
+                let flags = XattrFlags::from_bits_retain(*flags);
+                done(rustix::fs::lsetxattr(self.full(path), name.as_str(), &value.bytes(), flags))
+            }
+            Call::SetAcl { path, default, acl } => {
+                let name = if *default { "system.posix_acl_default" } else { "system.posix_acl_access" };
+                done(rustix::fs::lsetxattr(self.full(path), name, &acl_bytes(acl), XattrFlags::empty()))
+            }
+            Call::SetProperty { path, value } => {
+                done(rustix::fs::lsetxattr(self.full(path), "btrfs.compression", value.as_bytes(), XattrFlags::empty()))
+            }
+            Call::Getxattr { path, name } => {
+                let mut value = vec![0; 64 << 10];
+                let len = rustix::fs::lgetxattr(self.full(path), name.as_str(), &mut value[..])?;
+                data(&value[..len])
+            }
+            Call::Removexattr { path, name } => done(rustix::fs::lremovexattr(self.full(path), name.as_str())),
+            Call::Listxattr { path } => {
+                Ok(vec![("names".to_owned(), observe::xattr_names(&self.full(path))?.join(" "))])
+            }
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    fn on_path(&self, call: &Call) -> Answer {
+        match call {
+            Call::Truncate { path, len } => {
+                let file = rustix::fs::open(
+                    self.full(path),
+                    OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )?;
+                done(rustix::fs::ftruncate(file, *len))
+            }
+            Call::Mkdir { path, mode } => done(rustix::fs::mkdir(self.full(path), Mode::from_raw_mode(*mode))),
+            Call::Mknod { path, kind, mode, major, minor } => {
+                let kind = match kind {
+                    Kind::File => FileType::RegularFile,
+                    Kind::Fifo => FileType::Fifo,
+                    Kind::Socket => FileType::Socket,
+                    Kind::CharDevice => FileType::CharacterDevice,
+                    Kind::BlockDevice => FileType::BlockDevice,
+                };
+                let device = rustix::fs::makedev(*major, *minor);
+                done(rustix::fs::mknodat(CWD, self.full(path), kind, Mode::from_raw_mode(*mode), device))
+            }
+            Call::Symlink { path, target } => {
+                done(rustix::fs::symlink(OsStr::from_bytes(&name_bytes(target)), self.full(path)))
+            }
+            Call::Link { from, to, follow } => {
+                let flags = if *follow { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
+                done(rustix::fs::linkat(CWD, self.full(from), CWD, self.full(to), flags))
+            }
+            Call::Readlink { path } => data(rustix::fs::readlink(self.full(path), Vec::new())?.as_bytes()),
+            Call::Unlink { path } => done(rustix::fs::unlink(self.full(path))),
+            Call::Rmdir { path } => done(rustix::fs::rmdir(self.full(path))),
+            Call::Rename { from, to, flags } => {
+                let flags = RenameFlags::from_bits_retain(*flags);
+                done(rustix::fs::renameat_with(CWD, self.full(from), CWD, self.full(to), flags))
+            }
+            Call::Chmod { path, mode } => done(rustix::fs::chmod(self.full(path), Mode::from_raw_mode(*mode))),
+            Call::Chown { path, uid, gid, follow } => {
+                let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+                done(rustix::fs::chownat(CWD, self.full(path), uid, gid, nofollow(*follow)))
+            }
+            Call::Utimens { path, atime, mtime, follow } => {
+                let times = Timestamps { last_access: timespec(*atime), last_modification: timespec(*mtime) };
+                done(rustix::fs::utimensat(CWD, self.full(path), &times, nofollow(*follow)))
+            }
+            Call::GetFlags { path } => {
+                let flags = rustix::fs::ioctl_getflags(self.for_ioctl(path)?)?;
+                Ok(vec![("flags".to_owned(), format!("{:#x}", flags.bits()))])
+            }
+            Call::SetFlags { path, flags } => {
+                done(rustix::fs::ioctl_setflags(self.for_ioctl(path)?, IFlags::from_bits_retain(*flags)))
+            }
+            Call::Stat { path, follow: true } => Ok(observe::stat_fields(&rustix::fs::stat(self.full(path))?)),
+            Call::Stat { path, follow: false } => Ok(observe::stat_fields(&rustix::fs::lstat(self.full(path))?)),
+            Call::Access { path, mode, effective } => {
+                let flags = if *effective { AtFlags::EACCESS } else { AtFlags::empty() };
+                done(rustix::fs::accessat(CWD, self.full(path), Access::from_bits_retain(*mode), flags))
+            }
+            Call::Readdir { path } => self.readdir(path),
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    fn for_ioctl(&self, path: &str) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::open(self.full(path), flags, Mode::empty())
+    }
+
+    fn readdir(&self, path: &str) -> Answer {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(self.full(path), flags, Mode::empty())?;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::new(dir)? {
+            let entry = entry?;
+            names.push(format!("{}={:?}", entry.file_name().to_bytes().escape_ascii(), entry.file_type()));
+        }
+        Ok(vec![("entries".to_owned(), names.join(" "))])
+    }
+}
+
+/// A path below a mount point.
+pub(crate) fn full(root: &Path, path: &str) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(&join(root.as_os_str().as_bytes(), &name_bytes(path))))
+}
+
+fn nofollow(follow: bool) -> AtFlags {
+    if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW }
+}
+
+fn timespec(time: Time) -> Timespec {
+    match time {
+        Time::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Time::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Time::At(sec, nsec) => Timespec { tv_sec: sec, tv_nsec: nsec.into() },
+    }
+}
+
+/// The extended attribute of an ACL: version 2, then tag, permissions and id of each entry.
+fn acl_bytes(acl: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut out = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in acl {
+        out.extend(tag.to_le_bytes());
+        out.extend(permissions.to_le_bytes());
+        out.extend(id.to_le_bytes());
+    }
+    out
+}
+
+fn nothing() -> Answer {
+    Ok(Vec::new())
+}
+
+fn done(result: Result<(), Errno>) -> Answer {
+    result.map(|()| Vec::new())
+}
+
+fn number(value: u64) -> Answer {
+    Ok(vec![("returned".to_owned(), value.to_string())])
+}
+
+fn data(bytes: &[u8]) -> Answer {
+    let shown = bytes[..bytes.len().min(24)].escape_ascii();
+    Ok(vec![("data".to_owned(), format!("{} bytes, hash {:016x}, {shown}", bytes.len(), xxh64(bytes)))])
+}
