@@ -379,8 +379,7 @@ fn an_ordinary_user_makes_mounts_and_fills_an_image() {
 
 #[test]
 fn mount_and_umount_of_the_system_work() {
-    if !ready() || !Path::new("/usr/sbin/mount.fuse3").exists() {
-        eprintln!("SKIPPED: needs mount.fuse3");
+    if !ready() || !capability::program("mount.fuse3") {
         return;
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();

@@ -219,6 +219,23 @@ fn every_source_file_opens_with_its_purpose_and_has_a_readable_size() {
     assert!(wrong.is_empty(), "sources:\n  {}", wrong.join("\n  "));
 }
 
+/// A test that cannot run says "SKIPPED", and beside that asserts that it is not in CI, where nothing may be skipped.
+#[test]
+fn nothing_is_skipped_silently_in_ci() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources() {
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, _) in lines.iter().enumerate().filter(|(_, line)| line.contains("eprintln!(\"SKIPPED")) {
+            let near = &lines[number.saturating_sub(4)..lines.len().min(number + 3)];
+            let asserts = near.iter().any(|line| line.contains("assert!(") && line.contains("CI"));
+            if !asserts {
+                wrong.push(format!("{}:{}: no assertion that this is not CI", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "skipped silently:\n  {}", wrong.join("\n  "));
+}
+
 #[test]
 fn unsafe_code_is_in_device_alone() {
     let mut wrong = Vec::new();

@@ -20,7 +20,7 @@ pub(crate) const LATEST_CALL: i64 = 4_000_000_000;
 /// Attributes of one object that two filesystems must agree on.
 pub(crate) fn stat_fields(stat: &Stat) -> Vec<(String, String)> {
     let kind = FileType::from_raw_mode(stat.st_mode);
-    let mut fields = vec![
+    let fields = [
         ("kind", format!("{kind:?}")),
         ("mode", format!("{:o}", stat.st_mode & 0o7777)),
         ("owner", format!("{}:{}", stat.st_uid, stat.st_gid)),
@@ -29,9 +29,6 @@ pub(crate) fn stat_fields(stat: &Stat) -> Vec<(String, String)> {
         ("size", stat.st_size.to_string()),
         ("blksize", stat.st_blksize.to_string()),
     ];
-    if kind == FileType::RegularFile {
-        fields.push(("has blocks", (stat.st_blocks != 0).to_string()));
-    }
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
@@ -53,6 +50,8 @@ pub(crate) struct Seen {
     pub(crate) stat: Result<Stat, Errno>,
     /// Names and values of extended attributes.
     pub(crate) xattrs: String,
+    /// Whether a file that takes no blocks has content. `tar -S` and `cp` take such a file for a hole.
+    pub(crate) data_without_blocks: bool,
     /// Whether statx says +i or +a, as Linux's btrfs does and FUSE cannot.
     pub(crate) guarded: bool,
 }
@@ -65,16 +64,31 @@ pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> 
         let stat = rustix::fs::lstat(&full);
         let xattrs = if stat.is_ok() { xattr_text(&full) } else { String::new() };
         let guarded = is_guarded(rustix::fs::statx(CWD, &full, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS));
-        seen.push(Seen { what: format!("path {path}"), stat, xattrs, guarded });
+        seen.push(Seen { what: format!("path {path}"), stat, xattrs, data_without_blocks: false, guarded });
     }
     for &slot in slots {
         let stat = side.slot(slot).and_then(|file: &OwnedFd| rustix::fs::fstat(file));
         let guarded = side
             .slot(slot)
             .is_ok_and(|file| is_guarded(rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)));
-        seen.push(Seen { what: format!("slot {slot}"), stat, xattrs: String::new(), guarded });
+        let data_without_blocks = match (&stat, side.slot(slot)) {
+            (Ok(stat), Ok(file)) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+                stat.st_blocks == 0 && !is_zeros(file, 0, u64::try_from(stat.st_size).unwrap_or(0))
+            }
+            _ => false,
+        };
+        seen.push(Seen { what: format!("slot {slot}"), stat, xattrs: String::new(), data_without_blocks, guarded });
     }
     seen
+}
+
+/// Whether a range of an open file holds zeros alone, as far as it can be read and is looked at.
+pub(crate) fn is_zeros(file: &OwnedFd, from: u64, to: u64) -> bool {
+    const LOOKED_AT: u64 = 1 << 20;
+    let len = usize::try_from(to.saturating_sub(from).min(LOOKED_AT)).unwrap_or(0);
+    let mut buf = vec![0; len];
+    let done = rustix::io::pread(file, &mut buf[..], from).unwrap_or(0);
+    buf[..done].iter().all(|&byte| byte == 0)
 }
 
 fn is_guarded(statx: Result<Statx, Errno>) -> bool {
@@ -89,6 +103,7 @@ pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, Strin
     };
     let mut fields = stat_fields(stat);
     fields.push(("xattrs".to_owned(), after.xattrs.clone()));
+    fields.push(("data without blocks".to_owned(), after.data_without_blocks.to_string()));
     let old = before.and_then(|seen| seen.stat.as_ref().ok()).filter(|old| old.st_ino == stat.st_ino);
     for (index, (name, now)) in ["atime", "mtime", "ctime"].into_iter().zip(times(stat)).enumerate() {
         let value = if now.0 < EARLIEST_CALL || now.0 > LATEST_CALL {
@@ -141,7 +156,7 @@ pub(crate) struct Entry {
     /// Flags of lsattr, for files and directories.
     pub(crate) flags: Option<u32>,
     /// Units of 512 bytes.
-    pub(crate) blocks: i64,
+    pub(crate) blocks: u64,
 }
 
 impl Entry {
@@ -186,7 +201,10 @@ pub(crate) fn walk(root: &Path) -> Result<Vec<Entry>> {
         let stat = rustix::fs::lstat(&full).with_context(|| format!("lstat {}", full.display()))?;
         let with_flags = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
         let flags = if with_flags { Some(flags_of(&full)?) } else { None };
-        out.push(Entry { entry, times: times(&stat), flags, blocks: stat.st_blocks });
+        // The kernel remembers a count from before the data was written.
+        let fresh = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+        let blocks = rustix::fs::statx(CWD, &full, fresh, StatxFlags::BASIC_STATS)?.stx_blocks;
+        out.push(Entry { entry, times: times(&stat), flags, blocks });
     }
     Ok(out)
 }

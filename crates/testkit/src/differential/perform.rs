@@ -102,15 +102,21 @@ impl Side {
                 number(rustix::io::pwrite(self.slot(*slot)?, &data.bytes(), *at)? as u64)
             }
             Call::Lseek { slot, whence, at } => {
-                let unsigned = u64::try_from(*at);
+                let unsigned = u64::try_from(*at).map_err(|_| Errno::INVAL);
                 let from = match whence {
-                    Seek::Set => SeekFrom::Start(unsigned.map_err(|_| Errno::INVAL)?),
+                    Seek::Set => SeekFrom::Start(unsigned?),
                     Seek::Current => SeekFrom::Current(*at),
                     Seek::End => SeekFrom::End(*at),
-                    Seek::Data => SeekFrom::Data(unsigned.map_err(|_| Errno::INVAL)?),
-                    Seek::Hole => SeekFrom::Hole(unsigned.map_err(|_| Errno::INVAL)?),
+                    Seek::Data => return self.seek_data(*slot, unsigned?),
+                    Seek::Hole => SeekFrom::Hole(unsigned?),
                 };
-                number(rustix::fs::seek(self.slot(*slot)?, from)?)
+                let file = self.slot(*slot)?;
+                let position = rustix::fs::seek(file, from)?;
+                if *whence != Seek::Hole {
+                    return number(position);
+                }
+                rustix::fs::seek(file, SeekFrom::Start(unsigned?))?;
+                Ok(vec![("position".to_owned(), position.to_string())])
             }
             Call::Ftruncate { slot, len } => done(rustix::fs::ftruncate(self.slot(*slot)?, *len)),
             Call::Fallocate { slot, mode, at, len } => {
@@ -156,6 +162,21 @@ impl Side {
             }
             _ => Err(Errno::NOSYS),
         }
+    }
+
+    /// Which blocks of zeros are holes is a filesystem's own choice; but what is passed over must be zeros. The position is
+    /// set to where the search began, so that it stays the same on both sides.
+    fn seek_data(&self, slot: usize, at: u64) -> Answer {
+        let file = self.slot(slot)?;
+        let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+        let found = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(found) => found,
+            Err(Errno::NXIO) if at < size => size,
+            Err(errno) => return Err(errno),
+        };
+        rustix::fs::seek(file, SeekFrom::Start(at))?;
+        let zeros = observe::is_zeros(file, at, found);
+        Ok(vec![("position".to_owned(), found.to_string()), ("passes over data".to_owned(), (!zeros).to_string())])
     }
 
     /// Reads on in a directory with a small buffer, until so many entries came.
