@@ -92,6 +92,12 @@ pub const KNOWN: &[Allowed] = &[
         matches: |it| matches!(it.step.call, Call::SetFlags { .. } | Call::SetProperty { .. }),
     },
     Allowed {
+        name: "nocow-of-data",
+        reason: "taking +C from a file with data is ignored by Linux, as giving it is",
+        ends_round: true,
+        matches: |it| it.field == "flags",
+    },
+    Allowed {
         name: "bits-kept-by-capability",
         reason: "truncation by a process with CAP_FSETID keeps set-id bits in Linux",
         ends_round: true,

@@ -242,6 +242,7 @@ impl Side {
                 done(rustix::fs::mknodat(CWD, self.full(path), kind, Mode::from_raw_mode(*mode), device))
             }
             Call::Symlink { path, target } => {
+                assert!(!leads_out(target), "{target} leads out of the mount");
                 done(rustix::fs::symlink(OsStr::from_bytes(&name_bytes(target)), self.full(path)))
             }
             Call::Link { from, to, follow } => {
@@ -300,8 +301,17 @@ impl Side {
 }
 
 /// A path below a mount point.
+///
+/// # Panics
+/// When it would lead out of the mount.
 pub(crate) fn full(root: &Path, path: &str) -> PathBuf {
+    assert!(!leads_out(path), "{path} leads out of the mount");
     PathBuf::from(OsStr::from_bytes(&join(root.as_os_str().as_bytes(), &name_bytes(path))))
+}
+
+/// Whether a path, also as the target of a symlink, may name something outside of the mount.
+fn leads_out(path: &str) -> bool {
+    path.starts_with('/') || path.split('/').any(|name| name == "..")
 }
 
 fn nofollow(follow: bool) -> AtFlags {
