@@ -5,8 +5,8 @@
 //! (nobody else can have dirty pages: closing writes them back), the kernel is told to give up its pages before the
 //! question is answered.
 //!
-//! The same is done before attributes are answered of a file that looks sparse: programs ask for data only where `st_blocks`
-//! says that there is some.
+//! The same is done before attributes are answered of a file that seems to have no data: programs believe `st_blocks` and do
+//! not ask.
 //!
 //! K1. Giving up pages makes the kernel send write requests and wait for them. So it only happens while another thread
 //!     takes requests.
@@ -39,10 +39,15 @@ impl Seeker {
         self.kernel_keeps_writes
     }
 
-    /// Whether the kernel may have data of a file that shows no blocks, or fewer than its size.
+    /// Whether the kernel may have data that the blocks of a file do not count. Where it keeps only what is written through
+    /// mappings, that matters for files without blocks alone: of others programs ask for data and holes, and their pages
+    /// stay in the kernel.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
-        let is_sparse = attr.blocks.saturating_mul(512) < attr.size || (attr.blocks == 0 && self.kernel_keeps_writes);
-        is_sparse && attr.mode & mode::TYPE == mode::REGULAR && self.writers.lock().contains_key(&node)
+        let lacks_some = match self.kernel_keeps_writes {
+            true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,
+            false => attr.blocks == 0 && attr.size > 0,
+        };
+        lacks_some && attr.mode & mode::TYPE == mode::REGULAR && self.writers.lock().contains_key(&node)
     }
 
     /// Has the kernel forget attributes that changed by more than the request said. Waits for nothing, unlike K1: a
