@@ -4,13 +4,15 @@
 //! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME] [--check N]
 //! [--threads 2] [--seconds N]` prints one line per kind of fault and ends with status 1 where a promise was broken.
 //! `--check N` has `btrfs check` look at every N-th result. The workload `--config long` makes 2,000 requests of each kind.
+//!
+//! `--config threads [--runs 1000] [--from 1]` runs only the workloads of several threads, each seed with a fault that it chooses.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ubtrfs_testkit::{FaultSweep, Image, btrfs_check_after_failures};
+use ubtrfs_testkit::{FaultSweep, Image, ThreadedFaults, btrfs_check_after_failures};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -20,6 +22,11 @@ fn main() -> ExitCode {
     let threads = number("--threads", 2);
     let deadline = Instant::now() + Duration::from_secs(number("--seconds", 1 << 30));
     ubtrfs_testkit::hush_planned_panics();
+    if after("--config").is_some_and(|config| config == "threads") {
+        let broken = amid_threads(number("--from", 1), number("--runs", 1000), threads, check, deadline);
+        println!("{broken} broken promises");
+        return if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let mut broken = 0;
     for sweep in FaultSweep::all() {
         let unwanted = |name: &str, own: &str| after(name).is_some_and(|wanted| wanted != own);
@@ -82,4 +89,46 @@ fn main() -> ExitCode {
     }
     println!("{broken} broken promises");
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs of several threads; returns how many broke a promise.
+fn amid_threads(from: u64, runs: u64, threads: u64, check: u64, deadline: Instant) -> u64 {
+    let (next, done, broken) = (AtomicU64::new(from), AtomicU64::new(0), AtomicU64::new(0));
+    let (faults, told, checked) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + runs || Instant::now() > deadline {
+                        return;
+                    }
+                    let verdict = ThreadedFaults::run(seed).and_then(|run| {
+                        faults.fetch_add(u64::from(run.hit), Ordering::Relaxed);
+                        told.fetch_add(u64::from(run.told), Ordering::Relaxed);
+                        if check > 0 && seed.is_multiple_of(check) {
+                            let image = Image::empty(0)?;
+                            run.content.save(image.path())?;
+                            btrfs_check_after_failures(image.path())?;
+                            checked.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Ok(())
+                    });
+                    done.fetch_add(1, Ordering::Relaxed);
+                    if let Err(error) = verdict {
+                        broken.fetch_add(1, Ordering::Relaxed);
+                        println!("FAILED {}", format!("{error:#}").chars().take(1500).collect::<String>());
+                    }
+                }
+            });
+        }
+    });
+    println!(
+        "threads: {} runs, {} faults, {} told, {} seen by btrfs check",
+        done.into_inner(),
+        faults.into_inner(),
+        told.into_inner(),
+        checked.into_inner()
+    );
+    broken.into_inner()
 }

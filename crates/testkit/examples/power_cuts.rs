@@ -1,22 +1,109 @@
 //! Power cuts at scale: `--seeds` recorded workloads, the power cut at `--cuts` points of each.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--seeds 200] [--cuts 500] [--from 1] [--linux 500]
-//! [--threads 2] [--seconds N]`: Linux replays and `btrfs check` checks `--linux` of the cuts. Ends with status 1 where a
-//! promise was lost or a check was not clean.
+//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads] [--seeds 200] [--cuts 500] [--from 1]
+//! [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`: Linux replays and `btrfs check` checks `--linux` of the
+//! cuts. Ends with status 1 where a promise was lost or a check was not clean.
+//!
+//! `--bed alone` (the default) has one thread change the filesystem, and repeats exactly from its seed. `--bed threads` has
+//! several, while the device stops now and then; a seed fixes what they do and not how they meet: `--repeat` runs each seed so
+//! many times, `--every 8` takes seeds of one kind of run only, and `--keep` saves the image of a cut that failed, and
+//! what each thread did. `--threads` is how many seeds run side by side.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ubtrfs_testkit::{Image, PowerCuts};
+use anyhow::Result;
+use ubtrfs_testkit::{Cut, CutBuilder, Image, PowerCuts, ThreadedCuts, TreeEntry};
+
+/// A recorded run of either bed.
+enum Run {
+    Alone(Box<PowerCuts>),
+    Threads(Box<ThreadedCuts>),
+}
+
+impl Run {
+    fn record(seed: u64, has_threads: bool) -> Result<Self> {
+        Ok(match has_threads {
+            true => Self::Threads(Box::new(ThreadedCuts::record(seed)?)),
+            false => Self::Alone(Box::new(PowerCuts::record(seed)?)),
+        })
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Alone(run) => &run.name,
+            Self::Threads(run) => &run.name,
+        }
+    }
+
+    fn points(&self, cuts: usize) -> Vec<usize> {
+        match self {
+            Self::Alone(run) => run.points(cuts),
+            Self::Threads(run) => run.points(cuts),
+        }
+    }
+
+    fn builder(&self) -> CutBuilder {
+        match self {
+            Self::Alone(run) => run.builder(),
+            Self::Threads(run) => run.builder(),
+        }
+    }
+
+    fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
+        match self {
+            Self::Alone(run) => run.cut(builder, number, point),
+            Self::Threads(run) => run.cut(builder, number, point),
+        }
+    }
+
+    fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
+        match self {
+            Self::Alone(run) => run.verify(cut),
+            Self::Threads(run) => run.verify(cut),
+        }
+    }
+
+    fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+        match self {
+            Self::Alone(run) => run.verify_by_linux(cut, ours, image),
+            Self::Threads(run) => run.verify_by_linux(cut, ours, image),
+        }
+    }
+
+    /// Whose a broken promise is.
+    fn blame(&self, cut: &Cut, image: &Path) -> String {
+        let Self::Alone(run) = self else { return String::new() };
+        match run.compare_with_linux(cut, image) {
+            Ok(()) => "Linux's replay leaves the same\n".to_owned(),
+            Err(error) => format!("Linux's replay: {error:#}\n"),
+        }
+    }
+
+    fn trace(&self) -> String {
+        match self {
+            Self::Alone(_) => String::new(),
+            Self::Threads(run) => run.trace(),
+        }
+    }
+
+    fn size(&self) -> (usize, usize, usize) {
+        match self {
+            Self::Alone(run) => run.size(),
+            Self::Threads(run) => run.size(),
+        }
+    }
+}
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let number = |name: &str, default: u64| {
-        let at = args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
-        at.map_or(default, |text| text.parse().unwrap_or(default))
-    };
+    let after = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
+    let number = |name: &str, default: u64| after(name).map_or(default, |text| text.parse().unwrap_or(default));
+    let has_threads = after("--bed").is_some_and(|bed| bed == "threads");
+    let (repeat, every_seed, keep) = (number("--repeat", 1).max(1), number("--every", 1), after("--keep"));
     let (seeds, cuts, from) = (number("--seeds", 200), number("--cuts", 500), number("--from", 1));
     let (linux, threads) = (number("--linux", 0), number("--threads", 2));
     let deadline = Instant::now() + Duration::from_secs(number("--seconds", 1 << 30));
@@ -35,11 +122,11 @@ fn main() -> ExitCode {
                 let Ok(image) = Image::empty(0) else { return fail("no scratch image".to_owned()) };
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= seeds || Instant::now() > deadline {
+                    if index >= seeds * repeat || Instant::now() > deadline {
                         return;
                     }
-                    let seed = from + index;
-                    let run = match PowerCuts::record(seed) {
+                    let seed = from + index / repeat * every_seed;
+                    let run = match Run::record(seed, has_threads) {
                         Ok(run) => run,
                         Err(error) => {
                             fail(format!("seed {seed}: {error:#}"));
@@ -51,7 +138,7 @@ fn main() -> ExitCode {
                     let mut builder = run.builder();
                     let mut bad = 0;
                     // A full filesystem takes twenty times as long to look at.
-                    let cuts = if run.name.starts_with("no space") { cuts.div_ceil(8) } else { cuts };
+                    let cuts = if ["no space", "nearly full"].iter().any(|full| run.name().starts_with(full)) { cuts.div_ceil(8) } else { cuts };
                     for (number, point) in run.points(usize::try_from(cuts).unwrap_or(usize::MAX)).into_iter().enumerate() {
                         let cut = run.cut(&mut builder, number, point);
                         done.fetch_add(1, Ordering::Relaxed);
@@ -65,11 +152,15 @@ fn main() -> ExitCode {
                         if let Err(error) = result {
                             bad += 1;
                             if bad <= 2 {
-                                let linux = match run.compare_with_linux(&cut, image.path()) {
-                                    _ if linux == 0 => String::new(),
-                                    Ok(()) => "Linux's replay leaves the same\n".to_owned(),
-                                    Err(error) => format!("Linux's replay: {error:#}\n"),
-                                };
+                                let linux =
+                                    if linux == 0 { String::new() } else { run.blame(&cut, image.path()) };
+                                if let Some(dir) = keep {
+                                    let kept = Path::new(dir).join(format!("seed-{seed}-cut-{number}.img"));
+                                    let trace = std::fs::write(kept.with_extension("txt"), run.trace());
+                                    if let Err(error) = cut.save(&kept).and(trace.map_err(Into::into)) {
+                                        println!("{}: {error:#}", kept.display());
+                                    }
+                                }
                                 fail(format!("{linux}{error:#}"));
                             } else if let Ok(mut failures) = failures.lock() {
                                 failures.push(String::new());
@@ -80,7 +171,7 @@ fn main() -> ExitCode {
                     println!(
                         "seed {seed}: {promises} promises, {flushes} flushes, {events} events, {cuts} cuts in {:.1} s, {bad} bad: {}",
                         start.elapsed().as_secs_f64(),
-                        run.name
+                        run.name()
                     );
                 }
             });

@@ -311,7 +311,7 @@ fn after_failure(
 }
 
 /// `None` for the planned panic; any other goes on up and fails the run.
-fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => Some(done),
         Err(panic) if panic.downcast_ref::<String>().is_some_and(|text| text.contains(PLANNED_PANIC)) => None,

@@ -191,6 +191,59 @@ impl History {
         })
     }
 
+    /// The same where others commit at any time, so that every state may be found, and each in parts.
+    pub(crate) fn verify_among_others(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize) -> Result<()> {
+        let made = made.min(self.promises.len());
+        let base = self.promises[..made].iter().rev().find_map(|promise| match promise {
+            Promise::Sync(state) => Some(*state),
+            Promise::Fsync(..) => None,
+        });
+        let base = base.unwrap_or(0);
+        let fsyncs: Vec<(usize, &[u8])> = self.promises[..made]
+            .iter()
+            .filter_map(|promise| match promise {
+                Promise::Fsync(state, path) if *state >= base => Some((*state, path.as_slice())),
+                _ => None,
+            })
+            .collect();
+        self.verify_window(found, read, base..=self.state_of(made), &fsyncs)
+    }
+
+    /// Whether what was found is of these states: a copy that was taken between the first and the last of them, which holds
+    /// all of the first.
+    pub(crate) fn verify_copy(
+        &self,
+        found: &[TreeEntry],
+        read: ReadFound<'_>,
+        states: RangeInclusive<usize>,
+    ) -> Result<()> {
+        let last = self.last();
+        self.verify_window(found, read, (*states.start()).min(last)..=(*states.end()).min(last), &[])
+    }
+
+    fn verify_window(
+        &self,
+        found: &[TreeEntry],
+        read: ReadFound<'_>,
+        window: RangeInclusive<usize>,
+        fsyncs: &[(usize, &[u8])],
+    ) -> Result<()> {
+        let candidates = window.clone().collect();
+        self.verify_composed(found, read, &candidates, window.clone(), fsyncs)?;
+        // H2, of the rest: each of it changes in one operation.
+        for entry in found.iter().filter(|entry| !entry.path.is_empty()) {
+            let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(&entry.path)).collect();
+            let nodes: Vec<_> = window
+                .clone()
+                .flat_map(|state| ids.iter().filter_map(move |id| self.states[state].model.nodes.get(id)))
+                .collect();
+            let path = show(&entry.path);
+            ensure!(nodes.iter().any(|node| node.mode == entry.mode), "H2: {path} has mode {:o}", entry.mode);
+            ensure!(nodes.iter().any(|node| node.xattrs == entry.xattrs), "H2: {path} never had these attributes");
+        }
+        Ok(())
+    }
+
     fn verify_composed(
         &self,
         found: &[TreeEntry],
@@ -382,7 +435,12 @@ impl History {
                 version.resize(block.len(), 0);
                 version == block
             };
-            ensure!(nodes.iter().any(is_version), "the block at {at} of {} bytes never was like that", entry.size);
+            ensure!(
+                nodes.iter().any(is_version),
+                "the block at {at} of {} bytes never was like that: {}",
+                entry.size,
+                nearest(block, nodes.iter().map(|node| node.read(at, block.len())))
+            );
         }
         Ok(())
     }
@@ -390,5 +448,17 @@ impl History {
 
 /// Reads all of a file that was found.
 pub type ReadFound<'r> = &'r dyn Fn(&[u8]) -> Result<Vec<u8>>;
+
+/// How a block differs from the version that it has most in common with.
+fn nearest(block: &[u8], versions: impl Iterator<Item = Vec<u8>>) -> String {
+    let differences = |version: Vec<u8>| {
+        let at = |(at, byte): (usize, &u8)| (version.get(at).copied().unwrap_or(0) != *byte).then_some(at);
+        block.iter().enumerate().filter_map(at).collect::<Vec<usize>>()
+    };
+    let zeros = block.iter().filter(|byte| **byte == 0).count();
+    let Some(least) = versions.map(differences).min_by_key(Vec::len) else { return "there was none".to_owned() };
+    let (first, last) = (least.first().copied().unwrap_or(0), least.last().copied().unwrap_or(0));
+    format!("{zeros} bytes are zero, and {} from {first} to {last} differ from the nearest version", least.len())
+}
 
 const BLOCK: usize = 4096;

@@ -19,8 +19,8 @@ use ubtrfs_mkfs::MkfsOptions;
 use crate::faults::read_all;
 use crate::promising::Promising;
 use crate::{
-    Compare, CutBuilder, Driver, FsTarget, History, LoopMount, Medium, MediumDevice, Model, NodeKind, RecordingDevice,
-    Rng, Script, Step, Target, TreeEntry, btrfs_check, compare_entries, walk_path,
+    Compare, CutBuilder, Driver, FsTarget, History, LANES, LoopMount, Medium, MediumDevice, Model, NodeKind,
+    RecordingDevice, Rng, Script, Step, Target, TreeEntry, btrfs_check, compare_entries, walk_path,
 };
 
 /// A recorded workload.
@@ -37,8 +37,10 @@ pub struct PowerCuts {
 /// One cut.
 #[derive(Debug)]
 pub struct Cut {
-    medium: Medium,
-    made: usize,
+    pub(crate) medium: Medium,
+    pub(crate) made: usize,
+    /// Promises made, by lane.
+    pub(crate) lanes: [Option<u64>; LANES],
     /// What it is, for messages.
     pub what: String,
 }
@@ -126,7 +128,7 @@ impl PowerCuts {
         let (medium, outcome) = builder.cut(point, &mut rng);
         let made = outcome.promised.unwrap_or(1) as usize;
         let what = format!("seed {} ({}), cut {number} at event {point}: {outcome:?}", self.seed, self.name);
-        Cut { medium, made, what }
+        Cut { medium, made, lanes: outcome.promised_by, what }
     }
 
     /// C1 to C3; what was found.
@@ -167,6 +169,13 @@ impl PowerCuts {
             btrfs_check(image).context("after the replay")
         };
         judge().with_context(|| format!("Linux: {}", cut.what))
+    }
+}
+
+impl Cut {
+    /// Keeps what the cut left in an image file.
+    pub fn save(&self, image: &Path) -> Result<()> {
+        self.medium.save(image)
     }
 }
 

@@ -6,10 +6,14 @@
 //!   torn: some of its 4096-byte sectors are new and the rest old. A sector is never half new: btrfs depends on that,
 //!   because its superblock is one, is overwritten in place, and Linux reads the first one alone.
 //! - I3. A discarded range holds, after the cut, either its old content or zeros.
+//! - I4. A [`Gate`] stops some requests before they take effect; other threads' requests pass meanwhile. So whatever runs
+//!   beside a commit gets between any two of its writes.
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ubtrfs_device::Device;
@@ -17,14 +21,19 @@ use ubtrfs_device::Device;
 use crate::{Medium, MediumDevice, Rng};
 
 const SECTOR: u64 = 4096;
+/// Where the primary superblock lies.
+const SUPERBLOCK: u64 = 64 << 10;
 
 #[derive(Clone, Debug)]
 enum Event {
     Write { offset: u64, data: Arc<[u8]> },
     Discard { offset: u64, len_bytes: u64 },
     Flush,
-    Mark(u64),
+    Mark { lane: usize, value: u64 },
 }
+
+/// Threads that can make promises of their own, each in its lane.
+pub const LANES: usize = 8;
 
 /// What was kept of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,8 +46,34 @@ pub struct CutOutcome {
     pub dropped: usize,
     /// Torn.
     pub torn: usize,
-    /// The last mark before the cut: what was promised by then.
+    /// The last mark of lane 0 before the cut: what was promised by then.
     pub promised: Option<u64>,
+    /// The last mark of each lane before the cut.
+    pub promised_by: [Option<u64>; LANES],
+}
+
+impl CutOutcome {
+    fn note(&mut self, lane: usize, value: u64) {
+        self.promised_by[lane] = Some(value);
+        if lane == 0 {
+            self.promised = Some(value);
+        }
+    }
+}
+
+/// Which requests stop, and for how long (I4).
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    /// Seed of the choice.
+    pub seed: u64,
+    /// One in this many writes of the primary superblock, and of flushes, stops.
+    pub superblocks: u64,
+    /// One in this many other writes stops.
+    pub writes: u64,
+    /// A stopped request goes on after this many further requests and promises of other threads,
+    pub events: usize,
+    /// or after this time, whichever comes first: others may be waiting for it.
+    pub limit: Duration,
 }
 
 /// A device in memory, sparse, that records.
@@ -47,6 +82,13 @@ pub struct RecordingDevice {
     base: Medium,
     live: MediumDevice,
     events: Mutex<Vec<Event>>,
+    /// An event was added.
+    added: Condvar,
+    gate: Option<(Gate, Mutex<Rng>)>,
+    /// Numbers of events at which a stopped request went on.
+    passed: Mutex<Vec<usize>>,
+    /// Requests that are stopped now.
+    stopped: AtomicUsize,
 }
 
 /// Builds what the medium could hold at points of a recording that are asked for in ascending order: what was durable at
@@ -63,7 +105,23 @@ pub struct CutBuilder {
 impl RecordingDevice {
     /// Starts from this content.
     pub fn new(base: Medium) -> Self {
-        Self { live: MediumDevice::new(base.clone()), base, events: Mutex::default() }
+        let live = MediumDevice::new(base.clone());
+        Self {
+            live,
+            base,
+            events: Mutex::default(),
+            added: Condvar::new(),
+            gate: None,
+            passed: Mutex::default(),
+            stopped: 0.into(),
+        }
+    }
+
+    /// Stops some of its requests (I4).
+    #[must_use]
+    pub fn with_gate(mut self, gate: Gate) -> Self {
+        self.gate = Some((gate, Mutex::new(Rng::new(gate.seed))));
+        self
     }
 
     /// Starts from the content of an image file.
@@ -78,7 +136,13 @@ impl RecordingDevice {
 
     /// Notes that everything up to here was promised: call it when a sync or fsync returned.
     pub fn mark(&self, value: u64) {
-        self.lock_events().push(Event::Mark(value));
+        self.mark_lane(0, value);
+    }
+
+    /// The same for a promise of one of several threads.
+    pub fn mark_lane(&self, lane: usize, value: u64) {
+        assert!(lane < LANES, "there are {LANES} lanes");
+        self.push(Event::Mark { lane, value });
     }
 
     /// Number of events so far; a cut can be at any of them, and after the last.
@@ -93,6 +157,20 @@ impl RecordingDevice {
         events.iter().enumerate().filter_map(is_flush).collect()
     }
 
+    /// The numbers of the events at which a stopped request went on (I4).
+    pub fn gate_points(&self) -> Vec<usize> {
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The numbers of the events after which a promise of a lane in `lanes` had been made.
+    pub fn mark_points(&self, lanes: std::ops::Range<usize>) -> Vec<usize> {
+        let events = self.lock_events();
+        let is_mark = |(at, event): (usize, &Event)| {
+            matches!(event, Event::Mark { lane, .. } if lanes.contains(lane)).then_some(at + 1)
+        };
+        events.iter().enumerate().filter_map(is_mark).collect()
+    }
+
     /// Cuts at many points.
     pub fn cuts(&self) -> CutBuilder {
         let events = self.lock_events().clone();
@@ -104,6 +182,42 @@ impl RecordingDevice {
         let (medium, outcome) = self.cuts().cut(events, rng);
         medium.save(image)?;
         Ok(outcome)
+    }
+
+    fn push(&self, event: Event) {
+        self.lock_events().push(event);
+        self.added.notify_all();
+    }
+
+    /// Holds a request if it is one of those that stop (I4).
+    fn pass_gate(&self, is_superblock: bool) {
+        let Some((gate, rng)) = &self.gate else { return };
+        let one_in = if is_superblock { gate.superblocks } else { gate.writes };
+        if !rng.lock().unwrap_or_else(PoisonError::into_inner).one_in(one_in) {
+            return;
+        }
+        let deadline = Instant::now() + gate.limit;
+        self.stopped.fetch_add(1, Ordering::SeqCst);
+        let mut events = self.lock_events();
+        let enough = events.len() + gate.events;
+        while events.len() < enough {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            events = self.added.wait_timeout(events, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner).push(events.len());
+        drop(events);
+        self.stopped.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Waits until a request is stopped (I4), at most for `limit`.
+    pub fn wait_for_stop(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while self.stopped.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     fn lock_events(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
@@ -123,7 +237,7 @@ impl CutBuilder {
                 Event::Write { offset, data } => self.durable.write(*offset, data),
                 Event::Discard { offset, len_bytes } => self.durable.zero(*offset, *len_bytes),
                 Event::Flush => self.outcome.flushes += 1,
-                Event::Mark(value) => self.outcome.promised = Some(*value),
+                Event::Mark { lane, value } => self.outcome.note(*lane, *value),
             }
         }
         self.nr_durable = flushed;
@@ -133,7 +247,7 @@ impl CutBuilder {
         for event in &self.events[flushed..prefix] {
             match event {
                 // A promise that was made is one, even if its flush was the last event before.
-                Event::Mark(value) => outcome.promised = Some(*value),
+                Event::Mark { lane, value } => outcome.note(*lane, *value),
                 Event::Write { offset, data } => match (mood, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {
                         outcome.kept += 1;
@@ -167,16 +281,18 @@ impl Device for RecordingDevice {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.pass_gate(offset == SUPERBLOCK);
         let mut live = self.live.write();
         live.check(offset, buf.len() as u64)?;
         live.write(offset, buf);
-        self.lock_events().push(Event::Write { offset, data: buf.into() });
+        self.push(Event::Write { offset, data: buf.into() });
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
+        self.pass_gate(true);
         let _live = self.live.write();
-        self.lock_events().push(Event::Flush);
+        self.push(Event::Flush);
         Ok(())
     }
 
@@ -184,7 +300,7 @@ impl Device for RecordingDevice {
         let mut live = self.live.write();
         live.check(offset, len_bytes)?;
         live.zero(offset, len_bytes);
-        self.lock_events().push(Event::Discard { offset, len_bytes });
+        self.push(Event::Discard { offset, len_bytes });
         Ok(())
     }
 

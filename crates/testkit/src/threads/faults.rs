@@ -1,0 +1,111 @@
+//! Faults amid threads: one request of a run fails, once or from then on, and each thread is told or keeps what it was
+//! promised.
+//!
+//! - R1. No thread sees an error before the fault; nothing hangs.
+//! - R2. What each thread was promised, before the fault or after it, is on the device.
+//! - R3. A filesystem that turned read-only does not close with success.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ubtrfs_device::Device;
+use ubtrfs_fs::MountOptions;
+
+use super::{REWRITTEN_LANE, Scenario, run_threads};
+use crate::faults::{caught, read_all};
+use crate::history::History;
+use crate::{FaultDevice, FaultKind, FaultPlan, FsTarget, LANES, Medium, MediumDevice, Rng};
+
+/// One run.
+#[derive(Debug)]
+pub struct ThreadedFaults {
+    /// What failed in what.
+    pub name: String,
+    /// The fault happened.
+    pub hit: bool,
+    /// A thread, or closing, was told.
+    pub told: bool,
+    /// What is on the device now.
+    pub content: Medium,
+}
+
+impl ThreadedFaults {
+    /// Runs the threads of this seed with a fault that it chooses. An error is a broken promise.
+    pub fn run(seed: u64) -> Result<Self> {
+        let (sender, receiver) = channel();
+        let thread = std::thread::Builder::new().name("run".to_owned()).spawn(move || {
+            let _ = sender.send(catch_unwind(AssertUnwindSafe(|| run_here(seed))));
+        })?;
+        let result = match receiver.recv_timeout(TIME_LIMIT) {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => bail!("threads, seed {seed}: a panic came through"),
+            Err(RecvTimeoutError::Timeout) => bail!("threads, seed {seed}: R1: it hangs"),
+            Err(RecvTimeoutError::Disconnected) => bail!("threads, seed {seed}: the thread is gone"),
+        };
+        let _ = thread.join();
+        result
+    }
+}
+
+fn plan(rng: &mut Rng) -> FaultPlan {
+    let kind = *rng.pick(&[FaultKind::Error, FaultKind::Error, FaultKind::Short, FaultKind::Panic]);
+    let plan = FaultPlan { kind, persistent: kind == FaultKind::Error && rng.one_in(2), ..FaultPlan::default() };
+    // Few at the beginning, where a run is like any other.
+    let nth = |rng: &mut Rng, most: u64| Some(rng.below(most).max(rng.below(most)));
+    match rng.below(6) {
+        0 => FaultPlan { read: nth(rng, 60), ..plan },
+        1 | 2 => FaultPlan { flush: nth(rng, 150), ..plan },
+        _ => FaultPlan { write: nth(rng, 500), ..plan },
+    }
+}
+
+fn run_here(seed: u64) -> Result<ThreadedFaults> {
+    let mut scenario = Scenario::of(seed);
+    // Its own fault would excuse the other one.
+    scenario.poison = false;
+    let plan = plan(&mut Rng::new(seed ^ 0xfa17));
+    let name = format!("threads, seed {seed} ({}), {plan:?}", scenario.name);
+    let verdict = || -> Result<ThreadedFaults> {
+        let below = Arc::new(MediumDevice::new(scenario.base()?));
+        let device = Arc::new(FaultDevice::new(Arc::clone(&below) as Arc<dyn Device>, plan));
+        let options = MountOptions::parse(&scenario.mount)?;
+        let opened = caught(|| FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, options.clone()));
+        let Some(Ok(target)) = opened else {
+            ensure!(device.faults() > 0, "R1: opening fails without a fault");
+            return Ok(ThreadedFaults { name: name.clone(), hit: true, told: true, content: below.content() });
+        };
+        let fs = Arc::clone(target.fs());
+        let mut record = run_threads(scenario.clone(), &target, None, Some(&device), seed)?;
+        let was_read_only = fs.read_only().is_some();
+        let closed = matches!(caught(|| target.close()), Some(Ok(())));
+        ensure!(closed || device.faults() > 0, "R1: closing fails without a fault");
+        ensure!(!(closed && was_read_only), "R3: closing a filesystem that turned read-only succeeds");
+        drop(fs);
+        if closed && !record.told {
+            for history in &mut record.lanes {
+                history.sync();
+            }
+        }
+        let content = below.content();
+        let healthy = Arc::new(MediumDevice::new(content.clone()));
+        let target = FsTarget::on_device(healthy, options).context("it does not open any more")?;
+        ensure!(target.fs().read_only().is_none(), "it opens read-only: {:?}", target.fs().read_only());
+        let found = target.walk().context("it cannot be read any more")?;
+        let mut made = [None; LANES];
+        let all = record.lanes.iter().map(History::promises);
+        made.iter_mut().zip(all).for_each(|(made, promises)| *made = Some(promises as u64));
+        made[REWRITTEN_LANE] = Some(record.versions.len() as u64);
+        made[super::SNAPSHOT_LANE] = Some(record.snapshot_promises);
+        record.verify(&found, &|path| read_all(&target, path), &made).context("R2")?;
+        target.close().context("closing it afterwards")?;
+        let told = record.told || !closed;
+        Ok(ThreadedFaults { name: name.clone(), hit: device.faults() > 0, told, content })
+    };
+    verdict().with_context(|| name.clone())
+}
+
+/// Longest time that a run may take.
+const TIME_LIMIT: Duration = Duration::from_secs(120);

@@ -1,0 +1,526 @@
+//! Power cuts and faults amid threads: several of them change one filesystem while its device stops now and then, so that
+//! writers, fsyncs, snapshots and deletions run between any two writes of a commit.
+//!
+//! ```text
+//!   lane-N/    a thread's own directory: whatever it does there is in its History, with what it was promised
+//!   ballast/   many names that never go, so that trees have levels; snapshots are placed among them
+//!   rewritten/ small files that one thread rewrites all the time while another fsyncs them
+//!   poison     a file that the device never takes
+//! ```
+//!
+//! - T1. Each lane's promises hold whatever the others do: see [`History`], where every state may be found.
+//! - T2. A snapshot whose making returned is there until its deletion begins; of each lane it holds a state between the start
+//!   and the end of its making. One that was deleted before a sync is gone.
+//! - T3. A version of a rewritten file that was complete when an fsync began is there once it returned, or a later one.
+//! - T4. A file that cannot be written keeps nothing else from being durable: what others sync is, even if the sync reports
+//!   an error; and its own fsync reports it.
+//! - T5. The seed decides what each thread does, where the device stops and where it is cut. How the threads meet it does
+//!   not: a failure repeats by running its seed several times, and its medium can be kept.
+
+mod faults;
+mod lane;
+mod snapshots;
+mod verify;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ubtrfs_device::Device;
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::MountOptions;
+use ubtrfs_mkfs::MkfsOptions;
+
+pub use self::faults::ThreadedFaults;
+use self::lane::{Lane, Work};
+use self::snapshots::{Snapshot, Snapshots};
+use crate::faults::caught;
+use crate::target::Target;
+use crate::{
+    Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, LoopMount, Medium, MediumDevice, NodeKind,
+    RecordingDevice, Rng, TreeEntry, btrfs_check, check_medium, compare_entries, walk_path,
+};
+
+/// Lanes of threads with a directory of their own come first; these two follow.
+const SNAPSHOT_LANE: usize = LANES - 2;
+const REWRITTEN_LANE: usize = LANES - 1;
+/// What the poisoned file is full of.
+const POISON: [u8; 16] = *b"never on a disk!";
+
+/// What runs side by side.
+#[derive(Clone, Debug)]
+struct Scenario {
+    name: &'static str,
+    len_bytes: u64,
+    mkfs: MkfsOptions,
+    mount: String,
+    lanes: Vec<Work>,
+    /// Directories of the ballast, and files in each.
+    ballast: (usize, usize),
+    snapshots: usize,
+    /// fsyncs of rewritten files.
+    rewrites: usize,
+    poison: bool,
+    /// Only so much is free: what is freed is used again at once, and there may be no space.
+    free: Option<u64>,
+}
+
+impl Scenario {
+    /// Number of kinds of scenarios.
+    const KINDS: u64 = 8;
+
+    fn of(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x7157);
+        let mut mkfs = MkfsOptions::default();
+        if rng.one_in(2) {
+            mkfs.nodesize = 4096;
+        }
+        if rng.one_in(4) {
+            mkfs.metadata_profile = BlockGroupFlags::empty();
+        }
+        let mount = match rng.below(8) {
+            0 => "commit=300,compress=zstd:1",
+            1 => "commit=300,discard=sync",
+            2 => "commit=1",
+            _ => "commit=300",
+        };
+        let (busy, writeback) = (Work::Busy { steps: 70 }, Work::Writeback { steps: 150 });
+        let driver = Work::Driver { steps: 120 };
+        let mut scenario = Self {
+            name: "",
+            len_bytes: 256 << 20,
+            mkfs,
+            mount: mount.to_owned(),
+            lanes: Vec::new(),
+            ballast: (0, 0),
+            snapshots: 0,
+            rewrites: 0,
+            poison: false,
+            free: None,
+        };
+        match seed % Self::KINDS {
+            0 => {
+                (scenario.name, scenario.lanes) = ("busy files", vec![busy, busy, writeback, writeback]);
+                if rng.one_in(2) {
+                    (scenario.len_bytes, scenario.free) = (128 << 20, Some(1 << 20));
+                }
+            }
+            1 => (scenario.name, scenario.lanes) = ("everything", vec![driver; 3]),
+            2 => {
+                (scenario.name, scenario.lanes) = ("rewritten files", vec![busy]);
+                scenario.rewrites = 16;
+            }
+            3 => {
+                (scenario.name, scenario.lanes) = ("a file that cannot be written", vec![busy; 3]);
+                scenario.poison = true;
+                // Compressed poison is none.
+                scenario.mount = "commit=300".to_owned();
+            }
+            4 => {
+                (scenario.name, scenario.lanes) = ("mixed block groups", vec![busy, busy, writeback, writeback]);
+                (scenario.len_bytes, scenario.free) = (32 << 20, Some(3 << 19));
+            }
+            5 => {
+                (scenario.name, scenario.lanes) = ("nearly full", vec![Work::Fill { steps: 45 }; 3]);
+                (scenario.len_bytes, scenario.free) = (20 << 20, Some(20 << 20));
+                scenario.mount = "commit=300".to_owned();
+            }
+            6 => {
+                (scenario.name, scenario.lanes) = ("snapshots inside", vec![Work::Names { steps: 150 }; 2]);
+                (scenario.ballast, scenario.snapshots) = (if rng.one_in(3) { (40, 30) } else { (12, 20) }, 8);
+                scenario.mkfs.nodesize = 4096;
+            }
+            _ => {
+                (scenario.name, scenario.lanes) = ("all of it", vec![driver, busy, busy]);
+                (scenario.ballast, scenario.snapshots, scenario.rewrites) = ((12, 20), 5, 6);
+            }
+        }
+        if matches!(seed % Self::KINDS, 4 | 5) {
+            scenario.mkfs.mixed = true;
+            scenario.mkfs.nodesize = 4096;
+            (scenario.mkfs.data_profile, scenario.mkfs.metadata_profile) =
+                (BlockGroupFlags::empty(), BlockGroupFlags::empty());
+        }
+        scenario
+    }
+
+    /// The filesystem before any thread starts.
+    fn base(&self) -> Result<Medium> {
+        let device = Arc::new(MediumDevice::new(Medium::formatted(self.len_bytes, &self.mkfs)?));
+        let mut target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, MountOptions::default())?;
+        let mut make = |path: &str, kind| {
+            let mode = if kind == NodeKind::Directory { 0o755 } else { 0o644 };
+            target.create(path.as_bytes(), kind, mode, (0, 0)).map_err(errno)
+        };
+        for lane in 0..self.lanes.len() {
+            make(&format!("lane-{lane}"), NodeKind::Directory)?;
+        }
+        make("ballast", NodeKind::Directory)?;
+        for path in self.ballast_paths() {
+            let kind = if path.contains("/file-") { NodeKind::File } else { NodeKind::Directory };
+            make(&format!("ballast/{path}"), kind)?;
+        }
+        make("rewritten", NodeKind::Directory)?;
+        for file in REWRITTEN {
+            make(&format!("rewritten/{}", file.name), NodeKind::File)?;
+        }
+        if self.poison {
+            make("poison", NodeKind::File)?;
+        }
+        make("filler", NodeKind::File)?;
+        if let Some(free) = self.free {
+            let all = target.fs().statfs()?;
+            let more = (all.bavail * u64::from(all.bsize)).saturating_sub(free) >> 16 << 16;
+            if more > 0 {
+                target.fallocate(b"filler", 0, more, crate::FallocateOp::Allocate).map_err(errno)?;
+            }
+        }
+        target.close()?;
+        Ok(device.content())
+    }
+
+    fn ballast_paths(&self) -> Vec<String> {
+        let (dirs, files) = self.ballast;
+        let of_dir = |dir: usize| {
+            let name = move |file: usize| format!("dir-{dir}/file-{file}-with-a-name-that-takes-room-in-a-leaf");
+            std::iter::once(format!("dir-{dir}")).chain((0..files).map(name))
+        };
+        (0..dirs).flat_map(of_dir).collect()
+    }
+}
+
+/// A file that is written over and over, each time full of its writer's number and version.
+struct Rewritten {
+    name: &'static str,
+    len: usize,
+    writers: u64,
+}
+
+/// One that is inline in its leaf, and one with extents.
+const REWRITTEN: [Rewritten; 2] =
+    [Rewritten { name: "inline", len: 640, writers: 3 }, Rewritten { name: "blocks", len: 3 * 4096, writers: 1 }];
+/// Of a word of such a file, the bits below the writer's number.
+const VERSION_BITS: u32 = 48;
+const MAX_WRITERS: usize = 3;
+
+/// What was promised of the rewritten files: of each promise, the file and, by writer, the version that was complete before.
+type Versions = Vec<(usize, [u64; MAX_WRITERS])>;
+
+/// What the threads of a run share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The last state of each lane that is complete.
+    states: [AtomicUsize; LANES],
+    stop: AtomicBool,
+}
+
+/// All that the threads of one run did and were promised.
+#[derive(Debug)]
+struct Record {
+    scenario: Scenario,
+    lanes: Vec<History>,
+    steps: Vec<Vec<String>>,
+    snapshots: Vec<Snapshot>,
+    snapshot_promises: u64,
+    versions: Versions,
+    /// Somebody was told of a fault.
+    told: bool,
+}
+
+/// A recorded run of threads.
+#[derive(Debug)]
+pub struct ThreadedCuts {
+    /// What it was.
+    pub name: String,
+    device: Arc<RecordingDevice>,
+    record: Record,
+    options: MountOptions,
+    seed: u64,
+}
+
+impl ThreadedCuts {
+    /// Records the run of this seed.
+    pub fn record(seed: u64) -> Result<Self> {
+        let scenario = Scenario::of(seed);
+        let gate = Gate { seed, superblocks: 2, writes: 80, events: 40, limit: Duration::from_millis(20) };
+        let device = Arc::new(RecordingDevice::new(scenario.base()?).with_gate(gate));
+        let options = MountOptions::parse(&scenario.mount)?;
+        let mut below: Arc<dyn Device> = Arc::clone(&device) as Arc<dyn Device>;
+        if scenario.poison {
+            let plan = FaultPlan { refused: Some(POISON), ..FaultPlan::default() };
+            below = Arc::new(FaultDevice::new(below, plan));
+        }
+        let what = format!("seed {seed} ({})", scenario.name);
+        let name = format!("{} ({}, nodes of {})", scenario.name, scenario.mount, scenario.mkfs.nodesize);
+        let target = FsTarget::on_device(below, options.clone())?;
+        let excused = |error: &anyhow::Error, scenario: &Scenario| {
+            scenario.poison || (scenario.free.is_some() && format!("{error:#}").contains("no space left"))
+        };
+        let mut record = run_threads(scenario, &target, Some(&device), None, seed).with_context(|| what.clone())?;
+        let closed = target.close();
+        if let Err(error) = &closed {
+            ensure!(excused(error, &record.scenario), "{what}: closing: {error:#}");
+        }
+        if !record.told && (closed.is_ok() || record.scenario.poison) {
+            for (lane, history) in record.lanes.iter_mut().enumerate() {
+                device.mark_lane(lane, history.sync() as u64);
+            }
+        }
+        Ok(Self { name, device, record, options, seed })
+    }
+
+    /// Points to cut at, ascending: around flushes, where superblocks are written; before a request that was stopped; right
+    /// after promises; and anywhere.
+    pub fn points(&self, cuts: usize) -> Vec<usize> {
+        let mut rng = Rng::new(self.seed ^ 0x5eed);
+        let (flushes, events) = (self.device.flush_points(), self.device.events());
+        let stopped = self.device.gate_points();
+        let (marks, rewritten) =
+            (self.device.mark_points(0..LANES), self.device.mark_points(REWRITTEN_LANE..REWRITTEN_LANE + 1));
+        let mut points: Vec<usize> = (0..cuts)
+            .map(|number| match number % 6 {
+                0 if !flushes.is_empty() => (*rng.pick(&flushes) + rng.index(4)).saturating_sub(1),
+                1 if !stopped.is_empty() => *rng.pick(&stopped),
+                2 if !marks.is_empty() => *rng.pick(&marks),
+                3 if !rewritten.is_empty() => *rng.pick(&rewritten),
+                3 if !marks.is_empty() => *rng.pick(&marks),
+                _ => rng.index(events + 1),
+            })
+            .collect();
+        points.sort_unstable();
+        points
+    }
+
+    /// What the recording holds: promises, flushes, events.
+    pub fn size(&self) -> (usize, usize, usize) {
+        let promises = self.record.lanes.iter().map(History::promises).sum::<usize>()
+            + self.record.snapshots.len()
+            + self.record.versions.len();
+        (promises, self.device.flush_points().len(), self.device.events())
+    }
+
+    /// What each lane did, by the numbers of its states.
+    pub fn trace(&self) -> String {
+        let lanes = self.record.steps.iter().enumerate();
+        lanes.map(|(lane, steps)| format!("lane {lane}\n  {}\n", steps.join("\n  "))).collect()
+    }
+
+    /// For [`ThreadedCuts::cut`].
+    pub fn builder(&self) -> CutBuilder {
+        self.device.cuts()
+    }
+
+    /// What cut number `number`, at this point, leaves.
+    pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
+        let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
+        let (medium, outcome) = builder.cut(point, &mut rng);
+        let what = format!("threads, seed {} ({}), cut {number} at event {point}: {outcome:?}", self.seed, self.name);
+        Cut { medium, made: 0, lanes: outcome.promised_by, what }
+    }
+
+    /// T1 to T4, and that it is clean before and after its log is replayed; what was found.
+    pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
+        let verify = || {
+            check_medium(&cut.medium).context("check, before the replay")?;
+            let device = Arc::new(MediumDevice::new(cut.medium.clone()));
+            let target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, self.options.clone())
+                .context("it does not open")?;
+            ensure!(target.fs().read_only().is_none(), "it opens read-only: {:?}", target.fs().read_only());
+            let found = target.walk().context("it cannot be read")?;
+            self.record.verify(&found, &|path| crate::faults::read_all(&target, path), &cut.lanes)?;
+            target.close().context("it cannot be closed")?;
+            check_medium(&device.content()).context("check, after the replay")?;
+            Ok(found)
+        };
+        verify().with_context(|| cut.what.clone())
+    }
+
+    /// The same by Linux; it must find what [`ThreadedCuts::verify`] found.
+    pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+        let judge = || {
+            cut.medium.save(image)?;
+            btrfs_check(image).context("before the replay")?;
+            let mount = LoopMount::new(image, "")?;
+            let found = walk_path(mount.path())?;
+            let read = |path: &[u8]| {
+                use std::os::unix::ffi::OsStrExt;
+                Ok(std::fs::read(mount.path().join(std::ffi::OsStr::from_bytes(path)))?)
+            };
+            self.record.verify(&found, &read, &cut.lanes)?;
+            compare_entries(ours, &found, crate::Compare { root: false, ..crate::Compare::ALL })
+                .context("our replay (first) and Linux's (second) differ")?;
+            let complaints = mount.kernel_complaints();
+            ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
+            mount.close()?;
+            btrfs_check(image).context("after the replay")
+        };
+        judge().with_context(|| format!("Linux: {}", cut.what))
+    }
+}
+
+fn errno(errno: i32) -> anyhow::Error {
+    anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno))
+}
+
+/// Runs all threads of a scenario to their end. With `faults`, one of them may fail, and then its lane ends.
+fn run_threads(
+    scenario: Scenario,
+    target: &FsTarget,
+    marks: Option<&Arc<RecordingDevice>>,
+    faults: Option<&Arc<FaultDevice>>,
+    seed: u64,
+) -> Result<Record> {
+    let shared = Shared::default();
+    let mut record = Record {
+        lanes: Vec::new(),
+        steps: Vec::new(),
+        snapshots: Vec::new(),
+        snapshot_promises: 0,
+        versions: Vec::new(),
+        told: false,
+        scenario,
+    };
+    let scenario = record.scenario.clone();
+    std::thread::scope(|scope| -> Result<()> {
+        let shared = &shared;
+        let lanes: Vec<_> = scenario
+            .lanes
+            .iter()
+            .enumerate()
+            .map(|(number, work)| {
+                let lane = Lane::new(number, target.clone(), marks.cloned(), faults.cloned(), &scenario, seed);
+                scope.spawn(move || lane.run(*work, shared))
+            })
+            .collect();
+        let snapshots = (scenario.snapshots > 0).then(|| {
+            let maker = Snapshots::new(target.clone(), marks.cloned(), faults.cloned(), &scenario, seed);
+            scope.spawn(move || maker.run(shared))
+        });
+        let rewriters = (scenario.rewrites > 0).then(|| {
+            let (nr_fsyncs, file) = (scenario.rewrites, (seed / Scenario::KINDS) as usize % REWRITTEN.len());
+            scope.spawn(move || rewrite(target, marks, faults, file, nr_fsyncs))
+        });
+        let poisoner = scenario.poison.then(|| scope.spawn(move || poison(target, shared)));
+        let mut first = Ok(());
+        for lane in lanes {
+            match joined(lane) {
+                Ok((history, steps, told)) => {
+                    record.lanes.push(history);
+                    record.steps.push(steps);
+                    record.told |= told;
+                }
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        shared.stop.store(true, Ordering::SeqCst);
+        if let Some(maker) = snapshots {
+            match joined(maker) {
+                Ok((made, promises, told)) => {
+                    (record.snapshots, record.snapshot_promises) = (made, promises);
+                    record.told |= told;
+                }
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        if let Some(rewriters) = rewriters {
+            match joined(rewriters) {
+                Ok((versions, told)) => {
+                    record.versions = versions;
+                    record.told |= told;
+                }
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        if let Some(poisoner) = poisoner {
+            first = first.and(joined(poisoner));
+        }
+        first
+    })?;
+    Ok(record)
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Rewrites a file without a pause, and fsyncs it (T3).
+fn rewrite(
+    target: &FsTarget,
+    marks: Option<&Arc<RecordingDevice>>,
+    faults: Option<&Arc<FaultDevice>>,
+    index: usize,
+    nr_fsyncs: usize,
+) -> Result<(Versions, bool)> {
+    let file = &REWRITTEN[index];
+    let path = format!("rewritten/{}", file.name).into_bytes();
+    let complete: [AtomicU64; MAX_WRITERS] = Default::default();
+    let stop = AtomicBool::new(false);
+    let excused = |number: Option<i32>| match faults {
+        Some(faults) if faults.faults() > 0 => Ok(true),
+        _ => Err(errno(number.unwrap_or(0)).context("a rewritten file")),
+    };
+    // Looking the path up each time would leave the file alone for most of the time.
+    let id = target.lookup(&path).map_err(errno)?.id;
+    std::thread::scope(|scope| -> Result<(Versions, bool)> {
+        let (complete, stop, path) = (&complete, &stop, &path);
+        let writers: Vec<_> = (0..file.writers)
+            .map(|writer| {
+                let fs = Arc::clone(target.fs());
+                scope.spawn(move || -> Result<bool> {
+                    for version in 1_u64.. {
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let word = (writer << VERSION_BITS) | version;
+                        match caught(|| fs.write(id, 0, &word.to_le_bytes().repeat(file.len / 8))) {
+                            Some(Ok(written)) if written == file.len => {
+                                complete[writer as usize].store(version, Ordering::SeqCst);
+                            }
+                            failed => return excused(failed.and_then(Result::err).map(|error| error.errno())),
+                        }
+                    }
+                    Ok(false)
+                })
+            })
+            .collect();
+        let mut reader = target.clone();
+        let mut versions = Versions::new();
+        let mut end = Ok(false);
+        while versions.len() < nr_fsyncs {
+            let before = std::array::from_fn(|writer| complete[writer].load(Ordering::SeqCst));
+            match caught(|| reader.fsync(path)) {
+                Some(Ok(())) => {}
+                failed => {
+                    end = excused(failed.and_then(Result::err));
+                    break;
+                }
+            }
+            versions.push((index, before));
+            if let Some(marks) = marks {
+                marks.mark_lane(REWRITTEN_LANE, versions.len() as u64);
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+        let mut told = end?;
+        for writer in writers {
+            told |= joined(writer)?;
+        }
+        Ok((versions, told))
+    })
+}
+
+/// Writes what the device never takes, and is told so (T4).
+fn poison(target: &FsTarget, shared: &Shared) -> Result<()> {
+    let mut target = target.clone();
+    let mut at = 0;
+    while !shared.stop.load(Ordering::SeqCst) {
+        // Each sector begins with it.
+        target.write(b"poison", at, &POISON.repeat(512)).map_err(errno)?;
+        ensure!(target.fsync(b"poison").is_err(), "T4: an fsync of a file that cannot be written succeeds");
+        at = (at + 8192) % (64 << 10);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    target.write(b"poison", 0, &POISON.repeat(512)).map_err(errno)
+}
