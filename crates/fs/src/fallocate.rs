@@ -252,6 +252,14 @@ impl Fs {
         self.drop_matching(inode, state, range, |_| true)
     }
 
+    /// Drops the data in `range` (sector-aligned) that is not written yet; its extents are about to change.
+    pub(crate) fn drop_pending(&self, state: &mut InodeState, range: Range<u64>) {
+        let freed = state.data.discard(range);
+        drop(state.data.take_reservation(freed));
+        self.data.dequeue(&mut state.data);
+        state.data.extents_changed();
+    }
+
     /// Drops what is written in `range`; preallocated extents stay.
     fn drop_unwritten(&self, inode: &Arc<Inode>, state: &mut InodeState, range: Range<u64>) -> Result<()> {
         self.drop_matching(inode, state, range, |extent| !extent.is_prealloc())
@@ -265,10 +273,7 @@ impl Fs {
         matches: impl Fn(&ExtentAt) -> bool,
     ) -> Result<()> {
         let (tree, ino) = (&inode.home.tree, inode.id.ino);
-        let freed = state.data.discard(range.clone());
-        drop(state.data.take_reservation(freed));
-        self.data.dequeue(&mut state.data);
-        state.data.extents_changed();
+        self.drop_pending(state, range.clone());
         let mut before = range.end;
         loop {
             let mut plan = ExtentPlan::default();

@@ -4,12 +4,14 @@
 //! - I1: the writeback and state locks of both inodes are held, in ascending order of their ids, from the first look at
 //!   the source's extents to the last item put; neither has pending data in its range.
 //! - I2: shared ranges are whole sectors, but that the source's last sector may be the destination's last one too.
+//! - I3: one operation takes a range of the destination away and puts what it shares there: a commit or a log between two
+//!   operations never shows zeros in place of data.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
-use ubtrfs_format::item::{FileExtent, InodeFlags};
+use ubtrfs_format::item::InodeFlags;
 
 use crate::delalloc::NoFlush;
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
@@ -167,44 +169,43 @@ impl Fs {
         dst_range: Range<u64>,
     ) -> Result<()> {
         let sectorsize = self.geometry.sectorsize;
-        self.drop_data(target, state, dst_range.clone())?;
+        let tree = &target.home.tree;
+        self.drop_pending(state, dst_range.clone());
+        let place = |at: u64| dst_range.start + (at - src_range.start);
         let mut from = src_range.start;
         while from < src_range.end {
             let extents = extents_in(&source.home.tree, source.id.ino, from..src_range.end, STEP, sectorsize)?;
-            let is_last = extents.len() < STEP;
+            let last = extents.last().filter(|_| extents.len() == STEP);
+            let mut to = last.map_or(src_range.end, |last| last.end.min(src_range.end));
+            let replaced = extents_in(tree, target.id.ino, place(from)..place(to), STEP, sectorsize)?;
+            if let Some(last) = replaced.last().filter(|_| replaced.len() == STEP) {
+                to = to.min(src_range.start + (last.end - dst_range.start));
+            }
+            // I3
             let mut plan = ExtentPlan::default();
+            plan.drop_range(tree, target.id.ino, place(from)..place(to), sectorsize)?;
             let mut prealloc = false;
-            for at in &extents {
-                let part = at.start.max(src_range.start)..at.end.min(src_range.end);
-                from = at.end;
-                if at.is_hole() {
-                    continue;
-                }
+            for at in extents.iter().filter(|at| at.start < to && !at.is_hole()) {
+                let part = at.start.max(from)..at.end.min(to);
                 prealloc |= at.is_prealloc();
-                let shared: FileExtent = part_of(at, part.clone());
-                let offset = dst_range.start + (part.start - src_range.start);
-                // Filesystems without the no-holes feature have got an explicit hole there.
-                plan.drop_range(
-                    &target.home.tree,
-                    target.id.ino,
-                    offset..offset + (part.end - part.start),
-                    sectorsize,
-                )?;
-                plan.insert(offset, shared);
+                plan.insert(place(part.start), part_of(at, part));
             }
-            if !plan.is_empty() {
-                let reservation = self.engine.reserve(plan.len() + 4)?;
-                if prealloc {
-                    state.item.flags |= InodeFlags::PREALLOC.bits();
-                }
-                state.item.nbytes = plan.nbytes(state.item.nbytes);
-                let op = self.engine.begin(reservation);
-                plan.apply(&op, &target.home.tree, target.id.ino);
-                target.put_item(&op, state);
+            let on_disk = place(from)..place(to).min(state.disk_size.next_multiple_of(u64::from(sectorsize)));
+            if !self.geometry.no_holes && !on_disk.is_empty() {
+                plan.fill_holes(tree, target.id.ino, on_disk, sectorsize)?;
             }
-            if is_last {
-                break;
+            from = to;
+            if plan.is_empty() {
+                continue;
             }
+            let reservation = self.engine.reserve(plan.len() + 4)?;
+            if prealloc {
+                state.item.flags |= InodeFlags::PREALLOC.bits();
+            }
+            state.item.nbytes = plan.nbytes(state.item.nbytes);
+            let op = self.engine.begin(reservation);
+            plan.apply(&op, tree, target.id.ino);
+            target.put_item(&op, state);
         }
         Ok(())
     }
