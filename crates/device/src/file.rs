@@ -200,9 +200,11 @@ impl FileDevice {
         }
         let mut options = File::options();
         let file =
-            options.read(true).write(true).create_new(true).open(path).map_err(|source| match source.kind() {
-                io::ErrorKind::NotFound => OpenError::NoDirectory { path: parent(path).to_owned() },
-                _ => wrap(source),
+            options.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|source| {
+                match source.kind() {
+                    io::ErrorKind::NotFound => OpenError::NoDirectory { path: parent(path).to_owned() },
+                    _ => wrap(source),
+                }
             })?;
         file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(wrap)?;
         sync_parent(path).map_err(wrap)?;

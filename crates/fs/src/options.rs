@@ -183,7 +183,7 @@ impl MountOptions {
         let (options, unknown) = Self::parse_known(text)?;
         match unknown.into_iter().next() {
             None => Ok(options),
-            Some(option) => Err(bad(&option, "is unknown; see ubtrfs-mount(8) for the list")),
+            Some(option) => Err(bad(&option, "is unknown; see the list in: ubtrfs mount --help")),
         }
     }
 

@@ -29,6 +29,15 @@ impl Groups {
         req.gid == gid || look_up()
     }
 
+    /// The umask of the calling process, which an ioctl does not carry; 022 where it is not known.
+    pub(crate) fn umask(&self, req: &Request<'_>) -> u32 {
+        let umask = match self.0.get() {
+            Some(helper) => helper.umask_of(req.pid),
+            None => umask_of(req.pid),
+        };
+        umask.unwrap_or(0o022)
+    }
+
     /// What remains of a file's mode after its content was changed by this caller.
     pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_suid_sgid(file_mode, || self.has(req, gid))
@@ -56,6 +65,13 @@ fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
 /// Whether /proc lists the group for a process.
 pub(crate) fn has_group(pid: u32, gid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| groups(&status).any(|group| group == gid))
+}
+
+/// The umask that /proc shows of a process.
+pub(crate) fn umask_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let octal = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+    u32::from_str_radix(octal.trim(), 8).ok()
 }
 
 /// The supplementary groups that a process's status lists.

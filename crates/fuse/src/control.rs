@@ -1,14 +1,31 @@
 //! How `umount` learns that the last commit is durable.
 //!
 //! Unmounting a FUSE filesystem returns when the kernel is done with it, before the server is. So the server listens
-//! on an abstract socket with a name nobody can guess, and tells that name to whoever may read the mount's root
-//! directory, as the value of an extended attribute that is not on disk. `umount` connects before it unmounts; the
-//! server answers on that connection after its final commit, when the image is closed and unlocked. A server that dies
-//! closes the connection without an answer.
+//! on an abstract socket with a random name, and tells that name to whoever may read the mount's root directory, as the value
+//! of an extended attribute that is not on disk. `umount` connects before it unmounts; the server answers on that connection
+//! after its final commit, when the image is closed and unlocked. A server that dies closes the connection without an answer.
+//!
+//! Any user can connect: names of abstract sockets are no secret.
+//!
+//! - K1. A thread takes connections as they come, so the listener's queue is free for the next one.
+//! - K2. A user has at most [`USER_MAX`] connections that wait, and users other than root and who mounted have [`OTHERS_MAX`]
+//!   together; one too many is closed. Nothing is read from a connection but whether it is closed.
+//! - K3. Neither end waits for the other to make room: the server's answers fit or are dropped, and `umount` gives up
+//!   connecting after [`CONNECT_PATIENCE`].
 
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, shutdown, socket_with,
+};
 
 /// Reading it on any file of a mount gives the name of the control socket.
 pub(crate) const CONTROL_XATTR: &str = "ubtrfs.control";
@@ -23,38 +40,118 @@ const DONE: &str = "ok";
 /// The server's end.
 #[derive(Debug)]
 pub(crate) struct Control {
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     name: Vec<u8>,
+    ends: Arc<AtomicBool>,
+    taker: JoinHandle<Waiting>,
 }
 
 impl Control {
+    /// For a mount of the user that this process belongs to now, whoever it may become.
     pub(crate) fn listen() -> io::Result<Self> {
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         let name = format!("ubtrfs-{}", random.trim()).into_bytes();
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-        Ok(Self { listener, name })
+        let listener = Arc::new(UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?);
+        let ends = Arc::new(AtomicBool::new(false));
+        let waiting = Waiting { owner: rustix::process::getuid().as_raw(), streams: Vec::new() };
+        let (from, until) = (Arc::clone(&listener), Arc::clone(&ends));
+        let taker =
+            thread::Builder::new().name("control".to_owned()).spawn(move || take_all(&from, &until, waiting))?;
+        Ok(Self { listener, name, ends, taker })
     }
 
     pub(crate) fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// Tells everyone who connected how it ended. Connections wait in the listener's queue until now.
+    /// Tells everyone who waits how it ended.
     pub(crate) fn finish(self, failure: Option<&str>) {
-        let text = failure.unwrap_or(DONE);
-        if self.listener.set_nonblocking(true).is_err() {
+        self.ends.store(true, Ordering::SeqCst);
+        // Who is in the queue is still taken; who comes later is refused.
+        if shutdown(&*self.listener, Shutdown::Both).is_err() {
             return;
         }
-        while let Ok((mut stream, _)) = self.listener.accept() {
+        let Ok(waiting) = self.taker.join() else { return };
+        for (_, mut stream) in waiting.streams {
             // A waiter that went away needs no answer.
-            let _ = stream.write_all(text.as_bytes());
+            let _ = stream.write_all(failure.unwrap_or(DONE).as_bytes());
         }
     }
 }
 
-/// Connects to the server of a mount.
+/// K1
+fn take_all(listener: &UnixListener, ends: &AtomicBool, mut waiting: Waiting) -> Waiting {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => waiting.add(stream),
+            Err(_) if ends.load(Ordering::SeqCst) => return waiting,
+            // Too many open files, for example.
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Who waits for the end.
+#[derive(Debug)]
+struct Waiting {
+    owner: u32,
+    /// With the user who connected.
+    streams: Vec<(u32, UnixStream)>,
+}
+
+impl Waiting {
+    /// K2
+    fn add(&mut self, stream: UnixStream) {
+        let Ok(user) = socket_peercred(&stream).map(|peer| peer.uid.as_raw()) else { return };
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        if self.has_room(user) || {
+            self.streams.retain_mut(|(_, stream)| is_open(stream));
+            self.has_room(user)
+        } {
+            self.streams.push((user, stream));
+        }
+    }
+
+    fn has_room(&self, user: u32) -> bool {
+        let is_other = |user: &u32| *user != 0 && *user != self.owner;
+        let (mut of_user, mut of_others) = (0, 0);
+        for (connected, _) in &self.streams {
+            of_user += usize::from(*connected == user);
+            of_others += usize::from(is_other(connected));
+        }
+        of_user < USER_MAX && (!is_other(&user) || of_others < OTHERS_MAX)
+    }
+}
+
+/// Whether the other end is still there, and silent as it should be.
+fn is_open(stream: &mut UnixStream) -> bool {
+    matches!(stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Connects to the server of a mount (K3).
 pub(crate) fn connect(name: &[u8]) -> io::Result<UnixStream> {
-    UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
+    connect_within(name, CONNECT_PATIENCE)
+}
+
+fn connect_within(name: &[u8], patience: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new_abstract_name(name)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let end = Instant::now() + patience;
+    loop {
+        match connect_to(&socket, &address) {
+            Ok(()) => break,
+            // The queue is full.
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Waits for the server's end: `Ok(None)` when its last commit is durable, `Ok(Some(reason))` when it failed.
@@ -67,6 +164,13 @@ pub(crate) fn wait(mut stream: UnixStream) -> io::Result<Option<String>> {
         failure => Ok(Some(failure.to_owned())),
     }
 }
+
+/// Connections of one user that wait.
+const USER_MAX: usize = 8;
+/// Those of all users but root and who mounted.
+const OTHERS_MAX: usize = 64;
+/// Longer than a server that runs takes to take a connection.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -86,10 +190,42 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_server_is_an_error() {
+    fn a_server_that_ends_without_an_answer_is_an_error() {
         let control = Control::listen().unwrap();
         let stream = connect(control.name()).unwrap();
-        drop(control);
+        control.ends.store(true, Ordering::SeqCst);
+        shutdown(&*control.listener, Shutdown::Both).unwrap();
+        drop(control.taker.join().unwrap());
         assert!(wait(stream).is_err());
+    }
+
+    #[test]
+    fn a_user_has_few_connections_and_those_that_were_closed_do_not_count() {
+        let control = Control::listen().unwrap();
+        // As after many attempts to unmount what was busy.
+        for _ in 0..10_000 {
+            drop(connect(control.name()).unwrap());
+        }
+        let held: Vec<_> = (0..1000).map(|_| connect(control.name()).unwrap()).collect();
+        control.finish(None);
+        let answered = held.into_iter().map(wait).filter(Result::is_ok).count();
+        assert_eq!(answered, USER_MAX);
+    }
+
+    #[test]
+    fn a_queue_that_nobody_takes_from_ends_the_attempt() {
+        let name = format!("ubtrfs-test-{}", std::process::id()).into_bytes();
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let _listener = UnixListener::bind_addr(&address).unwrap();
+        let patience = Duration::from_millis(20);
+        let mut held = Vec::new();
+        let refused = loop {
+            match connect_within(&name, patience) {
+                Ok(stream) => held.push(stream),
+                Err(error) => break error,
+            }
+            assert!(held.len() < 10_000);
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
     }
 }

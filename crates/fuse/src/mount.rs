@@ -120,6 +120,9 @@ pub enum MountError {
     /// Not empty.
     #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
     NotEmpty(String),
+    /// A mount that nobody serves.
+    #[error("{0} is a FUSE mount whose server has ended; take it away first, with: ubtrfs umount {0}, or umount {0}")]
+    Dead(String),
     /// The system refused.
     #[error("cannot mount on {dir}: {source}")]
     Mount {
@@ -167,15 +170,14 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
         Ok(full) => full,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NoDirectory(shown)),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(MountError::NotDirectory(shown)),
-        Err(source) => return Err(MountError::Mount { dir: shown, source }),
+        Err(source) => return Err(unusable(dir, source)),
     };
-    let metadata = std::fs::metadata(&full).map_err(|source| MountError::Mount { dir: shown.clone(), source })?;
+    let metadata = std::fs::metadata(&full).map_err(|source| unusable(dir, source))?;
     if !metadata.is_dir() {
         return Err(MountError::NotDirectory(shown));
     }
     if !config.nonempty {
-        let mut entries =
-            std::fs::read_dir(&full).map_err(|source| MountError::Mount { dir: shown.clone(), source })?;
+        let mut entries = std::fs::read_dir(&full).map_err(|source| unusable(dir, source))?;
         if entries.next().is_some() {
             return Err(MountError::NotEmpty(shown));
         }
@@ -192,6 +194,14 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
         return Err(MountError::NoFusermount);
     }
     Ok(full)
+}
+
+fn unusable(dir: &Path, source: io::Error) -> MountError {
+    let dir = dir.display().to_string();
+    match source.kind() {
+        io::ErrorKind::NotConnected => MountError::Dead(dir),
+        _ => MountError::Mount { dir, source },
+    }
 }
 
 const ENODEV: i32 = 19;

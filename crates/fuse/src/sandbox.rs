@@ -137,9 +137,12 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     let own = u64::from(std::process::id());
     let to_itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![to_itself])?]);
-    // Nothing is typed into a terminal.
-    let not = |value: u64| SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
-    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(vec![not(libc::TIOCSTI)?])?]);
+    // Nothing is typed into a terminal, or asked of one.
+    let ioctl = |number: u64| {
+        let is_it = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)?;
+        SeccompRule::new(vec![is_it])
+    };
+    rules.insert(libc::SYS_ioctl, IOCTLS.iter().map(|number| ioctl(*number)).collect::<Result<_, _>>()?);
     // Rings for requests, which exist and take nothing else, are enabled by the threads that use them.
     let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
     rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
@@ -161,6 +164,11 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
 }
 
 const IORING_REGISTER_ENABLE_RINGS: u64 = 12;
+
+/// Blocks of a device are given back; sockets wait or do not.
+const IOCTLS: [u64; 2] = [BLKDISCARD, libc::FIONBIO];
+/// `_IO(0x12, 119)` of linux/fs.h.
+const BLKDISCARD: u64 = 0x1277;
 
 const ALLOWED: &[i64] = &[
     // Devices, /dev/fuse, pipes, the control socket and the system's log, all of them open.
@@ -188,6 +196,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_close,
     libc::SYS_dup3,
     libc::SYS_accept4,
+    libc::SYS_getsockopt,
     libc::SYS_sendto,
     libc::SYS_sendmsg,
     libc::SYS_recvfrom,
@@ -246,9 +255,9 @@ const ALLOWED: &[i64] = &[
     libc::SYS_time,
 ];
 
-/// A process that unmounts one directory, and knows the groups of processes, when the confined server asks (X4).
+/// A process that unmounts one directory, and knows groups and umasks of processes, when the confined server asks (X4).
 ///
-/// Each question is its kind and eight bytes, each answer one byte.
+/// Each question is its kind and eight bytes, each answer two bytes.
 #[derive(Debug)]
 pub struct Unmounter {
     child: Mutex<Child>,
@@ -258,8 +267,11 @@ const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
 /// Is the process (4 bytes, little-endian) in the group (likewise)?
 const GROUP: u8 = b'g';
-const YES: u8 = b'k';
-const NO: u8 = b'e';
+/// The umask of the process (4 bytes).
+const UMASK: u8 = b'u';
+/// Answers; an umask is smaller.
+const YES: u16 = u16::from_le_bytes(*b"ok");
+const NO: u16 = u16::from_le_bytes(*b"no");
 
 impl Unmounter {
     /// Starts it: `command` runs a program that calls [`serve_unmounts`].
@@ -273,8 +285,8 @@ impl Unmounter {
     pub(crate) fn unmount(&self, dir: &Path, lazy: bool) -> Result<(), MountError> {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
         match self.ask(if lazy { LAZY } else { PLAIN }, [0; 8]) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(failed(io::Error::other("it is in use, or may not be unmounted"))),
+            Ok(YES) => Ok(()),
+            Ok(_) => Err(failed(io::Error::other("it is in use, or may not be unmounted"))),
             Err(source) => Err(failed(source)),
         }
     }
@@ -284,12 +296,19 @@ impl Unmounter {
         let mut text = [0; 8];
         text[..4].copy_from_slice(&pid.to_le_bytes());
         text[4..].copy_from_slice(&gid.to_le_bytes());
-        self.ask(GROUP, text).unwrap_or(false)
+        self.ask(GROUP, text).is_ok_and(|answer| answer == YES)
+    }
+
+    /// The umask of a process.
+    pub(crate) fn umask_of(&self, pid: u32) -> Option<u32> {
+        let mut text = [0; 8];
+        text[..4].copy_from_slice(&pid.to_le_bytes());
+        self.ask(UMASK, text).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
     /// Unmounting waits for no request that asks here: while programs use the mount it fails at once, and later there is
     /// nobody left whose groups matter.
-    fn ask(&self, kind: u8, text: [u8; 8]) -> io::Result<bool> {
+    fn ask(&self, kind: u8, text: [u8; 8]) -> io::Result<u16> {
         let mut child = self.child.lock();
         let child = &mut *child;
         let (Some(to), Some(from)) = (&mut child.stdin, &mut child.stdout) else {
@@ -298,9 +317,9 @@ impl Unmounter {
         let mut question = [kind; 9];
         question[1..].copy_from_slice(&text);
         to.write_all(&question)?;
-        let mut answer = [0];
+        let mut answer = [0; 2];
         from.read_exact(&mut answer)?;
-        Ok(answer[0] == YES)
+        Ok(u16::from_le_bytes(answer))
     }
 }
 
@@ -311,11 +330,14 @@ pub fn serve_unmounts(dir: &Path) {
     while ask.read_exact(&mut question).is_ok() {
         let [kind, pid @ .., _, _, _, _] = question;
         let [_, _, _, _, _, gid @ ..] = question;
-        let is_done = match kind {
-            GROUP => caller::has_group(u32::from_le_bytes(pid), u32::from_le_bytes(gid)),
-            kind => mount::unmount(dir, kind == LAZY).is_ok(),
+        let yes = |is_so: bool| if is_so { YES } else { NO };
+        let pid = u32::from_le_bytes(pid);
+        let answered = match kind {
+            GROUP => yes(caller::has_group(pid, u32::from_le_bytes(gid))),
+            UMASK => caller::umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
+            kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),
         };
-        if answer.write_all(&[if is_done { YES } else { NO }]).and_then(|()| answer.flush()).is_err() {
+        if answer.write_all(&answered.to_le_bytes()).and_then(|()| answer.flush()).is_err() {
             return;
         }
     }

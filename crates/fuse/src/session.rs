@@ -39,6 +39,8 @@ pub struct Session {
     connection: Connection,
     server: Server,
     groups: Groups,
+    /// Nothing was ever written through it.
+    is_read_only: bool,
     unmounter: Option<Arc<Unmounter>>,
 }
 
@@ -70,7 +72,8 @@ impl Session {
                 let _ = notifier.set(connection.notifier());
                 let _ = has_rings.set(connection.has_rings());
                 mount::set_read_ahead(dir);
-                Ok(Self { dir: dir.to_owned(), fs, activity, control, connection, server, groups, unmounter: None })
+                let (dir, is_read_only) = (dir.to_owned(), config.read_only);
+                Ok(Self { dir, fs, activity, control, connection, server, groups, is_read_only, unmounter: None })
             }
             Err(source) => {
                 let _ = mount::unmount(dir, true);
@@ -90,7 +93,7 @@ impl Session {
 
     /// Serves until the mount is gone, commits, closes the image, and tells `umount` about it.
     pub fn run(self) -> Result<(), MountError> {
-        let Self { dir, fs, activity, control, connection, server, unmounter, groups: _ } = self;
+        let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, groups: _ } = self;
         let shown = dir.display().to_string();
         unmount_on_signals(dir.clone(), unmounter.clone())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
@@ -110,7 +113,7 @@ impl Session {
         }
         let mut failure = fs.close().err().map(|error| error.to_string());
         if failure.is_none() {
-            failure = fs.read_only().filter(|_| !fs.options().read_only);
+            failure = fs.read_only().filter(|_| !is_read_only);
         }
         drop(fs);
         control.finish(failure.as_deref());

@@ -39,6 +39,7 @@ fn a_confined_process_serves_and_does_nothing_else() {
         "program: denied",
         "other thread opens: denied",
         "signal to another: denied",
+        "ioctl: denied",
         "new thread opens: denied",
         "reads and writes what is open",
         "starts threads",
@@ -91,6 +92,10 @@ fn child() {
     let (denied, other) = before.join().unwrap();
     say("other thread opens", denied);
     say("signal to another", rustix::process::test_kill_process(parent).is_err());
+    // Not on the list, as TIOCSTI and TIOCLINUX are not.
+    say("ioctl", rustix::io::ioctl_fionread(&near) == Err(rustix::io::Errno::PERM));
+    near.set_nonblocking(true).unwrap();
+    near.set_nonblocking(false).unwrap();
     for rights in [rights(&status), other] {
         println!("{rights}");
         if was_root {

@@ -1,0 +1,168 @@
+//! Mounting and unmounting where something stands in the way: other users at the control socket, a dead mount, a filesystem that can
+//! only be read, an option that does not exist; and whose a new image is.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use ubtrfs_format::CsumType;
+use ubtrfs_testkit::{Image, btrfs_check, capability};
+
+use common::{ok, refused};
+
+const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+
+fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "60", UBTRFS]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn mount(image: &Path) -> TempDir {
+    let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    ok(ubtrfs([OsStr::new("mount"), image.as_os_str(), dir.path().as_os_str()]));
+    dir
+}
+
+fn umount(dir: &Path) -> Output {
+    ubtrfs([OsStr::new("umount"), dir.as_os_str()])
+}
+
+/// Connects as often as it may to each control socket that it finds, keeps the connections, and goes on trying.
+const FLOOD: &str = r#"
+import socket, sys
+names = [line.split()[-1] for line in open("/proc/net/unix") if "@ubtrfs-" in line]
+assert names
+held, said = [], False
+while True:
+    for name in names:
+        try:
+            one = socket.socket(socket.AF_UNIX)
+            one.setblocking(False)
+            one.connect("\0" + name[1:])
+            held.append(one)
+        except OSError:
+            pass
+    if len(held) > 800:
+        del held[:400]
+        if not said:
+            said = True
+            print("full", flush=True)
+"#;
+
+#[test]
+fn connections_of_other_users_do_not_hold_up_umount() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let dir = mount(image.path());
+    std::fs::write(dir.path().join("file"), b"content").unwrap();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-c", FLOOD];
+    let mut flood = Command::new("setpriv").args(user).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(flood.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let begun = Instant::now();
+    let output = umount(dir.path());
+    let took = begun.elapsed();
+    flood.kill().unwrap();
+    flood.wait().unwrap();
+    assert_eq!(line, "full\n");
+    ok(output);
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn unmounting_what_could_only_be_read_loses_nothing() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    // A feature of a later Linux, that allows reading.
+    const SUPERBLOCK: u64 = 64 << 10;
+    let mut superblock = image.read_at(SUPERBLOCK, 4096).unwrap();
+    superblock[180 + 7] |= 0x40;
+    let csum = CsumType::Crc32c.compute(&superblock[32..]);
+    superblock[..32].copy_from_slice(&csum);
+    image.write_at(SUPERBLOCK, &superblock).unwrap();
+    let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let mounted = ubtrfs([OsStr::new("mount"), image.path().as_os_str(), dir.path().as_os_str()]);
+    let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
+    assert!(mounted.status.success() && said.contains("mounted read-only"), "{said}");
+    assert_eq!(std::fs::write(dir.path().join("file"), b"x").unwrap_err().raw_os_error(), Some(30));
+    ok(umount(dir.path()));
+}
+
+#[test]
+fn mounting_over_a_dead_mount_says_how_to_take_it_away() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let mut server = Command::new(UBTRFS)
+        .args([OsStr::new("mount"), OsStr::new("-f"), image.path().as_os_str(), dir.path().as_os_str()])
+        .spawn()
+        .unwrap();
+    let mounted = || std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&*dir.path().to_string_lossy());
+    let begun = Instant::now();
+    while !mounted() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let again = ubtrfs([OsStr::new("mount"), image.path().as_os_str(), dir.path().as_os_str()]);
+    refused(&again, &["server has ended", "ubtrfs umount"]);
+    refused(&umount(dir.path()), &["last commit is intact"]);
+    assert!(!mounted());
+    let dir = mount(image.path());
+    ok(umount(dir.path()));
+}
+
+#[test]
+fn an_unknown_option_leads_to_the_list_of_those_that_are_known() {
+    let refusal = ubtrfs(["mount", "-o", "frobnicate", "/nonexistent.img", "/tmp"]);
+    refused(&refusal, &["frobnicate", "ubtrfs mount --help"]);
+    let help = ok(ubtrfs(["mount", "--help"]));
+    for option in ["subvolid=ID", "user_subvol_rm_allowed", "nologreplay", "writeback_cache", "noallow_other"] {
+        assert!(help.contains(option), "{option}: {help}");
+    }
+}
+
+#[test]
+fn new_images_are_for_who_makes_them_alone() {
+    let dir = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let mode = |name: &str| std::fs::metadata(path(name)).unwrap().permissions().mode() & 0o7777;
+    let open_umask = |words: &[&str]| {
+        let script = "umask 0; exec \"$@\"";
+        let output = Command::new("sh").args(["-c", script, "sh", UBTRFS]).args(words).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    open_umask(&["mkfs", "-q", "-b", "256M", &path("made.img")]);
+    let tar = ["-cf", &path("source.tar"), "-C", &path(""), "made.img"];
+    ok(Command::new("tar").args(tar).output().unwrap());
+    open_umask(&["import", "--create=1G", &path("source.tar"), &format!("{}:/", path("imported.img"))]);
+    assert_eq!((mode("made.img"), mode("imported.img")), (0o600, 0o600));
+    // As it was made by who wants it otherwise.
+    std::fs::write(path("shared.img"), b"").unwrap();
+    std::fs::set_permissions(path("shared.img"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    open_umask(&["mkfs", "-q", "-b", "256M", &path("shared.img")]);
+    assert_eq!(mode("shared.img"), 0o640);
+    if capability::fuse() {
+        std::fs::create_dir(path("m")).unwrap();
+        open_umask(&["mount", "--create=256M", &path("mounted.img"), &path("m")]);
+        ok(umount(Path::new(&path("m"))));
+        assert_eq!(mode("mounted.img"), 0o600);
+    }
+}
