@@ -31,9 +31,9 @@ pub(crate) struct Draft {
 }
 
 /// What a new inode is, before it has a number.
-pub(crate) struct Plan {
-    pub(crate) item: InodeItem,
-    pub(crate) attributes: Vec<(&'static [u8], Vec<u8>)>,
+struct Plan {
+    item: InodeItem,
+    attributes: Vec<(&'static [u8], Vec<u8>)>,
     /// A method among the attributes.
     compression: Option<Compression>,
 }
@@ -137,7 +137,7 @@ impl Fs {
     }
 
     /// The item of a new inode with what it inherits from its directory, and the attributes that it gets.
-    pub(crate) fn plan_inode(
+    fn plan_inode(
         &self,
         dir: &Inode,
         dir_state: &mut InodeState,
@@ -147,7 +147,8 @@ impl Fs {
     ) -> Result<Plan> {
         let type_bits = inode_mode & mode::TYPE;
         let inherited = inherited(dir, dir_state)?;
-        let mut item = new_item(dir_state, inode_mode, caller, time);
+        let group = (dir_state.item.mode & mode::SETGID != 0).then_some(dir_state.item.gid);
+        let mut item = new_item(group, inode_mode, caller, time);
         let flags = self.inherited_flags(dir_state, type_bits);
         item.flags = flags.bits();
         let mut attributes = Vec::new();
@@ -282,7 +283,7 @@ pub(crate) fn check_dir_takes_names(dir: &InodeState) -> Result<()> {
     if !dir.is_dir() {
         return Err(Error::NotDirectory);
     }
-    if dir.item.nlink == 0 {
+    if dir.item.nlink == 0 || dir.removed {
         return Err(Error::NotFound);
     }
     if dir.has_flags(InodeFlags::IMMUTABLE) {
@@ -347,8 +348,8 @@ fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
     Ok(inherited)
 }
 
-fn new_item(dir: &InodeState, inode_mode: u32, caller: &Caller, time: Timespec) -> InodeItem {
-    let setgid = dir.item.mode & mode::SETGID != 0;
+/// The item of a new inode, with the group of its directory where that is set-group-id.
+pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, time: Timespec) -> InodeItem {
     let is_dir = inode_mode & mode::TYPE == mode::DIRECTORY;
     let zero = ubtrfs_format::Generation(0);
     InodeItem {
@@ -359,8 +360,8 @@ fn new_item(dir: &InodeState, inode_mode: u32, caller: &Caller, time: Timespec) 
         block_group: 0,
         nlink: 1,
         uid: caller.uid,
-        gid: if setgid { dir.item.gid } else { caller.gid },
-        mode: if setgid && is_dir { inode_mode | mode::SETGID } else { inode_mode },
+        gid: group.unwrap_or(caller.gid),
+        mode: if group.is_some() && is_dir { inode_mode | mode::SETGID } else { inode_mode },
         rdev: 0,
         flags: 0,
         sequence: 0,

@@ -167,6 +167,7 @@ impl Fs {
                 self.flush_all_data().and(deleted)
             }
         };
+        self.end_all_deletions();
         // What can be committed is, even if some data could not be written.
         let closed = self.engine.close();
         flushed?;
@@ -238,7 +239,7 @@ impl Fs {
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
         // One that was loaded while its subvolume was deleted may have come too late to be taken out of memory with it.
-        if inode.home.is_deleted() { Err(Error::Stale) } else { Ok(inode) }
+        if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) }
     }
 
     fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
@@ -264,6 +265,7 @@ impl Fs {
         if state.is_regular() || state.is_dir() {
             state.compression = crate::property::load_compression(tree, id.ino, state.item.flags())?;
         }
+        state.removed = id.ino == Ino::ROOT_DIR && home.is_deleted();
         Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
@@ -302,7 +304,7 @@ impl Fs {
         let state = inode.read()?;
         self.inodes.add_open(id);
         drop(state);
-        if inode.home.is_deleted() {
+        if inode.home.is_gone() {
             self.release_inode(id);
             return Err(Error::Stale);
         }
@@ -314,7 +316,7 @@ impl Fs {
         if self.inodes.release(id) {
             self.delete_if_unlinked(id);
         }
-        self.end_deletion(id.root);
+        self.end_deletion(id);
     }
 
     /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`]).
@@ -322,6 +324,7 @@ impl Fs {
         if self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);
         }
+        self.end_deletion(id);
     }
 
     /// Counts the reference of a lookup; the caller holds what keeps the inode linked.

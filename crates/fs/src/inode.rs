@@ -62,6 +62,8 @@ pub(crate) struct InodeState {
     pub(crate) inherit: Option<Arc<Inherited>>,
     /// The inode's items are being deleted or are gone; see [`Inode::write`].
     pub(crate) dead: bool,
+    /// The root directory of a deleted subvolume: shows no names and takes none.
+    pub(crate) removed: bool,
     /// Made by `tmpfile`: may get its first name.
     pub(crate) linkable: bool,
 }
@@ -110,6 +112,7 @@ impl InodeState {
             known_names: None,
             inherit: None,
             dead: false,
+            removed: false,
             linkable: false,
         }
     }

@@ -166,10 +166,12 @@ impl InodeCache {
         self.shard(id).map.lock().find(id)
     }
 
-    /// Whether any inode of a subvolume is open.
-    pub(crate) fn has_open(&self, root: RootId) -> bool {
-        let is_open = |(id, users): (&InodeId, &Users)| id.root == root && users.opens > 0;
-        self.shards.iter().any(|shard| shard.map.lock().users.iter().any(is_open))
+    /// The inodes of a subvolume that lookups or opens refer to.
+    pub(crate) fn used_of(&self, root: RootId) -> HashSet<InodeId> {
+        let of_shard = |shard: &Shard| -> Vec<InodeId> {
+            shard.map.lock().users.keys().filter(|id| id.root == root).copied().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
     }
 
     /// The inodes of a subvolume that are in memory.

@@ -283,6 +283,9 @@ fn check_linkable(state: &InodeState) -> Result<()> {
 
 /// Fails where a directory's flags keep its names.
 pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
+    if dir.removed {
+        return Err(Error::NotFound);
+    }
     if dir.has_flags(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
         return Err(Error::NotPermitted("the directory is immutable or append-only"));
     }

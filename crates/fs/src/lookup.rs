@@ -84,7 +84,7 @@ impl Fs {
         if !state.is_dir() {
             return Err(Error::NotDirectory);
         }
-        if dir.is_stub() || state.lacks_name(name) {
+        if dir.is_stub() || state.removed || state.lacks_name(name) {
             return Err(Error::NotFound);
         }
         let entry = dir_item::find_entry(&dir_inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
@@ -128,8 +128,14 @@ impl Fs {
     /// entry counts as not taken. Cookies stay valid whatever happens to the directory in between.
     pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {
         let inode = self.inode(dir)?;
-        if !inode.read()?.is_dir() {
-            return Err(Error::NotDirectory);
+        {
+            let state = inode.read()?;
+            if !state.is_dir() {
+                return Err(Error::NotDirectory);
+            }
+            if state.removed {
+                return Err(Error::NotFound);
+            }
         }
         if cookie == 0 {
             self.touch_atime(&inode);

@@ -19,19 +19,19 @@ use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
 use crate::xattr::check_may_change;
 
 /// One end of a rename: a directory, a name, and what is there.
-struct End<'n> {
-    dir: Arc<Inode>,
-    name: &'n [u8],
-    entry: Option<DirEntry>,
-    inode: Option<Arc<Inode>>,
+pub(crate) struct End<'n> {
+    pub(crate) dir: Arc<Inode>,
+    pub(crate) name: &'n [u8],
+    pub(crate) entry: Option<DirEntry>,
+    pub(crate) inode: Option<Arc<Inode>>,
     /// The subvolume that is there in place of an inode of this one.
-    subvolume: Option<RootId>,
+    pub(crate) subvolume: Option<RootId>,
     /// The directory's sequence when the name was looked up.
     sequence: u64,
 }
 
 impl Fs {
-    /// Gives what `name` in `dir` leads to the name `new_name` in `new_dir`, as renameat2 does.
+    /// Gives what `name` in `dir` leads to the name `new_name` in `new_dir`, as renameat2 does for the superuser.
     pub fn rename(
         &self,
         dir: InodeId,
@@ -40,15 +40,26 @@ impl Fs {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
+        self.rename_by((dir, name), (new_dir, new_name), flags, &Caller::ROOT)
+    }
+
+    /// The same for `caller`, whose a whiteout is.
+    pub fn rename_by(
+        &self,
+        (dir, name): (InodeId, &[u8]),
+        (new_dir, new_name): (InodeId, &[u8]),
+        flags: RenameFlags,
+        caller: &Caller,
+    ) -> Result<()> {
         check_arguments(name, new_name, flags)?;
         if dir.root != new_dir.root {
             // Only subvolumes go from one to another.
-            let (id, _) = self.find_subvolume(dir, name).map_err(|error| match error {
+            self.find_subvolume(dir, name).map_err(|error| match error {
                 Error::InvalidArgument(_) => Error::CrossDevice,
                 other => other,
             })?;
             let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
-            return self.rename_subvolume(id, (&dir, name), (&new_dir, new_name), flags);
+            return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
         }
         let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
         if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
@@ -58,13 +69,10 @@ impl Fs {
             let reservation = self.reserve(RENAME_ITEMS)?;
             let _rename = self.rename_lock.lock();
             let from = self.end(&dir, name)?;
-            if let Some(id) = from.subvolume {
-                drop((_rename, reservation));
-                return self.rename_subvolume(id, (&dir, name), (&new_dir, new_name), flags);
-            }
             let to = self.end(&new_dir, new_name)?;
-            if to.subvolume.is_some() {
-                return Err(Error::NotPermitted("subvolumes are not replaced"));
+            if from.subvolume.or(to.subvolume).is_some() {
+                drop((_rename, reservation));
+                return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
             }
             let Some(source) = from.inode.clone() else { return Err(Error::NotFound) };
             if to.inode.is_some() && flags.contains(RenameFlags::NOREPLACE) {
@@ -85,7 +93,7 @@ impl Fs {
             }
             let unlinked = match flags.contains(RenameFlags::EXCHANGE) {
                 true => self.exchange(&from, &to, &mut locked, reservation)?,
-                false => self.replace(&from, &to, &mut locked, reservation, flags)?,
+                false => self.replace(&from, &to, &mut locked, reservation, (flags, caller))?,
             };
             drop(locked);
             drop(_rename);
@@ -110,7 +118,7 @@ impl Fs {
         }
     }
 
-    fn end<'n>(&self, dir: &Arc<Inode>, name: &'n [u8]) -> Result<End<'n>> {
+    pub(crate) fn end<'n>(&self, dir: &Arc<Inode>, name: &'n [u8]) -> Result<End<'n>> {
         let (entry, sequence) = {
             let state = dir.read()?;
             if !state.is_dir() {
@@ -138,7 +146,7 @@ impl Fs {
 
     /// Whether a name still leads where it did before the locks were taken. Every change of a directory's names changes its
     /// sequence.
-    fn is_as_found(&self, end: &End<'_>, locked: &mut Locked<'_>) -> Result<bool> {
+    pub(crate) fn is_as_found(&self, end: &End<'_>, locked: &mut Locked<'_>) -> Result<bool> {
         if locked.of(&end.dir).item.sequence == end.sequence {
             return Ok(true);
         }
@@ -153,7 +161,7 @@ impl Fs {
         to: &End<'_>,
         locked: &mut Locked<'_>,
         reservation: ubtrfs_transaction::MetadataReservation<'_>,
-        flags: RenameFlags,
+        (flags, caller): (RenameFlags, &Caller),
     ) -> Result<Option<InodeId>> {
         let (source, source_entry) = from.found()?;
         check_may_remove(locked.of(&from.dir))?;
@@ -180,7 +188,7 @@ impl Fs {
         self.plan_place(&mut changes, locked, to, source.id.ino, entry)?;
         let mut whiteout = None;
         if flags.contains(RenameFlags::WHITEOUT) {
-            let draft = self.draft_whiteout(&from.dir, locked, time)?;
+            let draft = self.draft_whiteout(&from.dir, locked, caller, time)?;
             let ino = draft.inode.id.ino;
             let entry = (dir_item::inode_location(ino), draft.file_type as u8);
             self.plan_place(&mut changes, locked, from, ino, entry)?;
@@ -248,7 +256,7 @@ impl Fs {
     }
 
     /// Plans an inode's name at one end, under the directory's next index.
-    fn plan_place(
+    pub(crate) fn plan_place(
         &self,
         changes: &mut Vec<Change>,
         locked: &mut Locked<'_>,
@@ -266,9 +274,15 @@ impl Fs {
         Ok(())
     }
 
-    fn draft_whiteout(&self, dir: &Arc<Inode>, locked: &mut Locked<'_>, time: Timespec) -> Result<Draft> {
+    pub(crate) fn draft_whiteout(
+        &self,
+        dir: &Arc<Inode>,
+        locked: &mut Locked<'_>,
+        caller: &Caller,
+        time: Timespec,
+    ) -> Result<Draft> {
         let new = NewInode { mode: mode::CHAR, ..NewInode::default() };
-        self.draft(dir, locked.of(dir), new, &Caller::ROOT, time)
+        self.draft(dir, locked.of(dir), new, caller, time)
     }
 }
 
@@ -293,7 +307,7 @@ fn check_arguments(name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<(
 }
 
 /// Fails where a directory would come to be inside itself.
-fn check_no_loop(from: &End<'_>, to: &End<'_>, flags: RenameFlags) -> Result<()> {
+pub(crate) fn check_no_loop(from: &End<'_>, to: &End<'_>, flags: RenameFlags) -> Result<()> {
     if from.dir.id == to.dir.id {
         return Ok(());
     }

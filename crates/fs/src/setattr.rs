@@ -65,6 +65,19 @@ impl Fs {
         Ok(self.attr_of(&inode, &state))
     }
 
+    /// Leaves a file whose content was changed these permissions, of those that it has: set-user-id and set-group-id may go, by a
+    /// user who may append to it and no more.
+    pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
+        let inode = self.inode_to_change(id)?;
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
+        state.item.ctime = now();
+        let op = self.engine.begin(reservation);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
     /// As Linux does, so that `chown -R` and `chmod -R` pass over snapshots: what is set shows until the directory is forgotten.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
         self.check_open()?;

@@ -22,8 +22,10 @@ pub(crate) struct Subvolume {
     pub(crate) id: RootId,
     pub(crate) tree: Arc<Tree>,
     read_only: AtomicBool,
-    /// Its name is gone: nobody finds its inodes any more, who has them open goes on.
+    /// Its name is gone: nobody finds its root directory any more, who has inodes of it goes on.
     deleted: AtomicBool,
+    /// Nobody has any; its tree is being dropped.
+    gone: AtomicBool,
     /// The last inode number that was in use or given out (I1); unknown where nothing is made here, or the tree's end is damaged.
     last_ino: Mutex<Option<u64>>,
     /// Whether unlinked inodes of an earlier time were deleted.
@@ -78,6 +80,7 @@ impl Subvolume {
             tree,
             read_only: AtomicBool::new(read_only),
             deleted: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             last_ino: Mutex::new(last_ino),
             orphans_deleted: Mutex::new(false),
         }
@@ -105,6 +108,15 @@ impl Subvolume {
 
     pub(crate) fn mark_deleted(&self) {
         self.deleted.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether nobody may have its inodes any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn mark_gone(&self) {
+        self.gone.store(true, Ordering::SeqCst);
     }
 
     /// Fails where the subvolume is read-only.

@@ -1,12 +1,18 @@
-//! Deleting subvolumes: the name goes at once, what it led to when nobody has it open any more, its space with the commits
-//! that follow ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes: the name goes at once, what it led to when nobody has an inode of it any more, its space with the
+//! commits that follow ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
-//! - I1. From [`Deletions::add`] on, nobody finds an inode of the subvolume.
+//! ```text
+//! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
+//! ```
+//!
+//! - I1. From [`Deletions::add`] on, nobody finds the subvolume, and its root directory is empty. Who has inodes of it, by lookups or
+//!   opens, reads, writes and makes files there as before.
 //! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead: nobody changes it any more.
 //! - I3. A subvolume whose name is gone has an `ORPHAN_ITEM` in the root tree until all of it is dropped: whoever opens the
 //!   filesystem after a crash goes on with that.
+//! - I4. Lock order: `Deletions::used` -> shards of the inode cache.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -17,18 +23,21 @@ use crate::create::entry_changed;
 use crate::dir_item;
 use crate::error::{Error, Result};
 use crate::fs::now;
+use crate::inode_cache::InodeCache;
 use crate::link::{Locked, check_empty, check_may_remove};
 use crate::subvolume_list::{root_ref, root_ref_keys, root_tree};
 use crate::truncate::forget_dirty_past;
 use crate::types::InodeId;
+use crate::xattr::check_may_change;
 
 /// Subvolumes that were deleted since the filesystem was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Deletions {
     deleted: Mutex<HashSet<RootId>>,
-    /// Those of which inodes are open.
-    open: Mutex<HashSet<RootId>>,
-    nr_open: AtomicUsize,
+    /// Those that are not gone yet, each with inodes that were in use when that was last looked for: as long as one of them is,
+    /// nothing is looked for.
+    used: Mutex<HashMap<RootId, HashSet<InodeId>>>,
+    nr_used: AtomicUsize,
 }
 
 impl Deletions {
@@ -39,21 +48,27 @@ impl Deletions {
 
     fn add(&self, id: RootId) {
         self.deleted.lock().insert(id);
+        self.used.lock().insert(id, HashSet::new());
+        self.nr_used.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn keep_open(&self, id: RootId) {
-        if self.open.lock().insert(id) {
-            self.nr_open.fetch_add(1, Ordering::SeqCst);
+    /// Whether the subvolume of this inode, which somebody gave back, is deleted and nobody has an inode of it any more. True once.
+    fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
+        let mut used = self.used.lock();
+        let Some(known) = used.get_mut(&given_back.root) else { return false };
+        if !inodes.is_used(given_back) {
+            known.remove(&given_back);
         }
-    }
-
-    /// Takes one of those that were open; false where it is none.
-    fn take_open(&self, id: RootId) -> bool {
-        let taken = self.open.lock().remove(&id);
-        if taken {
-            self.nr_open.fetch_sub(1, Ordering::SeqCst);
+        if !known.is_empty() {
+            return false;
         }
-        taken
+        *known = inodes.used_of(given_back.root);
+        let is_last = known.is_empty();
+        if is_last {
+            used.remove(&given_back.root);
+            self.nr_used.fetch_sub(1, Ordering::SeqCst);
+        }
+        is_last
     }
 }
 
@@ -62,7 +77,7 @@ impl Fs {
     /// is. Its space is given back in the background, or by [`Fs::finish_deletions`].
     ///
     /// Fails with `InvalidArgument` where the name is of no subvolume, `NotEmpty` where it holds other subvolumes, `Busy`
-    /// for the one that is shown as the root, `NotPermitted` for the default one.
+    /// for the one that is shown as the root, `NotPermitted` for the default one and one that is immutable or append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
         self.remove_subvolume(dir, name, expected, false)
     }
@@ -93,6 +108,7 @@ impl Fs {
                 continue;
             }
             check_may_remove(locked.of(&dir_inode))?;
+            check_may_change(locked.of(&root_dir))?;
             if only_empty {
                 check_empty(&root_dir, locked.of(&root_dir))?;
             }
@@ -113,12 +129,11 @@ impl Fs {
             // A log does not tell that it is gone.
             op.note_directory_moved();
             drop(op);
-            self.deletions.add(id);
+            locked.of(&root_dir).removed = true;
             subvolume.mark_deleted();
+            self.deletions.add(id);
             drop(locked);
-            self.subvolumes.write().remove(&id);
-            self.deletions.keep_open(id);
-            self.end_deletion(id);
+            self.end_deletion(root_dir.id);
             return Ok(());
         }
     }
@@ -138,11 +153,26 @@ impl Fs {
         Ok(())
     }
 
-    /// Lets go of a deleted subvolume where none of its inodes is open any more.
-    pub(crate) fn end_deletion(&self, id: RootId) {
-        let deletions = &self.deletions;
-        if deletions.nr_open.load(Ordering::SeqCst) == 0 || self.inodes.has_open(id) || !deletions.take_open(id) {
-            return;
+    /// Lets go of a deleted subvolume where this was the last of its inodes that somebody had.
+    pub(crate) fn end_deletion(&self, given_back: InodeId) {
+        if self.deletions.nr_used.load(Ordering::SeqCst) > 0 && self.deletions.was_last(given_back, &self.inodes) {
+            self.let_go(given_back.root);
+        }
+    }
+
+    /// Lets go of all deleted subvolumes: the filesystem is being closed, whoever has inodes of them.
+    pub(crate) fn end_all_deletions(&self) {
+        let used = std::mem::take(&mut *self.deletions.used.lock());
+        self.deletions.nr_used.store(0, Ordering::SeqCst);
+        if self.read_only().is_none() {
+            used.into_keys().for_each(|id| self.let_go(id));
+        }
+    }
+
+    /// I2
+    fn let_go(&self, id: RootId) {
+        if let Some(subvolume) = self.subvolumes.write().remove(&id) {
+            subvolume.mark_gone();
         }
         for inode in self.inodes.all_of(id) {
             let _writeback = inode.writeback.lock();

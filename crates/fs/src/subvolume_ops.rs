@@ -13,42 +13,27 @@ use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume};
 use uuid::Uuid;
 
 use crate::Fs;
-use crate::create::{Plan, check_dir_takes_names, entry_changed, next_index};
+use crate::create::{check_dir_takes_names, entry_changed, new_item, next_index};
 use crate::dir_item::{self, Change, HashedName, NameSlot};
 use crate::error::{Error, Result};
 use crate::fs::now;
-use crate::inode::{Inode, InodeState};
 use crate::subvolume_list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
-use crate::xattr;
 
 impl Fs {
-    /// Makes an empty subvolume at a name of `dir`, its root directory as a directory made there would be; durable on
-    /// return. Answers its root directory.
+    /// Makes an empty subvolume at a name of `dir`; durable on return. Its root directory is the caller's, by the umask, and takes
+    /// over nothing from `dir`: no group, flag, ACL or property, as on Linux. Answers its root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         let _subvolumes = self.subvolume_lock.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
-        self.make_subvolume(dir, name, reservation, |dir, state, time| {
-            let Plan { mut item, attributes, .. } =
-                self.plan_inode(dir, state, mode::DIRECTORY | 0o777, caller, time)?;
-            item.nlink = 1;
+        self.make_subvolume(dir, name, reservation, |time, transid| {
+            let mut item = new_item(None, mode::DIRECTORY | 0o777 & !caller.umask, caller, time);
+            (item.generation, item.transid) = (transid, transid);
+            let ino = Ino::ROOT_DIR;
             let mut reference = Vec::new();
             InodeRef::append(&mut reference, 0, b"..");
-            let ino = Ino::ROOT_DIR;
-            let mut changes = vec![Change::Put(dir_item::ref_key(ino, ino), reference)];
-            changes.extend(attributes.into_iter().map(|(name, value)| xattr::plan_new(ino, name, value)));
-            Ok(move |transid: Generation| {
-                (item.generation, item.transid) = (transid, transid);
-                let root = Change::Put(Key::new(ino.0, KeyType::INODE_ITEM, 0), item.encode());
-                let changes = std::iter::once(root).chain(changes);
-                let items = changes.filter_map(|change| {
-                    let (key, value) = change.into_item(transid);
-                    value.map(|value| (key, value))
-                });
-                let mut items: Vec<_> = items.collect();
-                items.sort_by_key(|(key, _)| *key);
-                NewContent::Items(items)
-            })
+            let root = (Key::new(ino.0, KeyType::INODE_ITEM, 0), item.encode());
+            NewContent::Items(vec![root, (dir_item::ref_key(ino, ino), reference)])
         })
     }
 
@@ -64,31 +49,30 @@ impl Fs {
         }
         let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
         let _in_place = self.data.in_place.write();
-        self.make_subvolume(dir, name, reservation, |_, _, _| {
-            Ok(move |_: Generation| NewContent::SnapshotOf { source, read_only })
-        })
+        self.make_subvolume(dir, name, reservation, |_, _| NewContent::SnapshotOf { source, read_only })
     }
 
-    /// Makes a subvolume with what `plan` says, given the directory that its name goes to: first whether it can be made, then,
-    /// when its transaction is known, what it holds.
-    fn make_subvolume<C: FnOnce(Generation) -> NewContent>(
+    /// Makes a subvolume that holds what `content` says, given the time and the transaction.
+    fn make_subvolume(
         &self,
         dir: InodeId,
         name: &[u8],
         reservation: MetadataReservation<'_>,
-        plan: impl FnOnce(&Inode, &mut InodeState, Timespec) -> Result<C>,
+        content: impl FnOnce(Timespec, Generation) -> NewContent,
     ) -> Result<InodeId> {
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
         let mut state = dir_inode.write()?;
         check_dir_takes_names(&state)?;
+        if dir_inode.home.is_deleted() {
+            return Err(Error::NotFound);
+        }
         let tree = &dir_inode.home.tree;
         let slot = NameSlot::read(tree, dir.ino, name)?;
         slot.check_free()?;
         slot.check_room(&self.geometry)?;
         let index = next_index(&dir_inode, &mut state)?;
         let time = now();
-        let content = plan(&dir_inode, &mut state, time)?;
         let id = self.engine.new_root_id()?;
         let location = dir_item::subvolume_location(id);
         let mut changes = Vec::with_capacity(3);
@@ -106,7 +90,7 @@ impl Fs {
                 id,
                 uuid: Uuid::new_v4(),
                 otime: time,
-                content: content(transid),
+                content: content(time, transid),
                 parent: dir.root,
                 root_ref: RootRef { dirid: dir.ino.0, sequence: index, name: name.to_vec() },
                 entry,

@@ -96,11 +96,13 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert_eq!(of(writable).parent_uuid, of(home).uuid);
     // Names change, also into other subvolumes; not into themselves.
     let none = RenameFlags::empty();
-    let (busy, invalid, exists) = (RenameFlags::EXCHANGE, rustix::io::Errno::INVAL, rustix::io::Errno::EXIST);
+    let (invalid, full) = (rustix::io::Errno::INVAL, rustix::io::Errno::NOTEMPTY);
     assert_eq!(errno(fs.rename(TOP, b"home", dir, b"x", none)), invalid.raw_os_error());
     assert_eq!(errno(fs.rename(TOP, b"home", nested, b"x", none)), invalid.raw_os_error());
-    assert_eq!(errno(fs.rename(TOP, b"home", TOP, b"top", none)), exists.raw_os_error());
-    assert_eq!(errno(fs.rename(TOP, b"home", TOP, b"top", busy)), rustix::io::Errno::PERM.raw_os_error());
+    assert_eq!(errno(fs.rename(TOP, b"home", TOP, b"top", none)), full.raw_os_error());
+    fs.rename(TOP, b"home", TOP, b"top", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(fs.lookup(TOP, b"top").unwrap().id, home);
+    fs.rename(TOP, b"home", TOP, b"top", RenameFlags::EXCHANGE).unwrap();
     assert_eq!(errno(fs.rename(home, b"small", TOP, b"small", none)), rustix::io::Errno::XDEV.raw_os_error());
     fs.rename(dir, b"nested", TOP, b"moved", none).unwrap();
     fs.rename(TOP, b"moved", TOP, b"moved again", none).unwrap();
@@ -355,6 +357,7 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     let fs = open(&image, "");
     let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
     let id = new_file(&fs, sub, b"file", &[5; 200_000]);
+    let dir = fs.create(sub, b"dir", NewInode::dir(0o755), &ROOT).unwrap().id;
     let nested = fs.create_subvolume(sub, b"nested", &ROOT).unwrap();
     let _ = nested;
     assert_eq!(errno(fs.delete_subvolume(TOP, b"sub", None)), rustix::io::Errno::NOTEMPTY.raw_os_error());
@@ -362,14 +365,22 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     fs.rmdir(sub, b"nested").unwrap();
     assert_eq!(errno(fs.rmdir(TOP, b"sub")), rustix::io::Errno::NOTEMPTY.raw_os_error());
     fs.open_inode(id).unwrap();
+    fs.open_inode(dir).unwrap();
     fs.delete_subvolume(TOP, b"sub", None).unwrap();
-    assert!(fs.lookup(TOP, b"sub").is_err() && fs.open_inode(sub).is_err());
+    assert!(fs.lookup(TOP, b"sub").is_err() && fs.lookup(sub, b"file").is_err());
+    assert!(fs.create(sub, b"new", NewInode::file(0o600), &ROOT).is_err() && fs.unlink(sub, b"file").is_err());
+    assert!(fs.create_subvolume(dir, b"new", &ROOT).is_err() && fs.snapshot(sub.root, TOP, b"new", false).is_err());
     fs.finish_deletions(&mut |_| ()).unwrap();
     fs.sync().unwrap();
     fs.write(id, 100_000, &[6; 10]).unwrap();
     fs.fsync(id, false).unwrap();
     assert_eq!(read(&fs, id)[99_999..100_011], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5]);
+    let made = new_file(&fs, dir, b"made", b"later");
+    assert_eq!((read(&fs, made), fs.lookup(dir, b"made").unwrap().id), (b"later".to_vec(), made));
+    fs.sync().unwrap();
     let used = fs.statfs().unwrap();
+    fs.release_inode(dir);
+    assert!(fs.getattr(made).is_ok(), "the file is open");
     fs.release_inode(id);
     fs.finish_deletions(&mut |_| ()).unwrap();
     assert!(fs.getattr(id).is_err());

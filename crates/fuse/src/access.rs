@@ -12,6 +12,9 @@ use crate::protocol::Request;
 /// Whether names may be made in, and taken out of, a directory.
 pub(crate) fn may_change_names(fs: &Fs, groups: &Groups, req: &Request<'_>, dir: InodeId) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
+    if !attr.is_dir() {
+        return Err(Error::NotDirectory);
+    }
     if req.uid == 0 {
         return Ok(attr);
     }

@@ -140,8 +140,7 @@ impl Server {
 
     fn keep_of_mode(&self, id: InodeId, attr: &Attr, kept: u32) -> Result<()> {
         if kept != attr.mode {
-            let set = SetAttr { mode: Some(kept & mode::PERMISSIONS), ..SetAttr::default() };
-            self.fs.setattr(id, &set, &Caller::ROOT)?;
+            self.fs.drop_privileges(id, kept)?;
             self.seeker.attributes_changed(self.nodes.node(id));
         }
         Ok(())
@@ -393,7 +392,8 @@ impl Server {
             Operation::Rename { name, new_parent, new_name, flags } => {
                 self.activity.note_change();
                 let flags = RenameFlags::from_bits(flags).ok_or(Error::InvalidArgument("rename flags"))?;
-                self.fs.rename(self.id(node)?, name, self.id(new_parent)?, new_name, flags)?;
+                let (from, to) = ((self.id(node)?, name), (self.id(new_parent)?, new_name));
+                self.fs.rename_by(from, to, flags, &caller(req, 0))?;
             }
             Operation::Open { flags } => self.open(req, flags, reply)?,
             Operation::Release { handle, flags } => {

@@ -30,19 +30,21 @@ const BTRFS_IOC_SNAP_DESTROY: u32 = 0x5000_940f;
 const BTRFS_IOC_DEFAULT_SUBVOL: u32 = 0x4008_9413;
 const BTRFS_IOC_SUBVOL_GETFLAGS: u32 = 0x8008_9419;
 const BTRFS_IOC_SUBVOL_SETFLAGS: u32 = 0x4008_941a;
+const BTRFS_IOC_SUBVOL_CREATE_V2: u32 = 0x5000_9418;
+const BTRFS_IOC_SNAP_DESTROY_V2: u32 = 0x5000_943f;
 const BTRFS_IOC_GET_SUBVOL_INFO: u32 = 0x81f8_943c;
 
 /// `BTRFS_SUBVOL_RDONLY`.
 const SUBVOL_RDONLY: u64 = 2;
-/// The caller's umask does not come with an ioctl.
-const UMASK: u32 = 0o022;
 const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
 /// Those that this file answers.
-const OURS: [u32; 6] = [
+const OURS: [u32; 8] = [
     BTRFS_IOC_SUBVOL_CREATE,
+    BTRFS_IOC_SUBVOL_CREATE_V2,
     BTRFS_IOC_SNAP_DESTROY,
+    BTRFS_IOC_SNAP_DESTROY_V2,
     BTRFS_IOC_DEFAULT_SUBVOL,
     BTRFS_IOC_SUBVOL_GETFLAGS,
     BTRFS_IOC_SUBVOL_SETFLAGS,
@@ -63,8 +65,12 @@ pub(crate) fn ioctl(
     }
     let done = place.aside(|| {
         Some(match cmd {
-            BTRFS_IOC_SUBVOL_CREATE => name_of(data).and_then(|name| subvolumes.create(req, id, name, UMASK)),
-            BTRFS_IOC_SNAP_DESTROY => name_of(data).and_then(|name| subvolumes.delete(req, id, name)),
+            BTRFS_IOC_SUBVOL_CREATE => name_of(data, NAME).and_then(|name| subvolumes.create(req, id, name, None)),
+            BTRFS_IOC_SUBVOL_CREATE_V2 => create_v2(subvolumes, req, id, data),
+            BTRFS_IOC_SNAP_DESTROY => name_of(data, NAME).and_then(|name| subvolumes.delete(req, id, name)),
+            BTRFS_IOC_SNAP_DESTROY_V2 => {
+                flags_v2(data, 0).and_then(|_| name_of(data, NAME_V2)).and_then(|name| subvolumes.delete(req, id, name))
+            }
             BTRFS_IOC_SUBVOL_SETFLAGS => word(data).and_then(|flags| match flags & !SUBVOL_RDONLY {
                 0 => subvolumes.set_read_only(req, id, flags != 0),
                 _ => Err(Error::NotSupported("this flag of a subvolume")),
@@ -79,16 +85,37 @@ pub(crate) fn ioctl(
         })
         .map(|done| done.map(|()| Vec::new()))
     });
-    if matches!(cmd, BTRFS_IOC_SUBVOL_CREATE | BTRFS_IOC_SNAP_DESTROY) {
+    const CHANGE_NAMES: [u32; 4] =
+        [BTRFS_IOC_SUBVOL_CREATE, BTRFS_IOC_SUBVOL_CREATE_V2, BTRFS_IOC_SNAP_DESTROY, BTRFS_IOC_SNAP_DESTROY_V2];
+    if CHANGE_NAMES.contains(&cmd) {
         // The kernel holds no lock of the directory meanwhile. Without a thread to spare, names settle later.
         let _ = place.aside_for_kernel(|| subvolumes.settle());
     }
     done
 }
 
-/// The name in a `struct btrfs_ioctl_vol_args`.
-fn name_of(data: &[u8]) -> Result<&[u8]> {
-    let name = data.get(8..).ok_or(Error::InvalidArgument("short ioctl argument"))?;
+/// `struct btrfs_ioctl_vol_args_v2`: fd, transid, flags, each 8 bytes; 32 bytes for quota groups; the name.
+fn create_v2(subvolumes: &Subvolumes, req: &Request<'_>, dir: InodeId, data: &[u8]) -> Result<()> {
+    // As on Linux, one that is asked to be read-only is not: nothing could be put into it.
+    flags_v2(data, SUBVOL_RDONLY)?;
+    subvolumes.create(req, dir, name_of(data, NAME_V2)?, None)
+}
+
+/// The flags of a `struct btrfs_ioctl_vol_args_v2`, of which these are known.
+fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
+    match word(data.get(16..).unwrap_or_default())? {
+        flags if flags & !known == 0 => Ok(flags),
+        _ => Err(Error::NotSupported("this flag of the ioctl")),
+    }
+}
+
+/// Where the name is in a `struct btrfs_ioctl_vol_args`, and in the second version.
+const NAME: usize = 8;
+const NAME_V2: usize = 56;
+
+/// The name from there on.
+fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
+    let name = data.get(at..).ok_or(Error::InvalidArgument("short ioctl argument"))?;
     let end = name.iter().position(|byte| *byte == 0).ok_or(Error::NameTooLong)?;
     Ok(&name[..end])
 }
@@ -151,7 +178,8 @@ mod tests {
     fn names_end_in_a_zero() {
         let mut args = vec![0; 4096];
         args[8..11].copy_from_slice(b"abc");
-        assert_eq!(name_of(&args).unwrap(), b"abc");
-        assert!(name_of(&[1; 4096]).is_err() && name_of(&[0; 7]).is_err());
+        assert_eq!(name_of(&args, NAME).unwrap(), b"abc");
+        assert!(name_of(&[1; 4096], NAME).is_err() && name_of(&[0; 7], NAME).is_err());
+        assert!(name_of(&args, NAME_V2).unwrap().is_empty() && flags_v2(&[0; 20], 0).is_err());
     }
 }

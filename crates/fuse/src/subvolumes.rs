@@ -4,9 +4,12 @@
 //! |--------------------------|------------------------------------------------------------------------------------------|
 //! | create                   | write and search of the directory                                                        |
 //! | snapshot                 | the same, and the source's root directory to be one's own                                |
-//! | delete                   | the same, and the subvolume's root directory to be one's own; sticky directories as unlink |
+//! | delete                   | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, sticky directories as unlink, and that it is not read-only |
+//! | delete, in one's own mount | write and search of the directory, the root directory to be one's own, sticky directories as unlink |
 //! | read-only                | its root directory to be one's own                                                       |
 //! | default, list of all     | the mount to be one's own                                                                |
+//!
+//! An empty subvolume is also removed by rmdir, which needs what it needs for any directory.
 //!
 //! - U1. Root may do all. Nobody else sees paths of subvolumes other than the one that they are in, but the mount's owner.
 
@@ -78,7 +81,7 @@ impl Subvolumes {
         let work: Box<dyn FnOnce() -> Result<()> + '_> = match std::str::from_utf8(name).ok()? {
             CREATE_XATTR => Box::new(move || {
                 let (umask, name) = parse_create(value).ok_or(garbled)?;
-                self.create(req, id, name, umask)
+                self.create(req, id, name, Some(umask))
             }),
             SNAPSHOT_XATTR => Box::new(move || {
                 let (source, read_only, name) = parse_snapshot(value).ok_or(garbled)?;
@@ -98,8 +101,10 @@ impl Subvolumes {
         Some(place.aside(work))
     }
 
-    pub(crate) fn create(&self, req: &Request<'_>, dir: InodeId, name: &[u8], umask: u32) -> Result<()> {
+    /// Makes one with the caller's umask, looked up where it is not given.
+    pub(crate) fn create(&self, req: &Request<'_>, dir: InodeId, name: &[u8], umask: Option<u32>) -> Result<()> {
         check_name(name)?;
+        let umask = umask.unwrap_or_else(|| self.groups.umask(req));
         may_change_names(&self.fs, &self.groups, req, dir)?;
         self.fs.create_subvolume(dir, name, &Caller { uid: req.uid, gid: req.gid, umask })?;
         self.names.forget(req.node, name);
@@ -117,14 +122,24 @@ impl Subvolumes {
 
     pub(crate) fn delete(&self, req: &Request<'_>, dir: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let parent = may_change_names(&self.fs, &self.groups, req, dir)?;
         let found = self.fs.lookup(dir, name)?;
         self.fs.forget(found.id, 1);
-        if !found.is_dir() {
+        let is_allowed = self.fs.options().user_subvol_rm_allowed;
+        let is_mounter = req.uid == self.owner;
+        if req.uid != 0 && !is_allowed && !is_mounter {
+            return Err(Error::NotPermitted("without the mount option user_subvol_rm_allowed"));
+        }
+        if !found.is_dir() && req.uid == 0 {
             return Err(Error::NotDirectory);
         }
         let victim = root_of(found.id)?;
-        self.check_owner(req, victim)?;
+        if is_mounter {
+            self.check_owner(req, victim)?;
+        } else if req.uid != 0 {
+            may_change_names(&self.fs, &self.groups, req, found.id)?;
+            self.fs.check_writable(found.id)?;
+        }
+        let parent = may_change_names(&self.fs, &self.groups, req, dir)?;
         let is_sticky = parent.mode & STICKY != 0;
         if is_sticky && ![0, parent.uid, found.uid].contains(&req.uid) {
             return Err(Error::NotPermitted("the directory is sticky"));
@@ -135,9 +150,10 @@ impl Subvolumes {
     }
 
     pub(crate) fn set_read_only(&self, req: &Request<'_>, id: InodeId, read_only: bool) -> Result<()> {
-        let id = root_of(id)?;
-        self.check_owner(req, id)?;
-        self.fs.set_subvolume_read_only(id, read_only)
+        if req.uid != 0 && self.fs.getattr(id)?.uid != req.uid {
+            return Err(Error::NotPermitted("it is somebody else's"));
+        }
+        self.fs.set_subvolume_read_only(root_of(id)?, read_only)
     }
 
     pub(crate) fn set_default(&self, req: &Request<'_>, id: RootId) -> Result<()> {
