@@ -432,7 +432,7 @@ fn users_have_their_own_subvolumes_alone() {
     if !capability::kernel_oracle() || !capability::fuse() || !capability::program("setpriv") {
         return;
     }
-    let place = OnMount::new(image(), &[]);
+    let place = OnMount::new(image(), &["-o", "user_subvol_rm_allowed"]);
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(place.dir.path(), 0o755);
     // Where users may run it.
@@ -454,7 +454,7 @@ fn users_have_their_own_subvolumes_alone() {
     ok(user("snapshot open/mine open/snap"));
     refused(&user("snapshot roots open/x"), &["somebody else's"]);
     refused(&user("snapshot open/mine x"), &["permission denied"]);
-    refused(&user("delete open/roots"), &["somebody else's"]);
+    refused(&user("delete open/roots"), &["permission denied"]);
     refused(&user("delete roots"), &["permission denied"]);
     refused(&user("set-read-only roots true"), &[]);
     refused(&user("set-default open/mine"), &["somebody else's"]);
@@ -470,6 +470,46 @@ fn users_have_their_own_subvolumes_alone() {
     chown(place.join("open/given"), Some(65534), Some(65534)).unwrap();
     open(&place.join("open"), 0o755);
     refused(&user("delete open/given"), &["permission denied"]);
+    let image = place.finish();
+    btrfs_check(image.path()).unwrap();
+
+    let place = OnMount::new(image, &[]);
+    let user = |words: &str| as_nobody(place.dir.path(), &format!("exec {}/{words}", bin.path().display()));
+    open(&place.join("open"), 0o777);
+    refused(&user("ubtrfs subvolume delete open/given"), &["user_subvol_rm_allowed", "rmdir"]);
+    ok(as_nobody(place.dir.path(), "rmdir open/given"));
+    btrfs_check(place.finish().path()).unwrap();
+}
+
+/// The kernel remembers names long after they were used, and with them what a deleted subvolume would be kept for.
+#[test]
+fn the_space_of_a_deleted_subvolume_comes_back_when_its_files_are_closed() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let place = OnMount::new(image(), &[]);
+    ok(subvolume(["create", &place.at("s")]));
+    fs::create_dir_all(place.join("s/d/e")).unwrap();
+    for (path, bytes) in [("s/big", 100 << 20), ("s/d/e/file", 100), ("s/d/other", 100)] {
+        fs::write(place.join(path), vec![7; bytes]).unwrap();
+    }
+    ok(ubtrfs(["sync", &place.at("")]));
+    let free = || rustix::fs::statvfs(place.dir.path()).unwrap().f_bfree;
+    let open =
+        [place.join("s/big"), place.join("s/d/e/file"), place.join("s/d")].map(|path| fs::File::open(path).unwrap());
+    let before = free();
+    ok(subvolume(["delete", &place.at("s")]));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let inner = rustix::fs::openat(&open[2], "e/file", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+    ok(ubtrfs(["sync", &place.at("")]));
+    assert!(free() < before + (50 << 20) / 4096, "a file is open");
+    drop((open, inner));
+    let has_come_back = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        ok(ubtrfs(["sync", &place.at("")]));
+        free() > before + (90 << 20) / 4096
+    });
+    assert!(has_come_back);
     btrfs_check(place.finish().path()).unwrap();
 }
 

@@ -160,6 +160,18 @@ impl Fs {
         }
     }
 
+    /// Directories and names of the inodes of a deleted subvolume that somebody has, one name of each.
+    pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
+        let Some(tree) =
+            self.subvolumes.read().get(&id).filter(|found| found.is_deleted()).map(|found| found.tree.clone())
+        else {
+            return Vec::new();
+        };
+        let inodes = self.inodes.used_of(id).into_iter().filter(|inode| inode.ino != Ino::ROOT_DIR);
+        let first_name = |inode: InodeId| dir_item::first_link(&tree, inode.ino).ok().flatten();
+        inodes.filter_map(first_name).map(|(dir, name)| (InodeId { root: id, ino: dir }, name)).collect()
+    }
+
     /// Lets go of all deleted subvolumes: the filesystem is being closed, whoever has inodes of them.
     pub(crate) fn end_all_deletions(&self) {
         let used = std::mem::take(&mut *self.deletions.used.lock());

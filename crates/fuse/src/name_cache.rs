@@ -39,15 +39,30 @@ impl NameCache {
 
     /// Has the kernel forget a name, and what it knows of the directory's content and attributes, soon (F1).
     pub(crate) fn forget(&self, dir: u64, name: &[u8]) {
+        self.forget_with(dir, name, Vec::new);
+    }
+
+    /// The same for a directory with all below it. Names below it that `used` tells, it is told to forget again and again: it would
+    /// keep those that programs used at that moment, and their inodes, until it is short of memory. A name that is in use works on.
+    pub(crate) fn forget_with(&self, dir: u64, name: &[u8], used: impl Fn() -> Vec<(u64, Vec<u8>)> + Send + 'static) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let ticket = Ticket::new(&self.untold);
         let name = name.to_vec();
         let thread = std::thread::Builder::new().name("fuse-forget-name".to_owned());
         let started = thread.spawn(move || {
-            let _told = ticket;
             // A name that is not known says nothing about a list of names that is.
             if let Err(error) = notifier.inval_entry(dir, &name).and_then(|()| notifier.inval_inode(dir, 0, 0)) {
                 tracing::debug!("node {dir}: the kernel keeps a name: {error}");
+            }
+            drop(ticket);
+            let mut pause = PAUSE_MIN;
+            while !used().is_empty() {
+                std::thread::sleep(pause);
+                for (dir, name) in used() {
+                    // Forgotten meanwhile, or unmounted.
+                    let _ = notifier.inval_entry(dir, &name);
+                }
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         });
         if let Err(error) = started {
@@ -91,6 +106,9 @@ impl Drop for Ticket {
     }
 }
 
+/// Between looks at what is still used.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Longer than the kernel keeps a directory locked while nothing is wrong.
 const PATIENCE: Duration = Duration::from_secs(10);
 

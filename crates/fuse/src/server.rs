@@ -75,7 +75,7 @@ const O_APPEND: i32 = 0o2000;
 #[derive(Debug)]
 pub(crate) struct Server {
     fs: Arc<Fs>,
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
     activity: Arc<Activity>,
     seeker: Seeker,
     dir_ends: DirEnds,
@@ -95,7 +95,7 @@ pub(crate) struct Doors {
 
 impl Server {
     pub(crate) fn new(fs: Arc<Fs>, activity: Arc<Activity>, seeker: Seeker, groups: Groups, doors: Doors) -> Self {
-        let nodes = Nodes::new(fs.root());
+        let nodes = Arc::clone(&doors.subvolumes.nodes);
         Self { fs, nodes, activity, seeker, dir_ends: DirEnds::default(), groups, doors }
     }
 

@@ -22,6 +22,7 @@ use ubtrfs_fs::{Caller, Error, Fs, InodeId, Result, SubvolumeInfo};
 use crate::access::may_change_names;
 use crate::caller::Groups;
 use crate::name_cache::NameCache;
+use crate::node::Nodes;
 use crate::protocol::Request;
 use crate::subvolume_control::{
     CREATE_XATTR, DEFAULT_XATTR, DELETE_XATTR, LIST_PREFIX, PAGE_LEN, READ_ONLY_XATTR, SETTLED_XATTR, SNAPSHOT_XATTR,
@@ -35,6 +36,7 @@ pub(crate) struct Subvolumes {
     fs: Arc<Fs>,
     groups: Groups,
     names: NameCache,
+    pub(crate) nodes: Arc<Nodes>,
     /// Who mounted.
     owner: u32,
 }
@@ -42,7 +44,8 @@ pub(crate) struct Subvolumes {
 impl Subvolumes {
     /// For the user that this process belongs to now, whoever it may become.
     pub(crate) fn new(fs: Arc<Fs>, groups: Groups, names: NameCache) -> Self {
-        Self { fs, groups, names, owner: rustix::process::getuid().as_raw() }
+        let nodes = Arc::new(Nodes::new(fs.root()));
+        Self { fs, groups, names, nodes, owner: rustix::process::getuid().as_raw() }
     }
 
     /// The value of an attribute that is not on disk; `None` for another one.
@@ -145,7 +148,12 @@ impl Subvolumes {
             return Err(Error::NotPermitted("the directory is sticky"));
         }
         self.fs.delete_subvolume(dir, name, Some(victim))?;
-        self.names.forget(req.node, name);
+        // The filesystem may be closed meanwhile.
+        let (fs, nodes) = (Arc::downgrade(&self.fs), Arc::clone(&self.nodes));
+        self.names.forget_with(req.node, name, move || {
+            let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(victim)).unwrap_or_default();
+            used.into_iter().map(|(dir, name)| (nodes.node(dir), name)).collect()
+        });
         Ok(())
     }
 

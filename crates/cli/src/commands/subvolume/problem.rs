@@ -43,7 +43,8 @@ fn advice(verb: &str, errno: Option<Errno>) -> Option<&'static str> {
         Errno::NOTEMPTY => "it holds other subvolumes; delete those first (see: ubtrfs subvolume list)",
         Errno::BUSY if deletes => "it is what is mounted or opened; do it with another one as the root (-o subvolid=5)",
         Errno::PERM if deletes => {
-            "it is the default subvolume, or somebody else's; choose another default with: ubtrfs subvolume set-default, or ask its owner"
+            "it is the default subvolume (choose another with: ubtrfs subvolume set-default), it has +i or +a, or users may not delete \
+             subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an empty one with rmdir"
         }
         Errno::PERM => "it is somebody else's; do it as its owner or as root",
         Errno::ACCESS => "permission denied; do it as a user who may change the directory, or as root",
