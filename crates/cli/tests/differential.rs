@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use ubtrfs_testkit::differential::{ALLOWED, KNOWN, Options, Setup, hunt};
+use ubtrfs_testkit::differential::{ALLOWED, KNOWN, Options, Setup, Source, hunt, run};
 use ubtrfs_testkit::{Rng, capability};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
@@ -35,6 +35,60 @@ fn random_calls_are_answered_as_linux_answers_them() {
         Ok(summary) => println!("{summary}"),
         Err(failure) => panic!("{failure}"),
     }
+}
+
+/// Steps, a line of JSON each, that both sides must answer alike.
+fn agree(steps: &[&str]) {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let steps = steps.iter().map(|step| serde_json::from_str(step).unwrap()).collect();
+    let outcome = run(&Setup::new(Path::new(UBTRFS)), Source::Steps(steps)).unwrap();
+    assert!(outcome.failure.is_none(), "{}", outcome.failure.unwrap().text);
+    assert_eq!(outcome.allowed.len(), 0, "{:?}", outcome.allowed);
+}
+
+#[test]
+fn chown_to_nobody_changes_ctime_and_drops_set_id_bits() {
+    agree(&[
+        r#"{"user":0,"call":{"Mknod":{"path":"f","kind":"File","mode":3565,"major":0,"minor":0}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"f","uid":null,"gid":null,"follow":true}}}"#,
+        r#"{"user":0,"call":{"Mkdir":{"path":"d","mode":1517}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"d","uid":null,"gid":null,"follow":true}}}"#,
+        r#"{"user":0,"call":{"SetFlags":{"path":"f","flags":16}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"f","uid":null,"gid":null,"follow":true}}}"#,
+    ]);
+}
+
+#[test]
+fn truncation_with_the_right_to_keep_them_keeps_set_id_bits() {
+    agree(&[
+        r#"{"user":9,"call":{"Stat":{"path":"","follow":true}}}"#,
+        r#"{"user":0,"call":{"Open":{"slot":0,"path":"f","flags":66,"mode":3583}}}"#,
+        r#"{"user":9,"call":{"Ftruncate":{"slot":0,"len":1000}}}"#,
+        r#"{"user":3,"call":{"Ftruncate":{"slot":0,"len":2000}}}"#,
+    ]);
+}
+
+#[test]
+fn an_attribute_that_fits_nowhere_is_no_space_also_where_there_is_none_to_replace() {
+    agree(&[
+        r#"{"user":0,"call":{"Mkdir":{"path":"d","mode":511}}}"#,
+        r#"{"user":0,"call":{"Setxattr":{"path":"d","name":"user.a","value":{"seed":1,"len":60000},"flags":2}}}"#,
+        r#"{"user":0,"call":{"Setxattr":{"path":"d","name":"user.a","value":{"seed":1,"len":100},"flags":2}}}"#,
+        r#"{"user":0,"call":{"Setxattr":{"path":"d","name":"user.a","value":{"seed":1,"len":100},"flags":1}}}"#,
+        r#"{"user":0,"call":{"Setxattr":{"path":"d","name":"user.a","value":{"seed":1,"len":60000},"flags":1}}}"#,
+    ]);
+}
+
+#[test]
+fn a_compression_property_of_a_device_is_not_kept() {
+    agree(&[
+        r#"{"user":0,"call":{"Mknod":{"path":"n","kind":"CharDevice","mode":511,"major":0,"minor":0}}}"#,
+        r#"{"user":0,"call":{"SetProperty":{"path":"n","value":"zstd"}}}"#,
+        r#"{"user":0,"call":{"SetProperty":{"path":"n","value":"lzma"}}}"#,
+        r#"{"user":0,"call":{"Removexattr":{"path":"n","name":"btrfs.compression"}}}"#,
+    ]);
 }
 
 #[test]

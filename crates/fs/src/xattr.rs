@@ -99,6 +99,11 @@ pub(crate) fn plan_set(
         state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
     }
     let at = entries.iter().position(|entry| entry.name == name);
+    // A value that fits in no item is refused before it is looked for what it replaces.
+    let value_bytes = value.as_ref().map_or(0, Vec::len);
+    if DirEntry::HEADER_SIZE + name.len() + value_bytes > dir_item::max_item_bytes(geometry) {
+        return Err(Error::ItemFull);
+    }
     match (at, value) {
         (Some(_), Some(_)) if flags.contains(XattrFlags::CREATE) => return Err(Error::Exists),
         (None, _) if flags.contains(XattrFlags::REPLACE) => return Err(Error::NoData),
@@ -270,8 +275,9 @@ impl Fs {
         flags: XattrFlags,
     ) -> Result<()> {
         let property = property::Value::parse(value.unwrap_or_default())?;
+        // Others have no such property, and take any valid value without keeping it, as in Linux.
         if !(state.is_regular() || state.is_dir()) {
-            return Err(Error::InvalidArgument("the property is for files and directories"));
+            return Ok(());
         }
         if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
             return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));

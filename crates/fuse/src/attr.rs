@@ -54,6 +54,12 @@ pub(crate) fn timespec(time: Time) -> Timespec {
     Timespec { sec: time.sec, nsec: time.nsec }
 }
 
+/// The clock's time.
+pub(crate) fn present_time() -> Timespec {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Timespec { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or(0) }
+}
+
 /// A time of a setattr request; `None` is now.
 pub(crate) fn set_time(time: Option<Time>) -> SetTime {
     time.map_or(SetTime::Now, |time| SetTime::At(timespec(time)))

@@ -22,7 +22,7 @@ use ubtrfs_fs::{
 };
 
 use crate::activity::Activity;
-use crate::attr::{entry_kind, set_time, timespec, wire_attr};
+use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
 use crate::caller::{Groups, caller};
 use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
@@ -507,6 +507,12 @@ impl Server {
         self.activity.note_change();
         // ftruncate changes the times where truncate to the same size does not.
         let touched = (wire.size().is_some() && wire.is_by_handle()).then_some(SetTime::Now);
+        let id = self.id(req.node)?;
+        if wire.is_empty() {
+            let attr = self.chown_to_nobody(req, id)?;
+            self.reply_attr(&attr, reply);
+            return Ok(());
+        }
         let set = SetAttr {
             mode: wire.mode().map(|mode| mode & mode::PERMISSIONS),
             uid: wire.uid(),
@@ -517,14 +523,30 @@ impl Server {
             ctime: wire.ctime().map(timespec),
             otime: None,
         };
-        let id = self.id(req.node)?;
         let mut attr = self.fs.setattr(id, &set, &caller(req, 0))?;
-        if set.size.is_some() && req.uid != 0 && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
+        if wire.kills_suid_sgid() && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
             self.kill_suid_sgid(req, id)?;
             attr = self.fs.getattr(id)?;
         }
         self.reply_attr(&attr, reply);
         Ok(())
+    }
+
+    /// chown to neither a user nor a group changes the time of change, also of what is immutable; set-id bits go as with
+    /// any other. The kernel sends the same before a fallocate by another user, who may not take the bits of a file that
+    /// can only be read.
+    fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
+        let attr = self.fs.getattr(id)?;
+        let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;
+        let set = if !has_bits {
+            let mtime = Some(SetTime::At(attr.mtime));
+            SetAttr { mtime, ctime: Some(present_time()), ..SetAttr::default() }
+        } else if req.uid == 0 || req.uid == attr.uid {
+            SetAttr { uid: Some(attr.uid), ..SetAttr::default() }
+        } else {
+            return Ok(attr);
+        };
+        self.fs.setattr(id, &set, &caller(req, 0))
     }
 
     fn open(&self, req: &Request<'_>, flags: i32, reply: &mut Reply<'_>) -> Result<()> {

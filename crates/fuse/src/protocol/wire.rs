@@ -140,6 +140,17 @@ impl Setattr {
         self.valid & 1 << bit != 0
     }
 
+    /// Whether it sets nothing.
+    pub fn is_empty(&self) -> bool {
+        const SETS: u32 = 0b101_1011_1111;
+        self.valid & SETS == 0
+    }
+
+    /// Whether the kernel asks that set-user-id and set-group-id go: a new size, by someone without the right to keep them.
+    pub fn kills_suid_sgid(&self) -> bool {
+        self.has(11)
+    }
+
     /// The new mode, with the file's type.
     pub fn mode(&self) -> Option<u32> {
         self.has(0).then_some(self.mode)

@@ -324,10 +324,16 @@ impl Bed {
     }
 
     fn judge(&mut self, found: Vec<Difference>) {
+        // Where one ends the round, the other fields of the same call differ because of it.
+        let ending = found.iter().find_map(|difference| allowed(difference).filter(|entry| entry.ends_round));
+        if let Some(entry) = ending.filter(|_| !self.survey) {
+            *self.outcome.allowed.entry(entry.name).or_default() += 1;
+            self.outcome.ended = true;
+            return;
+        }
         for difference in found {
             if let Some(entry) = allowed(&difference) {
                 *self.outcome.allowed.entry(entry.name).or_default() += 1;
-                self.outcome.ended |= entry.ends_round && !self.survey;
             } else if !self.survey {
                 let failure = || Failure { signature: difference.signature(), text: difference.to_string() };
                 self.outcome.failure.get_or_insert_with(failure);
