@@ -103,6 +103,8 @@ impl Engine {
 
     fn commit_locked(&self, committer: &mut Committer) -> Result<()> {
         let _commit = self.stats.span(Span::Commit);
+        // Before any node is written, too: another writer's filesystem is left as it is.
+        self.volumes.check_superblocks_are_ours()?;
         let mut superblock = self.superblock();
         let _progress = self.throttle.begin();
         let (transid, frozen, root_changes) = self.freeze_epoch()?;

@@ -18,6 +18,7 @@ mod allocation;
 mod chunk_map;
 mod features;
 mod io;
+mod ownership;
 mod profile;
 mod set;
 mod superblock;

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem};
@@ -68,13 +68,17 @@ pub(crate) struct Member {
     item: RwLock<DevItem>,
     /// `None`: missing.
     pub(crate) backend: Option<Arc<dyn Device>>,
+    /// Its primary superblock as it was read or written last; `None` where that is not known (see `ownership`).
+    pub(crate) primary: Mutex<Option<Vec<u8>>>,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
 }
 
 impl Member {
     fn new(item: DevItem, backend: Option<Arc<dyn Device>>) -> Self {
-        Self { item: RwLock::new(item), backend, stats: Default::default(), stats_changed: AtomicBool::new(false) }
+        let primary = Mutex::new(backend.as_deref().and_then(crate::ownership::read_primary));
+        let (stats, stats_changed) = (Default::default(), AtomicBool::new(false));
+        Self { item: RwLock::new(item), backend, primary, stats, stats_changed }
     }
 
     pub(crate) fn count(&self, stat: Stat) {
@@ -398,6 +402,7 @@ impl Volumes {
     /// it open which superblock a later mount finds.
     pub fn write_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
+        self.check_superblocks_are_ours()?;
         let members: Vec<Arc<Member>> = self.members();
         for member in &members {
             self.write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
@@ -416,6 +421,7 @@ impl Volumes {
     /// return. The mirrors stay those of the last commit.
     pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
+        self.check_superblocks_are_ours()?;
         for member in &self.members() {
             self.write_mirror(sb, member, SUPERBLOCK_OFFSETS[0])?;
         }
@@ -433,18 +439,28 @@ impl Volumes {
         let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
         let raw = own.encode_with_csum();
         check_superblock(&own, &raw)?;
+        let is_primary = offset == SUPERBLOCK_OFFSETS[0];
+        let mut primary = is_primary.then(|| member.primary.lock());
+        if let Some(primary) = &mut primary {
+            // What a write that fails leaves is not known.
+            **primary = None;
+        }
         backend.write_at(offset, &raw).map_err(|source| {
             member.count(Stat::Write);
             let len_bytes = SUPERBLOCK_SIZE as u64;
             Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source }
-        })
+        })?;
+        if let Some(primary) = &mut primary {
+            **primary = Some(raw.to_vec());
+        }
+        Ok(())
     }
 
     pub(crate) fn member(&self, devid: DevId) -> Option<Arc<Member>> {
         self.devices.read().get(&devid.0).cloned()
     }
 
-    fn members(&self) -> Vec<Arc<Member>> {
+    pub(crate) fn members(&self) -> Vec<Arc<Member>> {
         self.devices.read().values().cloned().collect()
     }
 

@@ -150,6 +150,7 @@ impl Engine {
         if batches.is_empty() {
             return Ok(Outcome::Unchanged);
         }
+        self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
         // Until the superblock is durable.
         state.spoiled = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
