@@ -9,23 +9,21 @@
 use std::collections::HashMap;
 
 /// The extent item has the full backref flag.
-pub(crate) const FULL: u16 = 1 << 0;
+pub(crate) const FULL: u8 = 1 << 0;
 /// Reached.
-pub(crate) const REACHED: u16 = 1 << 1;
+pub(crate) const REACHED: u8 = 1 << 1;
 /// Reached from the tree that its header names.
-pub(crate) const BY_OWNER: u16 = 1 << 2;
+pub(crate) const BY_OWNER: u8 = 1 << 2;
 /// One copy is bad, so each reading looks for the good one.
-pub(crate) const COPY_BAD: u16 = 1 << 3;
+pub(crate) const COPY_BAD: u8 = 1 << 3;
 /// No copy can be used.
-pub(crate) const LOST: u16 = 1 << 4;
+pub(crate) const LOST: u8 = 1 << 4;
 /// Belongs to a relocation, where flags follow other rules.
-pub(crate) const RELOC: u16 = 1 << 5;
+pub(crate) const RELOC: u8 = 1 << 5;
 /// There is an extent item.
-pub(crate) const RECORDED: u16 = 1 << 6;
+pub(crate) const RECORDED: u8 = 1 << 6;
 /// Reached in this round of walks.
-pub(crate) const REACHED_NOW: u16 = 1 << 7;
-/// Refers to other extents.
-pub(crate) const HAS_REFS: u16 = 1 << 8;
+pub(crate) const REACHED_NOW: u8 = 1 << 7;
 
 /// One tree block.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,7 +36,7 @@ pub(crate) struct TreeBlock {
     /// The walk that reached it last.
     pub(crate) last_walk: u32,
     pub(crate) level: u8,
-    pub(crate) flags: u16,
+    pub(crate) flags: u8,
 }
 
 /// All tree blocks.

@@ -9,7 +9,7 @@ use ubtrfs_format::hash::extent_data_ref_hash;
 use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, InlineRef, TreeBlockInfo};
 use ubtrfs_format::{Key, KeyType, RootId};
 
-use crate::block_table::{BY_OWNER, FULL, HAS_REFS, LOST, REACHED_NOW, RECORDED, RELOC, TreeBlock};
+use crate::block_table::{BY_OWNER, FULL, LOST, REACHED_NOW, RECORDED, RELOC, TreeBlock};
 use crate::checker::{AGAIN_MIN, AGAIN_PER_BLOCK, Checker};
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
@@ -267,19 +267,16 @@ impl<'a> Checker<'a> {
     /// Every extent in its block group; every tree block reached, and as its extent item says.
     pub(crate) fn compare_blocks(&mut self) {
         let mut told = Vec::new();
-        let was_balanced = self.blocks.recorded().iter().any(|block| block.flags & RELOC != 0);
         for block in self.blocks.recorded() {
             let reached = block.flags & (REACHED_NOW | LOST) != 0;
             if !reached && !self.has_gaps {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // A balance leaves full backrefs on blocks that their owner goes on using; then what they refer to counts for
-            // the block, which references prove. A deletion that is under way moves references from below, so that its
-            // blocks are full before it leaves them.
-            let is_left = self.roots.trees.get(&block.owner).is_some_and(|root| root.refs == 0);
-            let may_be_full =
-                is_left || (RootId(block.owner).is_fs_tree() && (block.flags & HAS_REFS != 0 || was_balanced));
+            // A balance shares blocks for a while, and leaves full backrefs on those that their owner goes on using. A
+            // deletion that is under way moves references from below, so that its blocks are full before it leaves them.
+            let owner = self.roots.trees.get(&block.owner);
+            let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {
                 true => is_full && !may_be_full,
                 false => !is_full,

@@ -18,6 +18,8 @@ use crate::walk::{Event, Kind, Leaf, TreeRoot};
 pub(crate) struct Root {
     pub(crate) root: TreeRoot,
     pub(crate) refs: u32,
+    /// Blocks that are newer were never shared.
+    pub(crate) last_snapshot: Generation,
     pub(crate) uuid: Uuid,
     pub(crate) received_uuid: Uuid,
     pub(crate) place: Place,
@@ -131,7 +133,9 @@ impl<'a> Checker<'a> {
             let text = format!("the root directory of tree {id} is {}, expected 256", item.root_dirid);
             self.sink.report(Code::RootItem, place, text);
         }
-        let entry = Root { root, refs: item.refs, uuid: item.uuid, received_uuid: item.received_uuid, place };
+        let last_snapshot = item.last_snapshot;
+        let entry =
+            Root { root, refs: item.refs, last_snapshot, uuid: item.uuid, received_uuid: item.received_uuid, place };
         if self.roots.trees.insert(id.0, entry).is_some() {
             self.sink.report(Code::RootItem, place, format!("tree {id} has two root items"));
         }

@@ -10,7 +10,7 @@ use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, LEVEL_MAX, NodeView};
 use ubtrfs_format::{Generation, Key, KeyType, RootId};
 
-use crate::block_table::{BY_OWNER, COPY_BAD, FULL, HAS_REFS, LOST, REACHED, REACHED_NOW, RECORDED, RELOC};
+use crate::block_table::{BY_OWNER, COPY_BAD, FULL, LOST, REACHED, REACHED_NOW, RECORDED, RELOC};
 use crate::checker::Checker;
 use crate::fingerprint::Fact;
 use crate::problem::{Code, Place};
@@ -296,9 +296,6 @@ impl<'a> Checker<'a> {
             if view.flags() & HEADER_FLAG_RELOC != 0 || tree.kind == Kind::Reloc || view.owner() == RootId::TREE_RELOC {
                 block.flags |= RELOC;
             }
-            if first && !view.is_leaf() {
-                block.flags |= HAS_REFS;
-            }
             if first && block.flags & RECORDED == 0 {
                 block.generation = view.generation().0;
                 block.level = view.level();
@@ -314,8 +311,8 @@ impl<'a> Checker<'a> {
         self.quota_block(edge.bytenr);
         let books = first && tree.kind != Kind::Log;
         if view.is_leaf() {
-            if books && self.book_data(tree, edge.bytenr, view, full) {
-                self.blocks.entry(edge.bytenr).flags |= HAS_REFS;
+            if books {
+                self.book_data(tree, edge.bytenr, view, full);
             }
         } else {
             self.list_children(tree, edge, view, full, books, children);
@@ -391,11 +388,10 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Books what a leaf's file extents refer to; whether there is any.
-    fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) -> bool {
-        let mut any = false;
+    /// Books what a leaf's file extents refer to.
+    fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
         if tree.kind == Kind::Plain && tree.id != RootId::ROOT_TREE {
-            return any;
+            return;
         }
         for slot in 0..view.nritems() {
             let (Some(key), Some(data)) = (view.key(slot), view.item(slot)) else { break };
@@ -420,9 +416,7 @@ impl<'a> Checker<'a> {
             };
             self.refs.add(fact, -1, at);
             self.refs.add(length_fact(disk_bytenr, len), -1, at);
-            any = true;
         }
-        any
     }
 }
 

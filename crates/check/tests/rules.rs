@@ -10,10 +10,11 @@ use std::path::Path;
 
 use common::check;
 use ubtrfs_check::Code;
+use ubtrfs_format::node::NodeView;
 use ubtrfs_format::{Key, KeyType, objectid};
 use ubtrfs_testkit::{
-    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, Rng, Target, btrfs_check,
-    btrfs_check_output, capability, run,
+    Corruption, Corruptor, Damage, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, RawBlock, Rng, Target,
+    btrfs_check, btrfs_check_output, capability, run,
 };
 
 type Items = Vec<(Key, Vec<u8>)>;
@@ -116,6 +117,66 @@ fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     }
     mount.close().unwrap();
     assert_agreed_clean(&made.image);
+}
+
+/// A balance that was stopped leaves them too, on blocks that their owner goes on using: then what these refer to counts
+/// for the block and not for the tree. A block that is newer than the last snapshot was never shared.
+#[test]
+fn full_backrefs_are_of_blocks_that_were_shared() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let spec = KernelImageSpec { len_bytes: 300 << 20, ..KernelImageSpec::named("nodes of 4 KiB") };
+    let made = KernelImage::empty(spec).unwrap();
+    let mount = LoopMount::new(made.image.path(), "").unwrap();
+    for file in 0..40 {
+        fs::write(mount.join(format!("file-{file}")), vec![1; if file == 20 { 65_536 } else { 1000 }]).unwrap();
+    }
+    mount.close().unwrap();
+    let image = &made.image;
+    assert_agreed_clean(image);
+    let is_on_disk = |raw: &[u8]| {
+        let view = NodeView::new(raw).unwrap();
+        let mut items = (0..view.nritems()).map(|slot| (view.key(slot).unwrap(), view.item(slot).unwrap()));
+        items.any(|(key, data)| key.item_type == KeyType::EXTENT_DATA && data[20] == 1)
+    };
+    let leaves = RawBlock::live(image).unwrap().into_iter().filter(|block| (block.owner, block.level) == (5, 0));
+    let (with_data, without): (Vec<_>, Vec<_>) =
+        leaves.partition(|leaf| is_on_disk(&image.read_at(leaf.copies[0], 4096).unwrap()));
+    let set_full = |leaf: &RawBlock| {
+        let bytenr = leaf.bytenr;
+        craft_in(image, 2, move |items| {
+            find(items, bytenr, KeyType::METADATA_ITEM).map(|(_, data)| data[17] |= 1).is_some()
+        })
+    };
+    let damage = set_full(&without[0]);
+    assert_eq!(codes(image), [Code::ExtentFlags]);
+    assert!(!is_clean_for_btrfs(image));
+    damage.undo(image).unwrap();
+    set_full(&with_data[0]);
+    let parent = with_data[0].bytenr;
+    craft_in(image, 2, |items| {
+        let Some((_, data)) = items.iter_mut().find(|(key, _)| key.item_type == KeyType::EXTENT_ITEM) else {
+            return false;
+        };
+        data.truncate(24);
+        data.push(KeyType::SHARED_DATA_REF.0);
+        data.extend(parent.to_le_bytes());
+        data.extend(1u32.to_le_bytes());
+        true
+    });
+    assert_eq!(codes(image), [Code::ExtentFlags]);
+    assert!(!is_clean_for_btrfs(image));
+    let newest = u64::from_le_bytes(image.read_at(65_536 + 72, 8).unwrap().try_into().unwrap());
+    craft_in(image, 1, |items| find(items, 5, KeyType::ROOT_ITEM).map(|(_, data)| number(data, 200, newest)).is_some());
+    assert_eq!(codes(image), []);
+    assert!(is_clean_for_btrfs(image));
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    fs::write(mount.join("file-20"), "changed").unwrap();
+    mount.scrub().unwrap();
+    assert_eq!(mount.kernel_complaints(), Vec::<String>::new());
+    mount.close().unwrap();
+    assert_agreed_clean(image);
 }
 
 #[test]
