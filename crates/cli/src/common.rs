@@ -1,20 +1,21 @@
-//! What all commands share: errors in one line, sizes as btrfs-progs reads and prints them, progress on terminals only.
+//! What all commands share: the only places that print to stdout and stderr, errors in one line, sizes as btrfs-progs reads and prints them, progress on terminals only.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use anyhow::Context;
+
 /// Parses a size as btrfs-progs does: digits with an optional suffix of K M G T P E (powers of 1024, any case),
-/// optionally followed by `iB` or `B`.
-#[allow(dead_code, reason = "commands use it as they are added")]
+/// optionally followed by `iB` or `B`. A suffix may follow a fraction: `1.5G`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
-    let digits_len = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, suffix) = text.split_at(digits_len);
-    let number: u64 =
-        digits.parse().map_err(|_| format!("'{text}' is not a size; write digits and K, M, G, T, P or E"))?;
+    let wrong = || format!("'{text}' is not a size; write a number and K, M, G, T, P or E");
+    let too_large = || format!("'{text}' is larger than any device; give less than 8E");
+    let number_len = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(number_len);
     let suffix = suffix.to_ascii_lowercase();
     let unit = match suffix.as_str() {
-        "ib" => return Err(format!("'{text}' is not a size; write digits and K, M, G, T, P or E")),
+        "ib" => return Err(wrong()),
         other => other.strip_suffix("ib").or_else(|| other.strip_suffix('b')).unwrap_or(other),
     };
     let shift = match unit {
@@ -25,13 +26,25 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         "t" => 40,
         "p" => 50,
         "e" => 60,
-        _ => return Err(format!("'{text}' is not a size; write digits and K, M, G, T, P or E")),
+        _ => return Err(wrong()),
     };
-    number.checked_mul(1u64 << shift).ok_or_else(|| format!("'{text}' is larger than any device"))
+    let (whole, fraction) = match number.split_once('.') {
+        Some((whole, fraction)) if shift > 0 && (1..=18).contains(&fraction.len()) => (whole, fraction),
+        Some(_) => return Err(wrong()),
+        None => (number, ""),
+    };
+    if whole.is_empty() || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let parts: u128 = [whole, fraction].concat().parse().map_err(|_| too_large())?;
+    // At most 18 digits, so that this fits.
+    let scale = 10u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
+    let bytes = parts.checked_mul(1 << shift).ok_or_else(too_large)? / scale;
+    // What Linux can address in a file.
+    i64::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
 }
 
 /// Prints a size as btrfs-progs does: two decimals and KiB, MiB, ...; bytes as `123B`.
-#[allow(dead_code, reason = "commands use it as they are added")]
 pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut unit = 0;
@@ -50,7 +63,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
 
 /// One line on stderr, whatever the error's own text holds; exit status 1 (I1 of `main`).
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
-    eprintln!("{}", error_line(error));
+    print_err(&error_line(error));
     ExitCode::FAILURE
 }
 
@@ -78,41 +91,66 @@ pub(crate) fn warn(text: &str) {
     print_err(&format!("ubtrfs: {text}"));
 }
 
+/// Works on one operand after the other. One that fails does not keep the others from their turn, as in coreutils; the
+/// final status is 1 then.
+pub(crate) fn each<T>(
+    operands: impl IntoIterator<Item = T>,
+    mut work: impl FnMut(T) -> anyhow::Result<()>,
+) -> ExitCode {
+    let mut status = ExitCode::SUCCESS;
+    for operand in operands {
+        if let Err(error) = work(operand) {
+            status = print_error(&error);
+        }
+    }
+    status
+}
+
 /// A line on stderr. One that nobody can read is lost: there is no other place to say so.
 pub(crate) fn print_err(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// A usage error of clap in one line; `--help` and `--version` print as they are and succeed.
-pub(crate) fn print_usage_error(error: &clap::Error) -> ExitCode {
-    use clap::error::ErrorKind;
+/// What clap has to say: `--help` and `--version` as they are, an error with its tips, the usage, and where to read on.
+pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
+    use clap::error::{ContextKind, ErrorKind};
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match print_clap(error) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => print_error(&error),
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
             ExitCode::FAILURE
         }
         _ => {
             let text = error.to_string();
-            let mut parts: Vec<&str> = Vec::new();
-            for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-                if line.starts_with("Usage:") || line.starts_with("For more information") {
-                    break;
+            let mut lines: Vec<&str> = Vec::new();
+            for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
+                // No command takes a value that looks like an option.
+                let misleads =
+                    line.trim_start().starts_with("tip: to pass '") && error.get(ContextKind::InvalidArg).is_some();
+                if !misleads && !line.starts_with("For more information") {
+                    lines.push(line);
                 }
-                parts.push(line);
             }
-            let what = parts.join(" ");
-            eprintln!("ubtrfs: {}; see ubtrfs --help", what.strip_prefix("error: ").unwrap_or(&what));
+            let what = lines.join("\n");
+            let what = what.strip_prefix("error: ").unwrap_or(&what);
+            print_err(&format!("ubtrfs: {what}\nFor more, see: {commands} --help"));
             ExitCode::FAILURE
         }
     }
 }
 
+/// Help, with colors where stdout is a terminal. A closed pipe has seen enough.
+fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
+    match error.print().and_then(|()| std::io::stdout().flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other.context("cannot write to standard output")?),
+    }
+}
+
 /// A progress bar over bytes; draws nothing when stderr is not a terminal.
-#[allow(dead_code, reason = "commands use it as they are added")]
 pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
@@ -145,13 +183,22 @@ pub(crate) fn progress_left(what: &'static str) -> indicatif::ProgressBar {
     bar
 }
 
+/// Standard output for a stream of bytes whose writer reports errors itself.
+pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
+    std::io::stdout().lock()
+}
+
 /// Writes all of `text` to stdout; a closed pipe (`| head`) ends the program quietly.
-#[allow(dead_code, reason = "commands use it as they are added")]
 pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// As [`print_out`].
+pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => Ok(other?),
+        other => other.context("cannot write to standard output"),
     }
 }
 
@@ -168,6 +215,22 @@ mod tests {
         assert!(parse_size("G").is_err());
         assert!(parse_size("-1").is_err());
         assert!(parse_size("99999999E").is_err());
+        assert_eq!(parse_size("1.5G"), Ok(3 << 29));
+        assert_eq!(parse_size("0.25MiB"), Ok(1 << 18));
+        assert_eq!(parse_size("7.9E").map(|size| size >> 55), Ok(252));
+        for wrong in [
+            "1.5",
+            ".5G",
+            "1.G",
+            "1.5.5G",
+            "1..5G",
+            "8E",
+            "8.0E",
+            "1.5ib",
+            "99999999999999999999999999999999999999999G",
+        ] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! The ubtrfs command line: arguments, printing, exit status. Every command is a module of `commands`.
 //!
 //! Invariants:
-//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. Nothing panics on user input.
+//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1; wrong arguments get clap's tips and the
+//!     usage in lines of their own. Nothing panics on user input, nor because nobody can read what is printed: only `common`
+//!     prints.
 //! I2. stdout carries results only; progress and warnings go to stderr, progress only on a terminal.
 //! I3. The program also answers to `mount.ubtrfs`, `mount.fuse.ubtrfs` and to `ubtrfs DEVICE DIR -o ...`, which is how
 //!     mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
 mod common;
@@ -22,7 +25,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// btrfs in user space: make, mount, inspect and fill btrfs filesystems without the kernel's driver.
 #[derive(Parser)]
-#[command(name = "ubtrfs", version, disable_help_subcommand = true)]
+#[command(name = "ubtrfs", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -74,14 +77,34 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 fn main() -> ExitCode {
     let args = commands::mount::as_mount_helper(std::env::args_os().collect::<Vec<OsString>>(), &subcommand_names());
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
-        Err(error) => return common::print_usage_error(&error),
+        Err(error) => {
+            let named = named_commands(&args);
+            let status = common::print_usage(&error, &named);
+            // 1 is what it says of a damaged filesystem.
+            let is_check = named == "ubtrfs check" && error.use_stderr();
+            return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
+        }
     };
     match run(cli.command) {
         Ok(status) => status,
         Err(error) => common::print_error(&error),
     }
+}
+
+/// The command that the arguments name, as `ubtrfs subvolume list`.
+fn named_commands(args: &[OsString]) -> String {
+    use clap::CommandFactory;
+    let mut command = Cli::command();
+    let mut named = command.get_name().to_owned();
+    for word in args.iter().skip(1).map_while(|arg| arg.to_str()) {
+        let Some(sub) = command.find_subcommand(word).cloned() else { break };
+        named.push(' ');
+        named.push_str(sub.get_name());
+        command = sub;
+    }
+    named
 }
 
 /// The names a first argument may have to be a command rather than a device.

@@ -19,11 +19,13 @@ fn stats(target: &Path, form: &str) -> String {
     ubtrfs([OsStr::new("stats"), form.as_ref(), target.as_os_str()])
 }
 
-/// The value of a name, with this label's value if one is given.
-fn value(samples: &Value, name: &str, label: Option<(&str, &str)>) -> f64 {
-    let is_it =
-        |sample: &&Value| sample["name"] == name && label.is_none_or(|(label, own)| sample["labels"][label] == own);
-    samples.as_array().unwrap().iter().find(is_it).unwrap()["value"].as_f64().unwrap()
+/// The value of a name, in the object of a list with this label if one is given.
+fn value(stats: &Value, list: &str, label: Option<(&str, &str)>, name: &str) -> f64 {
+    let object = match label {
+        None => stats,
+        Some((label, own)) => stats[list].as_array().unwrap().iter().find(|object| object[label] == own).unwrap(),
+    };
+    object[name].as_f64().unwrap()
 }
 
 #[test]
@@ -41,10 +43,10 @@ fn a_mount_and_its_image_show_their_numbers() {
     }
     ubtrfs(["sync", &arg(dir.path())]);
     let samples: Value = serde_json::from_str(&stats(dir.path(), "--json")).unwrap();
-    assert!(value(&samples, "ubtrfs_phase_seconds_count", Some(("phase", "commit"))) >= 1.0);
-    assert!(value(&samples, "ubtrfs_tree_items_put_total", Some(("tree", "subvolume"))) >= 4.0 * 500.0);
-    assert!(value(&samples, "ubtrfs_dir_index_items_total", None) >= 500.0);
-    assert!(value(&samples, "ubtrfs_fuse_io_uring", None) < 0.5);
+    assert!(value(&samples, "phases", Some(("phase", "commit")), "seconds_count") >= 1.0);
+    assert!(value(&samples, "trees", Some(("tree", "subvolume")), "items_put") >= 4.0 * 500.0);
+    assert!(value(&samples, "", None, "dir_index_items") >= 500.0);
+    assert!(value(&samples, "", None, "fuse_io_uring") < 0.5);
     let text = stats(dir.path(), "--prometheus");
     assert!(
         text.starts_with("# HELP ubtrfs_")
@@ -61,9 +63,9 @@ fn a_mount_and_its_image_show_their_numbers() {
 
     let samples: Value = serde_json::from_str(&stats(image.path(), "--json")).unwrap();
     let of_files = Some(("id", "5"));
-    assert_eq!(value(&samples, "ubtrfs_tree_dir_index_items", of_files), 500.0);
-    assert!((0.5..=1.0).contains(&value(&samples, "ubtrfs_tree_leaf_fill", of_files)));
-    assert_eq!(value(&samples, "ubtrfs_tree_damaged_blocks", of_files), 0.0);
+    assert_eq!(value(&samples, "trees", of_files, "dir_index_items"), 500.0);
+    assert!((0.5..=1.0).contains(&value(&samples, "trees", of_files, "leaf_fill")));
+    assert_eq!(value(&samples, "trees", of_files, "damaged_blocks"), 0.0);
     assert!(ubtrfs(["stats", &arg(image.path())]).contains("fs tree"));
 
     let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(["stats", &arg(out.path())]).output().unwrap();

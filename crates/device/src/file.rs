@@ -206,9 +206,12 @@ impl FileDevice {
                     _ => wrap(source),
                 }
             })?;
-        file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(wrap)?;
-        sync_parent(path).map_err(wrap)?;
-        Self::from_file(file, path, Access::ReadWrite)
+        let sized =
+            file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path)).map_err(wrap);
+        sized.and_then(|()| Self::from_file(file, path, Access::ReadWrite)).inspect_err(|_| {
+            // It was made just now, and nobody has use for it. The error that led here counts.
+            let _ = std::fs::remove_file(path);
+        })
     }
 
     fn from_file(file: File, path: &Path, access: Access) -> Result<Self, OpenError> {

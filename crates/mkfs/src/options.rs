@@ -37,6 +37,8 @@ pub struct MkfsOptions {
     pub incompat: Incompat,
     /// compat_ro features.
     pub compat_ro: CompatRo,
+    /// User and group that own the root directory.
+    pub root_owner: (u32, u32),
     /// Overwrite what is on the device.
     pub force: bool,
     /// Discard the device first.
@@ -65,6 +67,7 @@ impl Default for MkfsOptions {
                 | Incompat::SKINNY_METADATA
                 | Incompat::NO_HOLES,
             compat_ro: CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID,
+            root_owner: (0, 0),
             force: false,
             discard: true,
             now: now(),

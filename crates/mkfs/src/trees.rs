@@ -40,7 +40,8 @@ impl Facts<'_> {
             RootId::EXTENT_TREE => self.extent_tree(),
             RootId::CHUNK_TREE => self.chunk_tree(),
             RootId::DEV_TREE => self.dev_tree(),
-            RootId::FS_TREE | RootId::DATA_RELOC_TREE => self.root_directory(),
+            RootId::FS_TREE => self.root_directory(self.options.root_owner),
+            RootId::DATA_RELOC_TREE => self.root_directory((0, 0)),
             RootId::UUID_TREE => self.uuid_tree(),
             RootId::FREE_SPACE_TREE => self.free_space_tree(),
             RootId::BLOCK_GROUP_TREE => self.block_group_items(),
@@ -202,10 +203,11 @@ impl Facts<'_> {
     }
 
     /// An empty root directory, inode 256.
-    fn root_directory(&self) -> Items {
+    fn root_directory(&self, (uid, gid): (u32, u32)) -> Items {
         let dir = objectid::FIRST_FREE;
+        let inode = InodeItem { uid, gid, ..self.directory_inode() };
         Items::from([
-            (Key::new(dir, KeyType::INODE_ITEM, 0), self.directory_inode().encode()),
+            (Key::new(dir, KeyType::INODE_ITEM, 0), inode.encode()),
             (Key::new(dir, KeyType::INODE_REF, dir), inode_ref(b"..")),
         ])
     }

@@ -19,8 +19,8 @@ use crate::common::{format_size, print_error, print_out, progress_bytes};
 
 /// Check an unmounted filesystem for damage, without changing it
 ///
-/// Prints a line for each problem, which begins with a code (docs/check.md explains them). Exit status: 0 if the
-/// filesystem is whole, 1 if problems were found, 2 if it could not be checked.
+/// Prints a line for each problem, which begins with a code (docs/check.md explains them). There is no --repair. Exit status:
+/// 0 if the filesystem is whole, 1 if problems were found, 2 if it could not be checked or an argument was wrong.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The image file, or all devices of the filesystem
@@ -35,7 +35,13 @@ pub(crate) struct Args {
     /// Print at most this many problems of each kind; all are counted
     #[arg(long, value_name = "N", default_value_t = Limits::default().per_code)]
     max_problems: u64,
+    /// For those who come from btrfs-progs
+    #[arg(long, hide = true)]
+    repair: bool,
 }
+
+/// Exit status of a check that could not be made.
+pub(crate) const CANNOT_CHECK: u8 = 2;
 
 pub(crate) fn run(args: Args) -> ExitCode {
     match checked(&args) {
@@ -43,7 +49,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(false) => ExitCode::from(1),
         Err(error) => {
             print_error(&error);
-            ExitCode::from(2)
+            ExitCode::from(CANNOT_CHECK)
         }
     }
 }
@@ -51,6 +57,11 @@ pub(crate) fn run(args: Args) -> ExitCode {
 /// Whether the filesystem is clean.
 fn checked(args: &Args) -> anyhow::Result<bool> {
     let started = Instant::now();
+    if args.repair {
+        anyhow::bail!(
+            "there is no --repair; copy the image before you try btrfs check --repair on it, nothing was checked"
+        );
+    }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for path in &args.devices {
         devices.push(Arc::new(FileDevice::open(path, Access::ReadOnly)?));

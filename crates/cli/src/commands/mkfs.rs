@@ -20,8 +20,9 @@ use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
 use uuid::Uuid;
 
+use super::offline::import::parse_owner;
 use super::offline::{Use, copy, with_device};
-use crate::common::{format_size, parse_size};
+use crate::common::{format_size, parse_size, print_out};
 
 /// Make a btrfs filesystem on an image file or block device.
 #[derive(clap::Args)]
@@ -67,6 +68,9 @@ pub(crate) struct Args {
     /// not given.
     #[arg(short = 'r', long, value_name = "DIR")]
     rootdir: Option<PathBuf>,
+    /// Owner of the root directory: the user who runs this, by default.
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    root_owner: Option<(u32, u32)>,
     /// Overwrite what is on the device.
     #[arg(short, long)]
     force: bool,
@@ -84,7 +88,7 @@ pub(crate) struct Args {
 /// Makes the filesystem.
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.all_features().any(|name| name == "list-all") {
-        list_features();
+        print_out(&features_text())?;
         return Ok(ExitCode::SUCCESS);
     }
     let path = args.device.clone().context("no device was given; name an image file or block device")?;
@@ -113,9 +117,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&json(&options, &report, &path))?);
+        print_out(&format!("{:#}\n", json(&options, &report, &path)))?;
     } else if !args.quiet {
-        print!("{}", summary(&options, &report, &path));
+        print_out(&summary(&options, &report, &path))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -247,11 +251,20 @@ impl Args {
             mixed,
             incompat,
             compat_ro,
+            root_owner: self.root_owner.unwrap_or_else(caller),
             force: self.force,
             discard: !self.nodiscard,
             ..default
         })
     }
+}
+
+/// The user who runs this. An ordinary user who makes a filesystem wants to write to it.
+fn caller() -> (u32, u32) {
+    if rustix::process::geteuid().is_root() {
+        return (0, 0);
+    }
+    (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
 #[derive(Clone, Copy)]
@@ -292,11 +305,12 @@ const FEATURES: [Feature; 6] = [
     },
 ];
 
-fn list_features() {
-    println!("Features that can be set, or left out with a leading ^:");
+fn features_text() -> String {
+    let mut text = String::from("Features that can be set, or left out with a leading ^:\n");
     for feature in &FEATURES {
-        println!("{:<20}- {}", feature.name, feature.what);
+        text.push_str(&format!("{:<20}- {}\n", feature.name, feature.what));
     }
+    text
 }
 
 fn parse_csum(text: &str) -> Result<CsumType, String> {
@@ -360,6 +374,10 @@ fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
     }
     line("Features:", &feature_names(options).join(", "));
     line("Checksum:", options.csum_type.name());
+    let (uid, gid) = options.root_owner;
+    if options.root_owner != (0, 0) {
+        line("Root directory:", &format!("owned by {uid}:{gid}"));
+    }
     line("Number of devices:", "1");
     line("Devices:", "");
     text.push_str("   ID        SIZE  PATH\n");
@@ -392,6 +410,7 @@ fn json(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> serde_json::
         "total_bytes": report.total_bytes,
         "bytes_used": report.bytes_used,
         "checksum": options.csum_type.name(),
+        "root_owner": { "uid": options.root_owner.0, "gid": options.root_owner.1 },
         "features": feature_names(options),
         "block_groups": groups,
         "devices": [{ "devid": 1, "size": report.total_bytes, "path": path.display().to_string() }],

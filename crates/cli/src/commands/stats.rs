@@ -112,11 +112,44 @@ fn parse_line(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels: found, value: value.parse().ok()? })
 }
 
+/// Numbers by their names, and a list for each label: `trees`, `phases` and so on, with an object for each of its values.
 fn to_json(samples: &[Sample]) -> Value {
-    samples
-        .iter()
-        .map(|sample| json!({ "name": sample.name, "labels": sample.labels, "value": sample.value }))
-        .collect()
+    let mut out = serde_json::Map::new();
+    for sample in samples {
+        let name = short(&sample.name);
+        // The labels that tell objects of one list apart; `le` is the edge of a bucket.
+        let labels: BTreeMap<&String, &String> = sample.labels.iter().filter(|(label, _)| *label != "le").collect();
+        let Some(list) = ["tree", "phase"]
+            .into_iter()
+            .find(|label| sample.labels.contains_key(*label))
+            .or_else(|| labels.keys().next().map(|label| label.as_str()))
+        else {
+            out.insert(name.to_owned(), json!(sample.value));
+            continue;
+        };
+        // The prefix says what the list's name says.
+        let field = name.strip_prefix(list).map_or(name, |rest| rest.trim_start_matches('_'));
+        let entry = out.entry(format!("{list}s")).or_insert_with(|| json!([]));
+        let Some(objects) = entry.as_array_mut() else { continue };
+        let is_of = |object: &Value| labels.iter().all(|(label, value)| object[label.as_str()] == json!(value));
+        let at = objects.iter().position(is_of).unwrap_or_else(|| {
+            objects.push(json!(labels));
+            objects.len() - 1
+        });
+        match sample.labels.get("le") {
+            Some(edge) => {
+                let bucket =
+                    json!({ "le": edge.parse::<f64>().ok().filter(|edge| edge.is_finite()), "count": sample.value });
+                let buckets = &mut objects[at]["buckets"];
+                match buckets.as_array_mut() {
+                    Some(buckets) => buckets.push(bucket),
+                    None => *buckets = json!([bucket]),
+                }
+            }
+            None => objects[at][field] = json!(sample.value),
+        }
+    }
+    Value::Object(out)
 }
 
 /// What people read: a table for each label, times by phase, and the rest in lines.
@@ -233,6 +266,9 @@ mod tests {
         assert_eq!(samples[2].labels["le"], "+Inf");
         let text = mount_text(&samples);
         assert!(text.contains("sub volume") && text.contains("commit"), "{text}");
-        assert_eq!(to_json(&samples)[1], json!({ "name": "ubtrfs_b_bytes", "labels": {}, "value": 0.25 }));
+        let value = to_json(&samples);
+        assert_eq!(value["b_bytes"], json!(0.25));
+        assert_eq!(value["trees"], json!([{ "tree": "sub volume", "id": "5", "a": 3.0 }]));
+        assert_eq!(value["phases"], json!([{ "phase": "commit", "buckets": [{ "le": null, "count": 2.0 }] }]));
     }
 }

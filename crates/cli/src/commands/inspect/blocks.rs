@@ -93,7 +93,7 @@ impl Blocks {
                 _ => Ok(()),
             };
             if let Err(error) = added {
-                eprintln!("ubtrfs: chunk tree: {key}: {error}");
+                crate::common::warn(&format!("chunk tree: {key}: {error}"));
             }
         }
     }

@@ -60,7 +60,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                 None if args.all => {}
                 None => bail!("{} ends before {offset}; choose another mirror", path.display()),
                 Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force => {
-                    eprintln!("ubtrfs: {}: no superblock at {offset}; --force prints it anyway", path.display());
+                    crate::common::warn(&format!(
+                        "{}: no superblock at {offset}; --force prints it anyway",
+                        path.display()
+                    ));
                     status = ExitCode::FAILURE;
                 }
                 Some(raw) if args.json => values.push(to_json(path, offset, &raw)),

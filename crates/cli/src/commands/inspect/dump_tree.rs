@@ -15,6 +15,7 @@ use ubtrfs_format::{Key, KeyType, Logical, RootId};
 use super::blocks::{Block, Blocks, Order, Pointer};
 use super::json_stream::JsonStream;
 use super::trees;
+use crate::common::{stdout, warn};
 
 /// Print the trees of a filesystem
 #[derive(clap::Args)]
@@ -60,7 +61,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         csum_items: args.csum_items,
         ..blocks.print_options()
     };
-    let stdout = BufWriter::new(io::stdout().lock());
+    let stdout = BufWriter::new(stdout());
     let order = if args.dfs { Order::DepthFirst } else { Order::BreadthFirst };
     let output: Box<dyn Output + '_> = if args.json {
         Box::new(JsonOutput::new(stdout, options))
@@ -103,7 +104,7 @@ impl Dump<'_> {
             let wanted: Vec<&Tree> = trees.iter().filter(|tree| is_wanted(tree, args.tree)).collect();
             if wanted.is_empty() {
                 let name = args.tree.unwrap_or_default();
-                eprintln!("ubtrfs: there is no tree {name} here; without -t all trees are printed");
+                warn(&format!("there is no tree {name} here; without -t all trees are printed"));
                 self.is_damaged = true;
             }
             for tree in wanted {
@@ -197,7 +198,7 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
 /// One line on stderr for a damaged block.
 fn tell_damage(block: &Block) -> bool {
     if let Some(damage) = &block.damage {
-        eprintln!("ubtrfs: {damage}");
+        warn(&damage.to_string());
     }
     block.damage.is_some()
 }

@@ -25,7 +25,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::{Identity, MountConfig, Session, Unmounter};
 
-use crate::common::parse_size;
+use crate::common::{parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
 
@@ -135,7 +135,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some((unmounter, identity)) = sandbox {
         let done = session.confine(unmounter, identity);
         for missing in &done.missing {
-            eprintln!("ubtrfs: the server is not fully confined: {missing}");
+            warn(&format!("the server is not fully confined: {missing}"));
         }
     }
     if args.serve {
@@ -257,7 +257,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
     let wanted_read_only = options.read_only;
     let fs = Fs::open(devices, options).with_context(|| format!("cannot mount {shown}"))?;
     if let Some(reason) = fs.read_only().filter(|_| !wanted_read_only) {
-        eprintln!("ubtrfs: {shown} is mounted read-only: {reason}");
+        warn(&format!("{shown} is mounted read-only: {reason}"));
         config.read_only = true;
     }
     if config.fsname == ubtrfs_fuse::SUBTYPE {

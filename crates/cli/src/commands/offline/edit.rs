@@ -9,12 +9,13 @@ use super::text::printable;
 use super::{
     ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, join, lookup_parent, read_names, with_image,
 };
+use crate::common::each;
 
 /// Remove files from an image
 #[derive(clap::Args)]
 pub(crate) struct RmArgs {
     /// Files in images
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser, required = true)]
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
     /// Remove directories with all that is in them
     #[arg(short, long)]
@@ -30,7 +31,7 @@ pub(crate) struct RmArgs {
 #[derive(clap::Args)]
 pub(crate) struct MkdirArgs {
     /// Directories in images
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser, required = true)]
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
     /// Make missing parents, and accept a directory that exists
     #[arg(short, long)]
@@ -64,10 +65,14 @@ fn for_each_image(
     options: &ImageOptions,
     mut work: impl FnMut(&Fs, &ImagePath) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
-    for paths in paths.chunk_by(|one, other| one.image == other.image) {
-        with_image(&paths[0].image, options, Use::Write, |fs| paths.iter().try_for_each(|path| work(fs, path)))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let mut all_done = true;
+    let opened = each(paths.chunk_by(|one, other| one.image == other.image), |paths| {
+        with_image(&paths[0].image, options, Use::Write, |fs| {
+            all_done &= each(paths, |path| work(fs, path)) == ExitCode::SUCCESS;
+            Ok(())
+        })
+    });
+    Ok(if all_done { opened } else { ExitCode::FAILURE })
 }
 
 fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {

@@ -3,12 +3,13 @@
 //! Names never lead out of the directory that an archive is unpacked in. They are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use ubtrfs_fs::{Attr, Fs, InodeId, mode, rdev_parts};
+use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode, rdev_parts};
 
 use super::archive::compressor::{Compression, Compressor};
 use super::archive::write::Writer;
@@ -18,34 +19,49 @@ use super::{
     ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
     read_pieces, with_image,
 };
-use crate::common::{progress_bytes, warn};
+use crate::common::{progress_bytes, stdout, warn};
 use crate::host_file::{self, HostFile};
 
 /// Write a directory of an image as a tar archive
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Image and directory or file in it
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser)]
+    #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true })]
     source: ImagePath,
     /// File to write instead of standard output, compressed as its suffix says: .tar.gz, .tar.xz, .tar.zst
-    #[arg(short = 'o', long = "output", value_name = "FILE")]
+    #[arg(short = 'f', long = "output", visible_alias = "file", value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Mount options by the kernel's names, e.g. subvol=home; what is no mount option is taken as --output
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
+    options: Vec<OsString>,
     /// Write holes of files as such (pax sparse format 1.0)
     #[arg(short = 'S', long)]
     sparse: bool,
     /// Leave extended attributes and ACLs out
     #[arg(long)]
     no_xattrs: bool,
-    /// Mount options by the kernel's names, e.g. subvol=home
-    #[arg(long = "options", value_name = "OPTIONS")]
-    options: Vec<String>,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if args.output.is_none() && io::stdout().is_terminal() {
+impl Args {
+    /// `-o` was short for `--output` here. It means mount options now, as everywhere; a file is still told by its name.
+    fn sort_options(&mut self) -> anyhow::Result<ImageOptions> {
+        let mut options = Vec::new();
+        for value in std::mem::take(&mut self.options) {
+            match value.to_str().filter(|text| text.contains('=') || MountOptions::parse(text).is_ok()) {
+                Some(text) => options.push(text.to_owned()),
+                None if self.output.is_none() => self.output = Some(value.into()),
+                None => bail!("'{}' is no mount option, and --output is given", value.display()),
+            }
+        }
+        Ok(ImageOptions { options, memory: None })
+    }
+}
+
+pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    let options = args.sort_options()?;
+    if args.output.is_none() && stdout().is_terminal() {
         bail!("refusing to write an archive to a terminal; write it to a file with --output, or to a pipe");
     }
-    let options = ImageOptions { options: args.options.clone(), memory: None };
     with_image(&args.source.image, &options, Use::Read, |fs| {
         let start = lookup(fs, &args.source, true)?;
         match &args.output {
@@ -57,7 +73,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
                 let file = file.finish().with_context(at)?;
                 file.sync().and_then(|()| file.keep()).with_context(at)
             }
-            None => match export(fs, &args, &start, io::stdout().lock()) {
+            None => match export(fs, &args, &start, stdout()) {
                 // `| head` has what it wants.
                 Err(error) if is_broken_pipe(&error) => Ok(()),
                 other => other.map(|_| ()),

@@ -1,7 +1,6 @@
 //! `ubtrfs ls`, `ubtrfs cat`, `ubtrfs stat`.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -14,13 +13,13 @@ use super::{
     ImageOptions, ImagePath, ImagePathParser, Name, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
     read_pieces, type_of, with_image,
 };
-use crate::common::print_out;
+use crate::common::{each, print_bytes, print_out};
 
 /// List directories of an image
 #[derive(clap::Args)]
 pub(crate) struct LsArgs {
-    /// Directories or files in images
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser, required = true)]
+    /// Directories or files in images; an image alone means its root directory
+    #[arg(value_name = "IMAGE[:/PATH]", value_parser = ImagePathParser { root_by_default: true }, required = true)]
     paths: Vec<ImagePath>,
     /// Show mode, links, owner, size and time (UTC)
     #[arg(short, long)]
@@ -42,7 +41,7 @@ pub(crate) struct LsArgs {
 #[derive(clap::Args)]
 pub(crate) struct CatArgs {
     /// Files in images
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser, required = true)]
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
     #[command(flatten)]
     image: ImageOptions,
@@ -52,7 +51,7 @@ pub(crate) struct CatArgs {
 #[derive(clap::Args)]
 pub(crate) struct StatArgs {
     /// Files in images
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser, required = true)]
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
     /// Show what a symbolic link leads to
     #[arg(short = 'L', long)]
@@ -68,7 +67,7 @@ pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
     let mut headings = args.paths.len() > 1 || args.recursive;
     headings &= !args.json && !args.directory;
     let mut first = true;
-    for path in &args.paths {
+    Ok(each(&args.paths, |path| {
         with_image(&path.image, &args.image, Use::Read, |fs| {
             let start = lookup(fs, path, path.path.ends_with(b"/"))?;
             if !start.is_dir() || args.directory {
@@ -95,9 +94,8 @@ pub(crate) fn run_ls(args: LsArgs) -> anyhow::Result<ExitCode> {
                 }
             }
             Ok(())
-        })?;
-    }
-    Ok(ExitCode::SUCCESS)
+        })
+    }))
 }
 
 fn print_list(fs: &Fs, args: &LsArgs, dir: &ImagePath, entries: &[(Vec<u8>, Attr)]) -> anyhow::Result<()> {
@@ -145,40 +143,28 @@ fn print_list(fs: &Fs, args: &LsArgs, dir: &ImagePath, entries: &[(Vec<u8>, Attr
 
 pub(crate) fn run_cat(args: CatArgs) -> anyhow::Result<ExitCode> {
     let mut buf = Vec::new();
-    for path in &args.paths {
+    Ok(each(&args.paths, |path| {
         with_image(&path.image, &args.image, Use::Read, |fs| {
             let attr = lookup(fs, path, true)?;
             if type_of(attr.mode) != mode::REGULAR {
                 anyhow::bail!("{path} is a {}; name a file", type_text(attr.mode));
             }
-            let mut out = io::stdout().lock();
-            let copied = read_pieces(fs, attr.id, (0, attr.size), &mut buf, |_, bytes| Ok(out.write_all(bytes)?));
-            let copied = copied.and_then(|()| Ok(out.flush()?));
-            match copied {
-                // `| head` has what it wants.
-                Err(error)
-                    if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) =>
-                {
-                    Ok(())
-                }
-                other => other.with_context(|| format!("{path}")),
-            }
-        })?;
-    }
-    Ok(ExitCode::SUCCESS)
+            read_pieces(fs, attr.id, (0, attr.size), &mut buf, |_, bytes| print_bytes(bytes))
+                .with_context(|| format!("{path}"))
+        })
+    }))
 }
 
 pub(crate) fn run_stat(args: StatArgs) -> anyhow::Result<ExitCode> {
-    for path in &args.paths {
+    Ok(each(&args.paths, |path| {
         with_image(&path.image, &args.image, Use::Read, |fs| {
             let attr = lookup(fs, path, args.dereference)?;
             if args.json {
                 return print_out(&format!("{}\n", json_of(fs, &path.path, &attr)?));
             }
             print_out(&stat_text(fs, path, &attr)?)
-        })?;
-    }
-    Ok(ExitCode::SUCCESS)
+        })
+    }))
 }
 
 fn stat_text(fs: &Fs, path: &ImagePath, attr: &Attr) -> anyhow::Result<String> {

@@ -57,8 +57,11 @@ impl fmt::Display for ImagePath {
 }
 
 /// Clap's parser of `IMAGE:/path`.
-#[derive(Clone, Debug)]
-pub(crate) struct ImagePathParser;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ImagePathParser {
+    /// An image alone means its root directory.
+    pub(crate) root_by_default: bool,
+}
 
 impl clap::builder::TypedValueParser for ImagePathParser {
     type Value = ImagePath;
@@ -69,11 +72,14 @@ impl clap::builder::TypedValueParser for ImagePathParser {
         _arg: Option<&clap::Arg>,
         value: &OsStr,
     ) -> Result<Self::Value, clap::Error> {
-        ImagePath::split(value).ok_or_else(|| {
-            let text = format!(
-                "'{}' names no file in an image; write IMAGE:/path, for example disk.img:/etc",
-                value.display()
-            );
+        let alone = || {
+            let image = self.root_by_default.then(|| value.to_string_lossy().trim_end_matches(':').to_owned())?;
+            Some(ImagePath { image: image.into(), path: b"/".to_vec() })
+        };
+        ImagePath::split(value).or_else(alone).ok_or_else(|| {
+            let shown = value.to_string_lossy();
+            let image = shown.trim_end_matches(':');
+            let text = format!("'{shown}' names no file in an image; write IMAGE:/path, for example {image}:/etc");
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, text)
         })
     }

@@ -19,6 +19,7 @@ use self::host::{Host, HostTarget};
 use self::image::Image;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, PassedDirs, Use, child_path, join, normal_names, type_of, with_image};
+use crate::common::each;
 
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
@@ -169,14 +170,16 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if target.image().is_none() && sources.iter().all(|source| source.image().is_none()) {
         bail!("neither source nor target is in an image; write IMAGE:/path for one of them");
     }
-    for sources in sources.chunk_by(|one, other| one.image() == other.image()) {
-        copy_from_one_place(&args, sources, &target)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let mut all_done = true;
+    let opened = each(sources.chunk_by(|one, other| one.image() == other.image()), |sources| {
+        all_done &= copy_from_one_place(&args, sources, &target)?;
+        Ok(())
+    });
+    Ok(if all_done { opened } else { ExitCode::FAILURE })
 }
 
-/// Opens the ends and copies. Sources and target may lie in one image, which is opened once.
-fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow::Result<()> {
+/// Opens the ends and copies; answers whether all was copied. Sources and target may lie in one image, which is opened once.
+fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
     let copy = |from: &dyn From, to: &dyn To, shared: bool| Copy::new(args, from, to, shared).run(sources, target);
     let options = &args.image;
     match (sources[0].image(), target) {
@@ -260,7 +263,7 @@ impl<'a> Copy<'a> {
         Self { args, from, to, shared, image: None, passed, made: HashSet::new(), first_names, dirs: Vec::new() }
     }
 
-    fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<()> {
+    fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
         let to_path = self.to.top();
         let there = self.to.there(&to_path, true)?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
@@ -268,7 +271,7 @@ impl<'a> Copy<'a> {
         if !is_dir && (self.args.paths.len() > 2 || (there.is_some() && wants_dir)) {
             bail!("'{}' is not a directory; name one for several files", self.to.shown_path(&to_path));
         }
-        for source in sources {
+        let copied = each(sources, |source| {
             let path = source.path();
             let at = || format!("cannot copy '{}'", printable(&path));
             let info = self.from.info(&path, !self.args.recursive).with_context(at)?;
@@ -285,9 +288,10 @@ impl<'a> Copy<'a> {
             if info.is_dir() && self.shared && is_inside(&new_path, &path) {
                 bail!("'{}' cannot be copied into itself; choose another target", printable(&path));
             }
-            self.tree(path.clone(), new_path, info).with_context(at)?;
-        }
-        self.finish_dirs()
+            self.tree(path.clone(), new_path, info).with_context(at)
+        });
+        self.finish_dirs()?;
+        Ok(copied == ExitCode::SUCCESS)
     }
 
     /// What is said about directories, when nothing changes in them any more.

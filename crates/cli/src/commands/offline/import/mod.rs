@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
     tar: PathBuf,
     /// Image and directory to unpack into; a missing directory is made
-    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser)]
+    #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default())]
     target: ImagePath,
     /// Make and format the image with this size if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -71,9 +71,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let counts = match args.create.filter(|_| !image.exists()) {
         Some(size) => {
             let device: Arc<dyn Device> = Arc::new(FileDevice::create(image, size, true)?);
-            ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
-                .with_context(|| format!("cannot format {}", image.display()))?;
-            with_device(image, device, mount_options(&args.image)?, Use::Write, work)
+            let made = mount_options(&args.image).and_then(|options| {
+                ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
+                    .with_context(|| format!("cannot format {}", image.display()))?;
+                with_device(image, device, options, Use::Write, work)
+            });
+            // Half of an archive in an image that was not there before is of no use.
+            made.inspect_err(|_| drop(std::fs::remove_file(image)))
         }
         None => with_image(image, &args.image, Use::Write, work),
     };

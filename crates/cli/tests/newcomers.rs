@@ -1,0 +1,173 @@
+//! What people meet who use the program for the first time: help, typing errors, sizes, operands that do not exist.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use common::{ok, refused};
+use serde_json::Value;
+use tempfile::TempDir;
+
+struct Bed(TempDir);
+
+impl Bed {
+    /// `a.img` with `/f`, `/d/g`.
+    fn new() -> Self {
+        let bed = Self(tempfile::tempdir().unwrap());
+        fs::create_dir_all(bed.join("root/d")).unwrap();
+        fs::write(bed.join("root/f"), "content of f").unwrap();
+        fs::write(bed.join("root/d/g"), "content of g").unwrap();
+        ok(bed.run("mkfs -q -r root a.img"));
+        bed
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, line: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(line.split(' ')).current_dir(self.0.path()).stdin(Stdio::null()).output().unwrap()
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn help_is_found_however_it_is_asked_for() {
+    let bed = Bed::new();
+    assert_eq!(ok(bed.run("help")), ok(bed.run("--help")));
+    assert!(ok(bed.run("help mkfs")).contains("--byte-count"));
+    assert!(ok(bed.run("help subvolume list")).contains("Usage: ubtrfs subvolume list"));
+    let text = stderr(&bed.run("mkfs --byte-cuont 1G x"));
+    assert!(text.starts_with("ubtrfs: unexpected argument '--byte-cuont' found\n"), "{text}");
+    assert!(text.contains("\n  tip: a similar argument exists: '--byte-count'\n"), "{text}");
+    assert!(text.contains("\nUsage: ubtrfs mkfs") && text.ends_with("\nFor more, see: ubtrfs mkfs --help\n"), "{text}");
+    let text = stderr(&bed.run("rm -x a.img:/f"));
+    assert!(!text.contains("as a value"), "a path is no use of an option: {text}");
+    assert!(stderr(&bed.run("subvolume lst")).contains("'list'"));
+}
+
+#[test]
+fn check_says_damaged_only_of_damaged_filesystems() {
+    let bed = Bed::new();
+    for line in ["check --repair a.img", "check --no-such-option a.img", "check", "check missing.img"] {
+        assert_eq!(bed.run(line).status.code(), Some(2), "{line}");
+    }
+    assert!(stderr(&bed.run("check --repair a.img")).contains("there is no --repair"));
+    assert_eq!(bed.run("check a.img").status.code(), Some(0));
+    assert_eq!(bed.run("check --help").status.code(), Some(0));
+    assert!(ok(bed.run("check --help")).contains("2 if it could not be checked or an argument was wrong"));
+}
+
+#[test]
+fn sizes_have_fractions_and_a_limit() {
+    let bed = Bed::new();
+    ok(bed.run("mkfs -q -b 1.5G new.img"));
+    assert_eq!(fs::metadata(bed.join("new.img")).unwrap().len(), 3 << 29);
+    for line in ["mkfs -q -b 8E x.img", "import --create 8E a.tar x.img:/", "mkfs -q -b 99999999999999999999E x.img"] {
+        assert!(stderr(&bed.run(line)).contains("larger than any device"), "{line}");
+    }
+}
+
+#[test]
+fn an_image_that_failed_is_not_left() {
+    let bed = Bed::new();
+    // Larger than most filesystems take.
+    refused(&bed.run("mkfs -q -b 7.9E x.img"), &["x.img"]);
+    refused(&bed.run("mkfs -q -b 1M x.img"), &[]);
+    refused(&bed.run("mkfs -q -r missing x.img"), &[]);
+    ok(bed.run("export --output good.tar a.img:/"));
+    let archive = fs::read(bed.join("good.tar")).unwrap();
+    fs::write(bed.join("torn.tar"), &archive[..archive.len() - 2500]).unwrap();
+    refused(&bed.run("import --create 7.9E good.tar x.img:/"), &[]);
+    refused(&bed.run("import --create 1M good.tar x.img:/"), &["x.img"]);
+    refused(&bed.run("import --create 200M torn.tar x.img:/"), &["torn.tar"]);
+    refused(&bed.run("import --create 200M -o no-such-option good.tar x.img:/"), &["no-such-option"]);
+    assert!(!bed.join("x.img").exists());
+    // One that was there before stays.
+    refused(&bed.run("import --create 200M torn.tar a.img:/"), &["torn.tar"]);
+    ok(bed.run("check a.img"));
+}
+
+#[test]
+fn commands_go_on_after_an_operand_that_is_missing() {
+    let bed = Bed::new();
+    let tried = |line: &str| {
+        let output = bed.run(line);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert_eq!(stderr(&output).lines().count(), 2, "{line}: {}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(tried("cat a.img:/missing a.img:/f no.img:/x"), "content of f");
+    assert!(tried("ls a.img:/missing a.img:/d no.img:/").contains("g\n"));
+    assert!(tried("stat a.img:/missing a.img:/f no.img:/x").contains("12 in"));
+    fs::create_dir(bed.join("out")).unwrap();
+    tried("cp a.img:/missing a.img:/f no.img:/x out");
+    assert_eq!(fs::read(bed.join("out/f")).unwrap(), b"content of f");
+    tried("mkdir a.img:/missing/x a.img:/made no.img:/x");
+    tried("rm a.img:/missing a.img:/f no.img:/x");
+    assert_eq!(ok(bed.run("ls a.img")), "d\nmade\n", "an image alone means its root");
+    ok(bed.run("rm -f a.img:/missing"));
+    ok(bed.run("check a.img"));
+}
+
+#[test]
+fn o_means_mount_options() {
+    let bed = Bed::new();
+    for line in ["ls -o ro a.img:/", "export -o ro a.img:/", "export -o subvolid=5 -o ro --output a.tar a.img"] {
+        assert!(bed.run(line).status.success(), "{line}");
+    }
+    // It meant a file once.
+    ok(bed.run("export -o b.tar a.img:/"));
+    assert!(fs::read(bed.join("a.tar")).unwrap() == fs::read(bed.join("b.tar")).unwrap());
+}
+
+#[test]
+fn an_export_is_compressed_as_its_name_says() {
+    let bed = Bed::new();
+    ok(bed.run("export -f plain.tar a.img:/"));
+    for (suffix, magic) in [("tar.zst", &[0x28, 0xb5, 0x2f, 0xfd][..]), ("tgz", &[0x1f, 0x8b]), ("tar.xz", b"\xfd7zXZ")]
+    {
+        ok(bed.run(&format!("export -o x.{suffix} a.img:/")));
+        let packed = fs::read(bed.join(&format!("x.{suffix}"))).unwrap();
+        assert!(packed.starts_with(magic), "{suffix}");
+        ok(bed.run(&format!("mkfs -q -b 200M {suffix}.img")));
+        assert!(bed.run(&format!("import x.{suffix} {suffix}.img:/")).status.success());
+        ok(bed.run(&format!("export -f again.tar {suffix}.img:/")));
+        assert!(fs::read(bed.join("again.tar")).unwrap() == fs::read(bed.join("plain.tar")).unwrap(), "{suffix}");
+    }
+    refused(&bed.run("export -f x.tar.bz2 a.img:/"), &["cannot compress"]);
+    assert!(!bed.join("x.tar.bz2").exists());
+}
+
+#[test]
+fn the_root_directory_belongs_to_who_makes_it() {
+    let bed = Bed::new();
+    let owner = |image: &str| {
+        let shown: Value = serde_json::from_str(&ok(bed.run(&format!("stat --json {image}:/")))).unwrap();
+        (shown["uid"].as_u64().unwrap(), shown["gid"].as_u64().unwrap())
+    };
+    let made = ok(bed.run("mkfs -b 200M --root-owner 7:8 given.img"));
+    assert!(made.contains("owned by 7:8"), "{made}");
+    assert_eq!(owner("given.img"), (7, 8));
+    ok(bed.run("check given.img"));
+    if rustix::process::geteuid().is_root() {
+        ok(bed.run("mkfs -q -b 200M root.img"));
+        assert_eq!(owner("root.img"), (0, 0));
+        std::os::unix::fs::chown(bed.0.path(), Some(4711), Some(4712)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(["mkfs", "-b", "200M", "own.img"]).current_dir(bed.0.path()).uid(4711).gid(4712);
+        let made = ok(command.output().unwrap());
+        assert!(made.contains("owned by 4711:4712"), "{made}");
+        assert_eq!(owner("own.img"), (4711, 4712));
+        ok(bed.run("check own.img"));
+    }
+}
