@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1. `data_left` is what the input still holds of the current member, padding excluded; `padding_left` follows.
-//! - I2. Nothing that an archive says makes this allocate more than `META_MAX`, or panic.
+//! - I2. All that an archive says of one member takes at most `META_MAX` bytes of memory together, all that it says of all
+//!   members at most `GLOBAL_MAX`; nothing that it says panics.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,6 +25,9 @@ pub(in super::super) struct Reader {
     data_left: u64,
     padding_left: usize,
     nr_members: u64,
+    /// What may still be said of this member, and of all (I2).
+    meta_left: usize,
+    global_left: usize,
 }
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -40,7 +44,15 @@ struct Extras {
 
 impl Reader {
     pub(in super::super) fn new(input: Input) -> Self {
-        Self { input, global: Records::new(), data_left: 0, padding_left: 0, nr_members: 0 }
+        Self {
+            input,
+            global: Records::new(),
+            data_left: 0,
+            padding_left: 0,
+            nr_members: 0,
+            meta_left: META_MAX,
+            global_left: GLOBAL_MAX,
+        }
     }
 
     /// The bytes below.
@@ -51,6 +63,7 @@ impl Reader {
     /// The next member; data of the one before that was not asked for is passed over.
     pub(in super::super) fn next_member(&mut self) -> anyhow::Result<Option<Member>> {
         self.skip_rest()?;
+        self.meta_left = META_MAX;
         let mut extras = Extras::default();
         let mut block = [0; BLOCK];
         loop {
@@ -77,12 +90,12 @@ impl Reader {
             match block[156] {
                 b'x' | b'X' => {
                     let data = self.read_meta(size)?;
-                    parse_records(&data, &mut extras)?;
+                    parse_records(&data, &mut extras, &mut self.meta_left)?;
                 }
                 b'g' => {
                     let data = self.read_meta(size)?;
                     let mut global = Extras::default();
-                    parse_records(&data, &mut global)?;
+                    parse_records(&data, &mut global, &mut self.global_left)?;
                     self.global.append(&mut global.records);
                 }
                 b'L' => extras.long_path = Some(until_zero(self.read_meta(size)?)),
@@ -201,6 +214,9 @@ impl Reader {
         if kind == Kind::File {
             self.read_sparse(&header, &extras, &mut member).with_context(at)?;
         }
+        if member.path.len() > PATH_MAX || member.link.len() > PATH_MAX {
+            bail!("the archive is damaged: a path of more than {PATH_MAX} bytes");
+        }
         Ok(member)
     }
 
@@ -216,6 +232,7 @@ impl Reader {
             self.read_data_map()?
         } else if let Some(list) = get("GNU.sparse.map") {
             member.size = decimal("GNU.sparse.size")?.context("no GNU.sparse.size")?;
+            charge(&mut self.meta_left, list.len().saturating_mul(SPARSE_NUMBER))?;
             list.split(|byte| *byte == b',').map(parse_decimal).collect::<Result<_, _>>()?
         } else if get("GNU.sparse.size").is_some() {
             member.size = decimal("GNU.sparse.size")?.context("no GNU.sparse.size")?;
@@ -263,11 +280,10 @@ impl Reader {
         };
         take(header, 386, 4)?;
         let mut extended = header.0[482] != 0;
-        let mut nr_blocks = 0;
         while extended {
             let mut block = [0; BLOCK];
-            nr_blocks += 1;
-            if nr_blocks * BLOCK > META_MAX || !self.input.read_block(&mut block)? {
+            charge(&mut self.meta_left, 2 * BLOCK)?;
+            if !self.input.read_block(&mut block)? {
                 bail!("the sparse map does not end");
             }
             take(&Header(&block), 0, 21)?;
@@ -279,13 +295,13 @@ impl Reader {
     /// pax sparse 1.0: decimal numbers in lines before the data, padded to a block.
     fn read_data_map(&mut self) -> anyhow::Result<Vec<u64>> {
         let mut numbers = Vec::new();
-        let (mut value, mut nr_digits, mut nr_blocks) = (0u64, 0, 0);
+        let (mut value, mut nr_digits) = (0u64, 0);
         // The count of pairs comes first.
         let wanted = |numbers: &[u64]| numbers.first().map_or(1, |count| count.saturating_mul(2).saturating_add(1));
         while (numbers.len() as u64) < wanted(&numbers) {
             let mut block = [0; BLOCK];
-            nr_blocks += 1;
-            if nr_blocks * BLOCK > META_MAX || self.data_left < BLOCK as u64 || !self.input.read_block(&mut block)? {
+            charge(&mut self.meta_left, BLOCK)?;
+            if self.data_left < BLOCK as u64 || !self.input.read_block(&mut block)? {
                 bail!("the sparse map does not end");
             }
             self.data_left -= BLOCK as u64;
@@ -300,6 +316,7 @@ impl Reader {
                         nr_digits += 1;
                     }
                     b'\n' if nr_digits > 0 => {
+                        charge(&mut self.meta_left, SPARSE_NUMBER)?;
                         numbers.push(value);
                         (value, nr_digits) = (0, 0);
                     }
@@ -324,9 +341,7 @@ impl Reader {
 
     /// The data of a header that describes the next member.
     fn read_meta(&mut self, size: u64) -> anyhow::Result<Vec<u8>> {
-        if size > META_MAX as u64 {
-            bail!("the archive is damaged: a header of {size} bytes");
-        }
+        charge(&mut self.meta_left, usize::try_from(size).unwrap_or(usize::MAX))?;
         let mut data = Vec::new();
         while (data.len() as u64) < size {
             let piece = self.input.next_piece(size - data.len() as u64);
@@ -344,6 +359,11 @@ impl Reader {
         if error.kind() == std::io::ErrorKind::UnexpectedEof {
             return anyhow!("the archive is cut off after member {}; get it again", self.nr_members);
         }
+        if error.to_string().contains("memory") {
+            // Of zstd and xz.
+            let what = "it takes more memory to decompress than is allowed here";
+            return anyhow!("{what}; use a pipe: zstd -dc --long=31 FILE | ubtrfs import - IMAGE:/");
+        }
         anyhow::Error::new(error).context(format!("the archive cannot be read after member {}", self.nr_members))
     }
 }
@@ -358,8 +378,14 @@ fn until_zero(mut data: Vec<u8>) -> Vec<u8> {
     data
 }
 
+/// Takes bytes of memory from what is left (I2).
+fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
+    *left = left.checked_sub(bytes).context("the archive is damaged: its headers take too much memory")?;
+    Ok(())
+}
+
 /// pax records: `LEN KEY=VALUE\n`, LEN counting all of it.
-fn parse_records(data: &[u8], extras: &mut Extras) -> anyhow::Result<()> {
+fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::Result<()> {
     let mut rest = data;
     // Zeros may pad the end.
     while rest.first().is_some_and(|byte| *byte != 0) {
@@ -371,6 +397,7 @@ fn parse_records(data: &[u8], extras: &mut Extras) -> anyhow::Result<()> {
             Some((len, &record[..equals], &record[equals + 1..]))
         })();
         let Some((len, key, value)) = record else { bail!("the archive is damaged: wrong pax record") };
+        charge(left, key.len() + value.len() + RECORD_OVERHEAD)?;
         match key {
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => extras.sparse.push(parse_decimal(value)?),
             // An empty value takes a global record back.
@@ -447,6 +474,13 @@ pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its dat
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Largest header that describes a member: many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;
+/// Records for all members; each member is looked at with all of them.
+const GLOBAL_MAX: usize = 64 << 10;
+/// Longest path that Linux takes.
+const PATH_MAX: usize = 4096;
+/// Memory of a record beside its bytes, and of a number of a sparse map, with what is made of it.
+const RECORD_OVERHEAD: usize = 128;
+const SPARSE_NUMBER: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -480,11 +514,11 @@ mod tests {
     #[test]
     fn broken_records_are_errors() {
         for text in ["", "x", "5 a=", "99 a=b\n", "6 a=b", "-1 a=b\n", "0 a=b\n", "18446744073709551615 a=b\n"] {
-            let parsed = parse_records(text.as_bytes(), &mut Extras::default());
+            let parsed = parse_records(text.as_bytes(), &mut Extras::default(), &mut { META_MAX });
             assert_eq!(parsed.is_ok(), text.is_empty(), "{text}");
         }
         let mut extras = Extras::default();
-        parse_records(b"6 a=b\n9 c==d\ne\n", &mut extras).unwrap();
+        parse_records(b"6 a=b\n9 c==d\ne\n", &mut extras, &mut { META_MAX }).unwrap();
         assert_eq!(extras.records[&b"c"[..]], b"=d\ne");
     }
 }

@@ -77,7 +77,11 @@ fn decoder<R: Read + Send + 'static>(method: Method, source: R) -> io::Result<Bo
     Ok(match method {
         Method::Plain | Method::Foreign(..) => Box::new(source),
         Method::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered(source))),
-        Method::Xz => Box::new(liblzma::bufread::XzDecoder::new_multi_decoder(buffered(source))),
+        Method::Xz => {
+            let flags = liblzma::stream::CONCATENATED;
+            let stream = liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_MAX, flags)?;
+            Box::new(liblzma::bufread::XzDecoder::new_stream(buffered(source), stream))
+        }
         Method::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered(source))?;
             decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
@@ -137,5 +141,7 @@ impl<R: Read> Read for Counted<R> {
 
 const QUEUE_LEN: usize = 4;
 const BUFFER_LEN: usize = 1 << 20;
-/// 2 GiB, as `zstd --long=31` makes them.
-const ZSTD_WINDOW_LOG_MAX: u32 = 31;
+/// 128 MiB: what zstd itself takes unless it is told otherwise. A small archive may ask for a large window.
+const ZSTD_WINDOW_LOG_MAX: u32 = 27;
+/// `xz -9` takes 65 MiB.
+const XZ_MEMORY_MAX: u64 = 256 << 20;

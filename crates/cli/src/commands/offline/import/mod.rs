@@ -5,9 +5,12 @@
 //!   on the way is followed inside of the target as if that were the root.
 //! - I2. Times of a directory are set after the last change in it, at the end; so are its extended attributes, or new
 //!   files would inherit its default ACL.
+//! - I4. What is kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the names
+//!   of the layer.
 //! - I3. The error that is reported is that of the first member that failed, in the archive's order.
 
 mod contents;
+mod layer;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,9 +21,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use ubtrfs_device::{Device, FileDevice};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, mode, rdev_from_parts};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, mode, rdev_from_parts};
 
 use self::contents::{Contents, ContentsThread};
+use self::layer::Layer;
 use super::archive::input::Input;
 use super::archive::read::Reader;
 use super::archive::{Kind, Member, acl};
@@ -47,6 +51,9 @@ pub(crate) struct Args {
     /// Give every file to this user and group instead of the archive's
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
+    /// The archive is a layer of an OCI image: apply its whiteouts (.wh.NAME, .wh..wh..opq) to what is there
+    #[arg(long)]
+    oci_layer: bool,
     /// Print a summary as JSON
     #[arg(long)]
     json: bool,
@@ -101,6 +108,7 @@ struct Counts {
     devices: u64,
     fifos: u64,
     xattrs: u64,
+    whiteouts: u64,
     bytes: u64,
 }
 
@@ -118,12 +126,26 @@ impl Counts {
     }
 }
 
+fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
+    *left = left.checked_sub(bytes).context("the archive has too many directories for one run; import it in parts")?;
+    Ok(())
+}
+
 fn cannot_import(args: &Args, path: &[u8]) -> String {
     format!("cannot import '{}' of {} into {}", printable(path), args.tar.display(), args.target)
 }
 
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A directory that is complete at the end.
+struct DirToFinish {
+    id: InodeId,
+    atime: Option<SetTime>,
+    mtime: Option<SetTime>,
+    /// Those that new files inherit.
+    xattrs: Xattrs,
+}
 
 struct Import<'a> {
     fs: &'a Fs,
@@ -132,8 +154,14 @@ struct Import<'a> {
     base: InodeId,
     /// Directories by their path below the target.
     dirs: HashMap<Vec<u8>, InodeId>,
+    /// Bytes of the paths in `dirs`.
+    dirs_bytes: usize,
     /// Times and attributes of directories, to set at the end (I2).
-    dirs_to_finish: Vec<(InodeId, SetAttr, Xattrs)>,
+    dirs_to_finish: Vec<DirToFinish>,
+    /// With `--oci-layer`.
+    layer: Option<Layer>,
+    /// What may still be kept (I4).
+    held_left: usize,
     counts: Counts,
     /// Bytes of file data when the last commit was started.
     committed_bytes: u64,
@@ -161,7 +189,10 @@ impl<'a> Import<'a> {
             args,
             base,
             dirs: HashMap::new(),
+            dirs_bytes: 0,
             dirs_to_finish: Vec::new(),
+            layer: args.oci_layer.then(Layer::default),
+            held_left: HELD_MAX,
             counts: Counts::default(),
             committed_bytes: 0,
         })
@@ -179,10 +210,14 @@ impl<'a> Import<'a> {
             // I3: what was handed over came before the member that failed here.
             thread.map_or(Ok(()), ContentsThread::finish).and(made)
         })?;
-        for (dir, times, xattrs) in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
-            contents.xattrs(&xattrs, dir).context("cannot finish a directory")?;
-            self.counts.xattrs += xattrs.len() as u64;
-            self.fs.setattr(dir, &times, &Caller::ROOT).context("cannot finish a directory")?;
+        for dir in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
+            contents.xattrs(&dir.xattrs, dir.id).context("cannot finish a directory")?;
+            let times = SetAttr { atime: dir.atime, mtime: dir.mtime, ..SetAttr::default() };
+            match self.fs.setattr(dir.id, &times, &Caller::ROOT) {
+                // A later member took its place.
+                Err(Error::Stale | Error::NotFound) => {}
+                done => drop(done.context("cannot finish a directory")?),
+            }
         }
         Ok(())
     }
@@ -225,6 +260,16 @@ impl<'a> Import<'a> {
     ) -> anyhow::Result<()> {
         let Some((name, dirs)) = names.split_last() else { return self.dir(member, self.base) };
         let parent = self.parent_dir(dirs)?;
+        if let Some(layer) = &mut self.layer {
+            if let Some(whiteout) = layer::whiteout_of(name)? {
+                self.counts.whiteouts += 1;
+                // What was found below may be gone.
+                (self.dirs, self.dirs_bytes) = (HashMap::new(), 0);
+                return layer.apply(self.fs, parent, whiteout);
+            }
+            charge(&mut self.held_left, Layer::memory_bytes(name))?;
+            layer.note(parent, name);
+        }
         match member.kind {
             Kind::Dir => {
                 let dir = self.make_dir(parent, name, member)?;
@@ -285,6 +330,9 @@ impl<'a> Import<'a> {
 
     fn unlink_old(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         if self.fs.lookup(parent, name)?.is_dir() {
+            if let Some(layer) = &self.layer {
+                return layer.replace_dir(self.fs, parent, name);
+            }
             bail!("a directory of that name exists; remove it first");
         }
         Ok(self.fs.unlink(parent, name)?)
@@ -302,8 +350,10 @@ impl<'a> Import<'a> {
     fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
         let all = self.contents().set_attr(member);
-        let times = SetAttr { atime: all.atime, mtime: all.mtime, ..SetAttr::default() };
-        let mut xattrs = member.xattrs.clone();
+        let is_inherited = |name: &[u8]| name == acl::DEFAULT || name.starts_with(b"btrfs.");
+        let (mut xattrs, now): (Xattrs, Xattrs) =
+            member.xattrs.iter().cloned().partition(|(name, _)| is_inherited(name));
+        self.counts.xattrs += member.xattrs.len() as u64;
         if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
             // One that was there before: the archive's files do not inherit it either.
             self.fs.removexattr(id, acl::DEFAULT, &Caller::ROOT)?;
@@ -311,9 +361,11 @@ impl<'a> Import<'a> {
                 xattrs.push((acl::DEFAULT.to_vec(), acl));
             }
         }
-        self.dirs_to_finish.push((id, times, xattrs));
+        let bytes: usize = xattrs.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+        charge(&mut self.held_left, size_of::<DirToFinish>() + bytes)?;
+        self.dirs_to_finish.push(DirToFinish { id, atime: all.atime, mtime: all.mtime, xattrs });
         self.fs.setattr(id, &SetAttr { atime: None, mtime: None, ..all }, &Caller::ROOT)?;
-        Ok(())
+        self.contents().xattrs(&now, id)
     }
 
     fn hard_link(&mut self, member: &Member, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
@@ -393,10 +445,13 @@ impl<'a> Import<'a> {
     }
 
     fn remember(&mut self, names: &[&[u8]], dir: InodeId) {
-        if self.dirs.len() >= MAX_DIRS {
+        let path = names.join(&b'/');
+        if self.dirs.len() >= MAX_DIRS || self.dirs_bytes > MAX_DIRS_BYTES {
             self.dirs.clear();
+            self.dirs_bytes = 0;
         }
-        self.dirs.insert(names.join(&b'/'), dir);
+        self.dirs_bytes += path.len();
+        self.dirs.insert(path, dir);
     }
 }
 
@@ -404,5 +459,8 @@ impl<'a> Import<'a> {
 const COMMIT_BYTES: u64 = 256 << 20;
 /// Symbolic links followed on one way, as Linux limits them.
 const MAX_LINKS: usize = 40;
-/// Directories whose inodes are remembered.
+/// Directories whose inodes are remembered, and bytes of their paths.
 const MAX_DIRS: usize = 1 << 16;
+const MAX_DIRS_BYTES: usize = 8 << 20;
+/// Memory of what is kept until the end (I4): some three million directories.
+const HELD_MAX: usize = 256 << 20;

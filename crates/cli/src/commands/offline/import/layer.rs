@@ -1,0 +1,149 @@
+//! Whiteouts of OCI image layers (image-spec, "Layer Filesystem Changeset").
+//!
+//! | name | meaning |
+//! |---|---|
+//! | `.wh.NAME` | `NAME` of the layers below is not there |
+//! | `.wh..wh..opq` | the directory shows nothing of the layers below |
+//! | `.wh..wh.*` | AUFS's own, nothing |
+//!
+//! I1. A whiteout removes what was there before this layer, in whatever order the members come; never what the layer has
+//!     brought itself.
+
+use std::collections::HashSet;
+
+use anyhow::{Context, bail};
+use ubtrfs_fs::{Error, Fs, InodeId};
+
+use super::super::text::printable;
+use super::super::{Name, PassedDirs, read_names};
+
+/// The names that a layer has brought so far.
+#[derive(Default)]
+pub(super) struct Layer {
+    names: HashSet<(InodeId, Box<[u8]>)>,
+}
+
+/// What a name of an archive says about the layers below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whiteout<'n> {
+    Name(&'n [u8]),
+    Opaque,
+    Ignored,
+}
+
+/// Whether a name is a whiteout.
+pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
+    let Some(hidden) = name.strip_prefix(PREFIX) else { return Ok(None) };
+    Ok(Some(match hidden {
+        b".wh..opq" => Whiteout::Opaque,
+        hidden if hidden.starts_with(PREFIX) => Whiteout::Ignored,
+        b"" | b"." | b".." => bail!("the whiteout '{}' names nothing", printable(name)),
+        hidden => Whiteout::Name(hidden),
+    }))
+}
+
+impl Layer {
+    /// Memory of a name.
+    pub(super) fn memory_bytes(name: &[u8]) -> usize {
+        2 * size_of::<(InodeId, Box<[u8]>)>() + name.len() + 16
+    }
+
+    /// The layer brings this name.
+    pub(super) fn note(&mut self, dir: InodeId, name: &[u8]) {
+        self.names.insert((dir, name.into()));
+    }
+
+    fn has(&self, dir: InodeId, name: &[u8]) -> bool {
+        self.names.contains(&(dir, name.into()))
+    }
+
+    /// Applies a whiteout in a directory.
+    pub(super) fn apply(&self, fs: &Fs, dir: InodeId, whiteout: Whiteout<'_>) -> anyhow::Result<()> {
+        match whiteout {
+            Whiteout::Ignored => Ok(()),
+            Whiteout::Opaque => self.remove_old(fs, dir).map(drop),
+            Whiteout::Name(name) => match fs.lookup(dir, name) {
+                Err(Error::NotFound) => Ok(()),
+                Err(error) => Err(error.into()),
+                Ok(attr) if attr.is_dir() => {
+                    if self.remove_old(fs, attr.id)? && !self.has(dir, name) {
+                        fs.rmdir(dir, name)?;
+                    }
+                    Ok(())
+                }
+                Ok(_) if self.has(dir, name) => Ok(()),
+                Ok(_) => Ok(fs.unlink(dir, name)?),
+            },
+        }
+    }
+
+    /// Removes a directory of the layers below in whose place this layer has something else.
+    pub(super) fn replace_dir(&self, fs: &Fs, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+        let dir = fs.lookup(parent, name)?;
+        if !self.remove_old(fs, dir.id)? {
+            bail!("the layer has both a directory and something else of that name");
+        }
+        Ok(fs.rmdir(parent, name)?)
+    }
+
+    /// Removes what the layers below have in a directory; answers whether nothing is left. Its depth is limited by memory, not
+    /// by the stack.
+    fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
+        struct Level {
+            id: InodeId,
+            left: Vec<Name>,
+            /// Where it is, unless it is where the walk began.
+            place: Option<(InodeId, Vec<u8>)>,
+            is_kept: bool,
+        }
+        let mut passed = PassedDirs::default();
+        let mut open = |id: InodeId, place: Option<(InodeId, Vec<u8>)>| -> anyhow::Result<Level> {
+            passed.pass(id)?;
+            let is_kept = place.as_ref().is_some_and(|(dir, name)| self.has(*dir, name));
+            Ok(Level { id, left: read_names(fs, id)?, place, is_kept })
+        };
+        let mut levels = vec![open(dir, None)?];
+        loop {
+            let level = levels.last_mut().context("the walk ends at its start")?;
+            let id = level.id;
+            if let Some(entry) = level.left.pop() {
+                let here = || printable(&entry.name);
+                if fs.getattr(entry.id).with_context(here)?.is_dir() {
+                    let next = open(entry.id, Some((id, entry.name.clone()))).with_context(here)?;
+                    levels.push(next);
+                } else if self.has(id, &entry.name) {
+                    level.is_kept = true;
+                } else {
+                    fs.unlink(id, &entry.name).with_context(here)?;
+                }
+                continue;
+            }
+            let is_kept = level.is_kept;
+            let place = level.place.take();
+            levels.pop();
+            let Some((parent, name)) = place else { return Ok(!is_kept) };
+            match levels.last_mut() {
+                Some(above) if is_kept => above.is_kept = true,
+                _ => fs.rmdir(parent, &name).with_context(|| printable(&name))?,
+            }
+        }
+    }
+}
+
+const PREFIX: &[u8] = b".wh.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whiteouts_are_known_by_their_names() {
+        assert_eq!(whiteout_of(b"file").unwrap(), None);
+        assert_eq!(whiteout_of(b".wh.file").unwrap(), Some(Whiteout::Name(b"file")));
+        assert_eq!(whiteout_of(b".wh..wh..opq").unwrap(), Some(Whiteout::Opaque));
+        assert_eq!(whiteout_of(b".wh..wh.plnk").unwrap(), Some(Whiteout::Ignored));
+        for wrong in [&b".wh."[..], b".wh..", b".wh..."] {
+            whiteout_of(wrong).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Archives that ask for much, and layers of OCI images: memory is bounded whatever an archive says, whiteouts are applied.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{ok, refused};
+use ubtrfs_testkit::capability::program;
+
+/// Runs a command in a directory; its memory is limited to `mib` of address space where that is not 0.
+fn run(dir: &Path, mib: u64, line: &str) -> Output {
+    let limit = if mib == 0 { String::new() } else { format!("ulimit -v {}; ", mib << 10) };
+    let command = format!("{limit}exec timeout 120 {} {line}", env!("CARGO_BIN_EXE_ubtrfs"));
+    Command::new("sh").args(["-c", &command]).current_dir(dir).stdin(Stdio::null()).output().unwrap()
+}
+
+fn header(name: &str, kind: u8, size: usize) -> Vec<u8> {
+    let mut block = vec![0u8; 512];
+    block[..name.len()].copy_from_slice(name.as_bytes());
+    block[100..107].copy_from_slice(b"0000755");
+    block[108..115].copy_from_slice(b"0000000");
+    block[116..123].copy_from_slice(b"0000000");
+    block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    block[136..147].copy_from_slice(b"00000000000");
+    block[156] = kind;
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    block[148..156].fill(b' ');
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    block
+}
+
+/// A header, its data, and the padding.
+fn member(name: &str, kind: u8, data: &[u8]) -> Vec<u8> {
+    let mut out = header(name, kind, data.len());
+    out.extend(data);
+    out.resize(out.len().next_multiple_of(512), 0);
+    out
+}
+
+fn record(key: &str, value: &[u8]) -> Vec<u8> {
+    let rest = key.len() + value.len() + 3;
+    let mut len = rest + 1;
+    while len != rest + len.to_string().len() {
+        len = rest + len.to_string().len();
+    }
+    [format!("{len} {key}=").as_bytes(), value, b"\n"].concat()
+}
+
+/// A small archive that is large when it is read.
+fn packed(dir: &Path, name: &str, long: Option<u32>, write: &mut dyn FnMut(&mut dyn Write)) {
+    let mut out = zstd::stream::write::Encoder::new(fs::File::create(dir.join(name)).unwrap(), 3).unwrap();
+    if let Some(log) = long {
+        out.long_distance_matching(true).unwrap();
+        out.window_log(log).unwrap();
+    }
+    write(&mut out);
+    out.write_all(&[0; 1024]).unwrap();
+    out.finish().unwrap();
+}
+
+#[test]
+fn no_archive_takes_more_memory_than_one_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let large = vec![0u8; 60 << 20];
+    // Directories with attributes that were kept to the end: 40 times 60 MiB.
+    packed(dir, "directories.tar.zst", None, &mut |out| {
+        for index in 0..40 {
+            out.write_all(&member("x", b'x', &record("SCHILY.xattr.user.a", &large))).unwrap();
+            out.write_all(&member(&format!("d{index}/"), b'5', b"")).unwrap();
+        }
+    });
+    // Headers for all members, each with another record.
+    packed(dir, "global.tar.zst", None, &mut |out| {
+        for index in 0..40 {
+            out.write_all(&member("g", b'g', &record(&format!("comment{index}"), &large))).unwrap();
+        }
+        out.write_all(&member("f", b'0', b"")).unwrap();
+    });
+    // Headers of one member, in sum; and records that take more than their bytes.
+    packed(dir, "repeated.tar.zst", None, &mut |out| {
+        for index in 0..40 {
+            out.write_all(&member("x", b'x', &record(&format!("key{index}"), &large))).unwrap();
+        }
+        out.write_all(&member("f", b'0', b"")).unwrap();
+    });
+    packed(dir, "records.tar.zst", None, &mut |out| {
+        let records: Vec<u8> = (0..4_000_000).flat_map(|index: u32| record(&format!("{index:x}"), b"x")).collect();
+        out.write_all(&member("x", b'x', &records)).unwrap();
+        out.write_all(&member("f", b'0', b"")).unwrap();
+    });
+    packed(dir, "map.tar.zst", None, &mut |out| {
+        let map = [b"12000000\n".to_vec(), b"0\n0\n".repeat(12_000_000)].concat();
+        let head =
+            [record("GNU.sparse.major", b"1"), record("GNU.sparse.minor", b"0"), record("GNU.sparse.realsize", b"9")];
+        out.write_all(&member("x", b'x', &head.concat())).unwrap();
+        out.write_all(&member("f", b'0', &map)).unwrap();
+    });
+    packed(dir, "path.tar.zst", None, &mut |out| {
+        out.write_all(&member("x", b'x', &record("path", &b"d/".repeat(1 << 20)))).unwrap();
+        out.write_all(&member("f", b'0', b"")).unwrap();
+    });
+    // A window of 2 GiB, for a file of zeros.
+    packed(dir, "window.tar.zst", Some(31), &mut |out| {
+        out.write_all(&header("f", b'0', 600 << 20)).unwrap();
+        (0..10).for_each(|_| out.write_all(&large).unwrap());
+    });
+    ok(run(dir, 0, "mkfs -q -b 1G a.img"));
+    for name in ["directories", "global", "repeated", "records", "map", "path", "window"] {
+        let archive = format!("{name}.tar.zst");
+        assert!(fs::metadata(dir.join(&archive)).unwrap().len() < 12 << 20, "{name}");
+        // Address space: threads' stacks and the allocator's arenas count in full.
+        let output = run(dir, 2048, &format!("import --memory 64M {archive} a.img:/{name}"));
+        refused(&output, &[]);
+        let peak = peak_mib(dir, &format!("import --memory 64M {archive} a.img:/{name}"));
+        assert!(peak < 500, "{name}: {peak} MiB");
+        ok(run(dir, 0, "check a.img"));
+    }
+}
+
+/// Resident memory of a command at its most.
+fn peak_mib(dir: &Path, line: &str) -> u64 {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
+        .args(line.split(' '))
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let kib =
+            text.lines().find_map(|line| line.strip_prefix("VmHWM:")).and_then(|rest| rest.split_whitespace().next());
+        peak = peak.max(kib.and_then(|kib| kib.parse().ok()).unwrap_or(0));
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    peak >> 10
+}
+
+fn tar(dir: &Path, name: &str, members: &[&str]) {
+    let status = Command::new("tar")
+        .args(["--no-recursion", "-cf", name, "-C", "layer"])
+        .args(members)
+        .current_dir(dir)
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// The paths below an image's root.
+fn paths(dir: &Path) -> Vec<String> {
+    let listed = ok(run(dir, 0, "ls -R --json a.img:/"));
+    let mut paths: Vec<String> = listed
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["path"].as_str().unwrap().to_owned())
+        .collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn layers_hide_what_their_whiteouts_name() {
+    if !program("tar") {
+        return;
+    }
+    // The whiteouts come first, or last: what the layer brings stays in both.
+    for is_last in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let write = |path: &str| {
+            let path = dir.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        };
+        for path in
+            ["a/x", "a/y", "a/deep/er/z", "b/f", "c/old", "c/both/old", "c/sub/old", "d/in", "e", "keep", "mixed/old"]
+        {
+            write(&format!("lower/{path}"));
+        }
+        let made =
+            Command::new("tar").args(["-cf", "lower.tar", "-C", "lower", "."]).current_dir(dir).status().unwrap();
+        assert!(made.success());
+        for path in ["a/new", "a/.wh.x", "a/.wh.deep", ".wh.b", ".wh.missing", "c/.wh..wh..opq", "c/new", "c/both/new"]
+        {
+            write(&format!("layer/{path}"));
+        }
+        // A file in place of a directory, a directory in place of a file, and AUFS's own.
+        for path in ["d", "e/in", ".wh..wh.plnk", "mixed/new", ".wh.mixed"] {
+            write(&format!("layer/{path}"));
+        }
+        let whiteouts =
+            ["a/.wh.x", "a/.wh.deep", ".wh.b", ".wh.missing", "c/.wh..wh..opq", ".wh..wh.plnk", ".wh.mixed"];
+        let brought = ["a/new", "c/new", "c/both", "c/both/new", "d", "e", "e/in", "mixed", "mixed/new"];
+        let members =
+            if is_last { [&brought[..], &whiteouts[..]].concat() } else { [&whiteouts[..], &brought[..]].concat() };
+        tar(dir, "layer.tar", &members);
+        assert!(run(dir, 0, "import --create 200M lower.tar a.img:/").status.success());
+        fs::copy(dir.join("a.img"), dir.join("plain.img")).unwrap();
+        let said = ok(run(dir, 0, "import --oci-layer --json layer.tar a.img:/"));
+        assert!(said.contains("\"whiteouts\":7"), "{said}");
+        let expected = [
+            "/a",
+            "/a/new",
+            "/a/y",
+            "/c",
+            "/c/both",
+            "/c/both/new",
+            "/c/new",
+            "/d",
+            "/e",
+            "/e/in",
+            "/keep",
+            "/mixed",
+            "/mixed/new",
+        ];
+        assert_eq!(paths(dir), expected, "whiteouts come last: {is_last}");
+        ok(run(dir, 0, "check a.img"));
+        // Without the option they are files.
+        refused(&run(dir, 0, "import layer.tar plain.img:/"), &["directory of that name exists"]);
+    }
+}
