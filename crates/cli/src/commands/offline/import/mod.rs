@@ -215,8 +215,9 @@ impl<'a> Import<'a> {
             let times = SetAttr { atime: dir.atime, mtime: dir.mtime, ..SetAttr::default() };
             match self.fs.setattr(dir.id, &times, &Caller::ROOT) {
                 // A later member took its place.
-                Err(Error::Stale | Error::NotFound) => {}
-                done => drop(done.context("cannot finish a directory")?),
+                Err(Error::Stale | Error::NotFound) if self.layer.is_some() => {}
+                Err(error) => return Err(error).context("cannot finish a directory"),
+                Ok(_) => {}
             }
         }
         Ok(())
