@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use ubtrfs_testkit::capability::{kernel_oracle, program};
-use ubtrfs_testkit::{Image, crafted};
+use ubtrfs_testkit::hostile::SeedImage;
+use ubtrfs_testkit::{Image, Rng, crafted};
 
 /// Runs a command; fails if it panics or does not end.
 fn ends(title: &str, dir: &Path, args: &[&str]) -> Output {
@@ -93,6 +94,35 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
         ends(&title, &work, &["cp", "-r", &at("/outer"), &at("/copy")]);
         let removed = ends(&title, &work, &["rm", "-r", &format!("{}:/outer", twin.path().display())]);
         assert!(title == "one name twice" || is_refused(&removed), "{title}: rm: {removed:?}");
+        assert_eq!(outside(dir.path()), before, "{title}");
+    }
+}
+
+/// Images that Linux made, with random lies whose checksums are right.
+#[test]
+fn random_lies_are_walked_to_an_end() {
+    let seed = Rng::seed_or(71);
+    for round in 0..20 {
+        println!("seed {} (UBTRFS_SEED={seed}, round {round})", seed + round);
+        let mut rng = Rng::new(seed + round);
+        let len = 8 * (1 + rng.index(12));
+        let program = rng.bytes(len);
+        let medium = SeedImage::get(rng.index(SeedImage::COUNT)).mutated(&program, &|owner| owner == 5 || owner >= 256);
+        let dir = tempfile::tempdir().unwrap();
+        let work = dir.path().join("work");
+        fs::create_dir_all(work.join("target")).unwrap();
+        fs::write(work.join("sentinel"), "sentinel").unwrap();
+        let image = dir.path().join("target");
+        medium.save(&image).unwrap();
+        let at = |path: &str| format!("{}:{path}", image.display());
+        let (title, before) = (format!("seed {}", seed + round), outside(dir.path()));
+        ends(&title, &work, &["cp", "-r", &at("/."), "target"]);
+        ends(&title, &work, &["ls", "-lR", &at("/")]);
+        ends(&title, &work, &["export", "-S", "-f", "target/a.tar", &at("/")]);
+        let listed = ends(&title, &work, &["ls", &at("/")]);
+        for name in String::from_utf8_lossy(&listed.stdout).lines() {
+            ends(&title, &work, &["rm", "-r", &at(&format!("/{name}"))]);
+        }
         assert_eq!(outside(dir.path()), before, "{title}");
     }
 }
