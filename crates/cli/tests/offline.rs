@@ -347,7 +347,8 @@ fn lists_and_contents_are_those_of_the_tree() {
     }
     refused(&ubtrfs(["cat", &dir.at("/dir")]), &["directory"]);
     refused(&ubtrfs(["ls", &dir.at("/nothing")]), &["/nothing", "no such file"]);
-    refused(&ubtrfs(["ls", "no-image"]), &["IMAGE:/path"]);
+    refused(&ubtrfs(["ls", "no-image"]), &["no-image does not exist"]);
+    refused(&ubtrfs(["cat", "no-image"]), &["IMAGE:/path"]);
     refused(&ubtrfs(["ls", "missing.img:/"]), &["missing.img", "does not exist"]);
 }
 
@@ -475,6 +476,9 @@ fn what_cannot_be_imported_is_refused_in_one_line() {
     refused(&create("root"), &["is a directory"]);
     assert!(!dir.join("disk.img").exists(), "no image for an archive that is none");
     refused(&create("cut.tar"), &["cut.tar", "'./f'", "ends within its data"]);
+    assert!(!dir.join("disk.img").exists(), "no image with half of an archive");
+    ok(ubtrfs(["mkfs", "-q", "-b", "512M", &name("disk.img")]));
+    refused(&create("cut.tar"), &["cut.tar", "'./f'", "ends within its data"]);
     judge(&dir.join("disk.img"), "", &[]).unwrap();
     refused(&ubtrfs(["import", &name("a.tar"), &format!("{}:/", name("text"))]), &["text"]);
     refused(&ubtrfs(["import", &name("a.tar"), &name("disk.img")]), &["IMAGE:/path"]);
@@ -501,6 +505,7 @@ fn an_image_that_is_full_says_so_and_stays_whole() {
     fs::write(dir.join("root/big"), &big).unwrap();
     archive(&dir.join("root"), &dir.join("a.tar"), &[]);
     let tar = dir.join("a.tar").display().to_string();
-    refused(&ubtrfs(["import", "--create", "150M", &tar, &dir.at("/")]), &["'./big'", "no space left"]);
+    ok(ubtrfs(["mkfs", "-q", "-b", "150M", &dir.join("disk.img").display().to_string()]));
+    refused(&ubtrfs(["import", &tar, &dir.at("/")]), &["'./big'", "no space left"]);
     judge(&dir.join("disk.img"), "", &[]).unwrap();
 }

@@ -20,7 +20,9 @@ pub(crate) fn ok(output: impl Borrow<Output>) -> String {
 pub(crate) fn refused(output: &Output, words: &[&str]) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert_eq!(stderr.trim_end().lines().count(), 1, "one line: {stderr}");
+    // Wrong arguments come with tips, the usage and a way to the help.
+    let is_usage = stderr.trim_end().lines().last().is_some_and(|line| line.starts_with("For more, see: ubtrfs"));
+    assert!(is_usage || stderr.trim_end().lines().count() == 1, "one line: {stderr}");
     assert!(stderr.starts_with("ubtrfs: "), "{stderr}");
     for word in words {
         assert!(stderr.contains(word), "'{word}' is missing: {stderr}");
