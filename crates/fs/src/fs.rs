@@ -233,7 +233,7 @@ impl Fs {
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
-            return Ok(inode);
+            return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
         // Before the inode counts as being loaded: entering a subvolume may load its orphans.
         let subvolume = self.subvolume(id.root)?;

@@ -7,7 +7,8 @@
 //!
 //! - I1. From [`Deletions::add`] on, nobody finds the subvolume, and its root directory is empty. Who has inodes of it, by lookups or
 //!   opens, reads, writes and makes files there as before.
-//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead: nobody changes it any more.
+//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. What began before, as deleting the items
+//!   of an unlinked inode, may go on: the engine takes nothing for the tree any more.
 //! - I3. A subvolume whose name is gone has an `ORPHAN_ITEM` in the root tree until all of it is dropped: whoever opens the
 //!   filesystem after a crash goes on with that.
 //! - I4. Lock order: `Deletions::used` -> shards of the inode cache.
@@ -186,13 +187,20 @@ impl Fs {
         if let Some(subvolume) = self.subvolumes.write().remove(&id) {
             subvolume.mark_gone();
         }
-        for inode in self.inodes.all_of(id) {
-            let _writeback = inode.writeback.lock();
-            let mut state = inode.state.write();
-            state.dead = true;
-            forget_dirty_past(self, &mut state, 0);
-            drop(state);
-            self.inodes.remove(inode.id);
+        // Inodes are made under the lock of a directory: more may come until all directories are dead.
+        loop {
+            let inodes = self.inodes.all_of(id);
+            if inodes.is_empty() {
+                break;
+            }
+            for inode in inodes {
+                let _writeback = inode.writeback.lock();
+                let mut state = inode.state.write();
+                state.dead = true;
+                forget_dirty_past(self, &mut state, 0);
+                drop(state);
+                self.inodes.remove(inode.id);
+            }
         }
         self.engine.drop_subvolume(id);
         self.committer.note_change();

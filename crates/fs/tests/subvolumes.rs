@@ -80,7 +80,7 @@ fn subvolumes_are_listed_and_shown_as_asked_for() {
     assert_eq!(fs.parent(nested.id).unwrap(), fs.lookup_path(b"home", true).unwrap().id);
     assert_eq!(fs.path_of(fs.lookup_path(b"rw/docs", true).unwrap().id).unwrap(), b"rw/docs");
     let stub = fs.lookup_path(b"rw/nested", true).unwrap();
-    assert_eq!(stub.id.ino.0, 2, "a snapshot holds the name of a nested subvolume only");
+    assert_eq!(stub.id.stub_of(), Some(list[2].id), "a snapshot holds the name of a nested subvolume only");
     target.close().unwrap();
 
     let open = |options: &str| FsTarget::open(image.path(), options).map(drop);

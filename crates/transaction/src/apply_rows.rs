@@ -57,8 +57,11 @@ impl Engine {
         let _gate = self.gate.close();
         let trees = self.trees.read();
         let listed = self.listed.lock();
-        let frozen: Vec<_> =
-            listed.iter().filter_map(|id| trees.get(id)).filter(|tree| tree.id().is_fs_tree()).collect();
+        let frozen: Vec<_> = listed
+            .iter()
+            .filter_map(|id| trees.get(id))
+            .filter(|tree| tree.id().is_fs_tree() && !tree.is_sealed())
+            .collect();
         self.freeze_rows_load(frozen.iter().map(|tree| tree.freeze_rows()).sum());
         (Generation(self.running.load(Ordering::Acquire)), frozen.into_iter().cloned().collect())
     }

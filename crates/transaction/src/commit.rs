@@ -156,8 +156,8 @@ impl Engine {
         let ids = std::mem::take(&mut *self.listed.lock());
         let mut frozen = Vec::with_capacity(ids.len());
         for id in ids {
-            let tree = self.trees.read().get(&id).cloned();
-            let tree = tree.expect("a tree with delayed items is loaded, and a loaded tree stays until it has none");
+            // What is put for a deleted subvolume whose tree is dropped, or soon will be, goes nowhere.
+            let Some(tree) = self.trees.read().get(&id).filter(|tree| !tree.is_sealed()).cloned() else { continue };
             tree.freeze();
             frozen.push(tree);
         }

@@ -18,6 +18,8 @@
 //! - I2. What a part changes is queued when the whole part is known: a tree that cannot be read is left as it was.
 //! - I3. Moving references below a shared block begins at the leaves, so where it ends early it is begun again, and what was
 //!   moved is passed over.
+//! - I4. From [`Engine::drop_subvolume`] on, nobody but the walk reads the tree's blocks, and nothing that is put for it is
+//!   applied ([`crate::tree_view::Tree::seal`]): operations that began before may still be under way.
 //!
 //! Source: the btrfs design notes on mixed back references; what Linux leaves on disk amid deletions.
 

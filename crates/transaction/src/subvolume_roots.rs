@@ -335,8 +335,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the next commits give back the space of a deleted subvolume, a part of it each. Nobody uses it any more.
+    /// Has the next commits give back the space of a deleted subvolume, a part of it each. Who still works on its tree fails, or
+    /// works for nothing.
     pub fn drop_subvolume(&self, id: RootId) {
+        if let Some(tree) = self.trees.read().get(&id) {
+            tree.seal();
+        }
         self.dead_roots.lock().push_back(id);
     }
 

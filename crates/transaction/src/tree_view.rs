@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::item::RootItem;
-use ubtrfs_format::{Generation, Key, KeyType, Result, RootId, objectid};
+use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
 use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, Value};
 
 use crate::delayed_item::{DelayedItems, FrozenItems};
@@ -39,6 +39,8 @@ pub(crate) type SharedView = Arc<RwLock<View>>;
 pub(crate) struct View {
     root: RootPtr,
     frozen: Option<Arc<FrozenItems>>,
+    /// See [`Tree::seal`].
+    sealed: bool,
     /// Another one whenever nodes of the tree change (I1 of [`crate::leaf_hint`]).
     pub(crate) version: TreeVersion,
 }
@@ -104,7 +106,7 @@ impl Tree {
             id: root.tree,
             store,
             active: DelayedItems::new(),
-            view: Arc::new(RwLock::new(View { root, frozen: None, version })),
+            view: Arc::new(RwLock::new(View { root, frozen: None, sealed: false, version })),
             listed: AtomicBool::new(false),
             root: Mutex::new(state),
         }
@@ -230,6 +232,7 @@ impl Tree {
 
     /// The leaf that the key belongs to.
     fn leaf_of(&self, view: &View, key: &Key) -> Result<LeafPlace> {
+        self.check_not_sealed(view)?;
         let NodeStore { hints, ahead, .. } = &*self.store;
         if let Some(place) = hints.find(view.version, key) {
             return Ok(place);
@@ -255,6 +258,7 @@ impl Tree {
             // Active before view: I2 of delayed_item.
             let active = self.active.last_le(&end, start);
             let view = self.view.read();
+            self.check_not_sealed(&view)?;
             let frozen = view.frozen.as_ref().and_then(|frozen| frozen.last_le(&end, start));
             let mut cursor = Cursor::new(&*self.store, view.root);
             let in_tree = cursor.seek_le(&end)?.filter(|key| key >= start);
@@ -306,6 +310,27 @@ impl Tree {
         view.root = root;
         view.frozen = None;
         view.version = self.store.hints.new_version();
+    }
+
+    /// The tree of a deleted subvolume is about to be dropped: from here on nobody reads its nodes through this, because their
+    /// blocks are given to others, and what is put goes nowhere. Who still works on it fails.
+    pub(crate) fn seal(&self) {
+        let mut view = self.view.write();
+        view.sealed = true;
+        // What was to be read ahead is not.
+        view.version = self.store.hints.new_version();
+    }
+
+    /// Whether it is about to be dropped, or was.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.view.read().sealed
+    }
+
+    fn check_not_sealed(&self, view: &View) -> Result<()> {
+        if view.sealed {
+            return Err(Error::ReadOnly { reason: format!("subvolume {} was deleted", self.id) });
+        }
+        Ok(())
     }
 
     /// Runs `read` on the tree's nodes as they stand; delayed items are not seen. No publish happens meanwhile.

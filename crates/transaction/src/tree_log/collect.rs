@@ -70,6 +70,9 @@ pub(crate) struct Collector<'a> {
 impl<'a> Collector<'a> {
     pub(crate) fn new(engine: &'a Engine, tree: &'a Tree, log: &'a mut SubvolumeLog) -> Result<Self, Stop> {
         let committed = engine.committed_generation();
+        if tree.is_sealed() {
+            return Err(Stop::Commit("the subvolume is gone"));
+        }
         if tree.root_ptr().generation > committed || tree.root.lock().last_snapshot > committed {
             return Err(Stop::Commit("the subvolume or a snapshot of it is new"));
         }

@@ -1,0 +1,172 @@
+//! Subvolumes that begin and end while other threads work in them.
+//!
+//! Method: threads make, write, sync, rename and remove files in a subvolume, without minding errors, while it is snapshotted
+//! into its own directories, or deleted. The filesystem must stay writable, and both checkers must find nothing; where a
+//! snapshot was taken, all of its names lead somewhere, here and under Linux. `UBTRFS_ROUNDS` sets how often.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::{Ino, RootId};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags};
+use ubtrfs_testkit::{
+    Compare, FsTarget, Image, LoopMount, Rng, btrfs_check, capability, compare_entries, second_opinion, walk_path,
+};
+
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
+
+fn open(image: &Path, options: &str) -> Arc<Fs> {
+    let options = MountOptions::parse(options).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadWrite).unwrap());
+    Fs::open(vec![device], options).unwrap()
+}
+
+fn rounds(default: u64) -> u64 {
+    std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// One change in one of these directories. Whatever goes away meanwhile is an error that nobody minds.
+fn change(fs: &Fs, rng: &mut Rng, dirs: &[InodeId], number: u64) -> Result<(), Error> {
+    let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
+    let name = format!("file-{}-{}", number % 500, "n".repeat(rng.index(150)));
+    match rng.below(8) {
+        0 => {
+            fs.create(dir, format!("dir-{number}").as_bytes(), NewInode::dir(0o755), &Caller::ROOT)?;
+        }
+        1 => {
+            let id = fs.lookup(dir, format!("kept-{}", number % 50).as_bytes())?.id;
+            fs.rename(dir, format!("kept-{}", number % 50).as_bytes(), other, name.as_bytes(), RenameFlags::empty())?;
+            fs.fsync(id, false)?;
+        }
+        2 => fs.unlink(dir, name.as_bytes())?,
+        3 => {
+            let id = fs.create(dir, format!("open-{number}").as_bytes(), NewInode::file(0o600), &Caller::ROOT)?.id;
+            fs.open_inode(id)?;
+            let done = fs.write(id, 0, &[5; 9000]).and_then(|_| fs.fsync(id, false));
+            fs.release_inode(id);
+            done?;
+        }
+        _ => {
+            let name = if rng.one_in(3) { format!("kept-{}", number % 50) } else { name };
+            let id = fs.create(dir, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT)?.id;
+            fs.write(id, 0, &vec![number as u8; rng.index(20_000)])?;
+            if rng.one_in(20) {
+                fs.fsync(id, false)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Stop<'s>(&'s AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has threads change these directories while `meanwhile` runs.
+fn amid_changes(fs: &Arc<Fs>, dirs: &[InodeId], seed: u64, meanwhile: impl FnOnce(&mut Rng)) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed * 16 + thread);
+                let mut number = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    number += 3;
+                    // What is gone is gone.
+                    drop(change(fs, &mut rng, dirs, number + thread));
+                }
+            });
+        }
+        // Also when it panics.
+        let _stop = Stop(&stop);
+        meanwhile(&mut Rng::new(seed));
+    });
+}
+
+fn subvolume_with_dirs(fs: &Fs, name: &str) -> (InodeId, Vec<InodeId>) {
+    let root = fs.create_subvolume(TOP, name.as_bytes(), &Caller::ROOT).unwrap();
+    let mut dirs = vec![root];
+    for number in 0..6 {
+        let name = format!("d{number}");
+        dirs.push(fs.create(root, name.as_bytes(), NewInode::dir(0o755), &Caller::ROOT).unwrap().id);
+    }
+    (root, dirs)
+}
+
+#[test]
+fn a_subvolume_is_deleted_amid_changes_of_it() {
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    let fs = open(image.path(), "");
+    let first = Rng::seed_or(1);
+    for seed in first..first + rounds(40) {
+        let name = format!("sub-{seed}");
+        let (_, dirs) = subvolume_with_dirs(&fs, &name);
+        amid_changes(&fs, &dirs, seed, |rng| {
+            std::thread::sleep(Duration::from_millis(rng.below(30)));
+            fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
+            if rng.one_in(2) {
+                fs.finish_deletions(&mut |_| ()).unwrap();
+            } else {
+                fs.sync().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(rng.below(10)));
+        });
+        assert_eq!(fs.read_only(), None, "seed {seed}");
+    }
+    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
+#[test]
+fn snapshots_go_into_their_source_amid_changes_of_it() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let first = Rng::seed_or(1);
+    for (seed, options) in
+        (first..first + rounds(4)).zip(["", "nodatacow", "commit=1", "compress=zstd"].into_iter().cycle())
+    {
+        let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+        let fs = open(image.path(), options);
+        let (root, dirs) = subvolume_with_dirs(&fs, "sub");
+        amid_changes(&fs, &dirs, seed, |rng| {
+            let mut taken: Vec<(InodeId, String)> = Vec::new();
+            for number in 0..14 {
+                std::thread::sleep(Duration::from_millis(rng.below(40)));
+                let (dir, name) = (*rng.pick(&dirs), format!("snapshot-{number}-{}", "s".repeat(rng.index(200))));
+                fs.snapshot(root.root, dir, name.as_bytes(), rng.one_in(2)).unwrap();
+                taken.push((dir, name));
+                if rng.one_in(4) {
+                    let (dir, name) = taken.swap_remove(rng.index(taken.len()));
+                    fs.delete_subvolume(dir, name.as_bytes(), None).unwrap();
+                }
+            }
+        });
+        assert_eq!(fs.read_only(), None, "seed {seed}");
+        fs.close().unwrap();
+        drop(fs);
+        let ours = FsTarget::open(image.path(), "ro").unwrap();
+        let found = ours.walk().unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
+        ours.close().unwrap();
+        second_opinion(image.path()).unwrap();
+        btrfs_check(image.path()).unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        compare_entries(&found, &walk_path(mount.path()).unwrap(), Compare::ALL).unwrap();
+        mount.scrub().unwrap();
+        assert!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
+        mount.close().unwrap();
+    }
+}
