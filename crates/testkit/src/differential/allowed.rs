@@ -75,6 +75,12 @@ pub const ALLOWED: &[Allowed] = &[
 /// Differences that are ours, and to be mended.
 pub const KNOWN: &[Allowed] = &[
     Allowed {
+        name: "chown-keeps-set-group-id",
+        reason: "chown by root or by one of the group keeps set-group-id of a file that its group cannot execute",
+        ends_round: true,
+        matches: |it| matches!(it.step.call, Call::Chown { .. } | Call::Fchown { .. }) && it.field == "mode",
+    },
+    Allowed {
         name: "open-before-append-only",
         reason: "copy_file_range and fallocate go on in Linux on a file that was open for writing before it became +a",
         ends_round: true,
