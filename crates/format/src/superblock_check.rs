@@ -17,6 +17,16 @@ const WHAT: &str = "superblock";
 /// Flags that a superblock may have: written, relocated, error, seeding, and the two kinds of metadata images.
 const KNOWN_FLAGS: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 32 | 1 << 33 | 1 << 34;
 
+/// Flags of a conversion of the whole filesystem that was interrupted, and how to finish it. Such a filesystem has metadata of
+/// both states. Source: the on-disk format page, and btrfs-progs' `dump-super`, which names them.
+const INTERRUPTED: [(u64, &str); 5] = [
+    (1 << 35, "CHANGING_FSID: a change of the filesystem id was interrupted; run the same btrfstune command again"),
+    (1 << 36, "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; run btrfstune -m again"),
+    (1 << 38, "CHANGING_BG_TREE: a conversion of the block group tree was interrupted; run the same btrfstune again"),
+    (1 << 39, "CHANGING_DATA_CSUM: a change of the checksums was interrupted; run the same btrfstune --csum again"),
+    (1 << 40, "CHANGING_META_CSUM: a change of the checksums was interrupted; run the same btrfstune --csum again"),
+];
+
 /// Checks a superblock that was decoded from `raw`, the 4096 bytes on the device.
 pub fn check_superblock(superblock: &Superblock, raw: &[u8]) -> Result<(), FormatError> {
     if superblock.magic != MAGIC {
@@ -27,6 +37,9 @@ pub fn check_superblock(superblock: &Superblock, raw: &[u8]) -> Result<(), Forma
     check_csum(raw, csum_type)?;
     if !SUPERBLOCK_OFFSETS.contains(&superblock.bytenr) {
         return Err(bad("bytenr", superblock.bytenr, "expected 64 KiB, 64 MiB or 256 GiB"));
+    }
+    if let Some((flag, remedy)) = INTERRUPTED.iter().find(|(flag, _)| superblock.flags & flag != 0) {
+        return Err(bad("flags", *flag, remedy));
     }
     if superblock.flags & !KNOWN_FLAGS != 0 {
         return Err(bad("flags", superblock.flags & !KNOWN_FLAGS, "unknown flag"));

@@ -28,7 +28,6 @@ impl Engine {
         let volumes = Volumes::open(devices, ubtrfs_volumes::OpenOptions { read_only: options.read_only })?;
         let superblock = volumes.superblock().clone();
         let geometry = geometry_of(&superblock)?;
-        let mut refusal = volumes.write_refusal();
         let volumes = Arc::new(volumes);
         let nodesize = usize::try_from(geometry.nodesize).unwrap_or(usize::MAX);
         let check = CheckContext::new(&superblock);
@@ -36,6 +35,8 @@ impl Engine {
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
 
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
+        // Profiles of chunks and missing devices are known now.
+        let mut refusal = volumes.write_refusal();
         let trees = load_own_trees(&store, &superblock)?;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
             dev_stats::load(&volumes, dev_tree)?;

@@ -142,6 +142,7 @@ impl Volumes {
         let stripe = &chunk.item.stripes[segment.stripe];
         let offset = stripe.offset.0 + segment.offset;
         let io_error = |device, source| Error::Io { op: "read", device, offset, len_bytes: segment.len_bytes, source };
+        let not_given = || not_given(chunk.geometry.has_parity());
         let Some(member) = self.member(stripe.devid) else { return Err(io_error(missing(stripe.devid), not_given())) };
         let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given())) };
         backend.read_at(offset, piece).map_err(|source| {
@@ -221,8 +222,8 @@ impl Volumes {
         let offset = stripe.offset.0 + segment.offset;
         let io_error = |device, source| Error::Io { op: "write", device, offset, len_bytes: segment.len_bytes, source };
         let member: Arc<Member> =
-            self.member(stripe.devid).ok_or_else(|| io_error(missing(stripe.devid), not_given()))?;
-        let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given())) };
+            self.member(stripe.devid).ok_or_else(|| io_error(missing(stripe.devid), not_given(false)))?;
+        let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given(false))) };
         let written = match bufs {
             [buf] => backend.write_at(offset, buf),
             bufs => backend.write_vectored_at(offset, bufs),
@@ -270,8 +271,12 @@ fn missing(devid: DevId) -> String {
     format!("missing device {devid}")
 }
 
-fn not_given() -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::NotFound, "the device was not given")
+fn not_given(has_parity: bool) -> std::io::Error {
+    let text = match has_parity {
+        true => "the device was not given, and RAID5 and RAID6 are not rebuilt from parity yet: give all devices",
+        false => "the device was not given: give all devices of the filesystem",
+    };
+    std::io::Error::new(std::io::ErrorKind::NotFound, text)
 }
 
 /// The part of `bufs` from byte `start`, `len` bytes long.

@@ -178,10 +178,11 @@ impl Volumes {
         Ok(())
     }
 
-    /// Why the filesystem cannot be written, if it cannot: features, profiles, missing or several devices.
-    /// Ask again when all chunks were added. Whether the opener asked for read-only does not matter here.
+    /// Why the filesystem cannot be written, if it cannot: features, profiles, several devices, and always which devices are
+    /// missing. Ask again when all device items and chunks were added. Whether the opener asked for read-only does not matter
+    /// here.
     pub fn write_refusal(&self) -> Option<String> {
-        self.write_refusal.clone().or_else(|| {
+        let reason = self.write_refusal.clone().or_else(|| {
             let is_other = |chunk: &&Arc<Chunk>| {
                 let profile = chunk.item.flags.intersection(BlockGroupFlags::PROFILES);
                 !profile.is_empty() && profile != BlockGroupFlags::DUP
@@ -189,7 +190,28 @@ impl Volumes {
             let chunks = self.chunks.all();
             let other = chunks.iter().find(is_other)?;
             Some(format!("{} chunks are supported for reading only", profile::profile_name(other.item.flags)))
+        })?;
+        Some(match self.missing_devices() {
+            Some(missing) => format!("{reason}; {missing}"),
+            None => reason,
         })
+    }
+
+    /// Which devices were not given, if any: by number once their items are known.
+    fn missing_devices(&self) -> Option<String> {
+        if !self.may_lack_devices() {
+            return None;
+        }
+        let counted = format!("{} of its {} devices were given", self.nr_given, self.superblock.num_devices);
+        let devices = self.devices.read();
+        let missing = devices.values().filter(|member| member.backend.is_none());
+        let named: Vec<String> = missing
+            .map(|member| {
+                let item = member.item.read();
+                format!("device {} (uuid {})", item.devid, item.uuid)
+            })
+            .collect();
+        Some(if named.is_empty() { counted } else { format!("{counted}; missing: {}", named.join(", ")) })
     }
 
     /// The superblock, as read at open.
@@ -515,7 +537,7 @@ fn write_refusal(newest: &Found, found: &[(Found, Arc<dyn Device>)]) -> Option<S
         return Some(format!("the primary superblock of {} was overwritten; a mirror was used", device.describe()));
     }
     if sb.num_devices > found.len() as u64 {
-        return Some(format!("{} of its {} devices were given", found.len(), sb.num_devices));
+        return Some("a filesystem with missing devices is supported for reading only".to_owned());
     }
     if found.len() > 1 {
         return Some("filesystems of several devices are supported for reading only".to_owned());

@@ -198,6 +198,40 @@ fn mirrored_data_is_read_without_one_device() {
 }
 
 #[test]
+fn what_is_missing_is_named_and_that_parity_is_not_used() {
+    if !can_run() {
+        return;
+    }
+    for (profile, nr_devices) in [("raid5", 3), ("raid6", 4), ("raid1c3", 3), ("raid0", 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let images = images(dir.path(), profile, nr_devices);
+        let all = open(&images, Access::ReadOnly).unwrap();
+        load_chunk_tree(&all);
+        let missing = all.dev_item(ubtrfs_format::DevId(nr_devices as u64)).unwrap();
+        let volumes = open(&images[..nr_devices - 1], Access::ReadOnly).unwrap();
+        let counted = format!("{} of its {nr_devices} devices were given", nr_devices - 1);
+        let refusal = volumes.write_refusal().unwrap();
+        assert!(refusal.ends_with(&counted), "before the items are known: {refusal}");
+        volumes.set_dev_item(&missing).unwrap();
+        let refusal = volumes.write_refusal().unwrap();
+        let named = format!("{counted}; missing: device {nr_devices} (uuid {})", missing.uuid);
+        assert!(refusal.ends_with(&named), "{refusal}");
+        let has_parity = profile.starts_with("raid5") || profile.starts_with("raid6");
+        let mut buf = vec![0; 16384];
+        let (start, chunk) = volumes.chunk_at(volumes.superblock().chunk_root).unwrap();
+        let errors: Vec<String> = (0..chunk.length / 16384)
+            .filter_map(|node| volumes.read_copy(Logical(start.0 + node * 16384), &mut buf, 0).err())
+            .map(|error| error.to_string())
+            .collect();
+        assert!(profile == "raid1c3" || !errors.is_empty(), "{profile}: nothing lies on the missing device");
+        for error in errors {
+            assert!(error.contains("give all devices"), "{error}");
+            assert_eq!(error.contains("not rebuilt from parity"), has_parity, "{error}");
+        }
+    }
+}
+
+#[test]
 fn damaged_dup_metadata_is_healed_by_reading_it() {
     if !can_run() {
         return;

@@ -83,6 +83,13 @@ fn refusals_say_what_was_met() {
     let zoned = Superblock { incompat_flags: 0x341 | 1 << 12 | 1 << 50, ..good.clone() };
     assert!(refused(&zoned, 32 * MIB).contains("ZONED, bit 50"));
     assert!(refused(&Superblock { nodesize: 12288, ..good.clone() }, 32 * MIB).contains("nodesize"));
+    for (bit, name) in
+        [(35, "CHANGING_FSID:"), (36, "CHANGING_FSID_V2:"), (38, "BG_TREE"), (39, "DATA_CSUM"), (40, "META_CSUM")]
+    {
+        let text = refused(&Superblock { flags: good.flags | 1 << bit, ..good.clone() }, 32 * MIB);
+        assert!(text.contains(name) && text.contains("btrfstune"), "{text}");
+    }
+    assert!(refused(&Superblock { flags: good.flags | 1 << 50, ..good.clone() }, 32 * MIB).contains("unknown flag"));
     assert!(refused(&Superblock { csum_type: 9, ..good.clone() }, 32 * MIB).contains("csum_type"));
     assert!(refused(&Superblock { sys_chunk_array_size: 100, ..good.clone() }, 32 * MIB).contains("sys_chunk_array"));
     assert!(refused(&Superblock { sys_chunk_array_size: 0, ..good.clone() }, 32 * MIB).contains("sys_chunk_array"));

@@ -40,10 +40,10 @@ pub(crate) struct Args {
     dir: PathBuf,
     /// Mount options, separated by commas: btrfs's own and the mount point's
     ///
-    /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress[-force][=METHOD[:LEVEL]], nodatacow, nodatasum, max_inline=SIZE, commit=SECONDS,
-    /// noatime, relatime, strictatime, nodiratime, discard, flushoncommit, device=PATH, degraded, user_subvol_rm_allowed (users
-    /// delete subvolumes that they may write to), noacl, notreelog, nologreplay. Others of Linux's that tune what happens here by
-    /// itself are accepted.
+    /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
+    /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit, device=PATH, degraded,
+    /// user_subvol_rm_allowed (users delete subvolumes that they may write to), noacl, notreelog, nologreplay. Others of Linux's
+    /// that tune what happens here by itself are accepted.
     ///
     /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev, nosuid, noexec,
     /// dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll.
