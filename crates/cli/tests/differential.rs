@@ -92,6 +92,64 @@ fn a_compression_property_of_a_device_is_not_kept() {
 }
 
 #[test]
+fn capabilities_decide_who_may_set_flags() {
+    agree(&[
+        r#"{"user":0,"call":{"Mkdir":{"path":"d","mode":511}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"d","uid":1001,"gid":1001,"follow":true}}}"#,
+        r#"{"user":8,"call":{"SetFlags":{"path":"d","flags":64}}}"#,
+        r#"{"user":3,"call":{"SetFlags":{"path":"d","flags":0}}}"#,
+        r#"{"user":7,"call":{"SetFlags":{"path":"d","flags":0}}}"#,
+        r#"{"user":1,"call":{"SetFlags":{"path":"d","flags":16}}}"#,
+        r#"{"user":0,"call":{"SetFlags":{"path":"d","flags":16}}}"#,
+        r#"{"user":0,"call":{"SetFlags":{"path":"d","flags":0}}}"#,
+    ]);
+}
+
+#[test]
+fn chown_keeps_set_group_id_that_the_group_cannot_execute_for_the_old_group_and_root() {
+    agree(&[
+        r#"{"user":0,"call":{"Open":{"slot":0,"path":"f","flags":66,"mode":448}}}"#,
+        r#"{"user":0,"call":{"Fchmod":{"slot":0,"mode":1472}}}"#,
+        r#"{"user":0,"call":{"Fchown":{"slot":0,"uid":null,"gid":1003}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"f","uid":1001,"gid":1001,"follow":true}}}"#,
+        r#"{"user":5,"call":{"Chown":{"path":"f","uid":null,"gid":2000,"follow":true}}}"#,
+        r#"{"user":9,"call":{"Chown":{"path":"f","uid":null,"gid":1001,"follow":true}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"f","uid":1001,"gid":1003,"follow":true}}}"#,
+        r#"{"user":1,"call":{"Chown":{"path":"f","uid":null,"gid":1001,"follow":true}}}"#,
+    ]);
+}
+
+#[test]
+fn a_file_that_was_open_before_it_was_append_only_takes_copies() {
+    agree(&[
+        r#"{"user":0,"call":{"Open":{"slot":0,"path":"from","flags":66,"mode":448}}}"#,
+        r#"{"user":0,"call":{"Write":{"slot":0,"data":{"seed":1,"len":9000}}}}"#,
+        r#"{"user":0,"call":{"Open":{"slot":1,"path":"to","flags":66,"mode":448}}}"#,
+        r#"{"user":0,"call":{"Write":{"slot":1,"data":{"seed":2,"len":20000}}}}"#,
+        r#"{"user":0,"call":{"SetFlags":{"path":"to","flags":32}}}"#,
+        r#"{"user":0,"call":{"CopyFileRange":{"from":0,"from_at":0,"to":1,"to_at":0,"len":4096}}}"#,
+        r#"{"user":0,"call":{"CopyFileRange":{"from":0,"from_at":10,"to":1,"to_at":5000,"len":3000}}}"#,
+        r#"{"user":0,"call":{"Ftruncate":{"slot":1,"len":30000}}}"#,
+        r#"{"user":0,"call":{"SetFlags":{"path":"to","flags":16}}}"#,
+        r#"{"user":0,"call":{"CopyFileRange":{"from":0,"from_at":0,"to":1,"to_at":0,"len":4096}}}"#,
+        r#"{"user":0,"call":{"Ftruncate":{"slot":1,"len":30000}}}"#,
+    ]);
+}
+
+#[test]
+fn only_the_right_to_keep_them_keeps_set_id_bits_of_a_file_that_changes() {
+    agree(&[
+        r#"{"user":0,"call":{"Open":{"slot":0,"path":"f","flags":66,"mode":511}}}"#,
+        r#"{"user":0,"call":{"Fchmod":{"slot":0,"mode":3583}}}"#,
+        r#"{"user":0,"call":{"Open":{"slot":1,"path":"from","flags":66,"mode":511}}}"#,
+        r#"{"user":0,"call":{"Write":{"slot":1,"data":{"seed":1,"len":9000}}}}"#,
+        r#"{"user":7,"call":{"CopyFileRange":{"from":1,"from_at":9000,"to":0,"to_at":0,"len":100}}}"#,
+        r#"{"user":9,"call":{"CopyFileRange":{"from":1,"from_at":0,"to":0,"to_at":0,"len":100}}}"#,
+        r#"{"user":7,"call":{"CopyFileRange":{"from":1,"from_at":0,"to":0,"to_at":0,"len":100}}}"#,
+    ]);
+}
+
+#[test]
 fn the_documentation_names_every_difference_that_passes() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
     let text = std::fs::read_to_string(path).unwrap();

@@ -63,8 +63,8 @@ pub use extent_map::{ExtentInfo, ExtentKind};
 pub use fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};
 pub use types::{
-    Attr, Caller, DirEntryOut, FallocateMode, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime, StatFs,
-    SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,
+    Attr, Caller, DirEntryOut, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime,
+    StatFs, SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,
 };
 pub use ubtrfs_transaction::Metric;
 pub use ubtrfs_transaction::note_panic;

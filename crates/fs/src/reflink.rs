@@ -17,18 +17,26 @@ use crate::delalloc::NoFlush;
 use crate::file_extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
 use crate::inode::{Inode, InodeState};
 use crate::read::check_regular;
-use crate::write::MAX_SIZE;
+use crate::write::{MAX_SIZE, check_may_write};
 use crate::writeback_lock::ExclusiveGuard;
+use crate::xattr::check_may_change;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
     /// Copies `len` bytes, by reference where both offsets are aligned; returns how many were copied: less where the
     /// source ends.
     pub fn copy_range(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
+        check_may_write(&*self.inode_to_change(dst)?.read()?, dst_off)?;
+        self.copy_range_opened(src, src_off, dst, dst_off, len)
+    }
+
+    /// The same into a file that was opened for writing: if it became append-only since, it can still be written anywhere.
+    pub fn copy_range_opened(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let source = self.inode(src)?;
         let target = self.inode_to_change(dst)?;
         check_regular(&*source.read()?)?;
         check_regular(&*target.read()?)?;
+        check_mutable(&*target.read()?)?;
         let size = source.read()?.item.size;
         let len = len.min(size.saturating_sub(src_off));
         let dst_end = dst_off.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
@@ -72,6 +80,7 @@ impl Fs {
         let target = self.inode_to_change(dst)?;
         check_regular(&*source.read()?)?;
         check_regular(&*target.read()?)?;
+        check_may_change(&*target.read()?)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
         let size = source.read()?.item.size;
         let len = if len == 0 { size.saturating_sub(src_off) } else { len };
@@ -102,7 +111,7 @@ impl Fs {
     fn copy_piece(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut buf = vec![0; len.min(COPY_PIECE) as usize];
         let read = self.read_into(source.id, src_off, &mut buf)?;
-        Ok(self.write(dst, dst_off, &buf[..read])? as u64)
+        Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
     }
 
     /// Shares a range: both offsets are sector-aligned, its end is too or is the end of the source and not before that
@@ -128,9 +137,7 @@ impl Fs {
             let nodatasum = |state: &InodeState| state.has_flags(InodeFlags::NODATASUM);
             let src_nodatasum = nodatasum(source_state);
             let state = locked.target_state();
-            if state.has_flags(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
-                return Err(Error::NotPermitted("the file is immutable or append-only"));
-            }
+            check_mutable(state)?;
             if src_nodatasum != nodatasum(state) {
                 return Err(Error::InvalidArgument("one of the files has checksums and the other has not"));
             }
@@ -259,6 +266,14 @@ impl<'i> LockedPair<'i> {
             _ => &mut self.first_state,
         }
     }
+}
+
+/// Fails where not even a file that is open for writing may be changed by a copy.
+fn check_mutable(state: &InodeState) -> Result<()> {
+    if state.has_flags(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the file is immutable"));
+    }
+    Ok(())
 }
 
 /// Bytes copied in one step.

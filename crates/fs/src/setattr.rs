@@ -9,13 +9,22 @@ use crate::error::{Error, Result};
 use crate::fs::now;
 use crate::inode::{CompressionProperty, Inode, InodeState};
 use crate::property;
-use crate::types::{Attr, Caller, InodeId, SetAttr, SetTime, XattrFlags, mode};
+use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
 use crate::xattr::{self, check_may_change};
 
 impl Fs {
     /// Changes attributes. A change of owner takes set-uid, set-gid and capabilities away from a file; a change of mode is
     /// taken into its ACL.
     pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
+        self.change_attributes(id, set, false)
+    }
+
+    /// The same by a file that is open for writing: one that became immutable since can still be truncated.
+    pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
+        self.change_attributes(id, set, true)
+    }
+
+    fn change_attributes(&self, id: InodeId, set: &SetAttr, is_open: bool) -> Result<Attr> {
         if id.is_stub() && set.size.is_none() {
             return self.set_stub_attr(id, set);
         }
@@ -29,7 +38,7 @@ impl Fs {
             false => self.inode_to_change(id)?,
         };
         if let Some(size) = set.size {
-            check_may_resize(&*inode.read()?)?;
+            check_may_resize(&*inode.read()?, is_open)?;
             crate::truncate::set_size(self, &inode, size)?;
         }
         if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
@@ -41,7 +50,7 @@ impl Fs {
             && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
             && set.otime.is_none();
         // Append-only files take the present time, as writing to them does.
-        let like_a_write = only_now && !state.has_flags(InodeFlags::IMMUTABLE);
+        let like_a_write = only_now && (!state.has_flags(InodeFlags::IMMUTABLE) || (is_open && set.size.is_some()));
         if !written_back && !like_a_write {
             check_may_change(&state)?;
         }
@@ -117,8 +126,13 @@ impl Fs {
         Ok(to_ioctl_flags(self.inode(id)?.read()?.item.flags()))
     }
 
-    /// Sets flags as FS_IOC_SETFLAGS does.
+    /// Sets flags as FS_IOC_SETFLAGS does, for a caller whose rights are those of its user id.
     pub fn set_inode_flags(&self, id: InodeId, flags: u32, caller: &Caller) -> Result<()> {
+        self.set_inode_flags_with(id, flags, caller, caller.flag_rights())
+    }
+
+    /// The same for a caller with these rights, whatever its user id is.
+    pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));
         }
@@ -131,10 +145,10 @@ impl Fs {
         let mut state = inode.write()?;
         let old = to_ioctl_flags(state.item.flags());
         let flags = mask_for_type(&state, flags);
-        if (old ^ flags) & (FS_IMMUTABLE | FS_APPEND) != 0 && !caller.is_privileged() {
-            return Err(Error::NotPermitted("immutable and append are the superuser's to change"));
+        if (old ^ flags) & (FS_IMMUTABLE | FS_APPEND) != 0 && !rights.immutable {
+            return Err(Error::NotPermitted("immutable and append need CAP_LINUX_IMMUTABLE to change"));
         }
-        if !caller.is_privileged() && caller.uid != state.item.uid {
+        if !rights.as_owner && caller.uid != state.item.uid {
             return Err(Error::NotPermitted("not the owner"));
         }
         // Linux wants one given up before the other is asked for, in two calls.
@@ -183,8 +197,9 @@ impl Fs {
 }
 
 /// Fails where the inode has no size to set.
-fn check_may_resize(state: &InodeState) -> Result<()> {
+fn check_may_resize(state: &InodeState, is_open: bool) -> Result<()> {
     match state.file_type_bits() {
+        mode::REGULAR if is_open && !state.has_flags(InodeFlags::APPEND) => Ok(()),
         mode::REGULAR => check_may_change(state),
         mode::DIRECTORY => Err(Error::IsDirectory),
         _ => Err(Error::InvalidArgument("only regular files have a size to set")),

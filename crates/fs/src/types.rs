@@ -153,10 +153,24 @@ impl Caller {
     /// The superuser with no umask.
     pub const ROOT: Self = Self { uid: 0, gid: 0, umask: 0 };
 
+    /// Which of inode flags it may change: all of them as the superuser, else those of its own inodes.
+    pub fn flag_rights(&self) -> FlagRights {
+        FlagRights { as_owner: self.is_privileged(), immutable: self.is_privileged() }
+    }
+
     /// Whether it has every capability.
     pub fn is_privileged(&self) -> bool {
         self.uid == 0
     }
+}
+
+/// Rights to change inode flags that a caller has beside those of an inode's owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlagRights {
+    /// To act as the owner of any inode (CAP_FOWNER).
+    pub as_owner: bool,
+    /// To set and clear +i and +a (CAP_LINUX_IMMUTABLE).
+    pub immutable: bool,
 }
 
 /// A time to set.

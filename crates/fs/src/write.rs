@@ -239,7 +239,7 @@ impl Fs {
 }
 
 /// Fails where the file's flags forbid a write at `offset`.
-fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
+pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted("the file is immutable"));
     }

@@ -1,11 +1,15 @@
-//! Who a request comes from, and which privileges of a file a change by them takes away.
+//! The callers of requests, and which privileges of a file a change by them takes away.
 //!
-//! A request carries the user and the first group; the other groups are in /proc. Who cannot be looked up there (another
-//! pid namespace, gone by now) is in no other group. A confined server has no /proc and asks its helper.
+//! A request carries the user and the first group; the other groups and the capabilities are in /proc. A process that cannot
+//! be looked up there (another pid namespace, gone by now) is in no other group, and has the capabilities that its user id
+//! brings. A confined server has no /proc and asks its helper.
+//!
+//! Capabilities count where the process is in the user namespace of the server: in a namespace of its own every process may
+//! have all of them.
 
 use std::sync::{Arc, OnceLock};
 
-use ubtrfs_fs::{Caller, mode};
+use ubtrfs_fs::{Caller, FlagRights, mode};
 
 use crate::protocol::Request;
 use crate::sandbox::Unmounter;
@@ -38,6 +42,30 @@ impl Groups {
         umask.unwrap_or(0o022)
     }
 
+    /// Whether the caller has a capability.
+    pub(crate) fn is_capable(&self, req: &Request<'_>, capability: u32) -> bool {
+        let found = match self.0.get() {
+            Some(helper) => helper.has_capability(req.pid, capability),
+            None => has_capability(req.pid, capability),
+        };
+        found.unwrap_or(req.uid == 0)
+    }
+
+    /// The caller's rights to change inode flags.
+    pub(crate) fn flag_rights(&self, req: &Request<'_>) -> FlagRights {
+        FlagRights { as_owner: self.is_capable(req, CAP_FOWNER), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
+    }
+
+    /// Whether the caller may change files and leave them set-user-id and set-group-id.
+    pub(crate) fn may_keep_set_id(&self, req: &Request<'_>) -> bool {
+        self.is_capable(req, CAP_FSETID)
+    }
+
+    /// What remains of a file's mode after its owner or group was changed by this caller; `gid` is the group before.
+    pub(crate) fn mode_after_chown(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
+        without_suid_sgid(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
+    }
+
     /// What remains of a file's mode after its content was changed by this caller.
     pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_suid_sgid(file_mode, || self.has(req, gid))
@@ -45,7 +73,7 @@ impl Groups {
 
     /// Whether a caller who gives a file an ACL may leave it set-group-id.
     pub(crate) fn may_keep_sgid(&self, req: &Request<'_>, gid: u32) -> bool {
-        req.uid == 0 || self.has(req, gid)
+        self.may_keep_set_id(req) || self.has(req, gid)
     }
 }
 
@@ -66,6 +94,26 @@ fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
 pub(crate) fn has_group(pid: u32, gid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| groups(&status).any(|group| group == gid))
 }
+
+/// Whether /proc shows a capability of a process as effective. `None` where it cannot be seen; none is effective in another
+/// user namespace.
+pub(crate) fn has_capability(pid: u32, capability: u32) -> Option<bool> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let has_it = 1u64.checked_shl(capability)? & effective_capabilities(&status)? != 0;
+    let namespace = std::fs::read_link(format!("/proc/{pid}/ns/user")).ok()?;
+    Some(has_it && namespace == std::fs::read_link("/proc/self/ns/user").ok()?)
+}
+
+/// The effective capabilities that a process's status shows.
+fn effective_capabilities(status: &str) -> Option<u64> {
+    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(hex.trim(), 16).ok()
+}
+
+// Numbers of linux/capability.h.
+const CAP_FOWNER: u32 = 3;
+const CAP_FSETID: u32 = 4;
+const CAP_LINUX_IMMUTABLE: u32 = 9;
 
 /// The umask that /proc shows of a process.
 pub(crate) fn umask_of(pid: u32) -> Option<u32> {
@@ -91,6 +139,13 @@ mod tests {
         assert_eq!(after(0o102_745, true), 0o102_745);
         assert_eq!(after(0o102_745, false), 0o100_745);
         assert_eq!(after(0o100_644, false), 0o100_644);
+    }
+
+    #[test]
+    fn capabilities_are_read_from_a_status() {
+        assert_eq!(effective_capabilities("CapPrm:\tff\nCapEff:\t0000000000000208\n"), Some(0x208));
+        assert_eq!(effective_capabilities("CapPrm:\tff\n"), None);
+        assert_eq!(has_capability(u32::MAX, CAP_FOWNER), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! subvolumes are in `subvolume_ioctl`.
 
 use ubtrfs_format::item::InodeFlags;
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, Result};
+use ubtrfs_fs::{Caller, Error, FlagRights, Fs, InodeId, Result};
 
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
@@ -29,13 +29,19 @@ const FS_NOATIME_FL: u32 = 0x80;
 const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
+/// A caller and how to look up its rights, which only some ioctls need.
+pub(crate) struct Asker<'a> {
+    pub(crate) caller: Caller,
+    pub(crate) flag_rights: &'a dyn Fn() -> FlagRights,
+}
+
 /// Answers an ioctl; `None` for one that is not known (ENOTTY).
-pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], caller: &Caller) -> Option<Result<Vec<u8>>> {
+pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &Asker<'_>) -> Option<Result<Vec<u8>>> {
     Some(match cmd {
         FS_IOC_GETFLAGS => fs.inode_flags(id).map(|flags| flags.to_le_bytes().to_vec()),
-        FS_IOC_SETFLAGS => word(data).and_then(|flags| fs.set_inode_flags(id, flags, caller)).map(|()| Vec::new()),
+        FS_IOC_SETFLAGS => word(data).and_then(|flags| set_flags(fs, id, flags, asker)),
         FS_IOC_FSGETXATTR => fs.inode_flags(id).map(|flags| fsxattr(flags).to_vec()),
-        FS_IOC_FSSETXATTR => set_fsxattr(fs, id, data, caller),
+        FS_IOC_FSSETXATTR => set_fsxattr(fs, id, data, asker),
         FS_IOC_GETFSLABEL => Ok(padded(&fs.superblock().label, 256)),
         BTRFS_IOC_SYNC => fs.sync().map(|()| Vec::new()),
         // Starting is waiting here: the answer comes when the transaction is durable.
@@ -72,7 +78,11 @@ fn fsxattr(flags: u32) -> [u8; 28] {
     out
 }
 
-fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], caller: &Caller) -> Result<Vec<u8>> {
+fn set_flags(fs: &Fs, id: InodeId, flags: u32, asker: &Asker<'_>) -> Result<Vec<u8>> {
+    fs.set_inode_flags_with(id, flags, &asker.caller, (asker.flag_rights)()).map(|()| Vec::new())
+}
+
+fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], asker: &Asker<'_>) -> Result<Vec<u8>> {
     let xflags = word(data)?;
     let known = XFLAGS.iter().fold(0, |all, (_, xflag)| all | xflag);
     let rest_is_zero = data.get(4..).is_some_and(|rest| rest.iter().all(|&byte| byte == 0));
@@ -83,8 +93,7 @@ fn set_fsxattr(fs: &Fs, id: InodeId, data: &[u8], caller: &Caller) -> Result<Vec
     for (flag, xflag) in XFLAGS {
         if xflags & xflag != 0 { flags |= flag } else { flags &= !flag }
     }
-    fs.set_inode_flags(id, flags, caller)?;
-    Ok(Vec::new())
+    set_flags(fs, id, flags, asker)
 }
 
 /// `struct btrfs_ioctl_feature_flags`: compat, compat_ro, incompat.

@@ -5,8 +5,8 @@
 //!   the filter, and those that they start.
 //! - X2. Landlock denies the calling thread, and those that it starts, every path, as a second wall.
 //! - X3. What is not on the list fails; it does not kill the server, whose data would be lost with it.
-//! - X4. Unmounting, and looking up a caller's groups, need rights that are gone then: [`Unmounter`] is a process that was
-//!   started before and can do these two alone.
+//! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that are gone then: [`Unmounter`]
+//!   is a process that was started before and can do these alone.
 //! - X5. A server of root is root no more, nor of its groups, and without capabilities: each thread is the [`Identity`] that
 //!   it was given. What is open stays open.
 
@@ -255,7 +255,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_time,
 ];
 
-/// A process that unmounts one directory, and knows groups and umasks of processes, when the confined server asks (X4).
+/// A process that unmounts one directory, and knows groups, umasks and capabilities of processes, when the confined server asks (X4).
 ///
 /// Each question is its kind and eight bytes, each answer two bytes.
 #[derive(Debug)]
@@ -269,9 +269,12 @@ const PLAIN: u8 = b'p';
 const GROUP: u8 = b'g';
 /// The umask of the process (4 bytes).
 const UMASK: u8 = b'u';
+/// Does the process (4 bytes) have the capability (4 bytes)?
+const CAPABILITY: u8 = b'c';
 /// Answers; an umask is smaller.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
+const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 
 impl Unmounter {
     /// Starts it: `command` runs a program that calls [`serve_unmounts`].
@@ -293,17 +296,21 @@ impl Unmounter {
 
     /// Whether a process is in a supplementary group.
     pub(crate) fn is_in_group(&self, pid: u32, gid: u32) -> bool {
-        let mut text = [0; 8];
-        text[..4].copy_from_slice(&pid.to_le_bytes());
-        text[4..].copy_from_slice(&gid.to_le_bytes());
-        self.ask(GROUP, text).is_ok_and(|answer| answer == YES)
+        self.ask(GROUP, two_numbers(pid, gid)).is_ok_and(|answer| answer == YES)
+    }
+
+    /// Whether a process has a capability; `None` where that is not known.
+    pub(crate) fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
+        match self.ask(CAPABILITY, two_numbers(pid, capability)).ok()? {
+            YES => Some(true),
+            NO => Some(false),
+            _ => None,
+        }
     }
 
     /// The umask of a process.
     pub(crate) fn umask_of(&self, pid: u32) -> Option<u32> {
-        let mut text = [0; 8];
-        text[..4].copy_from_slice(&pid.to_le_bytes());
-        self.ask(UMASK, text).ok().map(u32::from).filter(|umask| *umask <= 0o777)
+        self.ask(UMASK, two_numbers(pid, 0)).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
     /// Unmounting waits for no request that asks here: while programs use the mount it fails at once, and later there is
@@ -323,17 +330,25 @@ impl Unmounter {
     }
 }
 
+fn two_numbers(first: u32, second: u32) -> [u8; 8] {
+    let mut text = [0; 8];
+    text[..4].copy_from_slice(&first.to_le_bytes());
+    text[4..].copy_from_slice(&second.to_le_bytes());
+    text
+}
+
 /// The other end: answers on standard output what is asked on standard input, until the server is gone.
 pub fn serve_unmounts(dir: &Path) {
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut question = [0; 9];
     while ask.read_exact(&mut question).is_ok() {
         let [kind, pid @ .., _, _, _, _] = question;
-        let [_, _, _, _, _, gid @ ..] = question;
+        let [_, _, _, _, _, second @ ..] = question;
         let yes = |is_so: bool| if is_so { YES } else { NO };
         let pid = u32::from_le_bytes(pid);
         let answered = match kind {
-            GROUP => yes(caller::has_group(pid, u32::from_le_bytes(gid))),
+            GROUP => yes(caller::has_group(pid, u32::from_le_bytes(second))),
+            CAPABILITY => caller::has_capability(pid, u32::from_le_bytes(second)).map_or(UNKNOWN, yes),
             UMASK => caller::umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),
         };

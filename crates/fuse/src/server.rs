@@ -26,7 +26,7 @@ use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
 use crate::caller::{Groups, caller};
 use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
 use crate::dir_end::DirEnds;
-use crate::ioctl;
+use crate::ioctl::{self, Asker};
 use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
@@ -135,6 +135,15 @@ impl Server {
     /// Takes set-user-id and set-group-id off a file that was changed by someone without the right to keep them.
     fn kill_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
+        self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
+    }
+
+    /// The same where the kernel does not say whether the caller has the right.
+    fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
+        let attr = self.fs.getattr(id)?;
+        if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {
+            return Ok(());
+        }
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
 
@@ -469,9 +478,9 @@ impl Server {
             Operation::CopyFileRange { offset, to_node, to_offset, len } => {
                 self.activity.note_change();
                 let (src, dst) = (self.id(node)?, self.id(to_node)?);
-                let copied = self.fs.copy_range(src, offset, dst, to_offset, len.min(COPY_MAX))?;
-                if req.uid != 0 {
-                    self.kill_suid_sgid(req, dst)?;
+                let copied = self.fs.copy_range_opened(src, offset, dst, to_offset, len.min(COPY_MAX))?;
+                if copied > 0 {
+                    self.content_changed(req, dst)?;
                 }
                 reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
             }
@@ -523,8 +532,19 @@ impl Server {
             ctime: wire.ctime().map(timespec),
             otime: None,
         };
-        let mut attr = self.fs.setattr(id, &set, &caller(req, 0))?;
-        if wire.kills_suid_sgid() && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
+        let before = match set.uid.or(set.gid) {
+            Some(_) => Some(self.fs.getattr(id)?),
+            None => None,
+        };
+        let mut attr = match set.size.is_some() && wire.is_by_handle() {
+            true => self.fs.setattr_opened(id, &set, &caller(req, 0))?,
+            false => self.fs.setattr(id, &set, &caller(req, 0))?,
+        };
+        if let Some(before) = before.filter(|before| !before.is_dir()) {
+            let kept = self.groups.mode_after_chown(req, attr.mode, before.gid);
+            self.keep_of_mode(id, &attr, kept)?;
+            attr.mode = kept;
+        } else if wire.kills_suid_sgid() && attr.mode & (mode::SETUID | mode::SETGID) != 0 {
             self.kill_suid_sgid(req, id)?;
             attr = self.fs.getattr(id)?;
         }
@@ -557,9 +577,7 @@ impl Server {
             // Times change even where the file is empty.
             let set = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
             self.fs.setattr(id, &set, &caller(req, 0))?;
-            if req.uid != 0 {
-                self.kill_suid_sgid(req, id)?;
-            }
+            self.content_changed(req, id)?;
         }
         if is_for_writing(flags) {
             self.seeker.opened(req.node);
@@ -617,8 +635,9 @@ impl Server {
     ) -> Done {
         self.activity.note_change();
         let id = self.id(req.node)?;
+        let asker = Asker { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
         let done = subvolume_ioctl::ioctl(&self.doors.subvolumes, req, id, cmd, data, place)
-            .or_else(|| place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &caller(req, 0))));
+            .or_else(|| place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &asker)));
         let mut answer = done.ok_or(Failure::Errno(Errno::NOTTY))??;
         if ioctl::changes_attributes(cmd) {
             self.seeker.attributes_changed(req.node);
@@ -633,10 +652,7 @@ impl Server {
         let mode = FallocateMode::from_bits(mode).ok_or(Error::NotSupported("this fallocate mode"))?;
         let id = self.id(req.node)?;
         self.fs.fallocate(id, offset, length, mode)?;
-        if req.uid != 0 {
-            self.kill_suid_sgid(req, id)?;
-        }
-        Ok(())
+        self.content_changed(req, id)
     }
 
     fn lseek(&self, node: u64, offset: u64, whence: u32, place: &Place<'_>) -> Result<u64> {
