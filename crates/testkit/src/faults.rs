@@ -232,7 +232,7 @@ pub(crate) fn read_all(target: &FsTarget, path: &[u8]) -> Result<Vec<u8>> {
     target.clone().read(path, 0, usize::try_from(size)?).map_err(|errno| anyhow::anyhow!("read: errno {errno}"))
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn text_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }

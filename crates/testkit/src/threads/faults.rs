@@ -15,7 +15,7 @@ use ubtrfs_device::Device;
 use ubtrfs_fs::MountOptions;
 
 use super::{REWRITTEN_LANE, Scenario, run_threads};
-use crate::faults::{caught, read_all};
+use crate::faults::{caught, read_all, text_of};
 use crate::history::History;
 use crate::{FaultDevice, FaultKind, FaultPlan, FsTarget, LANES, Medium, MediumDevice, Rng};
 
@@ -41,7 +41,7 @@ impl ThreadedFaults {
         })?;
         let result = match receiver.recv_timeout(TIME_LIMIT) {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => bail!("threads, seed {seed}: a panic came through"),
+            Ok(Err(panic)) => bail!("threads, seed {seed}: a panic came through: {}", text_of(&*panic)),
             Err(RecvTimeoutError::Timeout) => bail!("threads, seed {seed}: R1: it hangs"),
             Err(RecvTimeoutError::Disconnected) => bail!("threads, seed {seed}: the thread is gone"),
         };
