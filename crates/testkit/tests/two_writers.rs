@@ -79,3 +79,34 @@ fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     let after = FsTarget::open(image.path(), "ro").unwrap();
     assert!(after.lookup(b"theirs").is_ok() && after.lookup(b"more").is_err());
 }
+
+/// The device damages, or loses, what was written: that is no other writer, and the next superblock mends it.
+#[test]
+fn a_superblock_that_the_device_damaged_or_lost_is_written_anew() {
+    for lost in [false, true] {
+        let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
+        let mut ours = open(&device);
+        ours.create(b"ours", NodeKind::File, 0o644, (0, 0)).unwrap();
+        ours.sync().unwrap();
+        let mut raw = vec![0; 4096];
+        device.read_at(64 << 10, &mut raw).unwrap();
+        ours.write(b"ours", 0, &[7; 9000]).unwrap();
+        if lost {
+            // What was there before comes back after the write.
+            ours.sync().unwrap();
+        } else {
+            raw[2000] ^= 1;
+        }
+        device.write_at(64 << 10, &raw).unwrap();
+        ours.write(b"ours", 9000, &[8; 9000]).unwrap();
+        ours.fsync(b"ours").unwrap();
+        ours.write(b"ours", 18000, &[9; 9000]).unwrap();
+        ours.sync().unwrap();
+        assert_eq!(ours.fs().read_only(), None);
+        ours.close().unwrap();
+        check_medium(&device.content()).unwrap();
+        let mut after = open(&device);
+        assert_eq!(after.read(b"ours", 18000, 9000).unwrap(), [9; 9000]);
+        after.close().unwrap();
+    }
+}

@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use crate::allocation::{self, DeviceSpace};
 use crate::chunk_map::{Chunk, ChunkMap};
+use crate::ownership::Primary;
 use crate::superblock::{self, Found};
 use crate::{features, profile};
 
@@ -68,15 +69,15 @@ pub(crate) struct Member {
     item: RwLock<DevItem>,
     /// `None`: missing.
     pub(crate) backend: Option<Arc<dyn Device>>,
-    /// Its primary superblock as it was read or written last; `None` where that is not known (see `ownership`).
-    pub(crate) primary: Mutex<Option<Vec<u8>>>,
+    /// Its primary superblock as it was read or written last (see `ownership`).
+    pub(crate) primary: Mutex<Primary>,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
 }
 
 impl Member {
     fn new(item: DevItem, backend: Option<Arc<dyn Device>>) -> Self {
-        let primary = Mutex::new(backend.as_deref().and_then(crate::ownership::read_primary));
+        let primary = Mutex::new(backend.as_deref().map(Primary::read).unwrap_or_default());
         let (stats, stats_changed) = (Default::default(), AtomicBool::new(false));
         Self { item: RwLock::new(item), backend, primary, stats, stats_changed }
     }
@@ -464,8 +465,7 @@ impl Volumes {
         let is_primary = offset == SUPERBLOCK_OFFSETS[0];
         let mut primary = is_primary.then(|| member.primary.lock());
         if let Some(primary) = &mut primary {
-            // What a write that fails leaves is not known.
-            **primary = None;
+            primary.begin_write();
         }
         backend.write_at(offset, &raw).map_err(|source| {
             member.count(Stat::Write);
@@ -473,7 +473,7 @@ impl Volumes {
             Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source }
         })?;
         if let Some(primary) = &mut primary {
-            **primary = Some(raw.to_vec());
+            primary.wrote(&raw);
         }
         Ok(())
     }
