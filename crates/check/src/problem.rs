@@ -32,11 +32,11 @@ macro_rules! codes {
 }
 
 codes! {
-    SuperMirror = "E-SUPER-MIRROR", "A copy of the superblock is unreadable or broken.";
+    SuperMirror = "E-SUPER-MIRROR", "A copy of the superblock is unreadable or broken, or the first one was overwritten with zeros.";
     SuperFields = "E-SUPER-FIELDS", "Superblock copies of one generation differ, or a field contradicts the trees.";
     SuperBackup = "W-SUPER-BACKUP", "The newest root backup in the superblock does not name the current roots.";
     SuperOld = "W-SUPER-OLD", "A copy of the superblock is older than the newest: its last update was lost.";
-    SuperMissing = "W-SUPER-MISSING", "A copy of the superblock was never written: its place holds zeros.";
+    SuperMissing = "W-SUPER-MISSING", "A copy of the superblock other than the first was never written: its place holds zeros.";
     SuperUsed = "E-SUPER-USED", "The superblock's bytes_used is not what block groups use.";
     Chunk = "E-CHUNK", "A chunk contradicts itself, another chunk, its device, or the superblock's system chunks.";
     DevExtent = "E-DEV-EXTENT", "A chunk stripe has no device extent, or a device extent no chunk stripe.";

@@ -25,6 +25,12 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
             continue;
         }
         if raw.iter().all(|&byte| byte == 0) {
+            if mirror == 0 {
+                // mkfs writes it, and Linux looks for it alone when it mounts.
+                let text = format!("{name} was overwritten with zeros; Linux does not mount the filesystem without it");
+                sink.report(Code::SuperMirror, place, text);
+                continue;
+            }
             // A restored metadata image has the first copy alone; the next commit writes the others.
             sink.report(Code::SuperMissing, place, format!("{name} was never written"));
             continue;

@@ -65,6 +65,24 @@ fn each_problem_is_a_line_with_its_code() {
 }
 
 #[test]
+fn a_first_superblock_of_zeros_is_damage() {
+    let image = made();
+    image.write_at(64 << 10, &[0; 4096]).unwrap();
+    let output = check(&[], image.path());
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("E-SUPER-MIRROR: bytenr 65536: ") && text.contains("overwritten with zeros"), "{text}");
+    assert!(!text.contains("W-SUPER-MISSING"), "{text}");
+    // Another copy may be missing: a restored metadata image has the first alone.
+    let image = made();
+    image.write_at(64 << 20, &[0; 4096]).unwrap();
+    let output = check(&[], image.path());
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.starts_with("W-SUPER-MISSING: ") && text.contains("was never written"), "{text}");
+}
+
+#[test]
 fn what_cannot_be_checked_is_told_apart_from_damage() {
     let noise = Image::empty(64 << 20).unwrap();
     let missing = noise.path().with_extension("missing");
