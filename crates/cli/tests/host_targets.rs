@@ -66,6 +66,32 @@ fn text(path: &Path) -> String {
 }
 
 #[test]
+fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
+    let bed = Bed::new();
+    // Times of the root directory and of `/d`, an attribute of the former, and a mode.
+    let source = bed.join("source");
+    rustix::fs::setxattr(&source, "user.top", b"value", rustix::fs::XattrFlags::empty()).unwrap();
+    fs::set_permissions(&source, PermissionsExt::from_mode(0o750)).unwrap();
+    ok(ubtrfs(&["cp", "-a", &format!("{}/.", text(&source)), &bed.at("/")]));
+    let wanted = fs::metadata(&source).unwrap();
+    for (name, from, args) in [("slash", "/", "-a"), ("dot", "/.", "-a"), ("below", "/d/.", "-a"), ("plain", "/", "-r")]
+    {
+        let target = bed.join(name);
+        fs::create_dir(&target).unwrap();
+        ok(ubtrfs(&["cp", args, &bed.at(from), &text(&target)]));
+        assert_eq!(fs::read(target.join("f")).unwrap(), content(), "{name}");
+        if name == "slash" || name == "dot" {
+            let made = fs::metadata(&target).unwrap();
+            assert_eq!((made.mode(), made.mtime()), (wanted.mode(), wanted.mtime()), "{name}");
+            assert_eq!(made.mtime_nsec(), wanted.mtime_nsec(), "{name}");
+            let mut value = [0; 16];
+            let len = rustix::fs::getxattr(&target, "user.top", &mut value[..]).unwrap();
+            assert_eq!(&value[..len], b"value", "{name}");
+        }
+    }
+}
+
+#[test]
 fn an_image_in_use_is_no_target_by_any_path() {
     let bed = Bed::new();
     let image = bed.join("disk.img");

@@ -405,6 +405,19 @@ impl To for HostTarget {
         rustix::fs::utimensat(&*dir, name, &timestamps(times), flags).context("cannot set its times")
     }
 
+    /// The directory that the user named has no name below itself: it is opened again.
+    fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+        if path == b"/" && self.name.is_none() {
+            if attributes.is_nothing() {
+                return Ok(());
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::openat(&*self.base, ".", flags, Mode::empty())?;
+            return self.set_file_attributes(&dir.into(), path, attributes);
+        }
+        self.set_each_attribute(path, attributes)
+    }
+
     fn shown_path(&self, path: &[u8]) -> String {
         self.shown(path).display().to_string()
     }

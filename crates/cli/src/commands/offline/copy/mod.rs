@@ -109,6 +109,12 @@ struct Attributes {
     times: Option<Times>,
 }
 
+impl Attributes {
+    fn is_nothing(&self) -> bool {
+        self.owner.is_none() && self.xattrs.is_empty() && self.times.is_none()
+    }
+}
+
 /// Takes a piece of a file: its offset and bytes.
 type Piece<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 
@@ -151,6 +157,9 @@ trait To {
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()>;
     /// What is not set by [`To::make_file`].
     fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
+        self.set_each_attribute(path, attributes)
+    }
+    fn set_each_attribute(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
         if let Some(owner) = attributes.owner {
             self.set_owner(path, owner, attributes.mode)?;
         }
