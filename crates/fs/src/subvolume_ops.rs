@@ -40,6 +40,17 @@ impl Fs {
     /// Makes a snapshot of a subvolume at a name of `dir`; durable on return. It holds what was written before the call
     /// (I1). Answers its root directory.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
+        let id = self.take_snapshot(source, dir, name, read_only)?;
+        // Files without names that the source has open are nobody's in the snapshot. As on Linux, they are deleted at once, in
+        // a read-only one too, which would keep their space for ever.
+        let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
+        if let Err(error) = deleted {
+            tracing::warn!("snapshot {}: unlinked inodes were not all deleted: {error}", id.root);
+        }
+        Ok(id)
+    }
+
+    fn take_snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
         self.flush_tagged(Some(source))?;

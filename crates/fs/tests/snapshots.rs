@@ -393,6 +393,48 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     second_opinion(image.path()).unwrap();
 }
 
+/// The source's open files without names are in no snapshot: nobody has them open there, and in a read-only one they would keep
+/// their space for ever.
+#[test]
+fn a_snapshot_holds_no_files_without_names() {
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let fs = open(&image, "");
+    let sub = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
+    for number in 0..300 {
+        new_file(&fs, sub, format!("n{number}").as_bytes(), &[1; 100]);
+    }
+    let open_files: Vec<InodeId> = (0..5u8)
+        .map(|number| {
+            let name = [b'f', b'0' + number];
+            let id = new_file(&fs, sub, &name, &[number; 50_000]);
+            fs.open_inode(id).unwrap();
+            fs.fsync(id, false).unwrap();
+            fs.unlink(sub, &name).unwrap();
+            id
+        })
+        .collect();
+    let read_only = fs.snapshot(sub.root, TOP, b"read-only", true).unwrap();
+    let writable = fs.snapshot(sub.root, TOP, b"writable", false).unwrap();
+    let second = fs.snapshot(read_only.root, TOP, b"second", true).unwrap();
+    for id in &open_files {
+        assert_eq!(read(&fs, *id).len(), 50_000, "the source's stay");
+        for snapshot in [read_only, writable, second] {
+            assert!(fs.getattr(InodeId { root: snapshot.root, ino: id.ino }).is_err());
+        }
+    }
+    fs.sync().unwrap();
+    open_files.iter().for_each(|id| fs.release_inode(*id));
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+    let tree = run("btrfs", ["inspect-internal", "dump-tree", &image.path().to_string_lossy()]).unwrap();
+    assert!(!tree.contains("ORPHAN_ITEM"), "files without names are left");
+    if capability::kernel_oracle() {
+        judge(image.path(), "subvolid=5", &[]).unwrap();
+    }
+}
+
 /// The highest id is deleted in a session that has made no subvolume: the next one gets another id all the same, as in Linux,
 /// because much is remembered of a deleted one until the filesystem is closed.
 #[test]
