@@ -61,6 +61,8 @@ const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
 /// Without cached pages (`FOPEN_DIRECT_IO`) there is no shared mapping: a file that takes only appended data is never to
 /// be changed through one. Linux's btrfs answers EACCES to mmap, a FUSE mount ENODEV.
 const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
+/// A bit of the handles of files that were append-only when they were opened; the others are the descriptor's number.
+const APPENDS_ONLY: u64 = 1 << 63;
 
 /// The attribute whose value decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
@@ -406,7 +408,7 @@ impl Server {
             }
             Operation::Open { flags } => self.open(req, flags, reply)?,
             Operation::Release { handle, flags } => {
-                self.fs.close_descriptor(handle);
+                self.fs.close_descriptor(handle & !APPENDS_ONLY);
                 if is_for_writing(flags) {
                     self.seeker.released(node);
                 }
@@ -415,7 +417,11 @@ impl Server {
                 let id = self.id(node)?;
                 reply.fill(size as usize, |room| self.fs.read_into(id, offset, room))?;
             }
-            Operation::Write { offset, data, from_cache, kill_suid_sgid } => {
+            Operation::Write { handle, flags, offset, data, from_cache, kill_suid_sgid } => {
+                if handle & APPENDS_ONLY != 0 && flags & O_APPEND == 0 {
+                    // Linux refuses to take O_APPEND off such a file; it does not know that of one of a FUSE mount.
+                    return Err(Error::NotPermitted("the file is append-only").into());
+                }
                 self.activity.note_change();
                 let id = self.id(node)?;
                 let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
@@ -427,7 +433,7 @@ impl Server {
             }
             Operation::Fsync { handle, datasync } => {
                 let id = self.id(node)?;
-                place.aside(|| self.fs.fsync_descriptor(id, datasync, handle))?;
+                place.aside(|| self.fs.fsync_descriptor(id, datasync, handle & !APPENDS_ONLY))?;
             }
             Operation::Fsyncdir { datasync } => {
                 let id = self.id(node)?;
@@ -582,7 +588,11 @@ impl Server {
         if is_for_writing(flags) {
             self.seeker.opened(req.node);
         }
-        reply.opened(self.fs.open_descriptor(), if is_append_only { APPEND_OPEN_FLAGS } else { OPEN_FLAGS });
+        let handle = self.fs.open_descriptor();
+        match is_append_only {
+            true => reply.opened(handle | APPENDS_ONLY, APPEND_OPEN_FLAGS),
+            false => reply.opened(handle, OPEN_FLAGS),
+        }
         Ok(())
     }
 

@@ -73,6 +73,9 @@ pub enum Operation<'a> {
         size: u32,
     },
     Write {
+        handle: u64,
+        /// Flags of the open file now: `F_SETFL` may have changed them since it was opened.
+        flags: i32,
         offset: u64,
         data: &'a [u8],
         /// The kernel's page cache hands it over, not the program that wrote it.
@@ -209,7 +212,8 @@ impl<'a> Operation<'a> {
                 let [size, flags]: [u32; 2] = take(fixed.get(16..)?)?;
                 let data = rest.get(..usize::try_from(size).ok()?)?;
                 let (from_cache, kill_suid_sgid) = (flags & WRITE_CACHE != 0, flags & WRITE_KILL_SUIDGID != 0);
-                Self::Write { offset, data, from_cache, kill_suid_sgid }
+                let (handle, flags) = (take(fixed)?, take(fixed.get(32..)?)?);
+                Self::Write { handle, flags, offset, data, from_cache, kill_suid_sgid }
             }
             opcode::STATFS => Self::Statfs,
             opcode::RELEASE => Self::Release { handle: take(fixed)?, flags: take(fixed.get(8..)?)? },

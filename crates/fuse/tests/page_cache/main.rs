@@ -88,6 +88,32 @@ fn judge(medium: &Medium) {
     }
 }
 
+/// On Linux `F_SETFL` does not take O_APPEND off an append-only file. Of a FUSE mount's file it does: the write is refused then.
+#[test]
+fn an_append_only_file_is_not_overwritten_once_its_append_flag_is_gone() {
+    if !can_run() {
+        return;
+    }
+    for writeback_cache in [false, true] {
+        let mount = Mount::new(fresh(256 << 20), writeback_cache);
+        shell(mount.path(), "printf 'original line\n' >log && chattr +a log");
+        let program = "import os, fcntl
+fd = os.open('log', os.O_WRONLY | os.O_APPEND)
+os.write(fd, b'appended\\n')
+try:
+    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+    os.pwrite(fd, b'TAMPERED', 0)
+    print('overwritten')
+except PermissionError:
+    print('refused')
+os.fsync(fd)
+os.close(fd)
+print(open('log').read(), end='')";
+        assert_eq!(python(mount.path(), program), "refused\noriginal line\nappended\n");
+        judge(&mount.unmount());
+    }
+}
+
 #[test]
 fn flags_times_and_blocks_are_as_on_linux() {
     if !can_run() || !capability::kernel_oracle() {
