@@ -20,6 +20,7 @@ fn main() -> Result<()> {
         steps: 1000,
         time: Duration::from_secs(60),
         stop_at_first: false,
+        rounds: usize::MAX,
         shrink_time: Duration::from_secs(300),
     };
     let mut script = None;

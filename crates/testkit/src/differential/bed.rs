@@ -89,6 +89,8 @@ pub struct Options {
     pub time: Duration,
     /// Stop at the first failure; else go on and report each kind once.
     pub stop_at_first: bool,
+    /// Rounds at most, each of the next seed.
+    pub rounds: usize,
     /// For how long a failing sequence is shrunk.
     pub shrink_time: Duration,
 }
@@ -100,7 +102,7 @@ pub fn hunt(options: &Options) -> Result<String, String> {
     let mut total = Outcome::default();
     let mut rounds = 0;
     let mut seed = options.seed;
-    while rounds == 0 || started.elapsed() < options.time {
+    while rounds == 0 || (started.elapsed() < options.time && rounds < options.rounds) {
         let setup = &options.setups[rounds % options.setups.len()];
         let outcome = run(setup, Source::Random(Generator::new(seed), options.steps))
             .map_err(|error| format!("seed {seed}: {error:#}"))?;

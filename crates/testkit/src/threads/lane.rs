@@ -331,24 +331,30 @@ impl Lane {
                 let bytes = path.as_bytes();
                 let len = 50_000 + self.rng.index(400_000);
                 let data = self.rng.bytes(len);
-                let created = self.target.create(bytes, NodeKind::File, 0o644, (0, 0));
-                let written = created.and_then(|()| self.target.write(bytes, 0, &data));
+                let mut is_created = false;
+                let mut size = 0;
+                let written = caught(|| {
+                    self.target.create(bytes, NodeKind::File, 0o644, (0, 0))?;
+                    is_created = true;
+                    let written = self.target.write(bytes, 0, &data);
+                    // A part may have found room.
+                    size = self.target.inner.lookup(format!("lane-{}/{path}", self.number).as_bytes())?.size;
+                    written
+                });
                 match written {
-                    Ok(()) => {}
-                    Err(NOSPC) => to_remove = 3,
-                    Err(number) => {
+                    Some(Ok(())) => {}
+                    Some(Err(NOSPC)) => to_remove = 3,
+                    failed => {
                         let _predicted = model.create(bytes, NodeKind::File, 0o644, (0, 0));
                         let _predicted = model.write(bytes, 0, &data);
-                        self.failed("fill", Some(number), model, shared)?;
+                        self.failed("fill", failed.and_then(Result::err), model, shared)?;
                         return Ok(());
                     }
                 }
-                if created.is_ok() {
-                    // A part may have found room.
-                    let size = self.target.inner.lookup(format!("lane-{}/{path}", self.number).as_bytes());
-                    let size = size.map_err(errno)?.size as usize;
+                if is_created {
+                    let len = usize::try_from(size)?.min(data.len());
                     model.create(bytes, NodeKind::File, 0o644, (0, 0)).map_err(errno)?;
-                    model.write(bytes, 0, &data[..size.min(data.len())]).map_err(errno)?;
+                    model.write(bytes, 0, &data[..len]).map_err(errno)?;
                     files.push(path);
                 }
                 self.note(model, shared);
