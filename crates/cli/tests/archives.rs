@@ -29,6 +29,11 @@ fn header(name: &str, kind: u8, size: usize) -> Vec<u8> {
     block[136..147].copy_from_slice(b"00000000000");
     block[156] = kind;
     block[257..265].copy_from_slice(b"ustar\x0000");
+    summed(block)
+}
+
+/// A header with its checksum.
+fn summed(mut block: Vec<u8>) -> Vec<u8> {
     block[148..156].fill(b' ');
     let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
     block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
@@ -143,6 +148,89 @@ fn peak_mib(dir: &Path, line: &str) -> u64 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     peak >> 10
+}
+
+/// An archive of directories (`d/`), links (`l -> target`), hard links (`h => target`) and files, in this order; a file
+/// holds its own name.
+fn archive(dir: &Path, name: &str, members: &[&str]) {
+    let mut out = Vec::new();
+    for text in members {
+        if let Some((path, target)) = text.split_once(" -> ").or_else(|| text.split_once(" => ")) {
+            let mut block = header(path, if text.contains(" -> ") { b'2' } else { b'1' }, 0);
+            block[157..157 + target.len()].copy_from_slice(target.as_bytes());
+            out.extend(summed(block));
+        } else if text.ends_with('/') {
+            out.extend(member(text, b'5', b""));
+        } else {
+            out.extend(member(text, b'0', text.as_bytes()));
+        }
+    }
+    out.extend([0; 1024]);
+    fs::write(dir.join(name), out).unwrap();
+}
+
+/// As with tar: a link or a directory that another member replaces does not
+/// lead anywhere any more.
+#[test]
+fn a_member_that_was_replaced_leads_nowhere() {
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["x/", "y/", "a -> x", "a/f", "a -> y", "a/g"], &["/a", "/x", "/x/f", "/y", "/y/g"]),
+        (&["x/", "x/b/", "a -> x", "a/b/f", "a/", "a/b/g"], &["/a", "/a/b", "/a/b/g", "/x", "/x/b", "/x/b/f"]),
+        (
+            &["x/", "y/", "y/b/", "a -> x", "a/b/f", "l -> y", "a => l", "a/b/g"],
+            &["/a", "/l", "/x", "/x/b", "/x/b/f", "/y", "/y/b", "/y/b/g"],
+        ),
+        (&["x/", "y/", "m -> x", "a -> m", "a/f", "m -> y", "a/g"], &["/a", "/m", "/x", "/x/f", "/y", "/y/g"]),
+    ];
+    for (members, expected) in cases {
+        for option in ["", "--oci-layer "] {
+            let dir = tempfile::tempdir().unwrap();
+            let dir = dir.path();
+            archive(dir, "a.tar", members);
+            ok_but_output(&run(dir, 0, &format!("import --create 200M {option}a.tar a.img:/")));
+            assert_eq!(paths(dir), expected, "{option}{members:?}");
+            ok(run(dir, 0, "check a.img"));
+        }
+    }
+    // A file leads nowhere either, and says so.
+    let not_dirs: [(&str, &[&str]); 3] =
+        [("", &["a", "a/g"]), ("", &["x/", "a -> x", "a/f", "a", "a/g"]), ("--oci-layer ", &["a/", "a", "a/g"])];
+    for (option, members) in not_dirs {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        archive(dir, "a.tar", members);
+        ok(run(dir, 0, "mkfs -q -b 200M a.img"));
+        refused(&run(dir, 0, &format!("import {option}a.tar a.img:/")), &["'a/g'", "'a' is not a directory"]);
+        ok(run(dir, 0, "check a.img"));
+    }
+}
+
+#[test]
+fn a_hard_link_does_not_remove_its_own_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    archive(dir, "lower.tar", &["a/", "a/b", "a/c/", "a/c/d", "s -> a/c", "e/", "e/f", "g"]);
+    ok_but_output(&run(dir, 0, "import --create 200M lower.tar a.img:/"));
+    let before = paths(dir);
+    for link in ["a => a/b", "a => a/c/d", "a => s/d"] {
+        archive(dir, "layer.tar", &[link]);
+        let output = run(dir, 0, "import --oci-layer layer.tar a.img:/");
+        refused(&output, &["'a'", "is in the directory that it would replace"]);
+        assert_eq!(paths(dir), before, "{link}");
+    }
+    archive(dir, "layer.tar", &["g => a"]);
+    refused(&run(dir, 0, "import --oci-layer layer.tar a.img:/"), &["is a directory"]);
+    assert_eq!(paths(dir), before);
+    // A target elsewhere takes the directory's place.
+    archive(dir, "layer.tar", &["e => a/b"]);
+    ok_but_output(&run(dir, 0, "import --oci-layer layer.tar a.img:/"));
+    assert_eq!(ok(run(dir, 0, "cat a.img:/e")), "a/b");
+    ok(run(dir, 0, "check a.img"));
+}
+
+#[track_caller]
+fn ok_but_output(output: &Output) {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn tar(dir: &Path, name: &str, members: &[&str]) {

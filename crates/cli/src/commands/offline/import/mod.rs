@@ -147,15 +147,35 @@ struct DirToFinish {
     xattrs: Xattrs,
 }
 
+/// Directories by their path below the target, until a link or a directory on the way may have been replaced.
+#[derive(Default)]
+struct FoundDirs {
+    paths: HashMap<Vec<u8>, InodeId>,
+    /// Bytes of the paths.
+    bytes: usize,
+}
+
+impl FoundDirs {
+    fn remember(&mut self, names: &[&[u8]], dir: InodeId) {
+        let path = names.join(&b'/');
+        if self.paths.len() >= MAX_DIRS || self.bytes > MAX_DIRS_BYTES {
+            self.clear();
+        }
+        self.bytes += path.len();
+        self.paths.insert(path, dir);
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
 struct Import<'a> {
     fs: &'a Fs,
     args: &'a Args,
     /// The target directory.
     base: InodeId,
-    /// Directories by their path below the target.
-    dirs: HashMap<Vec<u8>, InodeId>,
-    /// Bytes of the paths in `dirs`.
-    dirs_bytes: usize,
+    dirs: FoundDirs,
     /// Times and attributes of directories, to set at the end (I2).
     dirs_to_finish: Vec<DirToFinish>,
     /// With `--oci-layer`.
@@ -188,8 +208,7 @@ impl<'a> Import<'a> {
             fs,
             args,
             base,
-            dirs: HashMap::new(),
-            dirs_bytes: 0,
+            dirs: FoundDirs::default(),
             dirs_to_finish: Vec::new(),
             layer: args.oci_layer.then(Layer::default),
             held_left: HELD_MAX,
@@ -211,13 +230,15 @@ impl<'a> Import<'a> {
             thread.map_or(Ok(()), ContentsThread::finish).and(made)
         })?;
         for dir in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
-            contents.xattrs(&dir.xattrs, dir.id).context("cannot finish a directory")?;
             let times = SetAttr { atime: dir.atime, mtime: dir.mtime, ..SetAttr::default() };
-            match self.fs.setattr(dir.id, &times, &Caller::ROOT) {
+            let finished = contents
+                .xattrs(&dir.xattrs, dir.id)
+                .and_then(|()| Ok(self.fs.setattr(dir.id, &times, &Caller::ROOT).map(drop)?));
+            let is_gone = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(Error::Stale | Error::NotFound));
+            match finished {
                 // A later member took its place.
-                Err(Error::Stale | Error::NotFound) if self.layer.is_some() => {}
-                Err(error) => return Err(error).context("cannot finish a directory"),
-                Ok(_) => {}
+                Err(error) if self.layer.is_some() && is_gone(&error) => {}
+                finished => finished.context("cannot finish a directory")?,
             }
         }
         Ok(())
@@ -264,8 +285,7 @@ impl<'a> Import<'a> {
         if let Some(layer) = &mut self.layer {
             if let Some(whiteout) = layer::whiteout_of(name)? {
                 self.counts.whiteouts += 1;
-                // What was found below may be gone.
-                (self.dirs, self.dirs_bytes) = (HashMap::new(), 0);
+                self.dirs.clear();
                 return layer.apply(self.fs, parent, whiteout);
             }
             charge(&mut self.held_left, Layer::memory_bytes(name))?;
@@ -274,7 +294,7 @@ impl<'a> Import<'a> {
         match member.kind {
             Kind::Dir => {
                 let dir = self.make_dir(parent, name, member)?;
-                self.remember(names, dir);
+                self.dirs.remember(names, dir);
                 self.dir(member, dir)
             }
             Kind::HardLink => self.hard_link(member, parent, name),
@@ -316,7 +336,7 @@ impl<'a> Import<'a> {
     }
 
     /// Makes an inode in place of whatever has its name; a directory is not replaced.
-    fn create(&self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
+    fn create(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
         let (uid, gid) = self.contents().owner(member);
         let caller = Caller { uid, gid, umask: 0 };
         match self.fs.create(parent, name, new, &caller) {
@@ -329,8 +349,13 @@ impl<'a> Import<'a> {
         }
     }
 
-    fn unlink_old(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
-        if self.fs.lookup(parent, name)?.is_dir() {
+    /// Removes what has a name. What was found through that name, by a link or in a directory, is forgotten.
+    fn unlink_old(&mut self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+        let old = self.fs.lookup(parent, name)?;
+        if matches!(old.mode & mode::TYPE, mode::DIRECTORY | mode::SYMLINK) {
+            self.dirs.clear();
+        }
+        if old.is_dir() {
             if let Some(layer) = &self.layer {
                 return layer.replace_dir(self.fs, parent, name);
             }
@@ -339,7 +364,7 @@ impl<'a> Import<'a> {
         Ok(self.fs.unlink(parent, name)?)
     }
 
-    fn make_dir(&self, parent: InodeId, name: &[u8], member: &Member) -> anyhow::Result<InodeId> {
+    fn make_dir(&mut self, parent: InodeId, name: &[u8], member: &Member) -> anyhow::Result<InodeId> {
         match self.fs.lookup(parent, name) {
             Ok(attr) if attr.is_dir() => Ok(attr.id),
             Ok(_) | Err(Error::NotFound) => self.create(parent, name, member, NewInode::dir(member.mode)),
@@ -378,9 +403,15 @@ impl<'a> Import<'a> {
             .parent_dir(dirs)
             .and_then(|dir| Ok(self.fs.lookup(dir, old_name)?))
             .with_context(|| format!("its target '{target}'"))?;
+        if old.is_dir() {
+            bail!("its target '{target}' is a directory");
+        }
         match self.fs.lookup(parent, name) {
             Ok(there) if there.id == old.id => {}
-            Ok(_) => {
+            Ok(there) => {
+                if there.is_dir() && self.way_to(dirs)?.contains(&there.id) {
+                    bail!("its target '{target}' is in the directory that it would replace");
+                }
                 self.unlink_old(parent, name)?;
                 self.fs.link(old.id, parent, name)?;
             }
@@ -398,16 +429,17 @@ impl<'a> Import<'a> {
         if names.is_empty() {
             return Ok(self.base);
         }
-        if let Some(dir) = self.dirs.get(&names.join(&b'/')) {
+        if let Some(dir) = self.dirs.paths.get(&names.join(&b'/')) {
             return Ok(*dir);
         }
-        let dir = self.walk_to(names)?;
-        self.remember(names, dir);
+        let dir = *self.way_to(names)?.last().expect("the target is never taken off");
+        self.dirs.remember(names, dir);
         Ok(dir)
     }
 
-    fn walk_to(&mut self, names: &[&[u8]]) -> anyhow::Result<InodeId> {
-        // The way from the target to here, for `..` in links.
+    /// The directories from the target directory to the one with these names.
+    fn way_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
+        // Kept for `..` in links, too.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;
@@ -442,17 +474,7 @@ impl<'a> Import<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(*way.last().expect("the target is never taken off"))
-    }
-
-    fn remember(&mut self, names: &[&[u8]], dir: InodeId) {
-        let path = names.join(&b'/');
-        if self.dirs.len() >= MAX_DIRS || self.dirs_bytes > MAX_DIRS_BYTES {
-            self.dirs.clear();
-            self.dirs_bytes = 0;
-        }
-        self.dirs_bytes += path.len();
-        self.dirs.insert(path, dir);
+        Ok(way)
     }
 }
 
