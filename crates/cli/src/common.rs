@@ -106,6 +106,14 @@ pub(crate) fn each<T>(
     status
 }
 
+/// The user and the group that new files belong to: the user who runs this wants to write to them.
+pub(crate) fn calling_user() -> (u32, u32) {
+    if rustix::process::geteuid().is_root() {
+        return (0, 0);
+    }
+    (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+}
+
 /// A line on stderr. One that nobody can read is lost: there is no other place to say so.
 pub(crate) fn print_err(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");

@@ -149,6 +149,65 @@ fn an_export_is_compressed_as_its_name_says() {
 }
 
 #[test]
+fn what_a_user_makes_belongs_to_the_user() {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        return;
+    }
+    let bed = Bed::new();
+    std::os::unix::fs::chown(bed.0.path(), Some(4711), Some(4712)).unwrap();
+    let root = Bed::new();
+    let as_user = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(line.split(' ')).current_dir(bed.0.path()).stdin(Stdio::null());
+        command.uid(4711).gid(4712).output().unwrap()
+    };
+    let owner = |bed: &Bed, path: &str| {
+        let shown: Value = serde_json::from_str(&ok(bed.run(&format!("stat --json {path}")))).unwrap();
+        (shown["uid"].as_u64().unwrap(), shown["gid"].as_u64().unwrap())
+    };
+    fs::create_dir(bed.join("in")).unwrap();
+    fs::write(bed.join("in/f"), "f").unwrap();
+    let tar = ["--owner=7", "--group=8", "--numeric-owner", "-C", "in", "-cf", "in.tar", "f"];
+    assert!(Command::new("tar").args(tar).current_dir(bed.0.path()).status().unwrap().success());
+    fs::copy(bed.join("in.tar"), root.join("in.tar")).unwrap();
+
+    for line in [
+        "mkfs -q -b 200M own.img",
+        "mkdir own.img:/d",
+        "mkdir -p own.img:/p/q",
+        "subvolume create own.img:/s",
+        "cp in.tar own.img:/c",
+        "import in.tar own.img:/missing/t",
+        "import --same-owner in.tar own.img:/kept/t",
+        "import --owner 5:6 in.tar own.img:/given/t",
+        "mkdir --owner 5:6 own.img:/e",
+        "subvolume create --owner 5:6 own.img:/u",
+    ] {
+        let output = as_user(line);
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+    }
+    for path in ["", "d", "p", "p/q", "s", "c", "missing", "missing/t", "missing/t/f", "kept", "kept/t"] {
+        assert_eq!(owner(&bed, &format!("own.img:/{path}")), (4711, 4712), "/{path}");
+    }
+    assert_eq!(owner(&bed, "own.img:/kept/t/f"), (7, 8));
+    for path in ["given", "given/t", "given/t/f", "e", "u"] {
+        assert_eq!(owner(&bed, &format!("own.img:/{path}")), (5, 6), "/{path}");
+    }
+    ok(bed.run("check own.img"));
+
+    // Root keeps the archive's owners, and makes the rest its own.
+    for line in ["mkdir a.img:/e", "subvolume create a.img:/s", "import in.tar a.img:/missing"] {
+        assert!(root.run(line).status.success(), "{line}");
+    }
+    for path in ["e", "s", "missing"] {
+        assert_eq!(owner(&root, &format!("a.img:/{path}")), (0, 0), "/{path}");
+    }
+    assert_eq!(owner(&root, "a.img:/missing/f"), (7, 8));
+    ok(root.run("check a.img"));
+}
+
+#[test]
 fn the_root_directory_belongs_to_who_makes_it() {
     let bed = Bed::new();
     let owner = |image: &str| {

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::offline::import::parse_owner;
 use super::offline::{Use, copy, with_device};
-use crate::common::{format_size, parse_size, print_out};
+use crate::common::{calling_user, format_size, parse_size, print_out};
 
 /// Make a btrfs filesystem on an image file or block device.
 #[derive(clap::Args)]
@@ -251,20 +251,12 @@ impl Args {
             mixed,
             incompat,
             compat_ro,
-            root_owner: self.root_owner.unwrap_or_else(caller),
+            root_owner: self.root_owner.unwrap_or_else(calling_user),
             force: self.force,
             discard: !self.nodiscard,
             ..default
         })
     }
-}
-
-/// The user who runs this. An ordinary user who makes a filesystem wants to write to it.
-fn caller() -> (u32, u32) {
-    if rustix::process::geteuid().is_root() {
-        return (0, 0);
-    }
-    (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use super::text::printable;
 use super::{
     ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, join, lookup_parent, read_names, with_image,
 };
-use crate::common::each;
+use crate::common::{calling_user, each};
 
 /// Remove files from an image
 #[derive(clap::Args)]
@@ -39,9 +39,9 @@ pub(crate) struct MkdirArgs {
     /// Mode of the new directory
     #[arg(short, long, value_name = "OCTAL", default_value = "755", value_parser = parse_mode)]
     mode: u32,
-    /// Owner of new directories
-    #[arg(long, value_name = "UID:GID", default_value = "0:0", value_parser = super::import::parse_owner)]
-    owner: (u32, u32),
+    /// Owner of new directories: the user who runs this, by default
+    #[arg(long, value_name = "UID:GID", value_parser = super::import::parse_owner)]
+    owner: Option<(u32, u32)>,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -133,7 +133,8 @@ pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> 
 }
 
 fn make_dir(fs: &Fs, path: &ImagePath, args: &MkdirArgs) -> anyhow::Result<()> {
-    let caller = Caller { uid: args.owner.0, gid: args.owner.1, umask: 0 };
+    let (uid, gid) = args.owner.unwrap_or_else(calling_user);
+    let caller = Caller { uid, gid, umask: 0 };
     if !args.parents {
         let (parent, name) = lookup_parent(fs, path)?;
         let made = fs.create(parent, name, NewInode::dir(args.mode), &caller);

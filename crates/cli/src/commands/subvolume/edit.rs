@@ -10,7 +10,7 @@ use super::problem::{DELETE, SET_DEFAULT, explain, not_a_subvolume};
 use super::{Target, lookup_subvolume, open_mounted, open_subvolume, split_name};
 use crate::commands::offline::import::parse_owner;
 use crate::commands::offline::{ImageOptions, ImagePath, Use, lookup_parent, with_image};
-use crate::common::{print_out, progress_left};
+use crate::common::{calling_user, print_out, progress_left};
 
 /// Make empty subvolumes
 #[derive(clap::Args)]
@@ -18,9 +18,9 @@ pub(super) struct CreateArgs {
     /// New names in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
-    /// Owner of subvolumes in images
-    #[arg(long, value_name = "UID:GID", default_value = "0:0", value_parser = parse_owner)]
-    owner: (u32, u32),
+    /// Owner of subvolumes in images: the user who runs this, by default
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    owner: Option<(u32, u32)>,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -62,7 +62,7 @@ pub(super) struct SetReadOnlyArgs {
 }
 
 pub(super) fn create(args: &CreateArgs) -> anyhow::Result<()> {
-    let (uid, gid) = args.owner;
+    let (uid, gid) = args.owner.unwrap_or_else(calling_user);
     for_each(
         &args.paths,
         &args.image,

@@ -11,6 +11,7 @@ use ubtrfs_fs::{
 use super::super::text::printable;
 use super::super::{data_ranges, join, normal_names, read_names, read_pieces, type_of, write_all};
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
+use crate::common::calling_user;
 
 /// The files of an image.
 pub(super) struct Image<'f> {
@@ -101,7 +102,8 @@ impl<'f> Image<'f> {
 
 /// Copies belong to the user who makes them, as with cp.
 fn caller() -> Caller {
-    Caller { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), umask: 0 }
+    let (uid, gid) = calling_user();
+    Caller { uid, gid, umask: 0 }
 }
 
 impl From for Image<'_> {

@@ -32,9 +32,11 @@ use super::text::printable;
 use super::{
     ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_device, with_image,
 };
-use crate::common::{format_size, parse_size, print_out, progress_bytes};
+use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes};
 
 /// Unpack a tar archive into an image, without a mount and without root
+///
+/// As with tar, files belong to their owners in the archive where root unpacks it, and to any other user who does.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
@@ -48,9 +50,12 @@ pub(crate) struct Args {
     /// Take this many leading names off each path
     #[arg(long, value_name = "N", default_value_t = 0)]
     strip_components: usize,
-    /// Give every file to this user and group instead of the archive's
+    /// Give every file to this user and group
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
+    /// Keep the archive's owners: the default for root; of other users' files the owner is who runs this
+    #[arg(long, conflicts_with = "owner")]
+    same_owner: bool,
     /// The archive is a layer of an OCI image: apply its whiteouts (.wh.NAME, .wh..wh..opq) to what is there
     #[arg(long)]
     oci_layer: bool,
@@ -61,7 +66,10 @@ pub(crate) struct Args {
     image: ImageOptions,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    if !args.same_owner && !rustix::process::geteuid().is_root() {
+        args.owner.get_or_insert_with(calling_user);
+    }
     let started = Instant::now();
     // An archive that cannot be read must not leave a new image behind.
     let input = Input::open(&args.tar)?;
@@ -197,7 +205,7 @@ impl<'a> Import<'a> {
                 Ok(attr) if attr.is_dir() => attr.id,
                 Ok(_) => bail!("{} is not a directory; choose another target", path()),
                 Err(Error::NotFound) => {
-                    let (uid, gid) = args.owner.unwrap_or_default();
+                    let (uid, gid) = args.owner.unwrap_or_else(calling_user);
                     let caller = Caller { uid, gid, umask: 0 };
                     fs.create(base, name, NewInode::dir(0o755), &caller).with_context(path)?.id
                 }
@@ -467,7 +475,7 @@ impl<'a> Import<'a> {
                 }
                 Ok(_) => bail!("'{}' is not a directory", printable(&name)),
                 Err(Error::NotFound) => {
-                    let (uid, gid) = self.args.owner.unwrap_or_default();
+                    let (uid, gid) = self.args.owner.unwrap_or_else(calling_user);
                     let caller = Caller { uid, gid, umask: 0 };
                     way.push(self.fs.create(here, &name, NewInode::dir(0o755), &caller)?.id);
                 }
