@@ -91,6 +91,90 @@ fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
     }
 }
 
+/// One file that cannot be read: all others are copied and exported, it is named, the status is 1.
+#[test]
+fn a_bad_file_does_not_keep_the_others_from_their_turn() {
+    let bed = Bed::new();
+    let source = bed.join("tree");
+    fs::create_dir_all(source.join("d/sub")).unwrap();
+    let bad: Vec<u8> = (0..3_000_000u32).flat_map(|at| (at ^ 0x5eed_0bad).to_le_bytes()).take(3_000_000).collect();
+    for (name, content) in [("d/a", &b"good a"[..]), ("d/bad", &bad), ("d/sub/y", b"good y"), ("z", b"good z")] {
+        fs::write(source.join(name), content).unwrap();
+    }
+    fs::hard_link(source.join("d/bad"), source.join("d/same")).unwrap();
+    let image = bed.join("bad.img");
+    ok(ubtrfs(&["mkfs", "-q", "-r", &text(&source), "-b", "200M", &text(&image)]));
+    // In its second mebibyte.
+    let mut raw = fs::read(&image).unwrap();
+    let wanted = &bad[1_500_000..1_500_064];
+    let places: Vec<usize> = places_of(&raw, wanted);
+    assert_eq!(places.len(), 1, "its data is there once");
+    raw[places[0]] ^= 1;
+    fs::write(&image, raw).unwrap();
+    let at = |path: &str| format!("{}:{path}", image.display());
+
+    let failed = |output: &Output, names: &[&str]| {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert_eq!(stderr.lines().count(), names.len(), "{stderr}");
+        for (line, name) in stderr.lines().zip(names) {
+            assert!(line.starts_with("ubtrfs: ") && line.contains(name), "{line}");
+        }
+    };
+    let good = |dir: &Path| {
+        for name in ["d/a", "d/sub/y", "z"] {
+            assert_eq!(fs::read(dir.join(name)).unwrap(), fs::read(source.join(name)).unwrap(), "{name}");
+        }
+    };
+    for option in ["-r", "-a"] {
+        let out = bed.join(&format!("out{option}"));
+        failed(&ubtrfs(&["cp", option, &at("/"), &text(&out)]), &["d/bad'", "d/same'"]);
+        good(&out);
+        assert!(!out.join("d/bad").exists() && !out.join("d/same").exists(), "nothing broken is left");
+        if option == "-a" {
+            let times = |dir: &Path| fs::metadata(dir.join("d")).unwrap().mtime_nsec();
+            assert_eq!(times(&out), times(&source), "directories are finished");
+        }
+        // From image to image.
+        ok(ubtrfs(&["mkdir", &bed.at(&format!("/in{option}"))]));
+        let target = bed.at(&format!("/in{option}"));
+        failed(&ubtrfs(&["cp", option, &at("/."), &target]), &["d/bad'", "d/same'"]);
+        assert_eq!(ok(ubtrfs(&["cat", &bed.at(&format!("/in{option}/z"))])), "good z");
+    }
+    for option in ["--sparse", "--no-xattrs"] {
+        let (archive, out) = (bed.join("a.tar"), bed.join(&format!("tar{option}")));
+        failed(&ubtrfs(&["export", option, "-f", &text(&archive), &at("/")]), &["d/bad"]);
+        fs::create_dir(&out).unwrap();
+        sh("tar", ["-C".as_ref(), out.as_os_str(), "-xf".as_ref(), archive.as_os_str()]).unwrap();
+        good(&out);
+        let exported = fs::read(out.join("d/bad")).unwrap();
+        assert_eq!(exported.len(), bad.len());
+        assert!(exported[..1 << 20] == bad[..1 << 20] && exported[1 << 20..].iter().all(|byte| *byte == 0));
+        assert_eq!(fs::metadata(out.join("d/same")).unwrap().ino(), fs::metadata(out.join("d/bad")).unwrap().ino());
+    }
+    // From the host: the image itself is no source.
+    fs::remove_dir_all(bed.join("source")).unwrap();
+    let host = bed.join("host");
+    fs::create_dir(&host).unwrap();
+    fs::hard_link(bed.join("disk.img"), host.join("m")).unwrap();
+    fs::write(host.join("z"), "after it").unwrap();
+    failed(&ubtrfs(&["cp", "-r", &text(&host), &bed.at("/")]), &["host/m"]);
+    assert_eq!(ok(ubtrfs(&["cat", &bed.at("/host/z")])), "after it");
+    ok(ubtrfs(&["check", &text(&bed.join("disk.img"))]));
+    btrfs_check(&bed.join("disk.img")).unwrap();
+    // A new filesystem is whole or not at all.
+    let inside = bed.join("host/new.img");
+    let made = ubtrfs(&["mkfs", "-q", "-r", &text(&host), "-b", "200M", &text(&inside)]);
+    refused(&made, &["is the image"]);
+}
+
+fn places_of(bytes: &[u8], wanted: &[u8]) -> Vec<usize> {
+    let first = wanted[0];
+    (0..bytes.len() - wanted.len())
+        .filter(|at| bytes[*at] == first && &bytes[*at..*at + wanted.len()] == wanted)
+        .collect()
+}
+
 #[test]
 fn an_image_in_use_is_no_target_by_any_path() {
     let bed = Bed::new();

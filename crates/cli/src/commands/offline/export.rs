@@ -1,5 +1,8 @@
 //! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
 //!
+//! What cannot be read is named on stderr and left out, the data of a file that was begun is filled up with zeros as by GNU
+//! tar; the archive is whole in either case, and the final status is 1.
+//!
 //! Names never lead out of the directory that an archive is unpacked in. They are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
@@ -19,7 +22,7 @@ use super::{
     ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
     read_pieces, with_image,
 };
-use crate::common::{progress_bytes, stdout, warn};
+use crate::common::{print_error, progress_bytes, stdout, warn};
 use crate::host_file::{self, HostFile};
 
 /// Write a directory of an image as a tar archive
@@ -69,18 +72,18 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
                 let compression = Compression::of(path)?;
                 let at = || format!("cannot write {}", path.display());
                 let file = Compressor::new(HostFile::named(path, 0o666)?, compression).with_context(at)?;
-                let file = export(fs, &args, &start, file).with_context(|| format!("{}", path.display()))?;
+                let (file, status) = export(fs, &args, &start, file).with_context(|| format!("{}", path.display()))?;
                 let file = file.finish().with_context(at)?;
-                file.sync().and_then(|()| file.keep()).with_context(at)
+                file.sync().and_then(|()| file.keep()).with_context(at)?;
+                Ok(status)
             }
             None => match export(fs, &args, &start, stdout()) {
                 // `| head` has what it wants.
-                Err(error) if is_broken_pipe(&error) => Ok(()),
-                other => other.map(|_| ()),
+                Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
+                other => other.map(|(_, status)| status),
             },
         }
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -89,10 +92,13 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
 }
 
-fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<W> {
+/// Answers the status that the command ends with, too.
+fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<(W, ExitCode)> {
     let progress = progress_bytes(None, "export");
     let writer = Writer::new(io::BufWriter::with_capacity(super::COPY_LEN, out));
-    let mut export = Export { fs, args, writer, first_names: HashMap::new(), buf: Vec::new(), progress };
+    let (status, out_failed) = (ExitCode::SUCCESS, false);
+    let mut export =
+        Export { fs, args, writer, first_names: HashMap::new(), buf: Vec::new(), progress, status, out_failed };
     if start.is_dir() {
         export.dir(start)?;
     } else {
@@ -101,7 +107,7 @@ fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Resul
     }
     export.progress.finish_and_clear();
     let out = export.writer.finish()?;
-    Ok(out.into_inner().map_err(io::IntoInnerError::into_error)?)
+    Ok((out.into_inner().map_err(io::IntoInnerError::into_error)?, export.status))
 }
 
 struct Export<'a, W: Write> {
@@ -112,6 +118,9 @@ struct Export<'a, W: Write> {
     first_names: HashMap<InodeId, Vec<u8>>,
     buf: Vec<u8>,
     progress: indicatif::ProgressBar,
+    status: ExitCode,
+    /// The archive cannot be written any further.
+    out_failed: bool,
 }
 
 impl<W: Write> Export<'_, W> {
@@ -120,17 +129,52 @@ impl<W: Write> Export<'_, W> {
         let mut passed = PassedDirs::default();
         let mut todo = vec![(start.id, b".".to_vec())];
         while let Some((id, path)) = todo.pop() {
-            let at = || format!("'{}'", printable(&path));
-            let attr = self.fs.getattr(id).with_context(at)?;
-            self.member(&attr, path.clone()).with_context(at)?;
-            if attr.is_dir() {
-                passed.pass(attr.id).with_context(at)?;
-                let names = read_names(self.fs, attr.id).with_context(at)?;
-                names.iter().try_for_each(|name| host_file::check_name(&name.name)).with_context(at)?;
-                todo.extend(names.into_iter().rev().map(|name| (name.id, child_path(&path, &name.name))));
+            match self.step(id, &path, &mut passed, &mut todo) {
+                Err(error) if self.out_failed || path == b"." => {
+                    return Err(error).with_context(|| format!("'{}'", printable(&path)));
+                }
+                Err(error) => self.failed(&path, error),
+                Ok(()) => {}
             }
         }
         Ok(())
+    }
+
+    /// A member; what is below it is to do.
+    fn step(
+        &mut self,
+        id: InodeId,
+        path: &[u8],
+        passed: &mut PassedDirs,
+        todo: &mut Vec<(InodeId, Vec<u8>)>,
+    ) -> anyhow::Result<()> {
+        let attr = self.fs.getattr(id)?;
+        if attr.is_dir() {
+            passed.pass(attr.id)?;
+        }
+        self.member(&attr, path.to_vec())?;
+        if attr.is_dir() {
+            let mut names = read_names(self.fs, attr.id)?;
+            names.retain(|name| {
+                let checked = host_file::check_name(&name.name);
+                checked.map_err(|error| self.failed(&child_path(path, &name.name), error)).is_ok()
+            });
+            todo.extend(names.into_iter().rev().map(|name| (name.id, child_path(path, &name.name))));
+        }
+        Ok(())
+    }
+
+    /// Names a file that is missing in the archive, or not whole.
+    fn failed(&mut self, path: &[u8], error: anyhow::Error) {
+        self.status = print_error(&error.context(format!("cannot export '{}'", printable(path))));
+    }
+
+    /// Writes to the archive.
+    fn put(&mut self, write: impl FnOnce(&mut Writer<W>) -> io::Result<()>) -> anyhow::Result<()> {
+        write(&mut self.writer).map_err(|error| {
+            self.out_failed = true;
+            error.into()
+        })
     }
 
     fn member(&mut self, attr: &Attr, mut path: Vec<u8>) -> anyhow::Result<()> {
@@ -166,14 +210,13 @@ impl<W: Write> Export<'_, W> {
             xattrs: Vec::new(),
             path,
         };
-        if kind != Kind::Dir && attr.nlink > 1 {
-            if let Some(first) = self.first_names.get(&attr.id) {
-                let link = first.clone();
-                let again = Member { kind: Kind::HardLink, link, ..member };
-                self.writer.begin(&again)?;
-                return Ok(self.writer.end()?);
-            }
-            self.first_names.insert(attr.id, member.path.clone());
+        if kind != Kind::Dir
+            && attr.nlink > 1
+            && let Some(first) = self.first_names.get(&attr.id)
+        {
+            let again = Member { kind: Kind::HardLink, link: first.clone(), ..member };
+            self.put(|writer| writer.begin(&again))?;
+            return self.put(Writer::end);
         }
         if kind == Kind::Symlink {
             member.link = self.fs.readlink(attr.id)?;
@@ -189,8 +232,16 @@ impl<W: Write> Export<'_, W> {
             member.size = attr.size;
             return self.file(attr, member);
         }
-        self.writer.begin(&member)?;
-        Ok(self.writer.end()?)
+        self.begin(attr, &member)?;
+        self.put(Writer::end)
+    }
+
+    /// Begins a member. What could not be read up to here is left out, and no other name is a link to it.
+    fn begin(&mut self, attr: &Attr, member: &Member) -> anyhow::Result<()> {
+        if member.kind != Kind::Dir && attr.nlink > 1 {
+            self.first_names.insert(attr.id, member.path.clone());
+        }
+        self.put(|writer| writer.begin(member))
     }
 
     fn file(&mut self, attr: &Attr, mut member: Member) -> anyhow::Result<()> {
@@ -202,14 +253,31 @@ impl<W: Write> Export<'_, W> {
                 ranges = data;
             }
         }
-        self.writer.begin(&member)?;
-        for range in ranges {
-            let (writer, progress) = (&mut self.writer, &self.progress);
-            read_pieces(self.fs, attr.id, range, &mut self.buf, |_, bytes| {
-                progress.inc(bytes.len() as u64);
-                Ok(writer.data(bytes)?)
-            })?;
+        self.begin(attr, &member)?;
+        for (start, len) in ranges {
+            let (mut at, end) = (start, start + len);
+            let mut buf = std::mem::take(&mut self.buf);
+            let read = read_pieces(self.fs, attr.id, (start, len), &mut buf, |offset, bytes| {
+                self.progress.inc(bytes.len() as u64);
+                at = offset + bytes.len() as u64;
+                self.put(|writer| writer.data(bytes))
+            });
+            match read {
+                Err(error) if self.out_failed => return Err(error),
+                // The header has said how much comes.
+                Err(error) => {
+                    self.failed(&member.path, error.context(format!("zeros take the place of bytes {at} to {end}")));
+                    buf.fill(0);
+                    while at < end {
+                        let count = buf.len().min(usize::try_from(end - at).unwrap_or(buf.len()));
+                        self.put(|writer| writer.data(&buf[..count]))?;
+                        at += count as u64;
+                    }
+                }
+                Ok(()) => {}
+            }
+            self.buf = buf;
         }
-        Ok(self.writer.end()?)
+        self.put(Writer::end)
     }
 }

@@ -19,7 +19,7 @@ use self::host::{Host, HostTarget};
 use self::image::Image;
 use super::text::printable;
 use super::{ImageOptions, ImagePath, PassedDirs, Use, child_path, join, normal_names, type_of, with_image};
-use crate::common::each;
+use crate::common::{each, print_error};
 
 /// Copy files between this system and images, or inside of an image
 #[derive(clap::Args)]
@@ -231,6 +231,7 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<()> {
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.display()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
+    copy.is_all_or_nothing = true;
     copy.tree(path, b"/".to_vec(), info)?;
     copy.finish_dirs()
 }
@@ -264,12 +265,28 @@ struct Copy<'a> {
     first_names: HashMap<(u64, u64), Vec<u8>>,
     /// Directories that are finished at the end, when nothing changes in them any more.
     dirs: Vec<(Vec<u8>, Vec<u8>, Info)>,
+    /// The first file that fails ends the copy.
+    is_all_or_nothing: bool,
+    /// A file below a source was not copied.
+    has_failed: bool,
 }
 
 impl<'a> Copy<'a> {
     fn new(args: &'a Args, from: &'a dyn From, to: &'a dyn To, shared: bool) -> Self {
         let (first_names, passed) = (HashMap::new(), PassedDirs::default());
-        Self { args, from, to, shared, image: None, passed, made: HashSet::new(), first_names, dirs: Vec::new() }
+        Self {
+            args,
+            from,
+            to,
+            shared,
+            image: None,
+            passed,
+            made: HashSet::new(),
+            first_names,
+            dirs: Vec::new(),
+            is_all_or_nothing: false,
+            has_failed: false,
+        }
     }
 
     fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
@@ -300,39 +317,71 @@ impl<'a> Copy<'a> {
             self.tree(path.clone(), new_path, info).with_context(at)
         });
         self.finish_dirs()?;
-        Ok(copied == ExitCode::SUCCESS)
+        Ok(copied == ExitCode::SUCCESS && !self.has_failed)
     }
 
     /// What is said about directories, when nothing changes in them any more.
     fn finish_dirs(&mut self) -> anyhow::Result<()> {
         for (path, new_path, info) in std::mem::take(&mut self.dirs).into_iter().rev() {
-            self.finish(&path, &new_path, &info)?;
+            self.finish(&path, &new_path, &info).or_else(|error| self.failed(&path, error))?;
         }
         Ok(())
     }
 
-    /// Copies a file, or a directory and all below it; its depth is limited by memory, not by the stack.
+    /// Copies a file, or a directory and all below it; its depth is limited by memory, not by the stack. What fails below
+    /// does not keep the rest from its turn.
     fn tree(&mut self, path: Vec<u8>, new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
         let mut todo = vec![(path, new_path, Some(info))];
         while let Some((path, new_path, info)) = todo.pop() {
-            let at = || printable(&path);
             let named = info.is_some();
-            let info = match info {
-                Some(info) => info,
-                None => self.from.info(&path, false).with_context(at)?.with_context(|| format!("{} is gone", at()))?,
-            };
-            self.one(&path, &new_path, &info, named).with_context(at)?;
-            if info.is_dir() {
-                if let Some(dir) = info.id {
-                    self.passed.pass(dir).with_context(at)?;
-                }
-                let mut names = self.from.names(&path).with_context(at)?;
-                names.sort_unstable();
-                let below = names.iter().rev();
-                todo.extend(below.map(|name| (child_path(&path, name), child_path(&new_path, name), None)));
-                self.dirs.push((path, new_path, info));
+            match self.step(&path, &new_path, info, &mut todo) {
+                Err(error) if named => return Err(error.context(printable(&path))),
+                done => done.or_else(|error| self.failed(&path, error))?,
             }
         }
+        Ok(())
+    }
+
+    /// Copies a file or makes a directory; what is below that is to do.
+    fn step(
+        &mut self,
+        path: &[u8],
+        new_path: &[u8],
+        info: Option<Info>,
+        todo: &mut Vec<(Vec<u8>, Vec<u8>, Option<Info>)>,
+    ) -> anyhow::Result<()> {
+        let named = info.is_some();
+        let info = match info {
+            Some(info) => info,
+            None => self.from.info(path, false)?.context("it is gone")?,
+        };
+        if let Err(error) = self.one(path, new_path, &info, named) {
+            // Its other names are no links to what was not made.
+            if self.first_names.get(&info.identity).is_some_and(|first| first == new_path) {
+                self.first_names.remove(&info.identity);
+            }
+            return Err(error);
+        }
+        if info.is_dir() {
+            let dir = info.id;
+            self.dirs.push((path.to_vec(), new_path.to_vec(), info));
+            dir.map_or(Ok(()), |dir| self.passed.pass(dir))?;
+            let mut names = self.from.names(path)?;
+            names.sort_unstable();
+            let below = names.iter().rev();
+            todo.extend(below.map(|name| (child_path(path, name), child_path(new_path, name), None)));
+        }
+        Ok(())
+    }
+
+    /// Names a file that could not be copied. The others have their turn, unless only the whole is of use.
+    fn failed(&mut self, path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
+        let error = error.context(format!("cannot copy '{}'", printable(path)));
+        if self.is_all_or_nothing {
+            return Err(error);
+        }
+        print_error(&error);
+        self.has_failed = true;
         Ok(())
     }
 
