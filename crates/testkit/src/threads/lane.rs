@@ -164,7 +164,10 @@ impl Lane {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);
         ensure!(has_fault, "lane {}: {what} fails without a fault: errno {number:?}", self.number);
         self.target.fresh.clear();
+        // It may be done, or not: a snapshot from here on may hold either state.
+        let undone = self.history.last();
         self.note(model, shared);
+        shared.states[self.number].store(undone, Ordering::SeqCst);
         self.told = true;
         Ok(Done::Told)
     }
