@@ -61,6 +61,8 @@ impl Fs {
         }
         let (inode, dir_inode) = (self.inode_to_change(id)?, self.inode_to_change(dir)?);
         if inode.read()?.is_dir() {
+            // As on Linux, a name that is taken is what is told first.
+            NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
             return Err(Error::NotPermitted("directories have one name only"));
         }
         let reservation = self.reserve(LINK_ITEMS)?;
