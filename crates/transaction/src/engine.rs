@@ -20,21 +20,21 @@ use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
-use crate::block_rsv::EpochLoad;
-use crate::chunk_alloc::PendingChunks;
-use crate::commit::Committer;
-use crate::data_ledger::DataLedger;
-use crate::lanes::Gate;
-use crate::leaf_ahead::LeafReadAhead;
-use crate::metric::Metric;
-use crate::node_store::NodeStore;
-use crate::stats::Stats;
-use crate::subvolume_roots::RootChange;
-use crate::throttle::Throttle;
-use crate::ticket::TicketQueue;
+use crate::commit::sequence::Committer;
+use crate::delayed::tree_view::{RootState, Tree};
+use crate::extents::chunk_alloc::PendingChunks;
+use crate::extents::data_ledger::DataLedger;
+use crate::handle::lanes::Gate;
+use crate::handle::metadata_reservation::EpochLoad;
+use crate::handle::throttle::Throttle;
+use crate::handle::ticket::TicketQueue;
+use crate::health::metric::Metric;
+use crate::health::stats::Stats;
+use crate::health::unwind::EngineId;
+use crate::nodes::leaf_ahead::LeafReadAhead;
+use crate::nodes::store::NodeStore;
+use crate::roots::subvolume_roots::RootChange;
 use crate::tree_log::{FoundLog, TreeLog};
-use crate::tree_view::{RootState, Tree};
-use crate::unwind::EngineId;
 
 /// How to open a filesystem.
 #[derive(Clone, Debug)]

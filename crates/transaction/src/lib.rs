@@ -3,80 +3,41 @@
 //! Fourth floor. It alone loads space from the trees and persists it, derives references from item changes, copies
 //! shared blocks on write, makes chunks, and writes the superblock.
 //!
-//! - [`engine`]: [`Engine`], opening, failure, reservations of metadata.
-//! - [`operation`]: [`Operation`], a group of item changes inside one epoch.
-//! - [`tree_view`], [`delayed_item`]: trees as readers see them.
-//! - [`item_map`], [`name_map`], [`item_page`], [`item_log`]: item changes in memory, by key.
-//! - [`block_rsv`]: whether what an epoch takes on finds room at its commit.
-//! - [`commit`]: the one sequence that makes an epoch durable.
-//! - [`apply_trees`], [`apply_rows`], [`throttle`]: delayed items go into their trees, and stay within their memory.
-//! - [`subvolume_roots`], [`dead_roots`]: subvolumes and snapshots are made, changed and dropped.
-//! - [`cow`], [`child_refs`]: what happens to nodes and references when a batch is applied.
-//! - [`leaf_ahead`], [`leaf_hint`], [`leaf_reader`], [`node_store`], [`node_stream`]: nodes between memory and the devices.
-//! - [`lanes`]: what every operation touches, for each thread by itself.
-//! - [`chunk_alloc`]: chunks and block groups.
-//! - [`data_io`], [`data_ledger`]: data extents and their checksums.
-//! - [`dev_stats`]: error counters of the devices.
-//! - [`tree_log`]: what fsync writes without a commit, and finding it again.
-//! - [`stats`], [`metric`], [`timeline`]: what is counted and timed.
-//! - [`unwind`]: panics turn the filesystem read-only.
-//! - [`extent_tree`], [`free_space_tree`], [`csum_tree`]: batches for the trees that account for space.
+//! - `handle`: operations, what they reserve, and what they wait for before they may begin.
+//! - `delayed`: item changes in memory, and trees as readers see them, merged with those.
+//! - `commit`: the one sequence that makes a transaction durable; delayed items go into their trees.
+//! - `cow`: what happens to nodes and references when a batch changes a tree.
+//! - `nodes`: tree nodes between memory and the devices.
+//! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
+//! - `roots`: subvolumes and snapshots are made, changed and dropped.
+//! - `tree_log`: what fsync writes without a commit, and finding it again.
+//! - `health`: panics, device error counters, statistics, the timeline.
+//! - `engine`, `open`: [`Engine`] itself, and how it is opened.
 
 #![forbid(unsafe_code)]
 
-mod apply_rows;
-mod apply_trees;
-mod block_rsv;
-mod child_refs;
-mod chunk_alloc;
 mod commit;
 mod cow;
-mod csum_tree;
-mod data_io;
-mod data_ledger;
-mod dead_roots;
-mod delayed_item;
-mod dev_stats;
+mod delayed;
 mod engine;
-mod extent_tree;
-mod free_space_tree;
-mod item_log;
-mod item_map;
-mod item_page;
-mod lanes;
-mod leaf_ahead;
-mod leaf_hint;
-mod leaf_reader;
-#[cfg(test)]
-mod ledger_kernel_tests;
-mod metric;
-mod name_map;
-mod node_store;
-mod node_stream;
+mod extents;
+mod handle;
+mod health;
+mod nodes;
 mod open;
-mod operation;
-mod root_item;
-#[cfg(test)]
-mod snapshot_epoch_tests;
-mod stats;
-mod subvolume_roots;
+mod roots;
 #[cfg(test)]
 mod test_tree;
-mod throttle;
-mod ticket;
-mod timeline;
 mod tree_log;
-mod tree_view;
-mod unwind;
 
-pub use data_io::{DataExtent, DataReservation};
-pub use delayed_item::INODES_A_ROW;
+pub use delayed::delayed_item::INODES_A_ROW;
+pub use delayed::tree_view::{ItemRef, Tree};
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
-pub use leaf_ahead::LeafReadAhead;
-pub use metric::{Metric, prometheus_text};
-pub use operation::{MetadataReservation, Operation, TreeChanges};
-pub use stats::{Reclaim, Span, SpanGuard, Stats};
-pub use subvolume_roots::{NewContent, NewSubvolume};
+pub use extents::data_io::{DataExtent, DataReservation};
+pub use handle::operation::{MetadataReservation, Operation, TreeChanges};
+pub use health::metric::{Metric, prometheus_text};
+pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
+pub use health::unwind::note_panic;
+pub use nodes::leaf_ahead::LeafReadAhead;
+pub use roots::subvolume_roots::{NewContent, NewSubvolume};
 pub use tree_log::{FoundLog, LogStats};
-pub use tree_view::{ItemRef, Tree};
-pub use unwind::note_panic;

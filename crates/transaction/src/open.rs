@@ -13,11 +13,13 @@ use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
+use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::{Engine, Geometry, OpenOptions, Parts};
-use crate::node_store::NodeStore;
-use crate::throttle::CACHE_PART;
-use crate::tree_view::{RootState, Tree};
-use crate::{dev_stats, free_space_tree, tree_log};
+use crate::extents::free_space_tree;
+use crate::handle::throttle::CACHE_PART;
+use crate::health::dev_stats;
+use crate::nodes::store::NodeStore;
+use crate::tree_log;
 
 impl Engine {
     /// Opens the filesystem on these devices.

@@ -30,8 +30,8 @@ use ubtrfs_format::{Error, Ino, Key, KeyType, Result};
 use ubtrfs_tree::{Batch, Item, Value};
 
 use super::{LoggedInode, SubvolumeLog};
+use crate::delayed::tree_view::{ItemRef, Tree};
 use crate::engine::Engine;
-use crate::tree_view::{ItemRef, Tree};
 
 /// Why no log comes of it.
 #[derive(Debug)]

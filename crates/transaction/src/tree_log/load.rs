@@ -18,11 +18,11 @@ use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, 
 use ubtrfs_space::Extent;
 use ubtrfs_tree::{Cursor, NodePtr, NodeSource, RootPtr};
 
-use crate::csum_tree;
+use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
-use crate::node_store::NodeStore;
-use crate::operation::{MetadataReservation, Operation, regular_extent};
-use crate::tree_view::{RootState, Tree};
+use crate::extents::csum_tree;
+use crate::handle::operation::{MetadataReservation, Operation, regular_extent};
+use crate::nodes::store::NodeStore;
 
 /// The log that was on the devices when the filesystem was opened.
 #[derive(Debug)]

@@ -53,7 +53,7 @@ use ubtrfs_tree::Value;
 pub use load::FoundLog;
 pub(crate) use load::load;
 
-use crate::tree_view::Tree;
+use crate::delayed::tree_view::Tree;
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
 

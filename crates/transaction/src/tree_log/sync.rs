@@ -21,9 +21,9 @@ use ubtrfs_tree::{Batch, Node, RootPtr};
 use super::collect::{Collector, Stop};
 use super::log_tree::BlockIdentity;
 use super::{LogState, LogStats};
-use crate::block_rsv::Purpose;
 use crate::engine::Engine;
-use crate::root_item::blank_root_item;
+use crate::handle::metadata_reservation::Purpose;
+use crate::roots::root_item::blank_root_item;
 
 /// Who waits for which batch.
 #[derive(Debug, Default)]

@@ -1,0 +1,125 @@
+//! What a file consists of, as FIEMAP would tell.
+
+use std::ops::Range;
+
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
+
+use crate::file::extent_ops::extents_in;
+use crate::file::read::check_regular;
+use crate::inode::state::{Inode, InodeState};
+use crate::{Fs, InodeId, Result};
+
+/// What kind of extent a part of a file is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Written.
+    Data,
+    /// Inside the tree.
+    Inline,
+    /// Allocated, reads as zeros.
+    Prealloc,
+    /// An explicit hole.
+    Hole,
+    /// In memory, without an extent yet.
+    Delalloc,
+}
+
+/// One extent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentInfo {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Bytes of the file.
+    pub len_bytes: u64,
+    /// What it is.
+    pub kind: ExtentKind,
+    /// Where the whole extent is on disk; 0 for what has no extent.
+    pub disk_bytenr: Logical,
+    /// Bytes of the whole extent on disk.
+    pub disk_len_bytes: u64,
+    /// Where in the (decompressed) extent the file's part begins.
+    pub extent_offset: u64,
+    /// How it is compressed.
+    pub compression: Compression,
+}
+
+impl Fs {
+    /// The file's extents in order: those of its items, then what is pending. Holes have none, unless the filesystem
+    /// makes them explicit.
+    pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        check_regular(&state)?;
+        let items = extents_in(&inode.home.tree, id.ino, 0..u64::MAX, usize::MAX, self.geometry.sectorsize)?;
+        let mut extents = Vec::with_capacity(items.len());
+        for item in &items {
+            let (kind, regular) = match &item.extent.body {
+                FileExtentBody::Inline(_) => (ExtentKind::Inline, None),
+                FileExtentBody::Regular(regular) if regular.disk_bytenr.0 == 0 => (ExtentKind::Hole, None),
+                FileExtentBody::Regular(regular) => (ExtentKind::Data, Some(regular)),
+                FileExtentBody::Prealloc(regular) => (ExtentKind::Prealloc, Some(regular)),
+            };
+            extents.push(ExtentInfo {
+                offset: item.start,
+                len_bytes: item.extent.num_bytes(),
+                kind,
+                disk_bytenr: regular.map_or(Logical(0), |regular| regular.disk_bytenr),
+                disk_len_bytes: regular.map_or(0, |regular| regular.disk_num_bytes),
+                extent_offset: regular.map_or(0, |regular| regular.offset),
+                compression: item.extent.compression,
+            });
+        }
+        extents.extend(state.data.pending_in(0..u64::MAX).into_iter().map(|range| ExtentInfo {
+            offset: range.start,
+            len_bytes: range.end - range.start,
+            kind: ExtentKind::Delalloc,
+            disk_bytenr: Logical(0),
+            disk_len_bytes: 0,
+            extent_offset: 0,
+            compression: Compression::None,
+        }));
+        Ok(extents)
+    }
+
+    /// Pending bytes that have no extent yet, which `st_blocks` counts beside the extents: a file with data must not look
+    /// like a hole, or programs that copy only data lose it.
+    pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
+        if state.data.is_clean() {
+            return 0;
+        }
+        let disk_end = state.disk_size.next_multiple_of(u64::from(self.geometry.sectorsize));
+        let nbytes = state.item.nbytes.next_multiple_of(u64::from(self.geometry.sectorsize));
+        let len = |range: &Range<u64>| range.end - range.start;
+        if nbytes == disk_end && !state.has_flags(InodeFlags::PREALLOC) {
+            // There are extents up to the size on disk, and nothing behind it.
+            return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
+        }
+        let pending = state.data.pending_in(0..u64::MAX);
+        if pending.len() > MAX_SEARCHED {
+            // An estimate that is too high calls holes data, which loses nothing.
+            return pending.iter().map(len).sum();
+        }
+        pending.iter().map(|range| len(range) - self.bytes_with_extents(inode, range).unwrap_or(0)).sum()
+    }
+
+    /// How many bytes of a range have extents.
+    fn bytes_with_extents(&self, inode: &Inode, range: &Range<u64>) -> Result<u64> {
+        let (mut from, mut bytes) = (range.start, 0);
+        loop {
+            let sectorsize = self.geometry.sectorsize;
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..range.end, STEP, sectorsize)?;
+            let found = extents.iter().filter(|extent| !extent.is_hole());
+            bytes += found.map(|extent| extent.end.min(range.end) - extent.start.max(range.start)).sum::<u64>();
+            match extents.last() {
+                Some(last) if extents.len() >= STEP && last.end < range.end => from = last.end,
+                _ => return Ok(bytes),
+            }
+        }
+    }
+}
+
+/// Pending ranges for which extents are searched for `st_blocks`.
+const MAX_SEARCHED: usize = 256;
+/// Items looked at in one step.
+const STEP: usize = 256;

@@ -1,0 +1,344 @@
+//! fallocate: preallocation, holes, zeros.
+//!
+//! The range's sectors that are covered as a whole are changed in the file's items; the bytes of sectors covered in
+//! part are zeroed as a write would.
+//!
+//! Invariants:
+//! - I1: both locks of the inode are held from looking at its extents to putting the changes.
+//! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{FileExtentBody, InodeFlags};
+use ubtrfs_transaction::{DataExtent, DataReservation};
+
+use crate::file::extent_ops::{ExtentAt, ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::file::read::check_regular;
+use crate::file::truncate::lock;
+use crate::file::write::MAX_SIZE;
+use crate::inode::state::{Inode, InodeState};
+use crate::mount::fs::now;
+use crate::{Error, FallocateMode, Fs, InodeId, Result};
+
+impl Fs {
+    /// Allocates, punches or zeroes `len` bytes at `offset`.
+    pub fn fallocate(&self, id: InodeId, offset: u64, len: u64, mode: FallocateMode) -> Result<()> {
+        let known = FallocateMode::KEEP_SIZE | FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE;
+        if !(mode - known).is_empty() {
+            return Err(Error::NotSupported("this mode of fallocate"));
+        }
+        let keep_size = mode.contains(FallocateMode::KEEP_SIZE);
+        if len == 0 {
+            return Err(Error::InvalidArgument("the length is 0"));
+        }
+        let end = offset.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
+        let inode = self.inode_to_change(id)?;
+        {
+            let state = inode.read()?;
+            check_regular(&state)?;
+            if state.has_flags(InodeFlags::IMMUTABLE) {
+                return Err(Error::NotPermitted("the file is immutable"));
+            }
+            if state.has_flags(InodeFlags::APPEND)
+                && mode.intersects(FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE)
+            {
+                return Err(Error::NotPermitted("the file can only be appended to"));
+            }
+        }
+        match mode - FallocateMode::KEEP_SIZE {
+            FallocateMode::PUNCH_HOLE if keep_size => self.punch_hole(&inode, offset..end),
+            FallocateMode::PUNCH_HOLE => Err(Error::NotSupported("punching a hole without keeping the size")),
+            FallocateMode::ZERO_RANGE => self.allocate_range(&inode, offset..end, keep_size, true),
+            none if none.is_empty() => self.allocate_range(&inode, offset..end, keep_size, false),
+            _ => Err(Error::NotSupported("punching and zeroing at once")),
+        }
+    }
+
+    fn punch_hole(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
+        drop(self.reserve(8)?);
+        let (_locks, mut state) = lock(inode)?;
+        let state = &mut *state;
+        if !self.punch_changes(inode, state, &range)? {
+            return Ok(());
+        }
+        let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
+        // A hole up to the end of the file takes its last sector as a whole.
+        let size_end = state.item.size.next_multiple_of(sectorsize);
+        let inner = if range.end >= state.item.size {
+            inner.start..inner.end.max(size_end.min(range.end.next_multiple_of(sectorsize)))
+        } else {
+            inner
+        };
+        self.zero_edges(inode, state, &range, &inner, &mut space)?;
+        if !inner.is_empty() {
+            self.drop_data(inode, state, inner)?;
+        }
+        self.put_changed(inode, state)
+    }
+
+    /// Whether punching a hole changes a file, and with it its times: not where there is a hole already, or nothing, except
+    /// that a range over the end of the file counts as a change (so it does on Linux).
+    fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
+        let size_end = state.item.size.next_multiple_of(sectorsize);
+        if (range.start < size_end && range.end > size_end) || !state.data.pending_in(wide.clone()).is_empty() {
+            return Ok(true);
+        }
+        let mut from = wide.start;
+        loop {
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..wide.end, STEP, self.geometry.sectorsize)?;
+            if extents.iter().any(|extent| !extent.is_hole()) {
+                return Ok(true);
+            }
+            match extents.last() {
+                Some(last) if extents.len() >= STEP => from = last.end,
+                _ => return Ok(false),
+            }
+        }
+    }
+
+    /// Makes all of `range` allocated; with `zero`, reading as zeros.
+    fn allocate_range(&self, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool, zero: bool) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
+        drop(self.reserve(8)?);
+        // As much space as is missing now; what is written meanwhile needs less.
+        let missing: u64 = {
+            let _writeback = inode.writeback.lock();
+            let state = inode.read()?;
+            self.missing(inode, &state, wide.clone(), zero)?.iter().map(|gap| gap.end - gap.start).sum()
+        };
+        let mut space = Some(self.engine.reserve_data(missing + 4 * sectorsize)?);
+        let (_locks, mut state) = lock(inode)?;
+        let state = &mut *state;
+        self.take_out_inline(inode, state, wide.end.max(state.item.size), &mut space)?;
+        if zero {
+            let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
+            self.zero_edges(inode, state, &range, &inner, &mut space)?;
+            if !inner.is_empty() {
+                self.drop_unwritten(inode, state, inner)?;
+            }
+        }
+        let gaps = self.missing(inode, state, wide, false)?;
+        if let Some(space) = space {
+            self.put_prealloc(inode, state, gaps, space)?;
+        }
+        if !keep_size && range.end > state.item.size {
+            state.item.size = range.end;
+        }
+        self.put_changed(inode, state)
+    }
+
+    /// The parts of a range that have neither an extent nor pending data; with `zero`, also those that have data.
+    fn missing(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<Vec<Range<u64>>> {
+        let mut gaps = Vec::new();
+        let mut push = |gap: Range<u64>| {
+            if gap.is_empty() {
+                return;
+            }
+            let mut from = gap.start;
+            let pending = if zero { Vec::new() } else { state.data.pending_in(gap.clone()) };
+            for pending in pending {
+                if from < pending.start {
+                    gaps.push(from..pending.start);
+                }
+                from = pending.end;
+            }
+            if from < gap.end {
+                gaps.push(from..gap.end);
+            }
+        };
+        let mut at = range.start;
+        let mut seen = range.start;
+        while seen < range.end {
+            let extents = extents_in(&inode.home.tree, inode.id.ino, seen..range.end, STEP, self.geometry.sectorsize)?;
+            let is_last = extents.len() < STEP;
+            for extent in extents {
+                seen = extent.end;
+                if extent.is_hole() || (zero && extent.is_data()) {
+                    continue;
+                }
+                push(at..extent.start);
+                at = extent.end;
+            }
+            if is_last {
+                break;
+            }
+        }
+        push(at..range.end.max(at));
+        Ok(gaps)
+    }
+
+    /// Puts preallocated extents where `gaps` are.
+    fn put_prealloc(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        gaps: Vec<Range<u64>>,
+        mut space: DataReservation,
+    ) -> Result<()> {
+        let (tree, ino) = (&inode.home.tree, inode.id.ino);
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        for gap in gaps {
+            let mut at = gap.start;
+            while at < gap.end {
+                let want = (gap.end - at).min(MAX_PREALLOC);
+                let extent = self.engine.allocate_data(&mut space, want, sectorsize.min(want), None)?;
+                let range = at..at + extent.len_bytes;
+                let mut put = || -> Result<()> {
+                    let mut plan = ExtentPlan::default();
+                    plan.drop_range(tree, ino, range.clone(), self.geometry.sectorsize)?;
+                    plan.insert(range.start, prealloc_extent(extent));
+                    let reservation = self.engine.reserve(plan.len() + 4)?;
+                    state.item.nbytes = plan.nbytes(state.item.nbytes);
+                    state.item.flags |= InodeFlags::PREALLOC.bits();
+                    let op = self.engine.begin(reservation);
+                    plan.apply(&op, tree, ino);
+                    inode.put_item(&op, state);
+                    Ok(())
+                };
+                put().inspect_err(|_| self.engine.release_data(extent))?;
+                at = range.end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes the bytes of `range` that are in sectors outside of `inner`, where they are data.
+    fn zero_edges(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        range: &Range<u64>,
+        inner: &Range<u64>,
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
+        let size = state.item.size;
+        let edges = match inner.start < inner.end {
+            true => [range.start..inner.start, inner.end..range.end],
+            false => {
+                // Within one sector, or two neighbours.
+                let middle = range.start.next_multiple_of(u64::from(self.geometry.sectorsize)).min(range.end);
+                [range.start..middle, middle..range.end]
+            }
+        };
+        for edge in edges {
+            let edge = edge.start..edge.end.min(size);
+            if edge.start >= edge.end || !self.has_data(inode, state, edge.start)? {
+                continue;
+            }
+            let zeros = vec![0; (edge.end - edge.start) as usize];
+            self.write_dirty(inode, state, edge.start, &zeros, space)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the sector at `offset` may read as anything but zeros.
+    fn has_data(&self, inode: &Inode, state: &InodeState, offset: u64) -> Result<bool> {
+        if !state.data.pending_in(offset..offset + 1).is_empty() {
+            return Ok(true);
+        }
+        let extents = extents_in(&inode.home.tree, inode.id.ino, offset..offset + 1, 1, self.geometry.sectorsize)?;
+        Ok(extents.first().is_some_and(ExtentAt::is_data))
+    }
+
+    /// Drops everything in `range` (sector-aligned), in steps from its end on.
+    pub(crate) fn drop_data(&self, inode: &Arc<Inode>, state: &mut InodeState, range: Range<u64>) -> Result<()> {
+        self.drop_matching(inode, state, range, |_| true)
+    }
+
+    /// Drops the data in `range` (sector-aligned) that is not written yet; its extents are about to change.
+    pub(crate) fn drop_pending(&self, state: &mut InodeState, range: Range<u64>) {
+        let freed = state.data.discard(range);
+        drop(state.data.take_reservation(freed));
+        self.data.dequeue(&mut state.data);
+        state.data.extents_changed();
+    }
+
+    /// Drops what is written in `range`; preallocated extents stay.
+    fn drop_unwritten(&self, inode: &Arc<Inode>, state: &mut InodeState, range: Range<u64>) -> Result<()> {
+        self.drop_matching(inode, state, range, |extent| !extent.is_prealloc())
+    }
+
+    fn drop_matching(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        range: Range<u64>,
+        matches: impl Fn(&ExtentAt) -> bool,
+    ) -> Result<()> {
+        let (tree, ino) = (&inode.home.tree, inode.id.ino);
+        self.drop_pending(state, range.clone());
+        let mut before = range.end;
+        loop {
+            let mut plan = ExtentPlan::default();
+            let mut is_last = false;
+            let after = before;
+            let mut nr_seen = 0;
+            while nr_seen < STEP {
+                let last = last_extent_before(tree, ino, before, self.geometry.sectorsize)?;
+                let Some(last) = last.filter(|last| last.end > range.start) else {
+                    is_last = true;
+                    before = range.start;
+                    break;
+                };
+                nr_seen += 1;
+                before = last.start;
+                if matches(&last) {
+                    plan.drop_from(tree, &last, &range)?;
+                }
+            }
+            is_last |= before <= range.start;
+            let on_disk = before.max(range.start)
+                ..after.min(state.disk_size.next_multiple_of(u64::from(self.geometry.sectorsize)));
+            if !self.geometry.no_holes && !on_disk.is_empty() {
+                plan.fill_holes(tree, ino, on_disk, self.geometry.sectorsize)?;
+            }
+            if !plan.is_empty() {
+                let reservation = self.engine.reserve_for_removal(plan.len() + 4)?;
+                state.item.nbytes = plan.nbytes(state.item.nbytes);
+                let op = self.engine.begin(reservation);
+                plan.apply(&op, tree, ino);
+                inode.put_item(&op, state);
+            }
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Puts the inode item of a file that changed just now.
+    pub(crate) fn put_changed(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+        let time = now();
+        state.item.mtime = time;
+        state.item.ctime = time;
+        state.item.sequence += 1;
+        let mut plan = ExtentPlan::default();
+        let disk_size = state.disk_size;
+        state.advance_disk_size();
+        self.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+        let reservation = self.engine.reserve_for_removal(plan.len() + 4)?;
+        let op = self.engine.begin(reservation);
+        plan.apply(&op, &inode.home.tree, inode.id.ino);
+        inode.put_item(&op, state);
+        Ok(())
+    }
+}
+
+fn prealloc_extent(extent: DataExtent) -> ubtrfs_format::item::FileExtent {
+    let mut item = whole_extent(Logical(extent.bytenr.0), extent.len_bytes);
+    if let FileExtentBody::Regular(regular) = item.body {
+        item.body = FileExtentBody::Prealloc(regular);
+    }
+    item
+}
+
+/// The largest preallocated extent.
+const MAX_PREALLOC: u64 = 256 << 20;
+/// Items looked at in one step.
+const STEP: usize = 256;

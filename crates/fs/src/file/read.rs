@@ -1,0 +1,269 @@
+//! Reading files: pending data first, then what the file's extent items hold.
+//!
+//! Invariants:
+//! - I1: the inode's state is locked for reading as long as its extents are read, so that none of them is freed and
+//!   used again meanwhile.
+//! - I2: every byte of the caller's buffer that counts is written: holes and preallocated extents as zeros.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, RegularExtent};
+use ubtrfs_format::{Corrupt, Error as EngineError, Logical};
+
+use crate::file::dirty::Decompressed;
+use crate::file::extent_ops::{ExtentAt, extents_in};
+use crate::inode::state::{Inode, InodeState};
+use crate::writeback::compression;
+use crate::{Error, Fs, InodeId, Result, SeekWhence};
+
+impl Fs {
+    /// Reads up to `len` bytes at `offset`; less only at the end of the file.
+    pub fn read(&self, id: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let size = self.inode(id)?.read()?.item.size;
+        let len = len.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+        let mut buf = vec![0; len];
+        let read = self.read_into(id, offset, &mut buf)?;
+        buf.truncate(read);
+        Ok(buf)
+    }
+
+    /// Fills `buf` from `offset` on; returns how many bytes there were.
+    pub fn read_into(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let inode = self.inode(id)?;
+        let read = {
+            let state = inode.read()?;
+            check_regular(&state)?;
+            let rest = state.item.size.saturating_sub(offset);
+            let len = buf.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
+            let buf = &mut buf[..len];
+            let slots = self.readahead.advance(&inode, &state, offset, len as u64);
+            for gap in state.data.read(offset, buf) {
+                let part = &mut buf[(gap.start - offset) as usize..(gap.end - offset) as usize];
+                self.read_through_slots(&inode, &state, gap.start, part, &slots)?;
+            }
+            len
+        };
+        if read > 0 {
+            self.touch_atime(&inode);
+        }
+        Ok(read)
+    }
+
+    /// The next data or hole at or after `offset`. Preallocated extents count as holes, the end of the file as one.
+    pub fn seek(&self, id: InodeId, offset: u64, whence: SeekWhence) -> Result<u64> {
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        check_regular(&state)?;
+        let size = state.item.size;
+        if offset >= size {
+            return Err(Error::NoSuchOffset);
+        }
+        let mut at = offset;
+        while at < size {
+            let (end, is_data) = self.kind_at(&inode, &state, at)?;
+            if is_data == (whence == SeekWhence::Data) {
+                return Ok(at);
+            }
+            at = end;
+        }
+        match whence {
+            SeekWhence::Data => Err(Error::NoSuchOffset),
+            SeekWhence::Hole => Ok(size),
+        }
+    }
+
+    /// Whether there is data at `at`, and up to where that is so at least.
+    fn kind_at(&self, inode: &Inode, state: &InodeState, at: u64) -> Result<(u64, bool)> {
+        let size = state.item.size;
+        let pending = state.data.pending_in(at..size).into_iter().next();
+        let pending_start = match pending {
+            Some(pending) if pending.start <= at => return Ok((pending.end, true)),
+            Some(pending) => pending.start,
+            None => size,
+        };
+        let sectorsize = self.geometry.sectorsize;
+        let next = extents_in(&inode.home.tree, inode.id.ino, at..pending_start, 1, sectorsize)?.into_iter().next();
+        Ok(match next {
+            None => (pending_start, false),
+            Some(extent) if extent.start > at => (extent.start.min(pending_start), false),
+            Some(extent) => (extent.end.min(pending_start), extent.is_data()),
+        })
+    }
+
+    /// Fills `buf` with the file's bytes from `offset` on, without regard to its size.
+    pub(crate) fn read_merged(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
+        if buf.is_empty() {
+            return Ok(());
+        }
+        for gap in state.data.read(offset, buf) {
+            let part = &mut buf[(gap.start - offset) as usize..(gap.end - offset) as usize];
+            self.read_extents(inode, state, gap.start, part)?;
+        }
+        Ok(())
+    }
+
+    /// Fills `buf` from the extent items.
+    pub(crate) fn read_extents(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let end = offset + buf.len() as u64;
+        let mut from = offset;
+        while from < end {
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..end, STEP, self.geometry.sectorsize)?;
+            let is_last = extents.len() < STEP;
+            for extent in &extents {
+                let part = extent.start.max(from)..extent.end.min(end);
+                buf[(from - offset) as usize..(part.start - offset) as usize].fill(0);
+                let out = &mut buf[(part.start - offset) as usize..(part.end - offset) as usize];
+                self.read_extent(inode, state, extent, part.clone(), out)?;
+                from = part.end;
+            }
+            if is_last {
+                break;
+            }
+        }
+        buf[(from - offset) as usize..].fill(0);
+        Ok(())
+    }
+
+    /// Fills `out` with `part` (of the file) of one extent.
+    fn read_extent(
+        &self,
+        inode: &Inode,
+        state: &InodeState,
+        at: &ExtentAt,
+        part: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let in_item = (part.start - at.start) as usize;
+        match &at.extent.body {
+            FileExtentBody::Prealloc(_) => out.fill(0),
+            FileExtentBody::Regular(regular) if regular.disk_bytenr.0 == 0 => out.fill(0),
+            FileExtentBody::Inline(_) => self.read_inline(inode, at, in_item, out)?,
+            FileExtentBody::Regular(regular) => {
+                let verify = !state.has_flags(InodeFlags::NODATASUM);
+                match at.extent.compression {
+                    Compression::None => {
+                        let start = regular.disk_bytenr.0 + regular.offset + in_item as u64;
+                        self.read_sectors(start, out, verify)?;
+                    }
+                    kind => {
+                        let from = regular.offset as usize + in_item;
+                        let ram_bytes = at.extent.ram_bytes as usize;
+                        self.read_compressed(inode, state, regular, kind, ram_bytes, from, out, verify)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `out` from byte `from` of an inline extent on.
+    fn read_inline(&self, inode: &Inode, at: &ExtentAt, from: usize, out: &mut [u8]) -> Result<()> {
+        let FileExtentBody::Inline(data) = &at.extent.body else { return Ok(()) };
+        let ram_bytes = at.extent.ram_bytes as usize;
+        let decompressed;
+        let bytes = match at.extent.compression {
+            Compression::None => &data[..data.len().min(ram_bytes)],
+            kind => {
+                let mut bytes = vec![0; ram_bytes];
+                compression::decompress(kind, data, &mut bytes, self.geometry.sectorsize as usize)
+                    .map_err(|cause| Corrupt::new(cause).in_tree(inode.id.root))?;
+                decompressed = bytes;
+                &decompressed
+            }
+        };
+        let bytes = bytes.get(from..).unwrap_or_default();
+        let len = bytes.len().min(out.len());
+        out[..len].copy_from_slice(&bytes[..len]);
+        out[len..].fill(0);
+        Ok(())
+    }
+
+    /// Reads bytes at any address, in whole sectors.
+    fn read_sectors(&self, start: u64, out: &mut [u8], verify: bool) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let end = start + out.len() as u64;
+        let wide = start - start % sectorsize..end.next_multiple_of(sectorsize);
+        if wide == (start..end) {
+            return Ok(self.engine.read_data(Logical(start), out, verify)?);
+        }
+        // What is whole sectors is read in place; the rest through a buffer of its own. A short piece is read at once.
+        let inner = start.next_multiple_of(sectorsize)..end - end % sectorsize;
+        if wide.end - wide.start <= BOUNCE_MAX || inner.is_empty() {
+            let mut bounce = vec![0; (wide.end - wide.start) as usize];
+            self.engine.read_data(Logical(wide.start), &mut bounce, verify)?;
+            let from = (start - wide.start) as usize;
+            out.copy_from_slice(&bounce[from..from + out.len()]);
+            return Ok(());
+        }
+        let mut bounce = vec![0; sectorsize as usize];
+        let (head, rest) = out.split_at_mut((inner.start - start) as usize);
+        let (middle, tail) = rest.split_at_mut((inner.end - inner.start) as usize);
+        if !head.is_empty() {
+            self.engine.read_data(Logical(wide.start), &mut bounce, verify)?;
+            head.copy_from_slice(&bounce[bounce.len() - head.len()..]);
+        }
+        self.engine.read_data(Logical(inner.start), middle, verify)?;
+        if !tail.is_empty() {
+            self.engine.read_data(Logical(inner.end), &mut bounce, verify)?;
+            tail.copy_from_slice(&bounce[..tail.len()]);
+        }
+        Ok(())
+    }
+
+    /// Fills `out` from byte `from` of a compressed extent's data on.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one file extent item")]
+    fn read_compressed(
+        &self,
+        inode: &Inode,
+        state: &InodeState,
+        extent: &RegularExtent,
+        kind: Compression,
+        ram_bytes: usize,
+        from: usize,
+        out: &mut [u8],
+        verify: bool,
+    ) -> Result<()> {
+        let bytenr = extent.disk_bytenr;
+        let copy = |bytes: &[u8], out: &mut [u8]| {
+            let bytes = bytes.get(from..).unwrap_or_default();
+            let len = bytes.len().min(out.len());
+            out[..len].copy_from_slice(&bytes[..len]);
+            out[len..].fill(0);
+        };
+        if let Some(last) = state.data.decompressed(bytenr) {
+            copy(&last.bytes, out);
+            return Ok(());
+        }
+        let mut packed = vec![0; extent.disk_num_bytes as usize];
+        self.engine.read_data(bytenr, &mut packed, verify)?;
+        let unpack = |bytes: &mut [u8]| {
+            compression::decompress(kind, &packed, bytes, self.geometry.sectorsize as usize)
+                .map_err(|cause| EngineError::from(Corrupt::new(cause).in_tree(inode.id.root).at(bytenr)))
+        };
+        if from == 0 && out.len() == ram_bytes {
+            return Ok(unpack(out)?);
+        }
+        let mut bytes = vec![0; ram_bytes];
+        unpack(&mut bytes)?;
+        copy(&bytes, out);
+        state.data.remember_decompressed(Decompressed { bytenr, bytes: Arc::new(bytes) });
+        Ok(())
+    }
+}
+
+/// Fails where an inode has no data.
+pub(crate) fn check_regular(state: &InodeState) -> Result<()> {
+    if state.is_regular() {
+        Ok(())
+    } else if state.is_dir() {
+        Err(Error::IsDirectory)
+    } else {
+        Err(Error::InvalidArgument("not a regular file"))
+    }
+}
+
+/// Extent items looked up in one go.
+const STEP: usize = 64;
+/// Up to so many bytes, an unaligned read goes through a buffer as a whole.
+const BOUNCE_MAX: u64 = 128 << 10;

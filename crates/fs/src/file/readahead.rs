@@ -1,0 +1,409 @@
+//! Read-ahead: who reads a file from start to end finds the next part in memory, read and verified by threads of its own.
+//!
+//! ```text
+//!   slot:  Queued --begin()--> Reading --finish()--> Ready
+//!             \--take_over()--> Void <--failed--/
+//! ```
+//!
+//! Slots hold what the file's extent items say; dirty data lies over them as over the extents themselves.
+//!
+//! Invariants:
+//! - I1. Slots of a file are forgotten under its state lock, held for writing, whenever its extent items change
+//!   ([`FileData::extents_changed`](crate::file::dirty::FileData::extents_changed)). What a slot found later is fresh.
+//! - I2. A reader holds the state lock for reading while it waits for a slot, so a thread that fills one does not wait for
+//!   that lock: it takes it without regard for writers that wait, or gives the slot up. Nobody waits for a slot that no
+//!   thread has begun: the reader takes it over.
+//! - I3. At most [`Readahead::max_slots`] slots of all files hold memory.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_device::AlignedBuf;
+
+use crate::inode::state::{Inode, InodeState};
+use crate::mount::service_threads::ServiceThreads;
+use crate::{Fs, Result};
+
+/// The filesystem's read-ahead: its threads and its memory.
+#[derive(Debug)]
+pub(crate) struct Readahead {
+    shared: Arc<Shared>,
+    threads: ServiceThreads,
+    max_slots: usize,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<VecDeque<Job>>,
+    wake: Condvar,
+    stopped: AtomicBool,
+    nr_slots: AtomicUsize,
+    idle: Mutex<Vec<AlignedBuf>>,
+}
+
+#[derive(Debug)]
+struct Job {
+    inode: Arc<Inode>,
+    slot: Arc<Slot>,
+}
+
+/// A part of a file, read ahead.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    range: Range<u64>,
+    content: Mutex<Content>,
+    done: Condvar,
+    shared: Arc<Shared>,
+    /// Bytes that readers took.
+    nr_read: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Content {
+    Queued,
+    Reading,
+    Ready(AlignedBuf),
+    Void,
+}
+
+/// How a file is being read.
+#[derive(Debug, Default)]
+pub(crate) struct ReadWindow {
+    /// Where a sequential reader goes on.
+    next: u64,
+    /// Bytes read in sequence.
+    run_bytes: u64,
+    slots: VecDeque<Arc<Slot>>,
+}
+
+impl ReadWindow {
+    /// Notes a read and drops slots that nobody will ask for. Says whether it belongs to the sequence; one that does not
+    /// begins another. A sequence may come out of order: its parts are asked for by several threads at once.
+    fn goes_on(&mut self, offset: u64, end: u64) -> bool {
+        if offset > self.next.saturating_add(SLOT_BYTES) || offset.saturating_add(LAG_BYTES) < self.next {
+            *self = Self { next: end, run_bytes: end - offset, slots: VecDeque::new() };
+            return false;
+        }
+        self.next = self.next.max(end);
+        self.run_bytes = self.run_bytes.saturating_add(end - offset);
+        let next = self.next;
+        self.slots.retain(|slot| {
+            let lag = if slot.is_used_up() { SLOT_BYTES } else { LAG_BYTES };
+            slot.range.end.saturating_add(lag) > next
+        });
+        true
+    }
+}
+
+impl Readahead {
+    /// Read-ahead that takes about `max_bytes`.
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        let max_slots = usize::try_from(max_bytes / SLOT_BYTES).unwrap_or(usize::MAX).clamp(SLOTS_MIN, SLOTS_MAX);
+        Self { shared: Arc::default(), threads: ServiceThreads::default(), max_slots }
+    }
+
+    /// Starts the threads.
+    pub(crate) fn start(&self, fs: &Arc<Fs>) {
+        let (shared, weak) = (Arc::clone(&self.shared), Arc::downgrade(fs));
+        self.threads.start("ubtrfs-readahead", NR_THREADS, move || run(&shared, &weak));
+    }
+
+    /// Ends the threads and waits for them. Slots that wait are for their readers to fill.
+    pub(crate) fn stop(&self) {
+        self.shared.stopped.store(true, Ordering::Release);
+        let dropped = std::mem::take(&mut *self.shared.queue.lock());
+        drop(dropped);
+        self.shared.wake.notify_all();
+        self.threads.join();
+    }
+
+    /// Notes a read of `len_bytes` at `offset`, has the next part read if that looks sequential, and returns the slots
+    /// that there are for it. `state` is the inode's, locked for reading.
+    pub(crate) fn advance(
+        &self,
+        inode: &Arc<Inode>,
+        state: &InodeState,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Vec<Arc<Slot>> {
+        let end = offset + len_bytes;
+        let mut window = state.data.read_window().lock();
+        if !window.goes_on(offset, end) {
+            return Vec::new();
+        }
+        let found = window.slots.iter().filter(|slot| slot.range.start < end && slot.range.end > offset);
+        let found: Vec<_> = found.cloned().collect();
+        if window.run_bytes >= RUN_BYTES && !self.shared.stopped.load(Ordering::Acquire) {
+            self.extend(inode, &mut window, state.item.size);
+        }
+        found
+    }
+
+    fn extend(&self, inode: &Arc<Inode>, window: &mut ReadWindow, size: u64) {
+        let mut at = window.next.next_multiple_of(SLOT_BYTES);
+        at = at.max(window.slots.back().map_or(0, |slot| slot.range.end.next_multiple_of(SLOT_BYTES)));
+        let limit = size.min(window.next.saturating_add(WINDOW_BYTES));
+        let mut jobs = Vec::new();
+        while at < limit && self.shared.acquire(self.max_slots) {
+            let slot = Arc::new(Slot {
+                range: at..size.min(at + SLOT_BYTES),
+                content: Mutex::new(Content::Queued),
+                done: Condvar::new(),
+                shared: Arc::clone(&self.shared),
+                nr_read: AtomicU64::new(0),
+            });
+            window.slots.push_back(Arc::clone(&slot));
+            jobs.push(Job { inode: Arc::clone(inode), slot });
+            at += SLOT_BYTES;
+        }
+        if !jobs.is_empty() {
+            self.shared.queue.lock().extend(jobs);
+            self.shared.wake.notify_all();
+        }
+    }
+}
+
+impl Shared {
+    /// Takes the right to a slot, given back when that is dropped (I3).
+    fn acquire(&self, max_slots: usize) -> bool {
+        let taken = self.nr_slots.fetch_add(1, Ordering::Relaxed) < max_slots;
+        if !taken {
+            self.nr_slots.fetch_sub(1, Ordering::Relaxed);
+        }
+        taken
+    }
+}
+
+impl Slot {
+    /// Copies from `offset` on into `out`, both inside the slot; waits where a thread is reading it. False where there is
+    /// nothing to copy: the caller reads by itself.
+    pub(crate) fn copy_to(&self, offset: u64, out: &mut [u8]) -> bool {
+        let mut content = self.content.lock();
+        loop {
+            match &*content {
+                Content::Ready(bytes) => {
+                    let from = (offset - self.range.start) as usize;
+                    out.copy_from_slice(&bytes[from..from + out.len()]);
+                    self.nr_read.fetch_add(out.len() as u64, Ordering::Relaxed);
+                    return true;
+                }
+                Content::Reading => self.done.wait(&mut content),
+                Content::Queued | Content::Void => {
+                    *content = Content::Void;
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Whether as much was taken as there is.
+    fn is_used_up(&self) -> bool {
+        self.nr_read.load(Ordering::Relaxed) >= self.range.end - self.range.start
+    }
+
+    /// A thread begins to fill the slot, unless a reader took it over.
+    fn begin(&self) -> bool {
+        let mut content = self.content.lock();
+        let is_queued = matches!(&*content, Content::Queued);
+        if is_queued {
+            *content = Content::Reading;
+        }
+        is_queued
+    }
+
+    fn finish(&self, content: Content) {
+        *self.content.lock() = content;
+        self.done.notify_all();
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Content::Ready(bytes) = std::mem::replace(self.content.get_mut(), Content::Void) {
+            let mut idle = self.shared.idle.lock();
+            if idle.len() < SLOTS_MIN {
+                idle.push(bytes);
+            }
+        }
+        self.shared.nr_slots.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Ends the wait of readers, also when filling the slot panics.
+struct Filling<'s> {
+    slot: &'s Slot,
+    content: Content,
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.slot.finish(std::mem::replace(&mut self.content, Content::Void));
+    }
+}
+
+impl Fs {
+    /// Fills `out` with the file's bytes at `offset`, as its extent items say, out of slots where there are some.
+    pub(crate) fn read_through_slots(
+        &self,
+        inode: &Inode,
+        state: &InodeState,
+        offset: u64,
+        out: &mut [u8],
+        slots: &[Arc<Slot>],
+    ) -> Result<()> {
+        let end = offset + out.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let slot = slots.iter().find(|slot| slot.range.contains(&at));
+            let next = slots.iter().map(|slot| slot.range.start).filter(|start| *start > at).min();
+            let until = slot.map_or(next.unwrap_or(end), |slot| slot.range.end).min(end);
+            let part = &mut out[(at - offset) as usize..(until - offset) as usize];
+            if !slot.is_some_and(|slot| slot.copy_to(at, part)) {
+                self.read_extents(inode, state, at, part)?;
+            }
+            at = until;
+        }
+        Ok(())
+    }
+
+    fn fill(&self, job: &Job, shared: &Shared) {
+        // Nobody would read it.
+        if Arc::strong_count(&job.slot) == 1 || !job.slot.begin() {
+            return;
+        }
+        let mut filling = Filling { slot: &job.slot, content: Content::Void };
+        // Who waited could be queued behind a writer, and that one behind the reader that waits for this slot.
+        let Some(state) = job.inode.state.try_read_recursive() else { return };
+        let mut bytes = shared.idle.lock().pop().unwrap_or_else(|| AlignedBuf::with_capacity(SLOT_BYTES as usize));
+        bytes.resize((job.slot.range.end - job.slot.range.start) as usize);
+        // An error is for the reader to meet, when it comes here.
+        if !state.dead && self.read_extents(&job.inode, &state, job.slot.range.start, &mut bytes).is_ok() {
+            filling.content = Content::Ready(bytes);
+        }
+    }
+}
+
+fn run(shared: &Shared, fs: &Weak<Fs>) {
+    loop {
+        let job = {
+            let mut queue = shared.queue.lock();
+            loop {
+                if shared.stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                match queue.pop_front() {
+                    Some(job) => break job,
+                    None => shared.wake.wait(&mut queue),
+                }
+            }
+        };
+        let Some(fs) = fs.upgrade() else { return };
+        fs.fill(&job, shared);
+    }
+}
+
+/// Requests that the device works on at once.
+const NR_THREADS: usize = 6;
+const SLOT_BYTES: u64 = 1 << 20;
+/// How far ahead of the reader.
+const WINDOW_BYTES: u64 = 8 << 20;
+/// How far behind the first of a sequence its last may come.
+const LAG_BYTES: u64 = 4 << 20;
+/// So many bytes in sequence make a sequential reader.
+const RUN_BYTES: u64 = 256 << 10;
+const SLOTS_MIN: usize = 4;
+const SLOTS_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use ubtrfs_device::MemoryDevice;
+
+    use super::*;
+    use crate::{Caller, MountOptions, NewInode};
+
+    fn slot(start: u64) -> Arc<Slot> {
+        Arc::new(Slot {
+            range: start..start + SLOT_BYTES,
+            content: Mutex::new(Content::Queued),
+            done: Condvar::new(),
+            shared: Arc::new(Shared { nr_slots: AtomicUsize::new(1), ..Shared::default() }),
+            nr_read: AtomicU64::new(0),
+        })
+    }
+
+    #[test]
+    fn a_thread_does_not_wait_behind_a_writer_for_the_lock_of_its_reader() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &vec![7; 2 << 20]).unwrap();
+        fs.sync().unwrap();
+        let inode = fs.inode(id).unwrap();
+        let filled = |slot: &Arc<Slot>| {
+            fs.fill(&Job { inode: Arc::clone(&inode), slot: Arc::clone(slot) }, &slot.shared);
+            matches!(&*slot.content.lock(), Content::Ready(bytes) if bytes.iter().all(|byte| *byte == 7))
+        };
+        assert!(filled(&slot(0)));
+        let (stuck, waiting) = (slot(SLOT_BYTES), slot(SLOT_BYTES));
+        std::thread::scope(|scope| {
+            let reader = inode.state.read();
+            let writer = scope.spawn(|| drop(inode.state.write()));
+            // A writer that waits keeps new readers out.
+            while inode.state.try_read().is_some() {
+                std::thread::yield_now();
+            }
+            let thread = scope.spawn(|| filled(&stuck));
+            // As the reader does with its lock held, which it gives back afterwards.
+            let start = Instant::now();
+            while !thread.is_finished() && start.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(thread.is_finished(), "it waits for the writer, and that one for the reader");
+            drop(reader);
+            writer.join().unwrap();
+        });
+        let mut out = [0; 10];
+        if !stuck.copy_to(SLOT_BYTES, &mut out) {
+            assert!(filled(&waiting) && waiting.copy_to(SLOT_BYTES, &mut out));
+        }
+        assert_eq!(out, [7; 10]);
+        fs.close().unwrap();
+    }
+
+    fn starts(window: &ReadWindow) -> Vec<u64> {
+        window.slots.iter().map(|slot| slot.range.start / SLOT_BYTES).collect()
+    }
+
+    #[test]
+    fn a_sequence_out_of_order_stays_one() {
+        const MIB: u64 = SLOT_BYTES;
+        let mut window = ReadWindow::default();
+        window.goes_on(0, MIB);
+        window.slots = (1..7).map(|at| slot(at * MIB)).collect();
+        // The second part is asked for last.
+        for at in [2, 3, 4] {
+            assert!(window.goes_on(at * MIB, (at + 1) * MIB));
+            window
+                .slots
+                .iter()
+                .find(|slot| slot.range.start == at * MIB)
+                .unwrap()
+                .nr_read
+                .store(MIB, Ordering::Relaxed);
+        }
+        assert!(starts(&window).contains(&1), "{:?}", starts(&window));
+        assert!(window.goes_on(MIB, 2 * MIB), "it belongs to the sequence");
+        assert_eq!(window.next, 5 * MIB);
+        assert!(window.goes_on(5 * MIB, 6 * MIB));
+        assert!(!starts(&window).contains(&2), "taken, and behind: {:?}", starts(&window));
+        assert!(!window.goes_on(0, MIB), "too far behind: from the start again");
+        assert_eq!((window.next, window.slots.len()), (MIB, 0));
+        assert!(!window.goes_on(3 * MIB, 4 * MIB), "a jump");
+    }
+}

@@ -1,0 +1,284 @@
+//! Sharing extents between files, and copying where that is not possible.
+//!
+//! Invariants:
+//! - I1: the writeback and state locks of both inodes are held, in ascending order of their ids, from the first look at
+//!   the source's extents to the last item put; neither has pending data in its range.
+//! - I2: shared ranges are whole sectors, but that the source's last sector may be the destination's last one too.
+//! - I3: one operation takes a range of the destination away and puts what it shares there: a commit or a log between two
+//!   operations never shows zeros in place of data.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::RwLockWriteGuard;
+use ubtrfs_format::item::InodeFlags;
+
+use crate::file::extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
+use crate::file::read::check_regular;
+use crate::file::write::{MAX_SIZE, check_may_write};
+use crate::inode::state::{Inode, InodeState};
+use crate::inode::xattr::check_may_change;
+use crate::writeback::delalloc::NoFlush;
+use crate::writeback::lock::ExclusiveGuard;
+use crate::{Error, Fs, InodeId, Result};
+
+impl Fs {
+    /// Copies `len` bytes, by reference where both offsets are aligned; returns how many were copied: less where the
+    /// source ends.
+    pub fn copy_range(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
+        check_may_write(&*self.inode_to_change(dst)?.read()?, dst_off)?;
+        self.copy_range_opened(src, src_off, dst, dst_off, len)
+    }
+
+    /// The same into a file that was opened for writing: if it became append-only since, it can still be written anywhere.
+    pub fn copy_range_opened(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
+        let source = self.inode(src)?;
+        let target = self.inode_to_change(dst)?;
+        check_regular(&*source.read()?)?;
+        check_regular(&*target.read()?)?;
+        check_mutable(&*target.read()?)?;
+        let size = source.read()?.item.size;
+        let len = len.min(size.saturating_sub(src_off));
+        let dst_end = dst_off.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        if src == dst && src_off < dst_end && dst_off < src_off + len {
+            return Err(Error::InvalidArgument("the ranges overlap"));
+        }
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let aligned = src_off.is_multiple_of(sectorsize) && dst_off.is_multiple_of(sectorsize);
+        let mut done = 0;
+        if aligned {
+            let dst_size = target.read()?.item.size;
+            let to_end = src_off + len == size && dst_end >= dst_size;
+            let shared = if to_end { len } else { len - len % sectorsize };
+            match shared {
+                0 => {}
+                _ => match self.share(&source, src_off, &target, dst_off, shared) {
+                    Ok(()) => done = shared,
+                    // Checksums on one side only, or swap files and the like: copy.
+                    Err(Error::InvalidArgument(_)) => {}
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+        while done < len {
+            match self.copy_piece(&source, src_off + done, dst, dst_off + done, len - done) {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Shares `len` bytes (0: up to the end) of one file with another, as FICLONERANGE does.
+    pub fn clone_range(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<()> {
+        let source = self.inode(src)?;
+        let target = self.inode_to_change(dst)?;
+        check_regular(&*source.read()?)?;
+        check_regular(&*target.read()?)?;
+        check_may_change(&*target.read()?)?;
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let size = source.read()?.item.size;
+        let len = if len == 0 { size.saturating_sub(src_off) } else { len };
+        let src_end = src_off.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"))?;
+        let dst_end = dst_off.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"))?;
+        if len == 0 {
+            return Ok(());
+        }
+        if !src_off.is_multiple_of(sectorsize) || !dst_off.is_multiple_of(sectorsize) {
+            return Err(Error::InvalidArgument("the offsets are not multiples of the sector size"));
+        }
+        if src_end > size {
+            return Err(Error::InvalidArgument("the source ends before the range does"));
+        }
+        if !src_end.is_multiple_of(sectorsize) && (src_end != size || dst_end < target.read()?.item.size) {
+            return Err(Error::InvalidArgument("the range's end is not a multiple of the sector size"));
+        }
+        if src == dst && src_off < dst_end && dst_off < src_end {
+            return Err(Error::InvalidArgument("the ranges overlap"));
+        }
+        if dst_end > MAX_SIZE {
+            return Err(Error::FileTooBig);
+        }
+        self.share(&source, src_off, &target, dst_off, len)
+    }
+
+    /// Copies bytes through memory.
+    fn copy_piece(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
+        let mut buf = vec![0; len.min(COPY_PIECE) as usize];
+        let read = self.read_into(source.id, src_off, &mut buf)?;
+        Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
+    }
+
+    /// Shares a range: both offsets are sector-aligned, its end is too or is the end of the source and not before that
+    /// of the target.
+    fn share(&self, source: &Arc<Inode>, src_off: u64, target: &Arc<Inode>, dst_off: u64, len: u64) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let wide_len = len.next_multiple_of(sectorsize);
+        let src_range = src_off..src_off + wide_len;
+        let dst_range = dst_off..dst_off + wide_len;
+        drop(self.reserve(16)?);
+        for _ in 0..MAX_TRIES {
+            self.flush_inode(source, src_range.clone())?;
+            let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
+            let mut locked = LockedPair::lock(source, target)?;
+            let source_state = locked.source_state();
+            if !source_state.data.pending_in(src_range.clone()).is_empty() {
+                // Written again since the flush.
+                continue;
+            }
+            if source_state.item.size < src_off + len {
+                return Err(Error::InvalidArgument("the source became shorter"));
+            }
+            let nodatasum = |state: &InodeState| state.has_flags(InodeFlags::NODATASUM);
+            let src_nodatasum = nodatasum(source_state);
+            let state = locked.target_state();
+            check_mutable(state)?;
+            if src_nodatasum != nodatasum(state) {
+                return Err(Error::InvalidArgument("one of the files has checksums and the other has not"));
+            }
+            let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
+            if first.first().is_some_and(ExtentAt::is_inline) {
+                drop(locked);
+                return self.copy_all(source, src_off, target.id, dst_off, len);
+            }
+            self.take_out_inline(target, state, dst_off, &mut space)?;
+            self.share_items(source, src_range, target, state, dst_range)?;
+            state.item.size = state.item.size.max(dst_off + len);
+            self.put_changed(target, state)?;
+            return Ok(());
+        }
+        Err(Error::Busy("the source is being written"))
+    }
+
+    fn copy_all(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            match self.copy_piece(source, src_off + done, dst, dst_off + done, len - done)? {
+                0 => break,
+                copied => done += copied,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the target's items refer to the source's extents, none of which is inline.
+    fn share_items(
+        &self,
+        source: &Arc<Inode>,
+        src_range: Range<u64>,
+        target: &Arc<Inode>,
+        state: &mut InodeState,
+        dst_range: Range<u64>,
+    ) -> Result<()> {
+        let sectorsize = self.geometry.sectorsize;
+        let tree = &target.home.tree;
+        self.drop_pending(state, dst_range.clone());
+        let place = |at: u64| dst_range.start + (at - src_range.start);
+        let mut from = src_range.start;
+        while from < src_range.end {
+            let extents = extents_in(&source.home.tree, source.id.ino, from..src_range.end, STEP, sectorsize)?;
+            let last = extents.last().filter(|_| extents.len() == STEP);
+            let mut to = last.map_or(src_range.end, |last| last.end.min(src_range.end));
+            let replaced = extents_in(tree, target.id.ino, place(from)..place(to), STEP, sectorsize)?;
+            if let Some(last) = replaced.last().filter(|_| replaced.len() == STEP) {
+                to = to.min(src_range.start + (last.end - dst_range.start));
+            }
+            // I3
+            let mut plan = ExtentPlan::default();
+            plan.drop_range(tree, target.id.ino, place(from)..place(to), sectorsize)?;
+            let mut prealloc = false;
+            for at in extents.iter().filter(|at| at.start < to && !at.is_hole()) {
+                let part = at.start.max(from)..at.end.min(to);
+                prealloc |= at.is_prealloc();
+                plan.insert(place(part.start), part_of(at, part));
+            }
+            let on_disk = place(from)..place(to).min(state.disk_size.next_multiple_of(u64::from(sectorsize)));
+            if !self.geometry.no_holes && !on_disk.is_empty() {
+                plan.fill_holes(tree, target.id.ino, on_disk, sectorsize)?;
+            }
+            from = to;
+            if plan.is_empty() {
+                continue;
+            }
+            let reservation = self.engine.reserve(plan.len() + 4)?;
+            if prealloc {
+                state.item.flags |= InodeFlags::PREALLOC.bits();
+            }
+            state.item.nbytes = plan.nbytes(state.item.nbytes);
+            let op = self.engine.begin(reservation);
+            plan.apply(&op, tree, target.id.ino);
+            target.put_item(&op, state);
+        }
+        Ok(())
+    }
+}
+
+/// Both inodes' locks (I1).
+struct LockedPair<'i> {
+    first_state: RwLockWriteGuard<'i, InodeState>,
+    second_state: Option<RwLockWriteGuard<'i, InodeState>>,
+    source_is_first: bool,
+    _writeback: (ExclusiveGuard<'i>, Option<ExclusiveGuard<'i>>),
+    _no_flush: NoFlush,
+}
+
+impl<'i> LockedPair<'i> {
+    /// Locks both, which may be one.
+    fn lock(source: &'i Inode, target: &'i Inode) -> Result<Self> {
+        if source.id == target.id {
+            let writeback = source.writeback.lock();
+            let first_state = source.write()?;
+            let writeback = (writeback, None);
+            let _no_flush = NoFlush::new();
+            return Ok(Self {
+                first_state,
+                second_state: None,
+                source_is_first: true,
+                _writeback: writeback,
+                _no_flush,
+            });
+        }
+        let source_is_first = source.id < target.id;
+        let (first, second) = if source_is_first { (source, target) } else { (target, source) };
+        let first_writeback = first.writeback.lock();
+        let second_writeback = second.writeback.lock();
+        let first_state = first.write()?;
+        let second_state = Some(second.write()?);
+        let writeback = (first_writeback, Some(second_writeback));
+        Ok(Self { first_state, second_state, source_is_first, _writeback: writeback, _no_flush: NoFlush::new() })
+    }
+
+    fn source_state(&self) -> &InodeState {
+        match &self.second_state {
+            Some(second) if !self.source_is_first => second,
+            _ => &self.first_state,
+        }
+    }
+
+    fn target_state(&mut self) -> &mut InodeState {
+        match &mut self.second_state {
+            Some(second) if self.source_is_first => second,
+            _ => &mut self.first_state,
+        }
+    }
+}
+
+/// Fails where not even a file that is open for writing may be changed by a copy.
+fn check_mutable(state: &InodeState) -> Result<()> {
+    if state.has_flags(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the file is immutable"));
+    }
+    Ok(())
+}
+
+/// Bytes copied in one step.
+const COPY_PIECE: u64 = 1 << 20;
+/// Items shared in one operation.
+const STEP: usize = 128;
+/// Times that a source that is written at the same time is flushed anew.
+const MAX_TRIES: usize = 16;

@@ -1,0 +1,249 @@
+//! Changing a file's size, and dropping all its data.
+//!
+//! Invariants:
+//! - I1: the state stays locked for writing from the first change to the last, so that nobody sees or extends a file
+//!   that is cut in part.
+//! - I2: extents are dropped from the end on, and the size on disk follows, so that after a crash no data is past it.
+//! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
+
+use std::sync::Arc;
+
+use parking_lot::RwLockWriteGuard;
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
+use ubtrfs_transaction::{DataExtent, DataReservation};
+
+use crate::file::extent_ops::{ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::file::read::check_regular;
+use crate::file::write::MAX_SIZE;
+use crate::inode::state::{Inode, InodeState};
+use crate::mount::fs::now;
+use crate::writeback::delalloc::NoFlush;
+use crate::writeback::lock::ExclusiveGuard;
+use crate::{Error, Fs, Result};
+
+/// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime where
+/// the size changes.
+pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    if size > MAX_SIZE {
+        return Err(Error::FileTooBig);
+    }
+    let sectorsize = u64::from(fs.geometry.sectorsize);
+    let old_size = inode.read()?.item.size;
+    let needs_sector = size != old_size && (!old_size.min(size).is_multiple_of(sectorsize) || size > old_size);
+    let mut space = match needs_sector {
+        true => Some(fs.engine.reserve_data(sectorsize)?),
+        false => None,
+    };
+    let reservation = match size < old_size {
+        true => fs.reserve_for_removal(STEP_MIN + 8)?,
+        false => fs.reserve(16)?,
+    };
+    let (_locks, mut state) = lock(inode)?;
+    check_regular(&state)?;
+    // At the same size Linux leaves the times alone, but for ftruncate and O_TRUNC, whose callers ask for them.
+    if size != state.item.size {
+        let time = now();
+        state.item.mtime = time;
+        state.item.ctime = time;
+        state.item.sequence += 1;
+    }
+    // At the same size, preallocated extents past it go.
+    if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
+        drop(reservation);
+        return shrink(fs, inode, &mut state, size, space);
+    }
+    let mut plan = ExtentPlan::default();
+    if size > state.item.size {
+        let state = &mut *state;
+        fs.take_out_inline(inode, state, size.max(sectorsize), &mut space)?;
+        state.item.size = size;
+        let disk_size = state.disk_size;
+        state.advance_disk_size();
+        fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+    }
+    let op = fs.engine.begin(reservation);
+    plan.apply(&op, &inode.home.tree, inode.id.ino);
+    inode.put_item(&op, &mut state);
+    Ok(())
+}
+
+/// Drops all data and extents of an unlinked regular file in bounded steps: takes its own reservations and locks. The
+/// inode may be marked dead already, so it locks `state` directly. The inode's other items stay.
+pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
+    let _writeback = inode.writeback.lock();
+    let mut state = inode.state.write();
+    let _no_flush = NoFlush::new();
+    shrink(fs, inode, &mut state, 0, None)
+}
+
+/// Drops what is dirty of an unlinked regular file, whose extents are then dropped with its other items. Locks as
+/// [`drop_all_extents`] does.
+pub(crate) fn forget_all_dirty(fs: &Fs, inode: &Inode) {
+    let _writeback = inode.writeback.lock();
+    forget_dirty_past(fs, &mut inode.state.write(), 0);
+}
+
+/// Drops what is dirty past a size. The caller holds the inode's `writeback` and state locks.
+pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
+    let freed = state.data.truncate(size);
+    drop(state.data.take_reservation(freed));
+    fs.data.dequeue(&mut state.data);
+    state.data.extents_changed();
+}
+
+/// What is held beside the state while a file's extents are changed.
+pub(crate) type ChangeLocks<'i> = (NoFlush, ExclusiveGuard<'i>);
+
+/// Takes the locks under which a file's extents are changed.
+pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'_, InodeState>)> {
+    let writeback = inode.writeback.lock();
+    let state = inode.write()?;
+    Ok(((NoFlush::new(), writeback), state))
+}
+
+/// Cuts the file to `size`. Both locks of the inode are held; metadata is reserved under them (I2 of
+/// [`crate::writeback::delalloc`]).
+fn shrink(
+    fs: &Fs,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    size: u64,
+    mut space: Option<DataReservation>,
+) -> Result<()> {
+    let (tree, ino) = (&inode.home.tree, inode.id.ino);
+    let sectorsize = u64::from(fs.geometry.sectorsize);
+    let sector_end = size.next_multiple_of(sectorsize);
+    let mut zeroed = None;
+    if size < sector_end && size < state.disk_size {
+        zeroed = zeroed_tail(fs, inode, state, size, &mut space)?;
+    }
+    state.item.size = size;
+    forget_dirty_past(fs, state, size);
+    // Behind it are only changes that say that an extent is gone. A search from the end would meet all of them each time.
+    let mut reached = u64::MAX;
+    loop {
+        let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
+        let step = reservation.nr_items() - 8;
+        let mut plan = ExtentPlan::default();
+        while plan.len() < step {
+            let before = reached;
+            let Some(last) = last_extent_before(tree, ino, before, fs.geometry.sectorsize)? else {
+                reached = 0;
+                break;
+            };
+            if last.end <= sector_end {
+                reached = 0;
+                break;
+            }
+            plan.drop_from(tree, &last, &(sector_end..u64::MAX))?;
+            reached = last.start;
+        }
+        let is_last = reached == 0 || reached <= sector_end;
+        if is_last && let Some(tail) = &zeroed {
+            tail.plan(inode, &mut plan, fs)?;
+        }
+        state.disk_size = state.disk_size.min(if is_last { size } else { reached.max(size) });
+        if is_last {
+            // Data that the size on disk waited for may have been dropped.
+            let disk_size = state.disk_size;
+            state.advance_disk_size();
+            fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+        }
+        state.item.nbytes = plan.nbytes(state.item.nbytes);
+        let op = fs.engine.begin(reservation);
+        plan.apply(&op, tree, ino);
+        if let (true, Some(Tail::Sector { extent, csums, .. })) = (is_last, &mut zeroed)
+            && !csums.is_empty()
+        {
+            op.add_csums(extent.bytenr, std::mem::take(csums));
+        }
+        inode.put_item(&op, state);
+        drop(op);
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+/// What the last sector becomes.
+enum Tail {
+    /// A new extent of one sector.
+    Sector { offset: u64, extent: DataExtent, csums: Vec<u8> },
+    /// Inline data of the new length.
+    Inline { bytes: Vec<u8> },
+}
+
+impl Tail {
+    fn plan(&self, inode: &Inode, plan: &mut ExtentPlan, fs: &Fs) -> Result<()> {
+        let sectorsize = fs.geometry.sectorsize;
+        match self {
+            Self::Sector { offset, extent, .. } => {
+                let range = *offset..*offset + u64::from(sectorsize);
+                plan.drop_range(&inode.home.tree, inode.id.ino, range, sectorsize)?;
+                plan.insert(*offset, whole_extent(extent.bytenr, extent.len_bytes));
+            }
+            Self::Inline { bytes } => {
+                plan.drop_range(&inode.home.tree, inode.id.ino, 0..u64::from(sectorsize), sectorsize)?;
+                let mut item = whole_extent(Logical(0), bytes.len() as u64);
+                item.body = FileExtentBody::Inline(bytes.clone());
+                plan.insert(0, item);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the last sector anew with zeros past `size` (I3), where it is on disk with data. Pending data of the sector
+/// goes with it.
+fn zeroed_tail(
+    fs: &Fs,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    size: u64,
+    space: &mut Option<DataReservation>,
+) -> Result<Option<Tail>> {
+    let sectorsize = u64::from(fs.geometry.sectorsize);
+    let sector = size - size % sectorsize;
+    let range = sector..sector + sectorsize;
+    let extents = extents_in(&inode.home.tree, inode.id.ino, range.clone(), 1, fs.geometry.sectorsize)?;
+    let Some(extent) = extents.first().filter(|extent| extent.is_data()) else { return Ok(None) };
+    let mut bytes = vec![0; sectorsize as usize];
+    let len = (size - sector) as usize;
+    fs.read_merged(inode, state, sector, &mut bytes[..len])?;
+    let forget_dirty = |state: &mut InodeState| {
+        let freed = state.data.discard(range.clone());
+        drop(state.data.take_reservation(freed));
+        fs.data.dequeue(&mut state.data);
+    };
+    if extent.is_inline() {
+        if extent.extent.compression == Compression::None && extent.extent.ram_bytes <= size && state.data.is_clean() {
+            return Ok(None);
+        }
+        if len <= fs.max_inline() {
+            bytes.truncate(len);
+            forget_dirty(state);
+            return Ok(Some(Tail::Inline { bytes }));
+        }
+    }
+    let mut reservation = match space.take() {
+        Some(space) => space,
+        None => fs.engine.reserve_data(sectorsize)?,
+    };
+    let extent = fs.engine.allocate_data(&mut reservation, sectorsize, sectorsize, None)?;
+    if let Err(error) = fs.engine.write_data(extent.bytenr, &bytes) {
+        fs.engine.release_data(extent);
+        return Err(error.into());
+    }
+    let mut csums = Vec::new();
+    if !state.has_flags(InodeFlags::NODATASUM) {
+        fs.geometry.csum_type.compute_sectors(&bytes, sectorsize as usize, &mut csums);
+    }
+    forget_dirty(state);
+    Ok(Some(Tail::Sector { offset: sector, extent, csums }))
+}
+
+/// Items dropped in one operation.
+const STEP: usize = 256;
+/// The same where space is short.
+const STEP_MIN: usize = 4;

@@ -1,0 +1,269 @@
+//! Writing files: into memory, with the space for it reserved; writeback does the rest.
+
+use std::sync::Arc;
+
+use ubtrfs_format::item::InodeFlags;
+use ubtrfs_transaction::DataReservation;
+
+use crate::file::buf_pool::{BUF_MAX, Buf};
+use crate::file::extent_ops::extents_in;
+use crate::file::read::check_regular;
+use crate::inode::state::{Inode, InodeState};
+use crate::mount::fs::now;
+use crate::{Error, Fs, InodeId, Result};
+
+/// The largest size of a file.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
+
+impl Fs {
+    /// Writes `data` at `offset`; returns how many bytes were taken.
+    pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        let inode = self.inode_to_change(id)?;
+        check_may_write(&*inode.read()?, offset)?;
+        self.write_to(&inode, offset, data, false)
+    }
+
+    /// [`Fs::write`] by a file that is open for writing ([`Fs::check_writable`]): flags that were set since, or a subvolume
+    /// that became read-only, do not keep data out that a program or the kernel's page cache holds already. With
+    /// `keeps_times` the file's times stay as they are.
+    pub fn write_opened(&self, id: InodeId, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
+        let inode = self.inode_of_open_file(id)?;
+        self.write_to(&inode, offset, data, keeps_times)
+    }
+
+    fn write_to(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let rest = MAX_SIZE.saturating_sub(offset);
+        if rest == 0 {
+            return Err(Error::FileTooBig);
+        }
+        let data = &data[..data.len().min(usize::try_from(rest).unwrap_or(usize::MAX))];
+        let mut done = 0;
+        // In pieces, so that a large write stays within the memory that there is.
+        for piece in data.chunks(PIECE) {
+            let at = offset + done as u64;
+            match self.throttle(inode).and_then(|()| self.write_piece(inode, at, Piece::Bytes(piece), keeps_times)) {
+                Ok(()) => done += piece.len(),
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes `len` bytes at `offset` that `fill` puts straight into memory for dirty data: it is called for each piece
+    /// of at most 1 MiB, in order, without locks, with the piece's offset in the file. After an error the pieces before
+    /// it are written.
+    pub fn write_with<E: From<Error>>(
+        &self,
+        id: InodeId,
+        offset: u64,
+        len: u64,
+        mut fill: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let inode = self.inode_to_change(id)?;
+        check_may_write(&*inode.read()?, offset)?;
+        let end = offset.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
+        let mut at = offset;
+        while at < end {
+            let len = (end - at).min(PIECE as u64 - at % PIECE as u64);
+            self.throttle(&inode)?;
+            let buf = self.data.pool.filled(len as usize, self.geometry.sectorsize, |bytes| fill(at, bytes))?;
+            self.write_piece(&inode, at, Piece::Filled(buf), false)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&self, inode: &Arc<Inode>, offset: u64, piece: Piece<'_>, keeps_times: bool) -> Result<()> {
+        let end = offset + piece.len_bytes();
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
+        // The items that writeback will put must find room; it reserves for them again when it knows them.
+        drop(self.reserve(4)?);
+        // One sector more: an inline extent may have to become a regular one.
+        let mut reservation = match self.engine.reserve_data(wide.end - wide.start + sectorsize) {
+            Ok(reservation) => Some(reservation),
+            Err(error) => {
+                self.check_allocated(inode, wide.clone(), error)?;
+                None
+            }
+        };
+        let mut state = inode.write()?;
+        let state = &mut *state;
+        check_regular(state)?;
+        self.take_out_inline(inode, state, offset, &mut reservation)?;
+        match piece {
+            Piece::Bytes(data) => self.write_dirty(inode, state, offset, data, &mut reservation)?,
+            Piece::Filled(buf) => self.adopt_dirty(inode, state, offset, buf, &mut reservation)?,
+        }
+        state.item.size = state.item.size.max(end);
+        if !keeps_times {
+            let time = now();
+            state.item.mtime = time;
+            state.item.ctime = time;
+        }
+        state.item.sequence += 1;
+        Ok(())
+    }
+
+    /// Makes `data` at `offset` dirty; fills up the sectors at its borders. Takes the space for what becomes dirty out of
+    /// `space`.
+    pub(crate) fn write_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        data: &[u8],
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
+        let sectorsize = self.geometry.sectorsize as usize;
+        let end = offset + data.len() as u64;
+        let size = state.item.size;
+        state.data.set_sectorsize(self.geometry.sectorsize);
+        let (first, last) = state.data.partial_sectors(offset..end);
+        let mut before = Vec::new();
+        let mut after = Vec::new();
+        let read = |sector: u64, state: &InodeState| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; sectorsize];
+            // What is past the end of the file is zeros, whatever the disk holds.
+            let len = size.saturating_sub(sector).min(sectorsize as u64) as usize;
+            self.read_merged(inode, state, sector, &mut bytes[..len])?;
+            Ok(bytes)
+        };
+        if let Some(sector) = first {
+            before = read(sector, state)?;
+        }
+        if let Some(sector) = last {
+            after = match first {
+                Some(same) if same == sector => before.clone(),
+                _ => read(sector, state)?,
+            };
+            after.drain(..(end - sector) as usize);
+        }
+        before.truncate((offset % sectorsize as u64) as usize);
+        let dirtied = state.data.write(&self.data.pool, offset, data, &before, &after);
+        self.became_dirty(inode, state, dirtied, space);
+        Ok(())
+    }
+
+    /// [`Self::write_dirty`] without a copy, where the buffer holds whole sectors, or the end of the file.
+    fn adopt_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        buf: Buf,
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
+        let end = offset + buf.len() as u64;
+        if !end.is_multiple_of(self.geometry.sectorsize.into()) && end < state.item.size {
+            return self.write_dirty(inode, state, offset, &buf, space);
+        }
+        state.data.set_sectorsize(self.geometry.sectorsize);
+        match state.data.adopt(offset, buf) {
+            Ok(dirtied) => {
+                self.became_dirty(inode, state, dirtied, space);
+                Ok(())
+            }
+            Err(buf) => self.write_dirty(inode, state, offset, &buf, space),
+        }
+    }
+
+    /// Takes the space for new dirty bytes out of `space`, and has the inode written back.
+    fn became_dirty(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        dirtied: u64,
+        space: &mut Option<DataReservation>,
+    ) {
+        if let Some(space) = space {
+            state.data.add_reservation(space, dirtied);
+        }
+        self.data.enqueue(inode, &mut state.data);
+    }
+
+    /// Where the file has an inline extent that a write at (or an extension to) `offset` would leave in front of other
+    /// data, makes its bytes dirty: inline extents hold whole files only.
+    pub(crate) fn take_out_inline(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let size = state.item.size;
+        if offset < sectorsize || size == 0 || size > sectorsize || state.item.nbytes == 0 {
+            return Ok(());
+        }
+        state.data.set_sectorsize(self.geometry.sectorsize);
+        if state.data.is_dirty(0) {
+            return Ok(());
+        }
+        let first = extents_in(&inode.home.tree, inode.id.ino, 0..sectorsize, 1, self.geometry.sectorsize)?;
+        if !first.first().is_some_and(|extent| extent.is_inline()) {
+            return Ok(());
+        }
+        let mut bytes = vec![0; size as usize];
+        self.read_merged(inode, state, 0, &mut bytes)?;
+        self.write_dirty(inode, state, 0, &bytes, space)
+    }
+
+    /// After a failure to reserve space: whether all of `range` is preallocated or can be overwritten in place, so that
+    /// a write needs no space.
+    fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_format::Error) -> Result<()> {
+        if !matches!(error, ubtrfs_format::Error::NoSpace) {
+            return Err(error.into());
+        }
+        let _writeback = inode.writeback.lock();
+        let state = inode.read()?;
+        let overwrite = state.has_flags(InodeFlags::NODATACOW) && state.has_flags(InodeFlags::NODATASUM);
+        if !state.has_flags(InodeFlags::PREALLOC | InodeFlags::NODATACOW) {
+            return Err(error.into());
+        }
+        let mut at = range.start;
+        for extent in extents_in(&inode.home.tree, inode.id.ino, range.clone(), usize::MAX, self.geometry.sectorsize)? {
+            let usable = extent.is_prealloc() || (overwrite && extent.is_data() && !extent.is_inline());
+            let (true, true, Some(regular)) = (usable, extent.start <= at, extent.extent.disk_extent()) else { break };
+            if self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular)? {
+                break;
+            }
+            at = extent.end;
+        }
+        if at >= range.end { Ok(()) } else { Err(error.into()) }
+    }
+}
+
+/// Fails where the file's flags forbid a write at `offset`.
+pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
+    if state.has_flags(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the file is immutable"));
+    }
+    if state.has_flags(InodeFlags::APPEND) && offset < state.item.size {
+        return Err(Error::NotPermitted("the file can only be appended to"));
+    }
+    Ok(())
+}
+
+/// What is written in one step, at most `PIECE` bytes.
+enum Piece<'d> {
+    Bytes(&'d [u8]),
+    Filled(Buf),
+}
+
+impl Piece<'_> {
+    fn len_bytes(&self) -> u64 {
+        let bytes: &[u8] = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Filled(buf) => buf,
+        };
+        bytes.len() as u64
+    }
+}
+
+/// The most that is written in one step, and what a buffer holds.
+const PIECE: usize = BUF_MAX;

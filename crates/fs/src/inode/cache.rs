@@ -1,0 +1,336 @@
+//! The inodes in memory, and who uses them.
+//!
+//! - I1. An inode is in memory at most once: it is loaded by one thread while others wait, and dropped only while nobody
+//!   else holds it (its `Arc` is the cache's own).
+//! - I2. What was made and not asked for since goes first: making many inodes neither drives out those that are used nor
+//!   takes more memory than the processor's caches have.
+//! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes, so that a kernel that
+//!   remembers a million names does not keep a million inodes in memory.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::RootId;
+use ubtrfs_transaction::INODES_A_ROW;
+
+use crate::error::Result;
+use crate::inode::state::Inode;
+use crate::types::InodeId;
+
+/// All inodes in memory.
+#[derive(Debug)]
+pub(crate) struct InodeCache {
+    shards: Box<[Shard]>,
+    /// Inodes that a shard may hold before it drops unused ones.
+    shard_limit: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    map: Mutex<ShardMap>,
+    loaded: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ShardMap {
+    inodes: HashMap<InodeId, Cached, IdHash>,
+    /// The inodes that were made last, in that order.
+    young: VecDeque<InodeId>,
+    loading: HashSet<InodeId, IdHash>,
+    users: HashMap<InodeId, Users, IdHash>,
+    /// Size at which the next sweep is worth it.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Cached {
+    inode: Arc<Inode>,
+    /// Somebody asked for it.
+    wanted: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Users {
+    lookups: u64,
+    opens: u32,
+    /// The inode lost its last link: who gives the last reference back deletes it.
+    unlinked: bool,
+}
+
+impl InodeCache {
+    /// A cache of about `limit` inodes that nobody uses.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
+            shard_limit: AtomicUsize::new((limit / NR_SHARDS).max(8)),
+        }
+    }
+
+    fn shard(&self, id: InodeId) -> &Shard {
+        // Numbers that are given out together go to one shard, and so to one processor's cache.
+        let row = id.ino.0 / INODES_A_ROW;
+        let mixed = (row ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        &self.shards[usize::try_from(mixed).unwrap_or_default() % NR_SHARDS]
+    }
+
+    /// The inode, from memory or by `load`.
+    pub(crate) fn get(&self, id: InodeId, load: impl FnOnce() -> Result<Arc<Inode>>) -> Result<Arc<Inode>> {
+        let shard = self.shard(id);
+        let mut map = shard.map.lock();
+        loop {
+            if let Some(inode) = map.find(id) {
+                return Ok(inode);
+            }
+            if map.loading.insert(id) {
+                break;
+            }
+            shard.loaded.wait(&mut map);
+        }
+        drop(map);
+        // Declared before the load: also when that panics, those who wait go on.
+        let loading = Loading { shard, id };
+        let result = load();
+        if let Ok(inode) = &result {
+            shard.map.lock().insert(inode, true, self.shard_limit.load(Ordering::Relaxed));
+        }
+        drop(loading);
+        result
+    }
+
+    /// Keeps an inode out of memory that is not there and that nobody refers to: until the answer is dropped, who asks for it
+    /// waits. Who has it must not wait for locks of inodes.
+    pub(crate) fn keep_out(&self, id: InodeId) -> Option<Loading<'_>> {
+        let shard = self.shard(id);
+        let mut map = shard.map.lock();
+        let is_out = !map.inodes.contains_key(&id) && !map.users.contains_key(&id) && map.loading.insert(id);
+        is_out.then(|| Loading { shard, id })
+    }
+
+    /// Adds a new inode, with this many lookups and opens.
+    pub(crate) fn insert(&self, inode: &Arc<Inode>, lookups: u64, opens: u32) {
+        let mut map = self.shard(inode.id).map.lock();
+        map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
+        if lookups > 0 || opens > 0 {
+            map.users.insert(inode.id, Users { lookups, opens, unlinked: false });
+        }
+        let unwanted = map.add_young(inode.id);
+        drop(map);
+        drop(unwanted);
+    }
+
+    /// Takes a deleted inode out.
+    pub(crate) fn remove(&self, id: InodeId) {
+        let mut map = self.shard(id).map.lock();
+        map.inodes.remove(&id);
+    }
+
+    pub(crate) fn add_lookup(&self, id: InodeId) {
+        self.shard(id).map.lock().users.entry(id).or_default().lookups += 1;
+    }
+
+    pub(crate) fn add_open(&self, id: InodeId) {
+        self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
+    }
+
+    /// Gives lookups back; true if that was the last use of an inode without links.
+    pub(crate) fn forget(&self, id: InodeId, lookups: u64) -> bool {
+        self.shard(id).map.lock().give_back(id, |users| users.lookups = users.lookups.saturating_sub(lookups))
+    }
+
+    /// Gives an open back; true if that was the last use of an inode without links.
+    pub(crate) fn release(&self, id: InodeId) -> bool {
+        self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
+    }
+
+    /// Notes that an inode lost its last link; true if it is used, and its last user will delete it.
+    pub(crate) fn mark_unlinked(&self, id: InodeId) -> bool {
+        match self.shard(id).map.lock().users.get_mut(&id) {
+            Some(users) => {
+                users.unlinked = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Forgets all references to an inode.
+    pub(crate) fn drop_users(&self, id: InodeId) {
+        self.shard(id).map.lock().users.remove(&id);
+    }
+
+    /// The inode, if it is in memory.
+    pub(crate) fn peek(&self, id: InodeId) -> Option<Arc<Inode>> {
+        self.shard(id).map.lock().find(id)
+    }
+
+    /// The inodes of a subvolume that lookups or opens refer to.
+    pub(crate) fn used_of(&self, root: RootId) -> HashSet<InodeId> {
+        let of_shard = |shard: &Shard| -> Vec<InodeId> {
+            shard.map.lock().users.keys().filter(|id| id.root == root).copied().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
+    }
+
+    /// The inodes of a subvolume that are in memory.
+    pub(crate) fn all_of(&self, root: RootId) -> Vec<Arc<Inode>> {
+        let of_shard = |shard: &Shard| -> Vec<Arc<Inode>> {
+            let map = shard.map.lock();
+            map.inodes.values().map(|cached| &cached.inode).filter(|inode| inode.id.root == root).cloned().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
+    }
+
+    /// Whether lookups or opens refer to the inode.
+    pub(crate) fn is_used(&self, id: InodeId) -> bool {
+        self.shard(id).map.lock().users.contains_key(&id)
+    }
+}
+
+/// An inode that is being loaded, or kept out, until this is dropped.
+#[must_use = "others may load the inode once this is dropped"]
+pub(crate) struct Loading<'s> {
+    shard: &'s Shard,
+    id: InodeId,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.shard.map.lock().loading.remove(&self.id);
+        self.shard.loaded.notify_all();
+    }
+}
+
+impl ShardMap {
+    fn find(&mut self, id: InodeId) -> Option<Arc<Inode>> {
+        let cached = self.inodes.get_mut(&id)?;
+        if !cached.wanted {
+            cached.wanted = true;
+        }
+        Some(Arc::clone(&cached.inode))
+    }
+
+    fn insert(&mut self, inode: &Arc<Inode>, wanted: bool, limit: usize) {
+        if self.inodes.len() >= limit.max(self.sweep_at) {
+            let users = &self.users;
+            self.inodes.retain(|id, cached| {
+                Arc::strong_count(&cached.inode) > 1
+                    || users.get(id).is_some_and(|users| users.opens > 0)
+                    || cached.inode.state.try_read().is_some_and(|state| state.knows_many_names())
+            });
+            self.sweep_at = self.inodes.len() * 2;
+        }
+        self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
+    }
+
+    /// Counts an inode among the young ones. Returns the one that is too old to be, where nobody wants it (I2).
+    fn add_young(&mut self, id: InodeId) -> Option<Cached> {
+        self.young.push_back(id);
+        if self.young.len() <= MAX_YOUNG {
+            return None;
+        }
+        let oldest = self.young.pop_front()?;
+        let cached = self.inodes.get(&oldest)?;
+        let is_used = cached.wanted
+            || Arc::strong_count(&cached.inode) > 1
+            || self.users.get(&oldest).is_some_and(|users| users.opens > 0);
+        if is_used { None } else { self.inodes.remove(&oldest) }
+    }
+
+    fn give_back(&mut self, id: InodeId, change: impl FnOnce(&mut Users)) -> bool {
+        let Some(users) = self.users.get_mut(&id) else { return false };
+        change(users);
+        if users.lookups > 0 || users.opens > 0 {
+            return false;
+        }
+        self.users.remove(&id).is_some_and(|users| users.unlinked)
+    }
+}
+
+/// Hashes inode ids: a few multiplications, with a secret, so that nobody makes an image whose inodes have one hash.
+#[derive(Clone, Debug)]
+struct IdHash {
+    secret: u64,
+}
+
+#[derive(Debug)]
+struct IdHasher {
+    state: u64,
+}
+
+impl Default for IdHash {
+    fn default() -> Self {
+        Self { secret: RandomState::new().hash_one(0) }
+    }
+}
+
+impl BuildHasher for IdHash {
+    type Hasher = IdHasher;
+
+    fn build_hasher(&self) -> IdHasher {
+        IdHasher { state: self.secret }
+    }
+}
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.state
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = u128::from(self.state ^ number) * u128::from(MIX);
+        self.state = product as u64 ^ (product >> 64) as u64;
+    }
+}
+
+const NR_SHARDS: usize = 64;
+/// Inodes of a shard that were made last; all together they take a quarter of a MiB.
+const MAX_YOUNG: usize = 4;
+/// An odd number whose bits look random.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use ubtrfs_device::MemoryDevice;
+    use ubtrfs_format::{Ino, RootId};
+
+    use super::*;
+    use crate::types::{Caller, NewInode};
+    use crate::{Fs, MountOptions};
+
+    #[test]
+    fn what_was_made_and_not_asked_for_goes_first() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let make = |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let (wanted, open) = (make("wanted"), make("open"));
+        fs.lookup(fs.root(), b"wanted").unwrap();
+        fs.inodes.add_open(open);
+        let others: Vec<_> = (0..3000).map(|number| make(&number.to_string())).collect();
+        let is_cached = |id: &InodeId| fs.inodes.shard(*id).map.lock().inodes.contains_key(id);
+        assert!(is_cached(&wanted) && is_cached(&open) && is_cached(others.last().unwrap()));
+        let cached = others.iter().filter(|id| is_cached(id)).count();
+        assert!(cached <= NR_SHARDS * MAX_YOUNG, "{cached}");
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn neighbours_have_other_hashes() {
+        let hash = IdHash::default();
+        let id = |number: u64| InodeId { root: RootId(5 + number / 5000), ino: Ino(257 + number % 5000) };
+        let all: HashSet<_> = (0..50_000).map(|number| hash.hash_one(id(number))).collect();
+        assert_eq!(all.len(), 50_000);
+        // What a hash table goes by.
+        let low: HashSet<_> = all.iter().map(|hash| hash & 0xffff).collect();
+        assert!(low.len() > 30_000, "{}", low.len());
+    }
+}

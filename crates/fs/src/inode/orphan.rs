@@ -1,0 +1,345 @@
+//! Inodes without links: kept while someone uses them, then deleted; after a crash, by the next session. One that nobody
+//! uses and that has few items goes with its last name, in one operation.
+//!
+//! - I1. An inode with no links has an `ORPHAN_ITEM` until its last item is deleted, in the same operation.
+//! - I2. Its `INODE_ITEM` goes last, so that a deletion that was interrupted can go on.
+
+use std::sync::Arc;
+
+use ubtrfs_format::item::{InodeFlags, InodeItem, InodeRef};
+use ubtrfs_format::{Ino, Key, KeyType, objectid};
+use ubtrfs_transaction::{Operation, Tree};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::state::{Inode, InodeState};
+use crate::namei::create::orphan_key;
+use crate::namei::dir_item::{in_tree, ref_key};
+use crate::subvolume::handle::Subvolume;
+use crate::types::{InodeId, mode};
+use crate::writeback::lock::ExclusiveGuard;
+
+/// An inode that nobody uses, with all of its items but the `INODE_ITEM`: to be deleted with its last name.
+pub(crate) struct LastItems<'i> {
+    inode: &'i Inode,
+    keys: Vec<Key>,
+    /// Of its name, where an `INODE_REF` tells.
+    index: Option<u64>,
+    /// None of its data is being written.
+    _writeback: ExclusiveGuard<'i>,
+}
+
+/// All items of a file that is not in memory, to be deleted with its only name.
+pub(crate) struct UnloadedItems {
+    keys: Vec<Key>,
+    /// Of its name.
+    pub(crate) index: u64,
+}
+
+impl UnloadedItems {
+    /// Those of a file that has no name but this one; `None` where it is not such a file, has more than `limit` items, or
+    /// anything about it is unusual. The caller keeps it out of memory, and locks the directory.
+    pub(crate) fn read(tree: &Tree, ino: Ino, (dir, name): (Ino, &[u8]), limit: usize) -> Result<Option<Self>> {
+        let ref_key = ref_key(ino, dir);
+        let (mut keys, mut index, mut item) = (Vec::with_capacity(8), Ok(None), Ok(None));
+        let start = Key::new(ino.0, KeyType::INODE_ITEM, 0);
+        let end = Key::new(ino.0, KeyType(u8::MAX), u64::MAX);
+        tree.visit(&start, &end, limit + 1, |key, bytes| {
+            if *key == start {
+                item = InodeItem::decode(bytes).map(Some);
+            } else if *key == ref_key {
+                index = InodeRef::find_index(bytes, name);
+            }
+            keys.push(*key);
+        })?;
+        let is_plain = |item: InodeItem| {
+            let is_dir = item.mode & mode::TYPE == mode::DIRECTORY;
+            item.nlink == 1 && !is_dir && !item.flags().intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND)
+        };
+        let (Ok(Some(item)), Ok(Some(index))) = (item, index) else { return Ok(None) };
+        Ok((is_plain(item) && keys.len() <= limit).then_some(Self { keys, index }))
+    }
+
+    /// Deletes them.
+    pub(crate) fn delete(&self, op: &Operation<'_>, tree: &Tree) {
+        let mut changes = op.changes(tree);
+        self.keys.iter().for_each(|key| changes.delete(*key));
+    }
+}
+
+impl LastItems<'_> {
+    /// The index of the name in its directory; `None` where the `INODE_REF` items do not tell.
+    pub(crate) fn index(&self) -> Option<u64> {
+        self.index
+    }
+
+    /// Fails where a directory has entries.
+    pub(crate) fn check_no_entries(&self, state: &InodeState) -> Result<()> {
+        if state.item.size != 0 || self.keys.iter().any(|key| key.item_type == KeyType::DIR_INDEX) {
+            return Err(Error::NotEmpty);
+        }
+        Ok(())
+    }
+
+    /// Deletes the inode. The caller still locks it, and takes it out of memory afterwards.
+    pub(crate) fn delete(self, fs: &Fs, op: &Operation<'_>, state: &mut InodeState) {
+        state.dead = true;
+        state.item.nlink = 0;
+        if state.is_regular() {
+            crate::file::truncate::forget_dirty_past(fs, state, 0);
+        }
+        let mut changes = op.changes(&self.inode.home.tree);
+        for key in &self.keys {
+            changes.delete(*key);
+        }
+        changes.delete(self.inode.item_key());
+    }
+}
+
+impl Fs {
+    /// The items of an inode that is about to lose a name, where that is its last, nobody uses it, and there are at most
+    /// `limit` of them. The caller locks the inode and the directory of the name, so that nobody begins to use it.
+    pub(crate) fn last_items<'i>(
+        &self,
+        inode: &'i Inode,
+        state: &InodeState,
+        (dir, name): (Ino, &[u8]),
+        limit: usize,
+    ) -> Result<Option<LastItems<'i>>> {
+        if state.item.nlink != 1 || self.inodes.is_used(inode.id) {
+            return Ok(None);
+        }
+        // Who holds it may be waiting for the state.
+        let Some(writeback) = inode.writeback.try_lock() else { return Ok(None) };
+        let ref_key = ref_key(inode.id.ino, dir);
+        let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
+        let start = inode.item_key().successor().unwrap_or(Key::MAX);
+        let mut visit = |start: &Key, end: &Key| {
+            inode.home.tree.visit(start, end, limit + 1, |key, item| {
+                if *key == ref_key {
+                    index = InodeRef::find_index(item, name);
+                }
+                keys.push(*key);
+            })
+        };
+        if state.is_dir() {
+            // A directory without entries has no names either, and there may be many that are to be deleted.
+            visit(&start, &Key::new(inode.id.ino.0, KeyType::DIR_ITEM, 0))?;
+            visit(&Key::new(inode.id.ino.0, KeyType::DIR_INDEX, 0), &inode.last_key())?;
+        } else {
+            visit(&start, &inode.last_key())?;
+        }
+        let index = index.map_err(in_tree(&inode.home.tree))?;
+        Ok((keys.len() <= limit).then_some(LastItems { inode, keys, index, _writeback: writeback }))
+    }
+
+    /// Deletes an inode if it has no links and no users.
+    pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
+        let Ok(inode) = self.inode(id) else { return };
+        if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
+            return;
+        }
+        // What is left over is deleted by the next session.
+        if let Err(error) = self.delete_inode(&inode) {
+            tracing::warn!("inode {} of subvolume {}: deleting its items: {error}", id.ino, id.root);
+        }
+    }
+
+    /// Deletes all items of an inode that has no links, unless someone uses it.
+    fn delete_inode(&self, inode: &Arc<Inode>) -> Result<()> {
+        let id = inode.id;
+        {
+            let mut state = inode.state.write();
+            if state.dead || state.item.nlink > 0 || self.inodes.is_used(id) {
+                return Ok(());
+            }
+            state.dead = true;
+        }
+        let mut has_extents = inode.state.read().is_regular();
+        if has_extents {
+            crate::file::truncate::forget_all_dirty(self, inode);
+        }
+        // Items before it are deleted.
+        let mut start = inode.item_key().successor().unwrap_or(Key::MAX);
+        let end = inode.last_key();
+        loop {
+            let reservation = self.engine.reserve_for_removal_steps(DELETE_STEP + 2, DELETE_STEP_MIN + 2)?;
+            let step = reservation.nr_items() - 2;
+            let mut keys = Vec::with_capacity(4);
+            let is_last = inode.home.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
+            if has_extents && !is_last {
+                // Too many for one operation: in steps, the size on disk following.
+                drop(reservation);
+                crate::file::truncate::drop_all_extents(self, inode)?;
+                has_extents = false;
+                continue;
+            }
+            let op = self.engine.begin(reservation);
+            let mut changes = op.changes(&inode.home.tree);
+            for key in &keys {
+                changes.delete(*key);
+                start = *key;
+            }
+            if is_last {
+                changes.delete(inode.item_key());
+                changes.delete(orphan_key(id.ino));
+                break;
+            }
+        }
+        self.inodes.remove(id);
+        Ok(())
+    }
+
+    /// Deletes what earlier sessions left without links in a subvolume. Runs once; others wait for it.
+    pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
+        let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
+        if std::mem::replace(&mut *done, true) {
+            return Ok(());
+        }
+        for ino in orphans(subvolume)? {
+            self.delete_orphan(subvolume, ino)?;
+        }
+        Ok(())
+    }
+
+    fn delete_orphan(&self, subvolume: &Arc<Subvolume>, ino: Ino) -> Result<()> {
+        let id = InodeId { root: subvolume.id, ino };
+        match self.inode(id) {
+            Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
+            // The inode is gone already, or its item stands for a truncation that was under way: the file's extents
+            // past its size were dropped with the size's change or are beyond what can be read.
+            Ok(_) | Err(Error::Stale) => {
+                let op = self.engine.begin(self.reserve_for_removal(1)?);
+                op.delete(&subvolume.tree, orphan_key(ino));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes unlinked inodes that were still in use when the filesystem is closed.
+    pub(crate) fn delete_unused_orphans(&self) -> Result<()> {
+        let subvolumes: Vec<_> = self.subvolumes.read().values().cloned().collect();
+        for subvolume in subvolumes.iter().filter(|subvolume| !subvolume.is_read_only() && !subvolume.is_deleted()) {
+            for ino in orphans(subvolume)? {
+                self.inodes.drop_users(InodeId { root: subvolume.id, ino });
+                self.delete_orphan(subvolume, ino)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn orphans(subvolume: &Subvolume) -> Result<Vec<Ino>> {
+    let start = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, 0);
+    let end = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, u64::MAX);
+    Ok(subvolume.tree.range(&start, &end, usize::MAX)?.into_iter().map(|(key, _)| Ino(key.offset)).collect())
+}
+
+/// Items deleted in one operation.
+const DELETE_STEP: usize = 64;
+/// The same where space is short.
+const DELETE_STEP_MIN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_device::MemoryDevice;
+
+    use crate::types::{Caller, NewInode, XattrFlags};
+    use crate::{Fs, InodeId, MountOptions};
+
+    use super::*;
+
+    fn goes_at_once(fs: &Fs, id: InodeId) -> bool {
+        let inode = fs.inode(id).unwrap();
+        let state = inode.write().unwrap();
+        fs.last_items(&inode, &state, (fs.root().ino, b""), 16).unwrap().is_some()
+    }
+
+    #[test]
+    fn an_unused_inode_goes_with_its_last_name() {
+        let device = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let fs = Fs::open(vec![device], MountOptions::default()).unwrap();
+        let make = |name: &[u8]| fs.create(fs.root(), name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let [unused, used, linked, busy, large] = [&b"unused"[..], b"used", b"linked", b"busy", b"large"].map(make);
+        fs.open_inode(used).unwrap();
+        fs.link(linked, fs.root(), b"other").unwrap();
+        for number in 0..17 {
+            let name = format!("user.{number}");
+            fs.setxattr(large, name.as_bytes(), b"x", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        }
+        fs.write(unused, 0, b"dirty data").unwrap();
+        let busy = fs.inode(busy).unwrap();
+        let writes_back = busy.writeback.lock();
+        assert!([unused].iter().all(|id| goes_at_once(&fs, *id)));
+        assert!([used, linked, busy.id, large].iter().all(|id| !goes_at_once(&fs, *id)));
+        drop(writes_back);
+
+        for name in [&b"unused"[..], b"used", b"linked", b"other", b"busy", b"large"] {
+            fs.unlink(fs.root(), name).unwrap();
+        }
+        let tree = Arc::clone(&busy.home.tree);
+        let is_there = |id: InodeId| {
+            let start = Key::new(id.ino.0, KeyType(0), 0);
+            let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+            tree.first_ge(&start, &end).unwrap().is_some() || tree.get(&orphan_key(id.ino)).unwrap().is_some()
+        };
+        assert!([unused, linked, busy.id, large].iter().all(|id| !is_there(*id)));
+        assert!(is_there(used), "it is open");
+        fs.release_inode(used);
+        assert!(!is_there(used));
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_not_in_memory_goes_without_being_loaded() {
+        let device: Arc<dyn ubtrfs_device::Device> = Arc::new(MemoryDevice::new(1 << 30));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let open = || Fs::open(vec![Arc::clone(&device)], MountOptions::default()).unwrap();
+        let fs = open();
+        let root = fs.root();
+        let make = |name: &[u8], new: NewInode<'_>| fs.create(root, name, new, &Caller::ROOT).unwrap().id;
+        let ids = [&b"plain"[..], b"linked", b"large", b"kept"].map(|name| make(name, NewInode::file(0o644)));
+        let [plain, linked, large, kept] = ids;
+        let (symlink, dir) = (make(b"symlink", NewInode::symlink(b"plain")), make(b"dir", NewInode::dir(0o755)));
+        fs.write(plain, 0, &[7; 100_000]).unwrap();
+        fs.link(linked, root, b"other").unwrap();
+        for number in 0..17 {
+            fs.setxattr(large, format!("user.{number}").as_bytes(), b"x", XattrFlags::empty(), &Caller::ROOT).unwrap();
+        }
+        const FS_IMMUTABLE: u32 = 0x10;
+        fs.set_inode_flags(kept, FS_IMMUTABLE, &Caller::ROOT).unwrap();
+        fs.close().unwrap();
+
+        let fs = open();
+        let tree = fs.subvolume(root.root).unwrap().tree.clone();
+        let goes = |name: &[u8], id: InodeId| {
+            let found = UnloadedItems::read(&tree, id.ino, (root.ino, name), 16).unwrap();
+            found.map(|items| items.keys.len())
+        };
+        assert_eq!(goes(b"plain", plain), Some(3));
+        assert_eq!(goes(b"symlink", symlink), Some(3));
+        assert_eq!(goes(b"no such name", plain), None);
+        let others = [(&b"linked"[..], linked), (b"large", large), (b"kept", kept), (b"dir", dir)];
+        assert!(others.iter().all(|(name, id)| goes(name, *id).is_none()));
+
+        let is_loaded = |id| fs.inodes.peek(id).is_some();
+        for name in [&b"plain"[..], b"symlink", b"linked", b"other", b"large"] {
+            fs.unlink(root, name).unwrap();
+        }
+        assert!(!is_loaded(plain) && !is_loaded(symlink) && !is_loaded(kept));
+        assert!(matches!(fs.unlink(root, b"kept"), Err(Error::NotPermitted(_))));
+        assert!(matches!(fs.unlink(root, b"dir"), Err(Error::IsDirectory)));
+        for id in [plain, symlink, linked, large] {
+            let start = Key::new(id.ino.0, KeyType(0), 0);
+            let end = Key::new(id.ino.0, KeyType(u8::MAX), u64::MAX);
+            assert!(tree.first_ge(&start, &end).unwrap().is_none(), "{id:?}");
+        }
+        let kept_out = fs.inodes.keep_out(large).unwrap();
+        assert!(fs.inodes.keep_out(large).is_none());
+        drop(kept_out);
+        assert!(fs.inodes.keep_out(kept).is_none(), "it is in memory");
+        fs.close().unwrap();
+    }
+}

@@ -1,0 +1,76 @@
+//! The `btrfs.compression` property: an attribute that decides how a file is compressed, and what new files of a
+//! directory take over.
+
+use ubtrfs_format::Ino;
+use ubtrfs_format::item::{Compression, InodeFlags};
+use ubtrfs_transaction::Tree;
+
+use crate::error::{Error, Result};
+use crate::inode::state::{CompressionProperty, InodeState};
+use crate::inode::xattr;
+
+/// The attribute's name.
+pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
+
+/// A valid value of the property.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// Empty: the property is taken away, and the flags with it.
+    Reset,
+    /// `no` or `none`.
+    Never,
+    /// A method.
+    Method(Compression),
+}
+
+impl Value {
+    pub(crate) fn parse(value: &[u8]) -> Result<Self> {
+        Ok(match value {
+            b"" => Self::Reset,
+            b"no" | b"none" => Self::Never,
+            _ if value.starts_with(b"zlib") => Self::Method(Compression::Zlib),
+            _ if value.starts_with(b"lzo") => Self::Method(Compression::Lzo),
+            _ if value.starts_with(b"zstd") => Self::Method(Compression::Zstd),
+            _ => return Err(Error::InvalidArgument("expected zlib, lzo, zstd, no or none")),
+        })
+    }
+
+    /// Changes the inode as the property says.
+    pub(crate) fn apply(self, state: &mut InodeState) {
+        let mut flags = state.item.flags();
+        flags.remove(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);
+        state.compression = CompressionProperty::Unset;
+        match self {
+            Self::Reset => {}
+            Self::Never => flags.insert(InodeFlags::NOCOMPRESS),
+            Self::Method(method) => {
+                flags.insert(InodeFlags::COMPRESS);
+                state.compression = CompressionProperty::Method(method);
+            }
+        }
+        state.item.flags = flags.bits();
+    }
+}
+
+/// The value that stands for a method.
+pub(crate) fn name_of(method: Compression) -> &'static [u8] {
+    match method {
+        Compression::None => b"none",
+        Compression::Zlib => b"zlib",
+        Compression::Lzo => b"lzo",
+        Compression::Zstd => b"zstd",
+    }
+}
+
+/// The method of an inode's property. Only an inode with the flag can have one.
+pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Result<CompressionProperty> {
+    if !flags.contains(InodeFlags::COMPRESS) {
+        return Ok(CompressionProperty::Unset);
+    }
+    let value = xattr::read(tree, ino, COMPRESSION)?;
+    Ok(match value.as_deref().map(Value::parse) {
+        Some(Ok(Value::Method(method))) => CompressionProperty::Method(method),
+        // Set by a newer program: the flag alone counts.
+        _ => CompressionProperty::Unset,
+    })
+}

@@ -1,0 +1,293 @@
+//! Mode, owner, times and size; the flags that chattr sets.
+
+use ubtrfs_format::item::{InodeFlags, Timespec};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::acl::{self, Acl};
+use crate::inode::property;
+use crate::inode::state::{CompressionProperty, Inode, InodeState};
+use crate::inode::xattr::{self, check_may_change};
+use crate::mount::fs::now;
+use crate::namei::dir_item;
+use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
+
+impl Fs {
+    /// Changes attributes. A change of owner takes set-uid, set-gid and capabilities away from a file; a change of mode is
+    /// taken into its ACL.
+    pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
+        self.change_attributes(id, set, false)
+    }
+
+    /// The same by a file that is open for writing: one that became immutable since can still be truncated.
+    pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
+        self.change_attributes(id, set, true)
+    }
+
+    fn change_attributes(&self, id: InodeId, set: &SetAttr, is_open: bool) -> Result<Attr> {
+        if id.is_stub() && set.size.is_none() {
+            return self.set_stub_attr(id, set);
+        }
+        // What a kernel with a writeback cache hands over after writes that were allowed when they were made.
+        let written_back = set.mtime.is_some()
+            && set.ctime.is_some()
+            && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())
+            && set.otime.is_none();
+        let inode = match written_back {
+            true => self.inode_of_open_file(id)?,
+            false => self.inode_to_change(id)?,
+        };
+        if let Some(size) = set.size {
+            check_may_resize(&*inode.read()?, is_open)?;
+            crate::file::truncate::set_size(self, &inode, size)?;
+        }
+        if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
+            return Ok(self.attr_of(&inode, &*inode.read()?));
+        }
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        let only_now = set.mode.or(set.uid).or(set.gid).is_none()
+            && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
+            && set.otime.is_none();
+        // Append-only files take the present time, as writing to them does.
+        let like_a_write = only_now && (!state.has_flags(InodeFlags::IMMUTABLE) || (is_open && set.size.is_some()));
+        if !written_back && !like_a_write {
+            check_may_change(&state)?;
+        }
+        let mut changes = Vec::new();
+        let mut new_mode = set.mode;
+        if set.uid.or(set.gid).is_some() && !state.is_dir() {
+            new_mode = Some(new_mode.unwrap_or_else(|| without_privileges(state.item.mode)));
+            if state.is_regular() {
+                self.plan_drop_capability(&mut changes, &inode, &state)?;
+            }
+        }
+        if set.mode.is_some() && state.file_type_bits() != mode::SYMLINK {
+            self.plan_acl_mode(&mut changes, (&inode, &state), new_mode.unwrap_or_default())?;
+        }
+        let time = now();
+        apply(&mut state, set, new_mode, time);
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        inode.put_item(&op, &mut state);
+        drop(op);
+        Ok(self.attr_of(&inode, &state))
+    }
+
+    /// Leaves a file whose content was changed these permissions, of those that it has: set-user-id and set-group-id may go, by a
+    /// user who may append to it and no more.
+    pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
+        let inode = self.inode_to_change(id)?;
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        state.item.mode &= mode::TYPE | kept | !(mode::SETUID | mode::SETGID);
+        state.item.ctime = now();
+        let op = self.engine.begin(reservation);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
+    /// As Linux does, so that `chown -R` and `chmod -R` pass over snapshots: what is set shows until the directory is forgotten.
+    fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
+        self.check_open()?;
+        let inode = self.inode(id)?;
+        inode.home.check_writable()?;
+        let mut state = inode.write()?;
+        apply(&mut state, set, set.mode, now());
+        Ok(self.attr_of(&inode, &state))
+    }
+
+    fn plan_drop_capability(
+        &self,
+        changes: &mut Vec<dir_item::Change>,
+        inode: &Inode,
+        state: &InodeState,
+    ) -> Result<()> {
+        let gone = (xattr::CAPABILITY, None);
+        xattr::plan_set(changes, (inode, state), &self.geometry, gone, XattrFlags::empty())
+    }
+
+    /// Takes a new mode into the access ACL, if there is one.
+    fn plan_acl_mode(
+        &self,
+        changes: &mut Vec<dir_item::Change>,
+        (inode, state): (&Inode, &InodeState),
+        new_mode: u32,
+    ) -> Result<()> {
+        let Some(raw) = xattr::get(inode, state, acl::ACCESS)? else { return Ok(()) };
+        let Some(mut acl) = Acl::parse(&raw)? else { return Ok(()) };
+        acl.set_mode(new_mode);
+        let value = (acl::ACCESS, Some(acl.encode()));
+        xattr::plan_set(changes, (inode, state), &self.geometry, value, XattrFlags::empty())
+    }
+
+    /// Flags as FS_IOC_GETFLAGS shows them.
+    pub fn inode_flags(&self, id: InodeId) -> Result<u32> {
+        Ok(to_ioctl_flags(self.inode(id)?.read()?.item.flags()))
+    }
+
+    /// Sets flags as FS_IOC_SETFLAGS does, for a caller whose rights are those of its user id.
+    pub fn set_inode_flags(&self, id: InodeId, flags: u32, caller: &Caller) -> Result<()> {
+        self.set_inode_flags_with(id, flags, caller, caller.flag_rights())
+    }
+
+    /// The same for a caller with these rights, whatever its user id is.
+    pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
+        if flags & !SETTABLE != 0 {
+            return Err(Error::NotSupported("these inode flags"));
+        }
+        let excluded = [FS_COMPR | FS_NOCOMP, FS_COMPR | FS_NOCOW];
+        if excluded.iter().any(|both| flags & both == *both) {
+            return Err(Error::InvalidArgument("these flags exclude each other"));
+        }
+        let inode = self.inode_to_change(id)?;
+        let reservation = self.reserve(SETATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        let old = to_ioctl_flags(state.item.flags());
+        let flags = mask_for_type(&state, flags);
+        if (old ^ flags) & (FS_IMMUTABLE | FS_APPEND) != 0 && !rights.immutable {
+            return Err(Error::NotPermitted("immutable and append need CAP_LINUX_IMMUTABLE to change"));
+        }
+        if !rights.as_owner && caller.uid != state.item.uid {
+            return Err(Error::NotPermitted("not the owner"));
+        }
+        // Linux wants one given up before the other is asked for, in two calls.
+        let about_compression = FS_COMPR | FS_NOCOMP;
+        if (old & FS_NOCOW != 0 && flags & about_compression != 0)
+            || (old & about_compression != 0 && flags & FS_NOCOW != 0)
+        {
+            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
+        }
+        let mut changes = Vec::new();
+        self.plan_compression_flags(&mut changes, &inode, &mut state, flags)?;
+        apply_ioctl_flags(&mut state, flags);
+        state.item.ctime = now();
+        state.item.sequence = state.item.sequence.wrapping_add(1);
+        state.inherit = None;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
+    /// Flags with `+c` set the property to the mount's method, whatever it was; others take it away.
+    fn plan_compression_flags(
+        &self,
+        changes: &mut Vec<dir_item::Change>,
+        inode: &Inode,
+        state: &mut InodeState,
+        new: u32,
+    ) -> Result<()> {
+        let mut value = None;
+        let mut flags = state.item.flags();
+        flags.remove(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);
+        state.compression = CompressionProperty::Unset;
+        if new & FS_NOCOMP != 0 {
+            flags.insert(InodeFlags::NOCOMPRESS);
+        } else if new & FS_COMPR != 0 {
+            let method = self.options.compress.map_or(ubtrfs_format::item::Compression::Zlib, |spec| spec.kind);
+            flags.insert(InodeFlags::COMPRESS);
+            state.compression = CompressionProperty::Method(method);
+            value = Some(property::name_of(method).to_vec());
+        }
+        state.item.flags = flags.bits();
+        let attribute = (property::COMPRESSION, value);
+        xattr::plan_set(changes, (inode, state), &self.geometry, attribute, XattrFlags::empty())
+    }
+}
+
+/// Fails where the inode has no size to set.
+fn check_may_resize(state: &InodeState, is_open: bool) -> Result<()> {
+    match state.file_type_bits() {
+        mode::REGULAR if is_open && !state.has_flags(InodeFlags::APPEND) => Ok(()),
+        mode::REGULAR => check_may_change(state),
+        mode::DIRECTORY => Err(Error::IsDirectory),
+        _ => Err(Error::InvalidArgument("only regular files have a size to set")),
+    }
+}
+
+fn apply(state: &mut InodeState, set: &SetAttr, new_mode: Option<u32>, time: Timespec) {
+    let item = &mut state.item;
+    if let Some(new_mode) = new_mode {
+        item.mode = item.mode & mode::TYPE | new_mode & mode::PERMISSIONS;
+    }
+    item.uid = set.uid.unwrap_or(item.uid);
+    item.gid = set.gid.unwrap_or(item.gid);
+    let resolve = |set: Option<SetTime>, old: Timespec| match set {
+        None => old,
+        Some(SetTime::Now) => time,
+        Some(SetTime::At(at)) => Timespec { sec: at.sec, nsec: at.nsec.min(999_999_999) },
+    };
+    item.atime = resolve(set.atime, item.atime);
+    item.mtime = resolve(set.mtime, item.mtime);
+    item.otime = set.otime.unwrap_or(item.otime);
+    item.ctime = set.ctime.unwrap_or(time);
+    item.sequence = item.sequence.wrapping_add(1);
+}
+
+/// A file's mode after its owner or content changed: no set-uid; no set-gid where it is one (without group execution
+/// it would stand for mandatory locking).
+pub(crate) fn without_privileges(file_mode: u32) -> u32 {
+    let group_exec = file_mode & 0o010 != 0;
+    file_mode & !mode::SETUID & if group_exec { !mode::SETGID } else { !0 }
+}
+
+fn to_ioctl_flags(flags: InodeFlags) -> u32 {
+    FLAG_PAIRS.iter().filter(|(disk, _)| flags.contains(*disk)).map(|(_, ioctl)| ioctl).sum()
+}
+
+/// Takes over every flag but compression, which the property decides.
+fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
+    let mut flags = state.item.flags();
+    for (disk, ioctl) in FLAG_PAIRS {
+        if ioctl & (FS_COMPR | FS_NOCOMP | FS_NOCOW | FS_VERITY) == 0 {
+            flags.set(*disk, new & ioctl != 0);
+        }
+    }
+    // A file with content keeps its way of writing, as on Linux: its extents have checksums or have none.
+    let wants_nocow = new & FS_NOCOW != 0;
+    if !state.is_regular() {
+        flags.set(InodeFlags::NODATACOW, wants_nocow);
+    } else if state.item.size == 0 {
+        flags.set(InodeFlags::NODATACOW | InodeFlags::NODATASUM, wants_nocow);
+    }
+    state.item.flags = flags.bits();
+}
+
+fn mask_for_type(state: &InodeState, flags: u32) -> u32 {
+    match state.file_type_bits() {
+        mode::DIRECTORY => flags,
+        mode::REGULAR => flags & !FS_DIRSYNC,
+        _ => flags & (FS_NODUMP | FS_NOATIME),
+    }
+}
+
+const FS_COMPR: u32 = 0x4;
+const FS_SYNC: u32 = 0x8;
+const FS_IMMUTABLE: u32 = 0x10;
+const FS_APPEND: u32 = 0x20;
+const FS_NODUMP: u32 = 0x40;
+const FS_NOATIME: u32 = 0x80;
+const FS_NOCOMP: u32 = 0x400;
+const FS_DIRSYNC: u32 = 0x1_0000;
+const FS_VERITY: u32 = 0x10_0000;
+const FS_NOCOW: u32 = 0x80_0000;
+
+const FLAG_PAIRS: &[(InodeFlags, u32)] = &[
+    (InodeFlags::COMPRESS, FS_COMPR),
+    (InodeFlags::SYNC, FS_SYNC),
+    (InodeFlags::IMMUTABLE, FS_IMMUTABLE),
+    (InodeFlags::APPEND, FS_APPEND),
+    (InodeFlags::NODUMP, FS_NODUMP),
+    (InodeFlags::NOATIME, FS_NOATIME),
+    (InodeFlags::NOCOMPRESS, FS_NOCOMP),
+    (InodeFlags::DIRSYNC, FS_DIRSYNC),
+    (InodeFlags::NODATACOW, FS_NOCOW),
+    (InodeFlags::RO_VERITY, FS_VERITY),
+];
+
+const SETTABLE: u32 =
+    FS_COMPR | FS_SYNC | FS_IMMUTABLE | FS_APPEND | FS_NODUMP | FS_NOATIME | FS_NOCOMP | FS_DIRSYNC | FS_NOCOW;
+
+/// The inode, its ACL, its capability, its property.
+const SETATTR_ITEMS: usize = 6;

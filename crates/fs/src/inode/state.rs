@@ -1,0 +1,213 @@
+//! An inode in memory: the one owner of what is known about it between the tree and the callers.
+//!
+//! - I1. `state.item` is what the inode is now; the `INODE_ITEM` last put may show a smaller size (`disk_size`) while
+//!   data past it is not on disk yet. Nothing else of it differs, except between a write and its writeback, when dirty
+//!   data keep the inode in memory.
+//! - I2. Everything that belongs to the inode's items is changed under its state lock, held for writing around the
+//!   [`Operation`] that puts the items.
+//! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards of
+//!   the inode cache. Nobody waits for a state lock, a reservation or I/O inside an operation.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
+use ubtrfs_format::{Generation, Key, KeyType};
+use ubtrfs_transaction::{Operation, TreeChanges};
+
+use crate::error::{Error, Result};
+use crate::file::dirty::FileData;
+use crate::inode::acl::Acl;
+use crate::inode::xattr::KnownXattrs;
+use crate::namei::dir_item::HashedName;
+use crate::namei::known_names::KnownNames;
+use crate::subvolume::handle::Home;
+use crate::types::{Attr, InodeId, mode, rdev_of_item};
+use crate::writeback::lock::WritebackLock;
+
+/// A loaded inode.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub(crate) id: InodeId,
+    pub(crate) home: Arc<Home>,
+    pub(crate) state: RwLock<InodeState>,
+    /// Held while data of the inode is being written back, and by those who change its extents otherwise. Taken
+    /// before the state lock.
+    pub(crate) writeback: WritebackLock,
+}
+
+/// What changes about an inode.
+#[derive(Debug)]
+pub(crate) struct InodeState {
+    /// The inode as it is now; `size` is the size that callers see.
+    pub(crate) item: InodeItem,
+    /// The size that the inode's item on disk shows: data up to here is on disk. Regular files only.
+    pub(crate) disk_size: u64,
+    /// Dirty and in-flight data of a regular file.
+    pub(crate) data: FileData,
+    /// The `btrfs.compression` property.
+    pub(crate) compression: CompressionProperty,
+    /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
+    pub(crate) next_index: Option<u64>,
+    /// Numbers for the next inodes that are made here. Directories only.
+    pub(crate) next_inos: NextInos,
+    /// The home of those, once there are some.
+    pub(crate) home_of_new: Option<Arc<Home>>,
+    /// Whether it has extended attributes.
+    pub(crate) xattrs: KnownXattrs,
+    /// All names, of a directory that was empty once since it was loaded.
+    pub(crate) known_names: Option<KnownNames>,
+    /// What new entries take over from this directory, once it is known; forgotten when an attribute changes.
+    pub(crate) inherit: Option<Arc<Inherited>>,
+    /// The inode's items are being deleted or are gone; see [`Inode::write`].
+    pub(crate) dead: bool,
+    /// The root directory of a deleted subvolume: shows no names and takes none.
+    pub(crate) removed: bool,
+    /// Made by `tmpfile`: may get its first name.
+    pub(crate) linkable: bool,
+}
+
+/// Numbers that a directory keeps for its next inodes, so that the inodes of a busy directory are neighbours.
+#[derive(Debug, Default)]
+pub(crate) struct NextInos {
+    /// The transaction that they are for: each transaction's inodes lie behind those of the ones before.
+    pub(crate) generation: Generation,
+    /// Numbers that the directory gave to its inodes in the transaction.
+    pub(crate) nr_given: u64,
+    /// How many of them are directories.
+    pub(crate) nr_dirs: u64,
+    pub(crate) numbers: Range<u64>,
+}
+
+/// The `btrfs.compression` property of an inode, read once from its attributes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CompressionProperty {
+    /// There is none: flags and mount options decide.
+    #[default]
+    Unset,
+    /// Compress with this method at its default level, whatever the mount options say.
+    Method(Compression),
+}
+
+/// What new entries take over from their directory's attributes.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    pub(crate) default_acl: Option<Acl>,
+    /// Method of the directory's `btrfs.compression` attribute.
+    pub(crate) compression: Option<Compression>,
+}
+
+impl InodeState {
+    pub(crate) fn new(item: InodeItem) -> Self {
+        Self {
+            disk_size: item.size,
+            item,
+            data: FileData::default(),
+            compression: CompressionProperty::default(),
+            next_index: None,
+            next_inos: NextInos::default(),
+            home_of_new: None,
+            xattrs: KnownXattrs::unknown(),
+            known_names: None,
+            inherit: None,
+            dead: false,
+            removed: false,
+            linkable: false,
+        }
+    }
+
+    pub(crate) fn file_type_bits(&self) -> u32 {
+        self.item.mode & mode::TYPE
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.file_type_bits() == mode::DIRECTORY
+    }
+
+    pub(crate) fn is_regular(&self) -> bool {
+        self.file_type_bits() == mode::REGULAR
+    }
+
+    pub(crate) fn has_flags(&self, flags: InodeFlags) -> bool {
+        self.item.flags().intersects(flags)
+    }
+
+    /// Whether forgetting it would forget names of a large directory, which cannot be learned again. The memory of them
+    /// is bounded by their own budget.
+    pub(crate) fn knows_many_names(&self) -> bool {
+        self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
+    }
+
+    /// Whether a directory is known not to have the name; else the tree must be asked.
+    pub(crate) fn lacks_name(&self, name: HashedName<'_>) -> bool {
+        self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
+    }
+
+    /// The item to put: as in memory, with the size that is on disk (I1).
+    pub(crate) fn disk_item(&self) -> InodeItem {
+        let mut item = self.item.clone();
+        if self.is_regular() {
+            item.size = self.disk_size;
+        }
+        item
+    }
+
+    /// What `stat` shows, where `new_bytes` of pending data have no extent yet.
+    pub(crate) fn attr(&self, id: InodeId, sectorsize: u32, new_bytes: u64) -> Attr {
+        let item = &self.item;
+        let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
+        Attr {
+            id,
+            size: item.size,
+            blocks: (round(item.nbytes) + round(new_bytes)) / 512,
+            mode: item.mode,
+            nlink: item.nlink,
+            uid: item.uid,
+            gid: item.gid,
+            rdev: rdev_of_item(item),
+            atime: item.atime,
+            mtime: item.mtime,
+            ctime: item.ctime,
+            otime: item.otime,
+            flags: item.flags,
+            generation: item.generation,
+            blksize: sectorsize,
+        }
+    }
+}
+
+impl Inode {
+    /// The key of the inode's item.
+    pub(crate) fn item_key(&self) -> Key {
+        Key::new(self.id.ino.0, KeyType::INODE_ITEM, 0)
+    }
+
+    /// The last key that an item of the inode can have.
+    pub(crate) fn last_key(&self) -> Key {
+        Key::new(self.id.ino.0, KeyType(u8::MAX), u64::MAX)
+    }
+
+    /// The state for reading; fails once the inode was deleted.
+    pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, InodeState>> {
+        let state = self.state.read();
+        if state.dead { Err(Error::Stale) } else { Ok(state) }
+    }
+
+    /// The state for changing; fails once the inode was deleted.
+    pub(crate) fn write(&self) -> Result<RwLockWriteGuard<'_, InodeState>> {
+        let state = self.state.write();
+        if state.dead { Err(Error::Stale) } else { Ok(state) }
+    }
+
+    /// Puts the `INODE_ITEM` as `state` shows it, as of the operation's transaction (I2).
+    pub(crate) fn put_item(&self, op: &Operation<'_>, state: &mut InodeState) {
+        self.put_item_among(&mut op.changes(&self.home.tree), state);
+    }
+
+    /// The same among other changes.
+    pub(crate) fn put_item_among(&self, changes: &mut TreeChanges<'_>, state: &mut InodeState) {
+        state.item.transid = changes.generation();
+        changes.put(self.item_key(), state.disk_item().encode_array());
+    }
+}

@@ -1,0 +1,335 @@
+//! Extended attributes of all namespaces, with ACLs and properties among them.
+//!
+//! Item: key (inode, XATTR_ITEM, hash(name)), holding every attribute whose name has that hash.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use ubtrfs_format::hash::name_hash;
+use ubtrfs_format::item::{DirEntry, FileType, InodeFlags, NAME_LEN_MAX};
+use ubtrfs_format::{Ino, Key, KeyType};
+use ubtrfs_transaction::{Geometry, Tree};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::acl::{self, Acl};
+use crate::inode::property;
+use crate::inode::state::{Inode, InodeState};
+use crate::mount::fs::now;
+use crate::namei::dir_item::{self, Change, PENDING, in_tree};
+use crate::types::{Caller, InodeId, XattrFlags, mode};
+
+/// Capabilities of an executable, void once it changes.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+
+fn key_of(ino: Ino, name: &[u8]) -> Key {
+    Key::new(ino.0, KeyType::XATTR_ITEM, name_hash(name))
+}
+
+/// Whether an inode has attributes, once somebody asked. Most have none, and programs ask before most that they do.
+///
+/// Learned under the inode's state lock, and changed to [`Self::SOME`] under it held for writing before one is added; that
+/// the last one went is not noticed.
+#[derive(Debug)]
+pub(crate) struct KnownXattrs(AtomicU8);
+
+impl KnownXattrs {
+    const UNKNOWN: u8 = 0;
+    const NONE: u8 = 1;
+    const SOME: u8 = 2;
+
+    /// Of an inode that is loaded.
+    pub(crate) fn unknown() -> Self {
+        Self(AtomicU8::new(Self::UNKNOWN))
+    }
+
+    /// Of a new inode.
+    pub(crate) fn of_new(has_some: bool) -> Self {
+        Self(AtomicU8::new(if has_some { Self::SOME } else { Self::NONE }))
+    }
+
+    /// Whether the inode has no attributes.
+    fn is_none(&self, inode: &Inode) -> Result<bool> {
+        let known = self.0.load(Ordering::Relaxed);
+        if known != Self::UNKNOWN {
+            return Ok(known == Self::NONE);
+        }
+        let ino = inode.id.ino.0;
+        let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
+        let is_none = inode.home.tree.first_ge(&start, &end)?.is_none();
+        self.0.store(if is_none { Self::NONE } else { Self::SOME }, Ordering::Relaxed);
+        Ok(is_none)
+    }
+}
+
+/// The value of an attribute of an inode whose state is locked.
+pub(crate) fn get(inode: &Inode, state: &InodeState, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    if state.xattrs.is_none(inode)? { Ok(None) } else { read(&inode.home.tree, inode.id.ino, name) }
+}
+
+/// The value of an attribute.
+pub(crate) fn read(tree: &Tree, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    let entries = dir_item::read_entries(tree, &key_of(ino, name))?;
+    Ok(entries.into_iter().find(|entry| entry.name == name).map(|entry| entry.data))
+}
+
+fn entry(name: &[u8], value: Vec<u8>) -> DirEntry {
+    let file_type = FileType::Xattr as u8;
+    DirEntry { location: Key::MIN, transid: PENDING, file_type, name: name.to_vec(), data: value }
+}
+
+/// Plans an attribute of a new inode, where none is yet.
+pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> Change {
+    Change::PutEntries(key_of(ino, name), vec![entry(name, value)])
+}
+
+/// Plans a new value of an attribute, or its end. The inode's state is locked for writing.
+pub(crate) fn plan_set(
+    changes: &mut Vec<Change>,
+    (inode, state): (&Inode, &InodeState),
+    geometry: &Geometry,
+    (name, value): (&[u8], Option<Vec<u8>>),
+    flags: XattrFlags,
+) -> Result<()> {
+    let key = key_of(inode.id.ino, name);
+    let mut entries = match state.xattrs.is_none(inode)? {
+        true => Vec::new(),
+        false => dir_item::read_entries(&inode.home.tree, &key)?,
+    };
+    if value.is_some() {
+        state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
+    }
+    let at = entries.iter().position(|entry| entry.name == name);
+    // A value that fits in no item is refused before it is looked for what it replaces.
+    let value_bytes = value.as_ref().map_or(0, Vec::len);
+    if DirEntry::HEADER_SIZE + name.len() + value_bytes > dir_item::max_item_bytes(geometry) {
+        return Err(Error::ItemFull);
+    }
+    match (at, value) {
+        (Some(_), Some(_)) if flags.contains(XattrFlags::CREATE) => return Err(Error::Exists),
+        (None, _) if flags.contains(XattrFlags::REPLACE) => return Err(Error::NoData),
+        (None, None) => return Ok(()),
+        (Some(at), None) => drop(entries.remove(at)),
+        (Some(at), Some(value)) => {
+            if let Some(old) = entries.get_mut(at) {
+                *old = entry(name, value);
+            }
+        }
+        (None, Some(value)) => entries.push(entry(name, value)),
+    }
+    let bytes: usize = entries.iter().map(dir_item::entry_bytes).sum();
+    let max = match entries.len() {
+        0 | 1 => dir_item::max_item_bytes(geometry),
+        _ => dir_item::max_extended_bytes(geometry),
+    };
+    if bytes > max {
+        return Err(Error::ItemFull);
+    }
+    changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
+    Ok(())
+}
+
+/// What a name's prefix says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespace {
+    User,
+    Trusted,
+    Security,
+    AccessAcl,
+    DefaultAcl,
+    Compression,
+}
+
+impl Namespace {
+    fn of(name: &[u8]) -> Result<Self> {
+        if name.is_empty() || name.len() > NAME_LEN_MAX {
+            return Err(Error::Range);
+        }
+        if name.contains(&0) {
+            return Err(Error::InvalidArgument("a name has no zero byte"));
+        }
+        let plain: [(&[u8], Self); 3] =
+            [(b"user.", Self::User), (b"trusted.", Self::Trusted), (b"security.", Self::Security)];
+        for (prefix, namespace) in plain {
+            match name.strip_prefix(prefix) {
+                Some(b"") => return Err(Error::InvalidArgument("an attribute needs a name after its namespace")),
+                Some(_) => return Ok(namespace),
+                None => {}
+            }
+        }
+        match name {
+            acl::ACCESS => Ok(Self::AccessAcl),
+            acl::DEFAULT => Ok(Self::DefaultAcl),
+            property::COMPRESSION => Ok(Self::Compression),
+            _ if name.starts_with(b"btrfs.") => Err(Error::InvalidArgument("no such property")),
+            _ => Err(Error::NotSupported("this namespace of attributes")),
+        }
+    }
+
+    fn is_acl(self) -> bool {
+        matches!(self, Self::AccessAcl | Self::DefaultAcl)
+    }
+}
+
+impl Fs {
+    /// The value of an attribute.
+    pub fn getxattr(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        let namespace = match Namespace::of(name) {
+            Err(Error::InvalidArgument(_)) if name.starts_with(b"btrfs.") => return Err(Error::NoData),
+            other => other?,
+        };
+        if namespace.is_acl() && !self.options.acl {
+            return Err(Error::NotSupported("ACLs, by the mount option noacl"));
+        }
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        get(&inode, &state, name)?.ok_or(Error::NoData)
+    }
+
+    /// The names of all attributes.
+    pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        if state.xattrs.is_none(&inode)? {
+            return Ok(Vec::new());
+        }
+        let mut start = Key::new(id.ino.0, KeyType::XATTR_ITEM, 0);
+        let end = Key::new(id.ino.0, KeyType::XATTR_ITEM, u64::MAX);
+        let mut names = Vec::new();
+        loop {
+            let items = inode.home.tree.range(&start, &end, 64)?;
+            for (_, item) in &items {
+                let entries = DirEntry::decode_all(item).map_err(in_tree(&inode.home.tree))?;
+                names.extend(entries.into_iter().map(|entry| entry.name));
+            }
+            match items.last().and_then(|(last, _)| last.successor()) {
+                Some(next) if items.len() == 64 => start = next,
+                _ => return Ok(names),
+            }
+        }
+    }
+
+    /// Sets an attribute. ACLs are validated and change the mode; the compression property changes the inode's flags.
+    pub fn setxattr(&self, id: InodeId, name: &[u8], value: &[u8], flags: XattrFlags, caller: &Caller) -> Result<()> {
+        let namespace = Namespace::of(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Error::TooBig);
+        }
+        self.change_xattr(id, (namespace, name), Some(value), flags, caller)
+    }
+
+    /// Takes an attribute away.
+    pub fn removexattr(&self, id: InodeId, name: &[u8], caller: &Caller) -> Result<()> {
+        let namespace = Namespace::of(name)?;
+        let flags = if namespace.is_acl() { XattrFlags::empty() } else { XattrFlags::REPLACE };
+        self.change_xattr(id, (namespace, name), None, flags, caller)
+    }
+
+    fn change_xattr(
+        &self,
+        id: InodeId,
+        (namespace, name): (Namespace, &[u8]),
+        value: Option<&[u8]>,
+        flags: XattrFlags,
+        caller: &Caller,
+    ) -> Result<()> {
+        if namespace == Namespace::Trusted && !caller.is_privileged() {
+            return Err(Error::NotPermitted("trusted attributes are the superuser's"));
+        }
+        let inode = self.inode_to_change(id)?;
+        let reservation = self.reserve(XATTR_ITEMS)?;
+        let mut state = inode.write()?;
+        check_may_change(&state)?;
+        let mut changes = Vec::new();
+        let mut new_mode = None;
+        let value = match namespace {
+            Namespace::AccessAcl | Namespace::DefaultAcl => {
+                if !self.options.acl {
+                    return Err(Error::NotSupported("ACLs, by the mount option noacl"));
+                }
+                let (value, changed_mode) = acl_value(&state, namespace, value)?;
+                new_mode = changed_mode;
+                value
+            }
+            Namespace::Compression => return self.set_property(&inode, state, reservation, value, flags),
+            Namespace::User if !(state.is_regular() || state.is_dir()) => {
+                return Err(Error::NotPermitted("user attributes are for files and directories"));
+            }
+            Namespace::User | Namespace::Trusted | Namespace::Security => value.map(<[u8]>::to_vec),
+        };
+        let flags = if namespace.is_acl() { XattrFlags::empty() } else { flags };
+        plan_set(&mut changes, (&inode, &state), &self.geometry, (name, value), flags)?;
+        state.item.mode = new_mode.unwrap_or(state.item.mode);
+        attribute_changed(&mut state);
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+
+    fn set_property(
+        &self,
+        inode: &crate::inode::state::Inode,
+        mut state: parking_lot::RwLockWriteGuard<'_, InodeState>,
+        reservation: ubtrfs_transaction::MetadataReservation<'_>,
+        value: Option<&[u8]>,
+        flags: XattrFlags,
+    ) -> Result<()> {
+        let property = property::Value::parse(value.unwrap_or_default())?;
+        // Others have no such property, and take any valid value without keeping it, as in Linux.
+        if !(state.is_regular() || state.is_dir()) {
+            return Ok(());
+        }
+        if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
+            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
+        }
+        let stored = value.filter(|value| !value.is_empty()).map(<[u8]>::to_vec);
+        let mut changes = Vec::new();
+        let attribute = (property::COMPRESSION, stored);
+        plan_set(&mut changes, (inode, &state), &self.geometry, attribute, flags)?;
+        property.apply(&mut state);
+        attribute_changed(&mut state);
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        inode.put_item(&op, &mut state);
+        Ok(())
+    }
+}
+
+/// What an ACL attribute becomes, and the mode if it changes: an access ACL that only says what nine bits can say is
+/// kept as the mode alone.
+fn acl_value(state: &InodeState, namespace: Namespace, value: Option<&[u8]>) -> Result<(Option<Vec<u8>>, Option<u32>)> {
+    if state.file_type_bits() == mode::SYMLINK {
+        return Err(Error::NotSupported("ACLs of symbolic links"));
+    }
+    let acl = match value {
+        Some(value) => Acl::parse(value)?,
+        None => None,
+    };
+    match (namespace, acl) {
+        (_, None) => Ok((None, None)),
+        (Namespace::DefaultAcl, Some(acl)) if state.is_dir() => Ok((Some(acl.encode()), None)),
+        (Namespace::DefaultAcl, Some(_)) => Err(Error::AccessDenied),
+        (_, Some(acl)) => {
+            let new_mode = acl.apply_to_mode(state.item.mode);
+            Ok(((!acl.is_minimal()).then(|| acl.encode()), Some(new_mode)))
+        }
+    }
+}
+
+/// Fails where the inode's flags forbid changes of attributes.
+pub(crate) fn check_may_change(state: &InodeState) -> Result<()> {
+    if state.has_flags(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+        return Err(Error::NotPermitted("the file is immutable or append-only"));
+    }
+    Ok(())
+}
+
+fn attribute_changed(state: &mut InodeState) {
+    state.item.ctime = now();
+    state.item.sequence = state.item.sequence.wrapping_add(1);
+    state.inherit = None;
+}
+
+/// Longest value that Linux lets through.
+const VALUE_MAX: usize = 64 << 10;
+const XATTR_ITEMS: usize = 4;

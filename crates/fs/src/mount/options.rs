@@ -1,0 +1,382 @@
+//! Mount options by the kernel's names.
+//!
+//! I1. An option that would change behaviour is either honoured or refused by name; options that tune what this
+//!     engine does by itself (allocation hints, thread counts, caches) are accepted and change nothing.
+
+use std::path::PathBuf;
+
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::Compression;
+
+use crate::error::{Error, Result};
+
+/// How new data is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompressSpec {
+    /// The method; never [`Compression::None`].
+    pub kind: Compression,
+    /// Level: zlib 1-9, zstd -15 to 15; 0 where the method has none.
+    pub level: i32,
+    /// Compress even where the first try of a file did not pay.
+    pub force: bool,
+}
+
+impl CompressSpec {
+    /// zlib's default level.
+    pub const ZLIB_LEVEL: i32 = 3;
+    /// zstd's default level.
+    pub const ZSTD_LEVEL: i32 = 3;
+
+    /// The method at its default level.
+    pub fn new(kind: Compression) -> Self {
+        let level = match kind {
+            Compression::Zlib => Self::ZLIB_LEVEL,
+            Compression::Zstd => Self::ZSTD_LEVEL,
+            Compression::Lzo | Compression::None => 0,
+        };
+        Self { kind, level, force: false }
+    }
+}
+
+/// When reading updates access times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtimeMode {
+    /// Never.
+    Noatime,
+    /// If older than the last change, or than a day.
+    #[default]
+    Relatime,
+    /// At every read.
+    Strictatime,
+}
+
+/// How a filesystem is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Take no changes.
+    pub read_only: bool,
+    /// Path of the subvolume to show as the root.
+    pub subvol: Option<Vec<u8>>,
+    /// Id of the subvolume to show as the root.
+    pub subvolid: Option<RootId>,
+    /// Compression of new data.
+    pub compress: Option<CompressSpec>,
+    /// New files are overwritten in place and have no checksums.
+    pub nodatacow: bool,
+    /// New files have no checksums.
+    pub nodatasum: bool,
+    /// Longest file that is kept inside the tree.
+    pub max_inline: u32,
+    /// Seconds between commits.
+    pub commit_secs: u32,
+    /// Budget of caches, delayed items and dirty data together; by default a quarter of the machine's, at most 1 GiB.
+    pub memory_bytes: u64,
+    /// Access times of files.
+    pub atime: AtimeMode,
+    /// Access times of directories stay as they are.
+    pub nodiratime: bool,
+    /// Tell devices about freed space.
+    pub discard: bool,
+    /// Write out all dirty data at every commit.
+    pub flushoncommit: bool,
+    /// Further devices to open.
+    pub devices: Vec<PathBuf>,
+    /// Open with devices missing.
+    pub degraded: bool,
+    /// Owners may delete their subvolumes.
+    pub user_subvol_rm_allowed: bool,
+    /// POSIX ACLs.
+    pub acl: bool,
+    /// fsync commits instead of writing a tree log.
+    pub notreelog: bool,
+    /// Leave a log that is found as it is and show the last commit; for read-only.
+    pub nologreplay: bool,
+    /// Each `Attr` that lookup, create and link return counts as a reference to its inode, given back by
+    /// [`Fs::forget`](crate::Fs::forget). For FUSE; not an option that users name.
+    pub track_lookups: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            subvol: None,
+            subvolid: None,
+            compress: None,
+            nodatacow: false,
+            nodatasum: false,
+            max_inline: 2048,
+            commit_secs: 30,
+            memory_bytes: crate::mount::memory_budget::default_memory_bytes(),
+            atime: AtimeMode::default(),
+            nodiratime: false,
+            discard: false,
+            flushoncommit: false,
+            devices: Vec::new(),
+            degraded: false,
+            user_subvol_rm_allowed: false,
+            acl: true,
+            notreelog: false,
+            nologreplay: false,
+            track_lookups: false,
+        }
+    }
+}
+
+/// Options that are accepted and change nothing here, with or without a value.
+const NO_EFFECT: &[&str] = &[
+    "alloc_start",
+    "async",
+    "autodefrag",
+    "barrier",
+    "check_int",
+    "check_int_data",
+    "check_int_print_mask",
+    "clear_cache",
+    "defaults",
+    "dev",
+    "diratime",
+    "dirsync",
+    "enospc_debug",
+    "exec",
+    "fragment",
+    "inode_cache",
+    "iversion",
+    "lazytime",
+    "metadata_ratio",
+    "mand",
+    "noautodefrag",
+    "nobarrier",
+    "nodev",
+    "noenospc_debug",
+    "noexec",
+    "noflushoncommit",
+    "noinode_cache",
+    "noiversion",
+    "nolazytime",
+    "nomand",
+    "nospace_cache",
+    "nossd",
+    "nossd_spread",
+    "nosuid",
+    "ref_verify",
+    "rescan_uuid_tree",
+    "skip_balance",
+    "space_cache",
+    "ssd",
+    "ssd_spread",
+    "suid",
+    "thread_pool",
+];
+
+/// Options of the kernel that this engine must not accept silently.
+const REFUSED: &[(&str, &str)] = &[
+    ("fatal_errors", "is not supported"),
+    ("usebackuproot", "is not supported yet"),
+    ("recovery", "is not supported yet"),
+    ("sync", "is not supported; use fsync, or sync and `ubtrfs filesystem sync`"),
+];
+
+impl MountOptions {
+    /// Reads a comma-separated list of options; later ones win. An unknown option is an error that names it.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (options, unknown) = Self::parse_known(text)?;
+        match unknown.into_iter().next() {
+            None => Ok(options),
+            Some(option) => Err(bad(&option, "is unknown; see the list in: ubtrfs mount --help")),
+        }
+    }
+
+    /// The same, but hands back what it does not know (for a caller that has options of its own).
+    pub fn parse_known(text: &str) -> Result<(Self, Vec<String>)> {
+        let mut options = Self::default();
+        let mut unknown = Vec::new();
+        for option in text.split(',').filter(|option| !option.is_empty()) {
+            if !options.apply(option)? {
+                unknown.push(option.to_owned());
+            }
+        }
+        Ok((options, unknown))
+    }
+
+    /// Applies one option; false if it is unknown.
+    pub fn apply(&mut self, option: &str) -> Result<bool> {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        if let Some((_, problem)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
+            return Err(bad(option, problem));
+        }
+        let needs_value = || value.filter(|value| !value.is_empty()).ok_or_else(|| bad(option, "needs a value"));
+        match name {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "subvol" => self.subvol = Some(needs_value()?.as_bytes().to_vec()),
+            "subvolid" => {
+                let id = parse_id(needs_value()?).ok_or_else(|| bad(option, "expected a subvolume id"))?;
+                self.subvolid = Some(if id == 0 { RootId::FS_TREE } else { RootId(id) });
+            }
+            "compress" | "compress-force" => {
+                self.compress = parse_compress(option, value, name == "compress-force")?;
+                if self.compress.is_some() {
+                    self.nodatacow = false;
+                    self.nodatasum = false;
+                }
+            }
+            "nodatacow" => {
+                self.nodatacow = true;
+                self.nodatasum = true;
+                self.compress = None;
+            }
+            "datacow" => self.nodatacow = false,
+            "nodatasum" => {
+                self.nodatasum = true;
+                self.compress = None;
+            }
+            "datasum" => {
+                self.nodatasum = false;
+                self.nodatacow = false;
+            }
+            "max_inline" => {
+                let bytes =
+                    parse_size(needs_value()?).ok_or_else(|| bad(option, "expected a size such as 2048 or 2k"))?;
+                self.max_inline = u32::try_from(bytes).unwrap_or(u32::MAX);
+            }
+            "commit" => {
+                let secs: u32 = needs_value()?.parse().map_err(|_| bad(option, "expected a number of seconds"))?;
+                self.commit_secs = if secs == 0 { 30 } else { secs };
+            }
+            "noatime" => self.atime = AtimeMode::Noatime,
+            "relatime" | "atime" | "norelatime" | "nostrictatime" => self.atime = AtimeMode::Relatime,
+            "strictatime" => self.atime = AtimeMode::Strictatime,
+            "nodiratime" => self.nodiratime = true,
+            "discard" => match value {
+                None | Some("sync" | "async") => self.discard = true,
+                Some(_) => return Err(bad(option, "expected discard, discard=sync or discard=async")),
+            },
+            "nodiscard" => self.discard = false,
+            "flushoncommit" => self.flushoncommit = true,
+            "device" => self.devices.push(PathBuf::from(needs_value()?)),
+            "degraded" => self.degraded = true,
+            "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
+            "acl" => self.acl = true,
+            "noacl" => self.acl = false,
+            "notreelog" => self.notreelog = true,
+            "treelog" => self.notreelog = false,
+            "norecovery" | "nologreplay" => self.nologreplay = true,
+            "rescue" => match needs_value()? {
+                "nologreplay" => self.nologreplay = true,
+                _ => return Err(bad(option, "is not supported yet but for rescue=nologreplay")),
+            },
+            "space_cache" if !matches!(value, None | Some("v1" | "v2")) => {
+                return Err(bad(option, "expected space_cache, space_cache=v1 or space_cache=v2"));
+            }
+            _ if NO_EFFECT.contains(&name) => {}
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn bad(option: &str, problem: &str) -> Error {
+    Error::MountOption { option: option.to_owned(), problem: problem.to_owned() }
+}
+
+/// `compress[-force][=METHOD[:LEVEL]]`; none for `no` and `none`.
+fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Option<CompressSpec>> {
+    let expected = "expected zlib, zlib:1 to zlib:9, lzo, zstd, zstd:-15 to zstd:15, or no";
+    let (method, level) = match value.unwrap_or("zlib").split_once(':') {
+        Some((method, level)) => (method, Some(level.parse::<i32>().map_err(|_| bad(option, expected))?)),
+        None => (value.unwrap_or("zlib"), None),
+    };
+    let (kind, levels) = match method {
+        "zlib" => (Compression::Zlib, 1..=9),
+        "lzo" => (Compression::Lzo, 0..=0),
+        "zstd" => (Compression::Zstd, -15..=15),
+        "no" | "none" if level.is_none() => return Ok(None),
+        _ => return Err(bad(option, expected)),
+    };
+    let mut spec = CompressSpec { force, ..CompressSpec::new(kind) };
+    match level {
+        // The kernel takes level 0 as the default.
+        None | Some(0) => {}
+        Some(level) if levels.contains(&level) => spec.level = level,
+        Some(_) => return Err(bad(option, expected)),
+    }
+    Ok(Some(spec))
+}
+
+/// A subvolume id, in decimal, octal with a leading 0, or hex.
+fn parse_id(text: &str) -> Option<u64> {
+    if let Some(hex) = text.strip_prefix("0x") {
+        return u64::from_str_radix(hex, 16).ok();
+    }
+    text.parse().ok()
+}
+
+/// Bytes with an optional suffix k, m or g.
+fn parse_size(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'k' | b'K' => (&text[..text.len() - 1], 10),
+        b'm' | b'M' => (&text[..text.len() - 1], 20),
+        b'g' | b'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_options_are_understood() {
+        let options = MountOptions::parse(
+            "rw,noatime,compress=zstd:-5,subvol=/a/b,subvolid=0,commit=5,max_inline=1k,ssd,space_cache=v2,\
+             thread_pool=4,device=/dev/a,device=/dev/b,notreelog,discard=async,degraded,noacl,flushoncommit",
+        )
+        .unwrap();
+        assert_eq!(options.compress, Some(CompressSpec { kind: Compression::Zstd, level: -5, force: false }));
+        assert_eq!(options.subvol.as_deref(), Some(&b"/a/b"[..]));
+        assert_eq!(options.subvolid, Some(RootId::FS_TREE));
+        assert_eq!((options.commit_secs, options.max_inline), (5, 1024));
+        assert_eq!(options.devices.len(), 2);
+        assert!(options.discard && options.degraded && !options.acl && options.flushoncommit);
+        assert_eq!(options.atime, AtimeMode::Noatime);
+    }
+
+    #[test]
+    fn compression_methods_and_levels() {
+        let compress = |text: &str| MountOptions::parse(text).map(|options| options.compress);
+        assert_eq!(compress("compress").unwrap(), Some(CompressSpec::new(Compression::Zlib)));
+        assert_eq!(
+            compress("compress-force=lzo").unwrap().map(|spec| (spec.kind, spec.force)),
+            Some((Compression::Lzo, true))
+        );
+        assert_eq!(compress("compress=zlib:9").unwrap().map(|spec| spec.level), Some(9));
+        assert_eq!(compress("compress=zstd:15").unwrap().map(|spec| spec.level), Some(15));
+        assert_eq!(compress("compress=zstd,compress=no").unwrap(), None);
+        for wrong in ["compress=zstd:16", "compress=zlib:10", "compress=brotli", "compress=zlib:x", "compress=lzo:4"] {
+            let error = compress(wrong).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+
+    #[test]
+    fn nodatacow_and_compression_exclude_each_other() {
+        let options = MountOptions::parse("compress=zstd,nodatacow").unwrap();
+        assert!(options.nodatacow && options.nodatasum && options.compress.is_none());
+        let options = MountOptions::parse("nodatacow,compress=zstd").unwrap();
+        assert!(!options.nodatacow && !options.nodatasum && options.compress.is_some());
+    }
+
+    #[test]
+    fn an_unknown_option_is_named() {
+        let error = MountOptions::parse("ro,frobnicate=3").unwrap_err().to_string();
+        assert!(error.contains("frobnicate=3"), "{error}");
+        let (options, unknown) = MountOptions::parse_known("ro,allow_other").unwrap();
+        assert!(options.read_only);
+        assert_eq!(unknown, ["allow_other"]);
+    }
+}

@@ -1,0 +1,384 @@
+//! New inodes: files, directories, symbolic links, device nodes, files without a name.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use ubtrfs_format::item::{
+    Compression, DirEntry, FileExtent, FileExtentBody, FileType, InodeFlags, InodeItem, Timespec,
+};
+use ubtrfs_format::{Ino, Key, KeyType, objectid};
+use ubtrfs_transaction::TreeChanges;
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::acl::{self, Acl};
+use crate::inode::property;
+use crate::inode::state::{Inherited, Inode, InodeState, NextInos};
+use crate::inode::xattr::{self, KnownXattrs};
+use crate::mount::fs::now;
+use crate::namei::dir_item::{self, Change, HashedName, NameSlot};
+use crate::namei::known_names::KnownNames;
+use crate::subvolume::handle::NewInos;
+use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
+
+/// An inode that is about to be made: its items are planned, its state is not visible yet.
+pub(crate) struct Draft {
+    pub(crate) inode: Arc<Inode>,
+    pub(crate) file_type: FileType,
+    /// Attributes, symbolic link target.
+    changes: Vec<Change>,
+    symlink_target: Option<Vec<u8>>,
+}
+
+/// What a new inode is, before it has a number.
+struct Plan {
+    item: InodeItem,
+    attributes: Vec<(&'static [u8], Vec<u8>)>,
+    /// A method among the attributes.
+    compression: Option<Compression>,
+}
+
+impl Fs {
+    /// Makes an inode with a name.
+    pub fn create(&self, dir: InodeId, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
+        dir_item::check_new_name(name)?;
+        let dir_inode = self.inode_to_change(dir)?;
+        let reservation = self.reserve(CREATE_ITEMS)?;
+        let mut dir_state = dir_inode.write()?;
+        check_dir_takes_names(&dir_state)?;
+        let name = HashedName::from(name);
+        let slot = match dir_state.lacks_name(name) {
+            true => NameSlot::absent(dir.ino, name),
+            false => NameSlot::read(&dir_inode.home.tree, dir.ino, name)?,
+        };
+        slot.check_free()?;
+        slot.check_room(&self.geometry)?;
+        let index = next_index(&dir_inode, &mut dir_state)?;
+        let time = now();
+        let draft = self.draft(&dir_inode, &mut dir_state, new, caller, time)?;
+        let ino = draft.inode.id.ino;
+        let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE + name.bytes.len());
+
+        // Users are counted before the items can be seen: whoever meets an inode without links looks for them.
+        self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
+        let op = self.engine.begin(reservation);
+        let mut changes = op.changes(&dir_inode.home.tree);
+        let attr = draft.put(&mut changes, 1, self);
+        dir_item::put_new_ref(&mut changes, (ino, dir.ino), name.bytes, index, &mut buf);
+        slot.put_add(&mut changes, (dir_item::inode_location(ino), draft.file_type as u8), index, &mut buf);
+        dir_state.next_index = Some(index + 1);
+        entry_changed(&mut dir_state, time, Some(name), None);
+        dir_inode.put_item_among(&mut changes, &mut dir_state);
+        Ok(attr)
+    }
+
+    /// Makes a regular file without a name. It is open ([`Fs::release_inode`] ends that) and may get a name by
+    /// [`Fs::link`]; it goes away with its last use.
+    pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
+        let dir_inode = self.inode_to_change(dir)?;
+        let reservation = self.reserve(CREATE_ITEMS)?;
+        let mut dir_state = dir_inode.write()?;
+        check_dir_takes_names(&dir_state)?;
+        let new = NewInode::file(mode);
+        let draft = self.draft(&dir_inode, &mut dir_state, new, caller, now())?;
+        draft.inode.state.write().linkable = true;
+        self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
+        self.inodes.mark_unlinked(draft.inode.id);
+        let op = self.engine.begin(reservation);
+        let mut changes = op.changes(&dir_inode.home.tree);
+        let attr = draft.put(&mut changes, 0, self);
+        changes.put(orphan_key(draft.inode.id.ino), []);
+        Ok(attr)
+    }
+
+    /// Plans an inode of `dir` with what it inherits from there.
+    pub(crate) fn draft(
+        &self,
+        dir: &Arc<Inode>,
+        dir_state: &mut InodeState,
+        new: NewInode<'_>,
+        caller: &Caller,
+        time: Timespec,
+    ) -> Result<Draft> {
+        let type_bits = if new.mode & mode::TYPE == 0 { mode::REGULAR } else { new.mode & mode::TYPE };
+        let file_type = FileType::from_mode(type_bits).ok_or(Error::InvalidArgument("unknown file type"))?;
+        let symlink_target = self.check_symlink(type_bits, &new)?;
+        let Plan { mut item, attributes, compression } =
+            self.plan_inode(dir, dir_state, type_bits | new.mode & mode::PERMISSIONS, caller, time)?;
+        if matches!(type_bits, mode::CHAR | mode::BLOCK) {
+            item.rdev = rdev_to_item(new.rdev);
+        }
+        if let Some(target) = &symlink_target {
+            (item.size, item.nbytes) = (target.len() as u64, target.len() as u64);
+        }
+        let ino = self.next_ino(dir, dir_state, type_bits == mode::DIRECTORY)?;
+        let mut state = InodeState::new(item);
+        if state.is_dir() {
+            state.next_index = Some(dir_item::FIRST_INDEX);
+            state.known_names = Some(KnownNames::of_empty(&self.names));
+        }
+        if let Some(method) = compression {
+            property::Value::Method(method).apply(&mut state);
+        }
+        state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
+        let mut changes = Vec::new();
+        for (name, value) in attributes {
+            // The inode is new: nothing is there to collide with but these, whose hashes differ.
+            changes.push(xattr::plan_new(ino, name, value));
+        }
+        let id = InodeId { root: dir.id.root, ino };
+        let inode = Arc::new(Inode {
+            id,
+            home: Arc::clone(dir_state.home_of_new.get_or_insert_with(|| dir.home.another())),
+            state: RwLock::new(state),
+            writeback: Default::default(),
+        });
+        Ok(Draft { inode, file_type, changes, symlink_target })
+    }
+
+    /// The item of a new inode with what it inherits from its directory, and the attributes that it gets.
+    fn plan_inode(
+        &self,
+        dir: &Inode,
+        dir_state: &mut InodeState,
+        inode_mode: u32,
+        caller: &Caller,
+        time: Timespec,
+    ) -> Result<Plan> {
+        let type_bits = inode_mode & mode::TYPE;
+        let inherited = inherited(dir, dir_state)?;
+        let group = (dir_state.item.mode & mode::SETGID != 0).then_some(dir_state.item.gid);
+        let mut item = new_item(group, inode_mode, caller, time);
+        let flags = self.inherited_flags(dir_state, type_bits);
+        item.flags = flags.bits();
+        let mut attributes = Vec::new();
+        if type_bits == mode::SYMLINK {
+            item.mode = mode::SYMLINK | 0o777;
+        } else {
+            item.mode = self.inherit_acl(&inherited, item.mode, caller, &mut attributes);
+        }
+        let takes_method =
+            matches!(type_bits, mode::DIRECTORY | mode::REGULAR) && !flags.contains(InodeFlags::NODATACOW);
+        let compression = inherited.compression.filter(|_| takes_method);
+        if let Some(method) = compression {
+            attributes.push((property::COMPRESSION, property::name_of(method).to_vec()));
+        }
+        Ok(Plan { item, attributes, compression })
+    }
+
+    /// A number for a new inode of a directory.
+    fn next_ino(&self, dir: &Inode, state: &mut InodeState, for_dir: bool) -> Result<Ino> {
+        let generation = self.engine.generation();
+        let next = &mut state.next_inos;
+        if next.generation != generation {
+            *next = NextInos { generation, ..NextInos::default() };
+        }
+        let number = if for_dir && next.nr_dirs >= SINGLE_DIRS {
+            dir.home.allocate_inos(NewInos::BeginRow)?.next()
+        } else {
+            if next.numbers.is_empty() {
+                let which = if next.nr_given >= SINGLE_INOS { NewInos::RestOfRow } else { NewInos::Next };
+                next.numbers = dir.home.allocate_inos(which)?;
+            }
+            next.numbers.next()
+        };
+        next.nr_given += 1;
+        next.nr_dirs += u64::from(for_dir);
+        number.map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
+    }
+
+    fn check_symlink(&self, type_bits: u32, new: &NewInode<'_>) -> Result<Option<Vec<u8>>> {
+        if type_bits != mode::SYMLINK {
+            return Ok(None);
+        }
+        let target = new.symlink_target.filter(|target| !target.is_empty());
+        let target = target.ok_or(Error::InvalidArgument("a symbolic link needs a target"))?;
+        let max = dir_item::max_item_bytes(&self.geometry).saturating_sub(FileExtent::HEADER_SIZE);
+        if target.len() > max.min(SYMLINK_MAX) {
+            return Err(Error::NameTooLong);
+        }
+        Ok(Some(target.to_vec()))
+    }
+
+    /// Flags by the directory's and the mount's.
+    fn inherited_flags(&self, dir: &InodeState, type_bits: u32) -> InodeFlags {
+        let is_regular = type_bits == mode::REGULAR;
+        let mut flags = InodeFlags::empty();
+        if dir.has_flags(InodeFlags::NOCOMPRESS) {
+            flags.insert(InodeFlags::NOCOMPRESS);
+        } else if dir.has_flags(InodeFlags::COMPRESS) {
+            flags.insert(InodeFlags::COMPRESS);
+        }
+        if dir.has_flags(InodeFlags::NODATACOW) {
+            flags.insert(InodeFlags::NODATACOW);
+            if is_regular {
+                flags.insert(InodeFlags::NODATASUM);
+            }
+        }
+        if is_regular && self.options.nodatasum {
+            flags.insert(InodeFlags::NODATASUM);
+        }
+        if is_regular && self.options.nodatacow {
+            flags.insert(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+        }
+        flags
+    }
+
+    /// The mode of a new inode by the directory's default ACL, else by the umask; collects the ACLs it gets.
+    fn inherit_acl(
+        &self,
+        inherited: &Inherited,
+        inode_mode: u32,
+        caller: &Caller,
+        attributes: &mut Vec<(&'static [u8], Vec<u8>)>,
+    ) -> u32 {
+        let default: Option<&Acl> = inherited.default_acl.as_ref().filter(|_| self.options.acl);
+        let Some(default) = default else { return inode_mode & !(caller.umask & 0o777) };
+        if inode_mode & mode::TYPE == mode::DIRECTORY {
+            attributes.push((acl::DEFAULT, default.encode()));
+        }
+        let mut access = default.clone();
+        let masked = access.mask_new(inode_mode);
+        if !access.is_minimal() {
+            attributes.push((acl::ACCESS, access.encode()));
+        }
+        masked
+    }
+}
+
+impl Draft {
+    /// Puts the inode's own items: with `nlink` links, whose items the caller puts.
+    pub(crate) fn put(&self, put: &mut TreeChanges<'_>, nlink: u32, fs: &Fs) -> Attr {
+        // Nobody else knows the inode, so this waits for nobody.
+        let mut state = self.inode.state.write();
+        state.item.generation = put.generation();
+        state.item.nlink = nlink;
+        self.inode.put_item_among(put, &mut state);
+        for change in &self.changes {
+            if let Change::PutEntries(key, entries) = change {
+                let mut value = Vec::new();
+                for entry in entries {
+                    DirEntry { transid: put.generation(), ..entry.clone() }.encode_into(&mut value);
+                }
+                put.put(*key, value);
+            }
+        }
+        if let Some(target) = &self.symlink_target {
+            let extent = FileExtent {
+                generation: put.generation(),
+                ram_bytes: target.len() as u64,
+                compression: ubtrfs_format::item::Compression::None,
+                encryption: 0,
+                other_encoding: 0,
+                body: FileExtentBody::Inline(target.clone()),
+            };
+            put.put(Key::new(self.inode.id.ino.0, KeyType::EXTENT_DATA, 0), extent.encode());
+        }
+        fs.attr_of(&self.inode, &state)
+    }
+}
+
+/// Fails where a directory takes no new names.
+pub(crate) fn check_dir_takes_names(dir: &InodeState) -> Result<()> {
+    if !dir.is_dir() {
+        return Err(Error::NotDirectory);
+    }
+    if dir.item.nlink == 0 || dir.removed {
+        return Err(Error::NotFound);
+    }
+    if dir.has_flags(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted("the directory is immutable"));
+    }
+    Ok(())
+}
+
+/// The index of a directory's next entry.
+pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
+    let index = match state.next_index {
+        Some(index) => index,
+        None => dir_item::load_next_index(&dir.home.tree, dir.id.ino)?,
+    };
+    state.next_index = Some(index);
+    if index == u64::MAX {
+        return Err(ubtrfs_format::Error::NoSpace.into());
+    }
+    Ok(index)
+}
+
+/// What a change of a directory's entries does to its own item and to what is known of its names. Every entry counts
+/// its name twice: in `DIR_ITEM` and in `DIR_INDEX`.
+pub(crate) fn entry_changed(
+    dir: &mut InodeState,
+    time: Timespec,
+    added: Option<HashedName<'_>>,
+    removed: Option<&[u8]>,
+) {
+    let bytes = |name: Option<&[u8]>| 2 * name.map_or(0, <[u8]>::len) as u64;
+    dir.item.size = dir.item.size.saturating_add(bytes(added.map(|name| name.bytes))).saturating_sub(bytes(removed));
+    if let (Some(names), Some(name)) = (&mut dir.known_names, added)
+        && !names.add(name.hash)
+    {
+        dir.known_names = None;
+    }
+    dir.item.mtime = time;
+    dir.item.ctime = time;
+    dir.item.sequence = dir.item.sequence.wrapping_add(1);
+}
+
+/// Key of the item that remembers an inode without links.
+pub(crate) fn orphan_key(ino: Ino) -> Key {
+    Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino.0)
+}
+
+fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
+    if let Some(inherited) = &state.inherit {
+        return Ok(Arc::clone(inherited));
+    }
+    let default_acl = match xattr::get(dir, state, acl::DEFAULT)? {
+        Some(value) => Acl::parse(&value)?,
+        None => None,
+    };
+    // "none" is not inherited as an attribute: the directory's flag does that.
+    let compression = match xattr::get(dir, state, property::COMPRESSION)?.map(|value| property::Value::parse(&value)) {
+        Some(Ok(property::Value::Method(method))) => Some(method),
+        _ => None,
+    };
+    let inherited = Arc::new(Inherited { default_acl, compression });
+    state.inherit = Some(Arc::clone(&inherited));
+    Ok(inherited)
+}
+
+/// The item of a new inode, with the group of its directory where that is set-group-id.
+pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, time: Timespec) -> InodeItem {
+    let is_dir = inode_mode & mode::TYPE == mode::DIRECTORY;
+    let zero = ubtrfs_format::Generation(0);
+    InodeItem {
+        generation: zero,
+        transid: zero,
+        size: 0,
+        nbytes: 0,
+        block_group: 0,
+        nlink: 1,
+        uid: caller.uid,
+        gid: group.unwrap_or(caller.gid),
+        mode: if group.is_some() && is_dir { inode_mode | mode::SETGID } else { inode_mode },
+        rdev: 0,
+        flags: 0,
+        sequence: 0,
+        reserved: [0; 4],
+        atime: time,
+        ctime: time,
+        mtime: time,
+        otime: time,
+    }
+}
+
+/// Items of a new inode: itself, reference, entry, index, target, up to three attributes, orphan; its directory.
+const CREATE_ITEMS: usize = 12;
+/// So many inodes of a directory get the next number each, as Linux's do; those that the transaction makes after them get
+/// numbers in rows.
+const SINGLE_INOS: u64 = 64;
+/// So many directories of a directory; those after them begin rows, so that threads that fill them work apart.
+const SINGLE_DIRS: u64 = 8;
+/// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
+const SYMLINK_MAX: usize = 4095;

@@ -1,0 +1,163 @@
+//! The names of a directory that was empty in this session once: all of them are known, so that one that is not among
+//! them does not exist, without a look into the tree. Making a file looks for its name first.
+//!
+//! Invariants:
+//! - I1. The set holds the hash of every name that the directory has, and maybe of some that it had. It is kept under the
+//!   inode's state lock, by [`entry_changed`](crate::namei::create::entry_changed), which every change of an entry calls.
+//! - I2. A directory that had entries when it was loaded has no set; one whose set would take too much memory loses it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory of the sets of all directories.
+#[derive(Debug)]
+pub(crate) struct NameBudget {
+    used_bytes: AtomicU64,
+    max_bytes: u64,
+}
+
+/// A set that holds the hash of every name of a directory, and may seem to hold some others: Bloom filters, each for four
+/// times as many names as the one before, so that a directory of millions of names takes a byte or two for each. All bits of
+/// a name are in one line of memory.
+#[derive(Debug)]
+pub(crate) struct KnownNames {
+    filters: Vec<Box<[Line]>>,
+    /// Names that the last filter still takes.
+    room: usize,
+    budget: Arc<NameBudget>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
+struct Line([u64; LINE_WORDS]);
+
+impl NameBudget {
+    /// Sets that take about `max_bytes` together.
+    pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { used_bytes: AtomicU64::new(0), max_bytes })
+    }
+}
+
+impl KnownNames {
+    /// The names of an empty directory.
+    pub(crate) fn of_empty(budget: &Arc<NameBudget>) -> Self {
+        Self { filters: Vec::new(), room: 0, budget: Arc::clone(budget) }
+    }
+
+    /// Whether the directory does not have a name of this hash.
+    pub(crate) fn lacks(&self, hash: u64) -> bool {
+        let spread = spread(hash);
+        // The last filters hold most names.
+        !self.filters.iter().rev().any(|filter| {
+            let line = &filter[line_of(filter, spread)];
+            bits(spread).all(|(word, bit)| line.0[word] & bit != 0)
+        })
+    }
+
+    /// Whether it takes more memory than an inode in the cache does.
+    pub(crate) fn is_large(&self) -> bool {
+        self.filters.len() >= LARGE_FILTERS
+    }
+
+    /// The directory gets a name of this hash. False where the set is given up (I2).
+    #[must_use]
+    pub(crate) fn add(&mut self, hash: u64) -> bool {
+        if self.room == 0 && !self.grow() {
+            return false;
+        }
+        self.room -= 1;
+        if let Some(filter) = self.filters.last_mut() {
+            let spread = spread(hash);
+            let line = line_of(filter, spread);
+            bits(spread).for_each(|(word, bit)| filter[line].0[word] |= bit);
+        }
+        true
+    }
+
+    fn grow(&mut self) -> bool {
+        let lines = 1 << (GROWTH_BITS * self.filters.len());
+        let bytes = filter_bytes(lines);
+        if self.budget.used_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.budget.max_bytes {
+            self.budget.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        self.filters.push(vec![Line::default(); lines].into_boxed_slice());
+        self.room = lines * LINE_NAMES;
+        true
+    }
+}
+
+impl Drop for KnownNames {
+    fn drop(&mut self) {
+        let bytes = self.filters.iter().map(|filter| filter_bytes(filter.len())).sum();
+        self.budget.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The hash has 32 bits; 64 that look independent are made of it.
+fn spread(hash: u64) -> u64 {
+    let mixed = (hash + 1).wrapping_mul(SPREAD);
+    (mixed ^ mixed >> 32).wrapping_mul(SPREAD)
+}
+
+/// The line of a filter where a name's bits are: by the highest bits.
+fn line_of(filter: &[Line], spread: u64) -> usize {
+    // The number of lines is a power of two, and at most 2^32.
+    (spread >> 32) as usize & (filter.len() - 1)
+}
+
+/// A name's bits in its line, as words and masks: steps of a width that the lowest bits say.
+fn bits(spread: u64) -> impl Iterator<Item = (usize, u64)> {
+    let (start, step) = (spread, spread >> 9 | 1);
+    (0..NR_PROBES).map(move |probe| {
+        let bit = start.wrapping_add(probe * step) as usize % (64 * LINE_WORDS);
+        (bit / 64, 1 << (bit % 64))
+    })
+}
+
+fn filter_bytes(lines: usize) -> u64 {
+    (lines * size_of::<Line>()) as u64
+}
+
+const LINE_WORDS: usize = 8;
+/// With as many probes as below, one absent name of a hundred or two seems to be there in a full filter.
+const LINE_NAMES: usize = 40;
+const NR_PROBES: u64 = 6;
+/// A filter has four times the lines of the one before.
+const GROWTH_BITS: usize = 2;
+/// So many filters are for 200 names and more.
+const LARGE_FILTERS: usize = 3;
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_format::hash::name_hash;
+
+    use super::*;
+
+    #[test]
+    fn names_that_were_added_are_not_lacking_and_few_others_are() {
+        let mut names = KnownNames::of_empty(&NameBudget::new(1 << 20));
+        assert!(names.lacks(name_hash(b"0")));
+        let name = |number: usize| name_hash(format!("file-{number:06}").as_bytes());
+        for number in 0..20_000 {
+            assert!(names.add(name(number)), "{number}");
+            assert!(!names.lacks(name(number)), "{number}");
+        }
+        assert!((0..20_000).all(|number| !names.lacks(name(number))));
+        let seem_there = (20_000..40_000).filter(|&number| !names.lacks(name(number))).count();
+        assert!(seem_there < 600, "{seem_there} of 20000");
+        assert!(names.is_large());
+    }
+
+    #[test]
+    fn the_budget_is_kept_and_given_back() {
+        let budget = NameBudget::new(filter_bytes(1));
+        let (mut names, mut others) = (KnownNames::of_empty(&budget), KnownNames::of_empty(&budget));
+        assert!(names.add(1) && !others.add(2));
+        let rest = (0..100).take_while(|&number| names.add(number)).count();
+        assert_eq!(rest, LINE_NAMES - 1);
+        drop(names);
+        assert!(others.add(2));
+    }
+}

@@ -1,0 +1,310 @@
+//! Names of existing inodes: giving one more, taking one away.
+
+use std::sync::Arc;
+
+use parking_lot::RwLockWriteGuard;
+use ubtrfs_format::Ino;
+use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
+use ubtrfs_transaction::Operation;
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::orphan::{LastItems, UnloadedItems};
+use crate::inode::state::{Inode, InodeState};
+use crate::inode::xattr::check_may_change;
+use crate::mount::fs::now;
+use crate::namei::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
+use crate::namei::dir_item::{self, Change, NameSlot};
+use crate::types::{Attr, InodeId};
+
+/// State locks of several inodes, taken in the order of their ids.
+pub(crate) struct Locked<'i> {
+    states: Vec<(InodeId, RwLockWriteGuard<'i, InodeState>)>,
+}
+
+impl<'i> Locked<'i> {
+    /// Locks the inodes; one that is named twice is locked once.
+    pub(crate) fn new(inodes: &mut [&'i Arc<Inode>]) -> Result<Self> {
+        inodes.sort_unstable_by_key(|inode| inode.id);
+        let mut states: Vec<(InodeId, _)> = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            if states.last().is_none_or(|(last, _)| *last != inode.id) {
+                states.push((inode.id, inode.write()?));
+            }
+        }
+        Ok(Self { states })
+    }
+
+    /// The state of one of them.
+    pub(crate) fn of(&mut self, inode: &Inode) -> &mut InodeState {
+        let at = self.states.iter().position(|(id, _)| *id == inode.id);
+        let at = at.expect("the caller locked this inode");
+        &mut self.states[at].1
+    }
+}
+
+/// A name to take away.
+struct Victim<'n> {
+    slot: NameSlot<'n>,
+    /// What it leads to.
+    id: InodeId,
+    /// The directory's sequence when it was found.
+    sequence: u64,
+}
+
+impl Fs {
+    /// Gives an inode one more name in its subvolume.
+    pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
+        dir_item::check_new_name(name)?;
+        if id.root != dir.root {
+            return Err(Error::CrossDevice);
+        }
+        let (inode, dir_inode) = (self.inode_to_change(id)?, self.inode_to_change(dir)?);
+        if inode.read()?.is_dir() {
+            // As on Linux, a name that is taken is what is told first.
+            NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
+            return Err(Error::NotPermitted("directories have one name only"));
+        }
+        let reservation = self.reserve(LINK_ITEMS)?;
+        let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
+        check_dir_takes_names(locked.of(&dir_inode))?;
+        check_linkable(locked.of(&inode))?;
+        let tree = &inode.home.tree;
+        let slot = NameSlot::read(tree, dir.ino, name)?;
+        slot.check_free()?;
+        let index = next_index(&dir_inode, locked.of(&dir_inode))?;
+        let file_type = FileType::from_mode(locked.of(&inode).item.mode).unwrap_or(FileType::Regular) as u8;
+        let mut changes = Vec::with_capacity(4);
+        let target = (dir_item::inode_location(id.ino), file_type);
+        slot.plan_add(&mut changes, tree, &self.geometry, target, index)?;
+        dir_item::plan_add_ref(&mut changes, tree, &self.geometry, id.ino, dir.ino, name, index)?;
+
+        let time = now();
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, tree, changes);
+        let dir_state = locked.of(&dir_inode);
+        dir_state.next_index = Some(index + 1);
+        entry_changed(dir_state, time, Some(name.into()), None);
+        dir_inode.put_item(&op, dir_state);
+        let state = locked.of(&inode);
+        if state.item.nlink == 0 {
+            op.delete(tree, orphan_key(id.ino));
+        }
+        state.item.nlink += 1;
+        state.linkable = false;
+        inode_changed(state, time);
+        inode.put_item(&op, state);
+        drop(op);
+        self.count_lookup(id);
+        Ok(self.attr_of(&inode, state))
+    }
+
+    /// Takes a name of an inode other than a directory away.
+    pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        self.remove(dir, name, false)
+    }
+
+    /// Takes an empty directory away.
+    pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => return Err(Error::InvalidArgument("'.' cannot be removed")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        self.remove(dir, name, true)
+    }
+
+    fn remove(&self, dir: InodeId, name: &[u8], directory: bool) -> Result<()> {
+        dir_item::check_name(name)?;
+        let dir_inode = self.inode_to_change(dir)?;
+        let mut may_be_unloaded = !directory;
+        loop {
+            let mut victim = self.find_victim(&dir_inode, name)?;
+            let child = victim.id;
+            if child.root != dir.root {
+                return if directory { self.remove_subvolume(dir, name, None, true) } else { Err(Error::IsDirectory) };
+            }
+            if child.is_stub() {
+                return if directory { self.remove_stub(&dir_inode, name) } else { Err(Error::IsDirectory) };
+            }
+            let in_memory = self.inodes.peek(child);
+            if in_memory.is_none() && std::mem::take(&mut may_be_unloaded) {
+                match self.remove_unloaded(&dir_inode, victim, name)? {
+                    true => return Ok(()),
+                    false => continue,
+                }
+            }
+            let inode = in_memory.map_or_else(|| self.inode(child), Ok)?;
+            match (inode.read()?.is_dir(), directory) {
+                (true, false) => return Err(Error::IsDirectory),
+                (false, true) => return Err(Error::NotDirectory),
+                _ => {}
+            }
+            let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
+            let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
+            // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
+            if locked.of(&dir_inode).item.sequence != victim.sequence {
+                let slot = NameSlot::read(&dir_inode.home.tree, dir.ino, name)?;
+                if slot.location() != victim.slot.location() {
+                    continue;
+                }
+                victim.slot = slot;
+            }
+            check_may_remove(locked.of(&dir_inode))?;
+            check_may_change(locked.of(&inode))?;
+            let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
+            let last_items = self.last_items(&inode, locked.of(&inode), (dir.ino, name), limit)?;
+            if directory {
+                match &last_items {
+                    Some(items) => items.check_no_entries(locked.of(&inode))?,
+                    None => check_empty(&inode, locked.of(&inode))?,
+                }
+            }
+            let mut changes = Vec::with_capacity(4);
+            let told = last_items.as_ref().and_then(LastItems::index);
+            let index = told.map_or_else(|| plan_remove_ref(&mut changes, &inode, dir.ino, name), Ok)?;
+            victim.slot.plan_remove(&mut changes, &dir_inode.home.tree, index)?;
+
+            let time = now();
+            let op = self.engine.begin(reservation);
+            dir_item::put_changes(&op, &dir_inode.home.tree, changes);
+            let dir_state = locked.of(&dir_inode);
+            entry_changed(dir_state, time, None, Some(name));
+            dir_inode.put_item(&op, dir_state);
+            if let Some(items) = last_items {
+                items.delete(self, &op, locked.of(&inode));
+                drop(op);
+                drop(locked);
+                self.inodes.remove(child);
+                return Ok(());
+            }
+            let unlinked = drop_link(&op, &inode, locked.of(&inode), time);
+            drop(op);
+            drop(locked);
+            if unlinked && !self.inodes.mark_unlinked(child) {
+                self.delete_if_unlinked(child);
+            }
+            return Ok(());
+        }
+    }
+
+    /// Takes away the only name of a file that is not in memory, and the file with it, without loading it. False where it is
+    /// another case; then nothing was changed.
+    fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
+        let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
+        let mut dir_state = dir.write()?;
+        if dir_state.item.sequence != victim.sequence {
+            return Ok(false);
+        }
+        check_may_remove(&dir_state)?;
+        let (tree, ino) = (&dir.home.tree, victim.id.ino);
+        let Some(_kept_out) = self.inodes.keep_out(victim.id) else { return Ok(false) };
+        let limit = reservation.nr_items().saturating_sub(LINK_ITEMS);
+        let Some(items) = UnloadedItems::read(tree, ino, (dir.id.ino, name), limit)? else { return Ok(false) };
+        let mut changes = Vec::with_capacity(2);
+        victim.slot.plan_remove(&mut changes, tree, items.index)?;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, tree, changes);
+        entry_changed(&mut dir_state, now(), None, Some(name));
+        dir.put_item(&op, &mut dir_state);
+        items.delete(&op, tree);
+        Ok(true)
+    }
+
+    fn find_victim<'n>(&self, dir: &Inode, name: &'n [u8]) -> Result<Victim<'n>> {
+        let state = dir.read()?;
+        if !state.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        let slot = NameSlot::read(&dir.home.tree, dir.id.ino, name)?;
+        let id = self.target_id(dir.id, &slot.location().ok_or(Error::NotFound)?, name)?;
+        Ok(Victim { slot, id, sequence: state.item.sequence })
+    }
+
+    /// Takes away the name of a subvolume that is not at home here.
+    fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        let reservation = self.reserve_for_removal(LINK_ITEMS)?;
+        let mut state = dir.write()?;
+        check_may_remove(&state)?;
+        let entry = dir_item::find_entry(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        if !self.target_id(dir.id, &entry.location, name)?.is_stub() {
+            return Err(Error::Busy("the directory changed"));
+        }
+        let index = dir_item::find_index(&dir.home.tree, dir.id.ino, name)?.ok_or(Error::NotFound)?;
+        let mut changes = Vec::with_capacity(2);
+        dir_item::plan_remove(&mut changes, &dir.home.tree, dir.id.ino, name, index)?;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &dir.home.tree, changes);
+        entry_changed(&mut state, now(), None, Some(name));
+        dir.put_item(&op, &mut state);
+        Ok(())
+    }
+}
+
+/// Plans the end of an inode's name: its reference, its entry and its index.
+pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
+    let index = plan_remove_ref(changes, inode, dir, name)?;
+    dir_item::plan_remove(changes, &inode.home.tree, dir, name, index)
+}
+
+/// Plans the end of an inode's reference to its name; returns the name's index.
+fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
+    match dir_item::plan_remove_ref(changes, &inode.home.tree, inode.id.ino, dir, name)? {
+        Some(index) => Ok(index),
+        None => dir_item::find_index(&inode.home.tree, dir, name)?.ok_or(Error::NotFound),
+    }
+}
+
+/// One link fewer. Without links the inode becomes an orphan: true.
+pub(crate) fn drop_link(op: &Operation<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
+    state.item.nlink = state.item.nlink.saturating_sub(1);
+    inode_changed(state, time);
+    let unlinked = state.item.nlink == 0;
+    if unlinked {
+        op.put(&inode.home.tree, orphan_key(inode.id.ino), Vec::new());
+    }
+    inode.put_item(op, state);
+    unlinked
+}
+
+/// What a change of its names does to an inode.
+pub(crate) fn inode_changed(state: &mut InodeState, time: Timespec) {
+    state.item.ctime = time;
+    state.item.sequence = state.item.sequence.wrapping_add(1);
+}
+
+fn check_linkable(state: &InodeState) -> Result<()> {
+    if state.item.nlink == 0 && !state.linkable {
+        return Err(Error::NotFound);
+    }
+    if state.item.nlink >= LINK_MAX {
+        return Err(Error::TooManyLinks);
+    }
+    check_may_change(state)
+}
+
+/// Fails where a directory's flags keep its names.
+pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
+    if dir.removed {
+        return Err(Error::NotFound);
+    }
+    if dir.has_flags(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+        return Err(Error::NotPermitted("the directory is immutable or append-only"));
+    }
+    Ok(())
+}
+
+/// Fails where a directory has entries.
+pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
+    if state.item.size != 0 || dir_item::has_entries(&dir.home.tree, dir.id.ino)? {
+        return Err(Error::NotEmpty);
+    }
+    Ok(())
+}
+
+/// Most links of an inode.
+const LINK_MAX: u32 = 65_535;
+/// Entry, index, reference, both inodes, orphan item.
+const LINK_ITEMS: usize = 8;
+/// Items of an inode that go in one operation with its last name.
+const LAST_ITEMS: usize = 16;

@@ -1,0 +1,351 @@
+//! Renaming: plain, without replacing, exchanging, leaving a whiteout. Subvolumes: [`crate::subvolume::rename`].
+//!
+//! - I1. The rename lock is held from looking for loops to putting the items: directories' parents do not change in
+//!   between.
+
+use std::sync::Arc;
+
+use ubtrfs_format::item::{DirEntry, Timespec};
+use ubtrfs_format::{Ino, RootId};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::state::Inode;
+use crate::inode::xattr::check_may_change;
+use crate::mount::fs::now;
+use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
+use crate::namei::dir_item::{self, Change, HashedName};
+use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
+use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
+
+/// One end of a rename: a directory, a name, and what is there.
+pub(crate) struct End<'n> {
+    pub(crate) dir: Arc<Inode>,
+    pub(crate) name: &'n [u8],
+    pub(crate) entry: Option<DirEntry>,
+    pub(crate) inode: Option<Arc<Inode>>,
+    /// The subvolume that is there in place of an inode of this one.
+    pub(crate) subvolume: Option<RootId>,
+    /// The directory's sequence when the name was looked up.
+    sequence: u64,
+}
+
+impl Fs {
+    /// Gives what `name` in `dir` leads to the name `new_name` in `new_dir`, as renameat2 does for the superuser.
+    pub fn rename(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        new_dir: InodeId,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.rename_by((dir, name), (new_dir, new_name), flags, &Caller::ROOT)
+    }
+
+    /// The same for `caller`, whose a whiteout is.
+    pub fn rename_by(
+        &self,
+        (dir, name): (InodeId, &[u8]),
+        (new_dir, new_name): (InodeId, &[u8]),
+        flags: RenameFlags,
+        caller: &Caller,
+    ) -> Result<()> {
+        check_arguments(name, new_name, flags)?;
+        if dir.root != new_dir.root {
+            // Only subvolumes go from one to another.
+            self.find_subvolume(dir, name).map_err(|error| match error {
+                Error::InvalidArgument(_) => Error::CrossDevice,
+                other => other,
+            })?;
+            let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+            return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
+        }
+        let (dir, new_dir) = (self.inode_to_change(dir)?, self.inode_to_change(new_dir)?);
+        if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
+            self.write_replacement(&dir, name, &new_dir, new_name);
+        }
+        loop {
+            let reservation = self.reserve(RENAME_ITEMS)?;
+            let _rename = self.rename_lock.lock();
+            let from = self.end(&dir, name)?;
+            let to = self.end(&new_dir, new_name)?;
+            if from.subvolume.or(to.subvolume).is_some() {
+                drop((_rename, reservation));
+                return self.rename_subvolumes((&dir, name), (&new_dir, new_name), flags, caller);
+            }
+            let Some(source) = from.inode.clone() else { return Err(Error::NotFound) };
+            if to.inode.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+                return Err(Error::Exists);
+            }
+            if to.inode.is_none() && flags.contains(RenameFlags::EXCHANGE) {
+                return Err(Error::NotFound);
+            }
+            if to.inode.as_ref().is_some_and(|target| target.id == source.id) {
+                return Ok(());
+            }
+            check_no_loop(&from, &to, flags)?;
+            let mut inodes: Vec<_> =
+                [Some(&dir), Some(&new_dir), from.inode.as_ref(), to.inode.as_ref()].into_iter().flatten().collect();
+            let mut locked = Locked::new(&mut inodes)?;
+            if !self.is_as_found(&from, &mut locked)? || !self.is_as_found(&to, &mut locked)? {
+                continue;
+            }
+            let unlinked = match flags.contains(RenameFlags::EXCHANGE) {
+                true => self.exchange(&from, &to, &mut locked, reservation)?,
+                false => self.replace(&from, &to, &mut locked, reservation, (flags, caller))?,
+            };
+            drop(locked);
+            drop(_rename);
+            if let Some(id) = unlinked
+                && !self.inodes.mark_unlinked(id)
+            {
+                self.delete_if_unlinked(id);
+            }
+            return Ok(());
+        }
+    }
+
+    /// Programs replace a file by writing a new one and renaming it over the old: the new one's data is written before,
+    /// so that no commit shows the name with neither content. A failure shows again when the file is synced.
+    fn write_replacement(&self, dir: &Arc<Inode>, name: &[u8], new_dir: &Arc<Inode>, new_name: &[u8]) {
+        if self.end(new_dir, new_name).is_ok_and(|to| to.inode.is_some())
+            && let Ok(End { inode: Some(source), .. }) = self.end(dir, name)
+            && source.state.read().is_regular()
+            && let Err(error) = self.flush_inode(&source, 0..u64::MAX)
+        {
+            tracing::warn!("inode {} of subvolume {}: writing its data: {error}", source.id.ino, source.id.root);
+        }
+    }
+
+    pub(crate) fn end<'n>(&self, dir: &Arc<Inode>, name: &'n [u8]) -> Result<End<'n>> {
+        let (entry, sequence) = {
+            let state = dir.read()?;
+            if !state.is_dir() {
+                return Err(Error::NotDirectory);
+            }
+            let hashed = HashedName::from(name);
+            let found = match state.lacks_name(hashed) {
+                true => None,
+                false => dir_item::find_entry(&dir.home.tree, dir.id.ino, hashed)?,
+            };
+            (found, state.item.sequence)
+        };
+        let (inode, subvolume) = match &entry {
+            None => (None, None),
+            Some(entry) => match self.target_id(dir.id, &entry.location, name)? {
+                id if id.is_stub() => {
+                    return Err(Error::NotPermitted("what stands for a subvolume is not renamed or replaced"));
+                }
+                id if id.root != dir.id.root => (None, Some(id.root)),
+                id => (Some(self.inode(id)?), None),
+            },
+        };
+        Ok(End { dir: Arc::clone(dir), name, entry, inode, subvolume, sequence })
+    }
+
+    /// Whether a name still leads where it did before the locks were taken. Every change of a directory's names changes its
+    /// sequence.
+    pub(crate) fn is_as_found(&self, end: &End<'_>, locked: &mut Locked<'_>) -> Result<bool> {
+        if locked.of(&end.dir).item.sequence == end.sequence {
+            return Ok(true);
+        }
+        let entry = dir_item::find_entry(&end.dir.home.tree, end.dir.id.ino, end.name)?;
+        Ok(entry.map(|entry| entry.location) == end.entry.as_ref().map(|entry| entry.location))
+    }
+
+    /// Plain rename: returns the replaced inode if that was its last name.
+    fn replace(
+        &self,
+        from: &End<'_>,
+        to: &End<'_>,
+        locked: &mut Locked<'_>,
+        reservation: ubtrfs_transaction::MetadataReservation<'_>,
+        (flags, caller): (RenameFlags, &Caller),
+    ) -> Result<Option<InodeId>> {
+        let (source, source_entry) = from.found()?;
+        check_may_remove(locked.of(&from.dir))?;
+        check_may_change(locked.of(source))?;
+        check_dir_takes_names(locked.of(&to.dir))?;
+        let source_is_dir = locked.of(source).is_dir();
+        if let Some(target) = &to.inode {
+            check_may_remove(locked.of(&to.dir))?;
+            check_may_change(locked.of(target))?;
+            match (source_is_dir, locked.of(target).is_dir()) {
+                (true, false) => return Err(Error::NotDirectory),
+                (false, true) => return Err(Error::IsDirectory),
+                (true, true) => check_empty(target, locked.of(target))?,
+                (false, false) => {}
+            }
+        }
+        let time = now();
+        let mut changes = Vec::with_capacity(12);
+        plan_unlink(&mut changes, source, from.dir.id.ino, from.name)?;
+        if let Some(target) = &to.inode {
+            plan_unlink(&mut changes, target, to.dir.id.ino, to.name)?;
+        }
+        let entry = (source_entry.location, source_entry.file_type);
+        self.plan_place(&mut changes, locked, to, source.id.ino, entry)?;
+        let mut whiteout = None;
+        if flags.contains(RenameFlags::WHITEOUT) {
+            let draft = self.draft_whiteout(&from.dir, locked, caller, time)?;
+            let ino = draft.inode.id.ino;
+            let entry = (dir_item::inode_location(ino), draft.file_type as u8);
+            self.plan_place(&mut changes, locked, from, ino, entry)?;
+            self.inodes.insert(&draft.inode, 0, 0);
+            whiteout = Some(draft);
+        }
+
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &source.home.tree, changes);
+        if source_is_dir {
+            op.note_directory_moved();
+        }
+        let kept = whiteout.is_some().then_some(from.name.into());
+        entry_changed(locked.of(&from.dir), time, kept, Some(from.name));
+        let replaced = to.inode.is_some().then_some(to.name);
+        entry_changed(locked.of(&to.dir), time, Some(to.name.into()), replaced);
+        from.dir.put_item(&op, locked.of(&from.dir));
+        to.dir.put_item(&op, locked.of(&to.dir));
+        inode_changed(locked.of(source), time);
+        source.put_item(&op, locked.of(source));
+        if let Some(draft) = whiteout {
+            draft.put(&mut op.changes(&source.home.tree), 1, self);
+        }
+        let unlinked = to.inode.as_ref().filter(|target| drop_link(&op, target, locked.of(target), time));
+        Ok(unlinked.map(|target| target.id))
+    }
+
+    /// Swaps two names' inodes.
+    fn exchange(
+        &self,
+        from: &End<'_>,
+        to: &End<'_>,
+        locked: &mut Locked<'_>,
+        reservation: ubtrfs_transaction::MetadataReservation<'_>,
+    ) -> Result<Option<InodeId>> {
+        let ((source, source_entry), (target, target_entry)) = (from.found()?, to.found()?);
+        for end in [from, to] {
+            check_may_remove(locked.of(&end.dir))?;
+            check_dir_takes_names(locked.of(&end.dir))?;
+            check_may_change(locked.of(end.found()?.0))?;
+        }
+        let mut changes = Vec::with_capacity(12);
+        plan_unlink(&mut changes, source, from.dir.id.ino, from.name)?;
+        plan_unlink(&mut changes, target, to.dir.id.ino, to.name)?;
+        let source_target = (source_entry.location, source_entry.file_type);
+        let target_target = (target_entry.location, target_entry.file_type);
+        self.plan_place(&mut changes, locked, to, source.id.ino, source_target)?;
+        self.plan_place(&mut changes, locked, from, target.id.ino, target_target)?;
+
+        let time = now();
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &source.home.tree, changes);
+        if locked.of(source).is_dir() || locked.of(target).is_dir() {
+            op.note_directory_moved();
+        }
+        for dir in [&from.dir, &to.dir] {
+            entry_changed(locked.of(dir), time, None, None);
+            dir.put_item(&op, locked.of(dir));
+        }
+        for inode in [source, target] {
+            inode_changed(locked.of(inode), time);
+            inode.put_item(&op, locked.of(inode));
+        }
+        Ok(None)
+    }
+
+    /// Plans an inode's name at one end, under the directory's next index.
+    pub(crate) fn plan_place(
+        &self,
+        changes: &mut Vec<Change>,
+        locked: &mut Locked<'_>,
+        end: &End<'_>,
+        ino: Ino,
+        target: (ubtrfs_format::Key, u8),
+    ) -> Result<()> {
+        let (tree, dir) = (&end.dir.home.tree, end.dir.id.ino);
+        let state = locked.of(&end.dir);
+        let index = next_index(&end.dir, state)?;
+        dir_item::plan_add(changes, tree, &self.geometry, dir, end.name, target, index)?;
+        dir_item::plan_add_ref(changes, tree, &self.geometry, ino, dir, end.name, index)?;
+        // An index that a failure leaves unused is no loss.
+        state.next_index = Some(index + 1);
+        Ok(())
+    }
+
+    pub(crate) fn draft_whiteout(
+        &self,
+        dir: &Arc<Inode>,
+        locked: &mut Locked<'_>,
+        caller: &Caller,
+        time: Timespec,
+    ) -> Result<Draft> {
+        let new = NewInode { mode: mode::CHAR, ..NewInode::default() };
+        self.draft(dir, locked.of(dir), new, caller, time)
+    }
+}
+
+impl End<'_> {
+    fn found(&self) -> Result<(&Arc<Inode>, &DirEntry)> {
+        self.inode.as_ref().zip(self.entry.as_ref()).ok_or(Error::NotFound)
+    }
+}
+
+fn check_arguments(name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
+    let excluded = RenameFlags::NOREPLACE | RenameFlags::WHITEOUT;
+    if !RenameFlags::all().contains(flags) || (flags.contains(RenameFlags::EXCHANGE) && flags.intersects(excluded)) {
+        return Err(Error::InvalidArgument("these rename flags exclude each other"));
+    }
+    for name in [name, new_name] {
+        if matches!(name, b"." | b"..") {
+            return Err(Error::Busy("'.' and '..' cannot be renamed"));
+        }
+        dir_item::check_name(name)?;
+    }
+    Ok(())
+}
+
+/// Fails where a directory would come to be inside itself.
+pub(crate) fn check_no_loop(from: &End<'_>, to: &End<'_>, flags: RenameFlags) -> Result<()> {
+    if from.dir.id == to.dir.id {
+        return Ok(());
+    }
+    if let Some(source) = &from.inode
+        && is_inside(&to.dir, source.id.ino)?
+    {
+        return Err(Error::InvalidArgument("a directory cannot be moved into itself"));
+    }
+    if let Some(target) = &to.inode
+        && is_inside(&from.dir, target.id.ino)?
+    {
+        return Err(match flags.contains(RenameFlags::EXCHANGE) {
+            true => Error::InvalidArgument("a directory cannot be moved into itself"),
+            false => Error::NotEmpty,
+        });
+    }
+    Ok(())
+}
+
+/// Whether `dir` is `ancestor` or below it.
+fn is_inside(dir: &Inode, ancestor: Ino) -> Result<bool> {
+    let mut ino = dir.id.ino;
+    for _ in 0..MAX_DEPTH {
+        if ino == ancestor {
+            return Ok(true);
+        }
+        if ino == Ino::ROOT_DIR {
+            return Ok(false);
+        }
+        match dir_item::first_link(&dir.home.tree, ino)? {
+            Some((parent, _)) => ino = parent,
+            None => return Ok(false),
+        }
+    }
+    Err(dir_item::corrupt("depth", MAX_DEPTH, "expected directories that lead up to the root"))
+}
+
+/// Deeper than directories get in practice; damaged references that form a loop end here.
+const MAX_DEPTH: u64 = 1 << 20;
+/// Two names out, two in, a whiteout with attributes, four inodes, an orphan item.
+const RENAME_ITEMS: usize = 28;

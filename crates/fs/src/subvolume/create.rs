@@ -1,0 +1,181 @@
+//! Making subvolumes and snapshots, and changing what they are.
+//!
+//! - I1. A snapshot holds all that was written to its source before the call: that is written back first, and only that, so
+//!   the snapshot waits for no data that comes after it.
+//! - I2. A snapshot never changes by what its source writes: data that would go into extents in place waits while the
+//!   snapshot is made, and then finds them shared.
+//! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
+
+use ubtrfs_format::hash::name_hash;
+use ubtrfs_format::item::{DirEntry, FileType, InodeRef, RootRef, Timespec};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
+use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume};
+use uuid::Uuid;
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::mount::fs::now;
+use crate::namei::create::{check_dir_takes_names, entry_changed, new_item, next_index};
+use crate::namei::dir_item::{self, Change, HashedName, NameSlot};
+use crate::subvolume::list::{default_subvolume, root_tree};
+use crate::types::{Caller, InodeId, mode};
+
+impl Fs {
+    /// Makes an empty subvolume at a name of `dir`; durable on return. Its root directory is the caller's, by the umask, and takes
+    /// over nothing from `dir`: no group, flag, ACL or property, as on Linux. Answers its root directory.
+    pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
+        let _subvolumes = self.subvolume_lock.lock();
+        let reservation = self.reserve(NEW_ITEMS)?;
+        self.make_subvolume(dir, name, reservation, |time, transid| {
+            let mut item = new_item(None, mode::DIRECTORY | 0o777 & !caller.umask, caller, time);
+            (item.generation, item.transid) = (transid, transid);
+            let ino = Ino::ROOT_DIR;
+            let mut reference = Vec::new();
+            InodeRef::append(&mut reference, 0, b"..");
+            let root = (Key::new(ino.0, KeyType::INODE_ITEM, 0), item.encode());
+            NewContent::Items(vec![root, (dir_item::ref_key(ino, ino), reference)])
+        })
+    }
+
+    /// Makes a snapshot of a subvolume at a name of `dir`; durable on return. It holds what was written before the call
+    /// (I1). Answers its root directory.
+    pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
+        let id = self.take_snapshot(source, dir, name, read_only)?;
+        // Files without names that the source has open are nobody's in the snapshot. As on Linux, they are deleted at once, in
+        // a read-only one too, which would keep their space for ever.
+        let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
+        if let Err(error) = deleted {
+            tracing::warn!("snapshot {}: unlinked inodes were not all deleted: {error}", id.root);
+        }
+        Ok(id)
+    }
+
+    fn take_snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
+        self.subvolume(source)?;
+        self.inode_to_change(dir)?;
+        self.flush_tagged(Some(source))?;
+        let _subvolumes = self.subvolume_lock.lock();
+        if self.deletions.has(source) {
+            return Err(Error::NotFound);
+        }
+        let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
+        let _in_place = self.data.in_place.write();
+        self.make_subvolume(dir, name, reservation, |_, _| NewContent::SnapshotOf { source, read_only })
+    }
+
+    /// Makes a subvolume that holds what `content` says, given the time and the transaction.
+    fn make_subvolume(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        reservation: MetadataReservation<'_>,
+        content: impl FnOnce(Timespec, Generation) -> NewContent,
+    ) -> Result<InodeId> {
+        dir_item::check_new_name(name)?;
+        let dir_inode = self.inode_to_change(dir)?;
+        let mut state = dir_inode.write()?;
+        check_dir_takes_names(&state)?;
+        if dir_inode.home.is_deleted() {
+            return Err(Error::NotFound);
+        }
+        let tree = &dir_inode.home.tree;
+        let slot = NameSlot::read(tree, dir.ino, name)?;
+        slot.check_free()?;
+        slot.check_room(&self.geometry)?;
+        let index = next_index(&dir_inode, &mut state)?;
+        let time = now();
+        let id = self.engine.new_root_id()?;
+        let location = dir_item::subvolume_location(id);
+        let mut changes = Vec::with_capacity(3);
+        slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
+        state.next_index = Some(index + 1);
+        entry_changed(&mut state, time, Some(HashedName::from(name)), None);
+        // Nobody finds the name, or changes the directory, before the commit has made the subvolume: the lock is kept.
+        self.engine.make_subvolume(reservation, |transid| {
+            state.item.transid = transid;
+            changes.push(Change::Put(dir_inode.item_key(), state.disk_item().encode()));
+            let items = changes.into_iter().map(|change| change.into_item(transid));
+            let mut entry: Vec<_> = items.map(|(key, value)| (key, value.map(Into::into))).collect();
+            entry.sort_by_key(|(key, _)| *key);
+            NewSubvolume {
+                id,
+                uuid: Uuid::new_v4(),
+                otime: time,
+                content: content(time, transid),
+                parent: dir.root,
+                root_ref: RootRef { dirid: dir.ino.0, sequence: index, name: name.to_vec() },
+                entry,
+            }
+        })?;
+        Ok(InodeId::root_of(id))
+    }
+
+    /// Lets a subvolume take changes, or none; durable on return. What was written before is in it.
+    pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
+        let _subvolumes = self.subvolume_lock.lock();
+        let subvolume = self.subvolume(id)?;
+        if subvolume.is_read_only() == read_only {
+            return Ok(());
+        }
+        let reservation = self.reserve(1)?;
+        subvolume.set_read_only(read_only)?;
+        if read_only {
+            self.flush_tagged(Some(id))?;
+        }
+        let op = self.engine.begin(reservation);
+        op.set_subvolume_read_only(id, read_only);
+        drop(op);
+        self.engine.commit()?;
+        if !read_only && let Err(error) = self.delete_orphans(&subvolume) {
+            tracing::warn!("subvolume {id}: unlinked inodes were not all deleted: {error}");
+        }
+        Ok(())
+    }
+
+    /// The subvolume that is shown where no option names one.
+    pub fn default_subvolume(&self) -> Result<RootId> {
+        default_subvolume(&self.engine)
+    }
+
+    /// Makes a subvolume the one that is shown where no option names one; durable on return.
+    pub fn set_default_subvolume(&self, id: RootId) -> Result<()> {
+        let _subvolumes = self.subvolume_lock.lock();
+        self.subvolume(id)?;
+        let reservation = self.reserve(1)?;
+        let roots = root_tree(&self.engine)?;
+        let dir = self.superblock().root_dir_objectid;
+        let key = Key::new(dir, KeyType::DIR_ITEM, name_hash(DEFAULT));
+        let mut entries = dir_item::read_entries(&roots, &key)?;
+        let location = dir_item::subvolume_location(id);
+        entries.retain(|entry| entry.name != DEFAULT);
+        let file_type = FileType::Directory as u8;
+        let (transid, name) = (dir_item::PENDING, DEFAULT.to_vec());
+        entries.push(DirEntry { location, transid, file_type, name, data: Vec::new() });
+        self.engine.note_default_subvolume();
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &roots, vec![Change::PutEntries(key, entries)]);
+        drop(op);
+        Ok(self.engine.commit()?)
+    }
+
+    /// The subvolume whose name this is, and the directory's sequence when it was looked at.
+    pub(crate) fn find_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<(RootId, u64)> {
+        dir_item::check_name(name)?;
+        let inode = self.inode(dir)?;
+        let state = inode.read()?;
+        if !state.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        let entry = dir_item::find_entry(&inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
+        let id = self.target_id(dir, &entry.location, name)?;
+        if id.root == dir.root || id.is_stub() {
+            return Err(Error::InvalidArgument("not a subvolume"));
+        }
+        Ok((id.root, state.item.sequence))
+    }
+}
+
+/// The entry of the root tree's directory that says which subvolume is shown.
+const DEFAULT: &[u8] = b"default";
+/// Root item, both references, two UUID items, entry, index, the directory, and what the new root takes.
+const NEW_ITEMS: usize = 16;

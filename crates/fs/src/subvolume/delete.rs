@@ -1,0 +1,224 @@
+//! Deleting subvolumes: the name goes at once, what it led to when nobody has an inode of it any more, its space with the
+//! commits that follow ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//!
+//! ```text
+//! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
+//! ```
+//!
+//! - I1. From [`Deletions::add`] on, nobody finds the subvolume, and its root directory is empty. Who has inodes of it, by lookups or
+//!   opens, reads, writes and makes files there as before.
+//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. What began before, as deleting the items
+//!   of an unlinked inode, may go on: the engine takes nothing for the tree any more.
+//! - I3. A subvolume whose name is gone has an `ORPHAN_ITEM` in the root tree until all of it is dropped: whoever opens the
+//!   filesystem after a crash goes on with that.
+//! - I4. Lock order: `Deletions::used` -> shards of the inode cache.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::file::truncate::forget_dirty_past;
+use crate::inode::cache::InodeCache;
+use crate::inode::xattr::check_may_change;
+use crate::mount::fs::now;
+use crate::namei::create::entry_changed;
+use crate::namei::dir_item;
+use crate::namei::link::{Locked, check_empty, check_may_remove};
+use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
+use crate::types::InodeId;
+
+/// Subvolumes that were deleted since the filesystem was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Deletions {
+    deleted: Mutex<HashSet<RootId>>,
+    /// Those that are not gone yet, each with inodes that were in use when that was last looked for: as long as one of them is,
+    /// nothing is looked for.
+    used: Mutex<HashMap<RootId, HashSet<InodeId>>>,
+    nr_used: AtomicUsize,
+}
+
+impl Deletions {
+    /// Whether this subvolume was deleted.
+    pub(crate) fn has(&self, id: RootId) -> bool {
+        self.deleted.lock().contains(&id)
+    }
+
+    fn add(&self, id: RootId) {
+        self.deleted.lock().insert(id);
+        self.used.lock().insert(id, HashSet::new());
+        self.nr_used.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the subvolume of this inode, which somebody gave back, is deleted and nobody has an inode of it any more. True once.
+    fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
+        let mut used = self.used.lock();
+        let Some(known) = used.get_mut(&given_back.root) else { return false };
+        if !inodes.is_used(given_back) {
+            known.remove(&given_back);
+        }
+        if !known.is_empty() {
+            return false;
+        }
+        *known = inodes.used_of(given_back.root);
+        let is_last = known.is_empty();
+        if is_last {
+            used.remove(&given_back.root);
+            self.nr_used.fetch_sub(1, Ordering::SeqCst);
+        }
+        is_last
+    }
+}
+
+impl Fs {
+    /// Deletes the subvolume of this name, which must be `expected` where that is given: the caller may have looked whose it
+    /// is. Its space is given back in the background, or by [`Fs::finish_deletions`].
+    ///
+    /// Fails with `InvalidArgument` where the name is of no subvolume, `NotEmpty` where it holds other subvolumes, `Busy`
+    /// for the one that is shown as the root, `NotPermitted` for the default one and one that is immutable or append-only.
+    pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
+        self.remove_subvolume(dir, name, expected, false)
+    }
+
+    /// The same, of one without any name in it where `only_empty` says so.
+    pub(crate) fn remove_subvolume(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        expected: Option<RootId>,
+        only_empty: bool,
+    ) -> Result<()> {
+        let _subvolumes = self.subvolume_lock.lock();
+        let dir_inode = self.inode_to_change(dir)?;
+        let roots = root_tree(&self.engine)?;
+        loop {
+            let (id, sequence) = self.find_subvolume(dir, name)?;
+            if expected.is_some_and(|expected| expected != id) {
+                return Err(Error::NotFound);
+            }
+            let reservation = self.reserve_for_removal(DELETE_ITEMS)?;
+            self.check_may_delete(id)?;
+            let subvolume = self.subvolume(id)?;
+            let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;
+            // The deleted one's root as well: its names stay what they are meanwhile.
+            let mut locked = Locked::new(&mut [&dir_inode, &root_dir])?;
+            if locked.of(&dir_inode).item.sequence != sequence {
+                continue;
+            }
+            check_may_remove(locked.of(&dir_inode))?;
+            check_may_change(locked.of(&root_dir))?;
+            if only_empty {
+                check_empty(&root_dir, locked.of(&root_dir))?;
+            }
+            let root_ref = root_ref(&roots, dir.root, id)?.ok_or(Error::NotFound)?;
+            let mut changes = Vec::with_capacity(2);
+            dir_item::plan_remove(&mut changes, &dir_inode.home.tree, dir.ino, name, root_ref.sequence)?;
+
+            let (down, up) = root_ref_keys(dir.root, id);
+            let op = self.engine.begin(reservation);
+            dir_item::put_changes(&op, &dir_inode.home.tree, changes);
+            let state = locked.of(&dir_inode);
+            entry_changed(state, now(), None, Some(name));
+            dir_inode.put_item(&op, state);
+            op.delete(&roots, down);
+            op.delete(&roots, up);
+            op.put(&roots, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), []);
+            op.delete_subvolume(id);
+            // A log does not tell that it is gone.
+            op.note_directory_moved();
+            drop(op);
+            locked.of(&root_dir).removed = true;
+            subvolume.mark_deleted();
+            self.deletions.add(id);
+            drop(locked);
+            self.end_deletion(root_dir.id);
+            return Ok(());
+        }
+    }
+
+    fn check_may_delete(&self, id: RootId) -> Result<()> {
+        if id == self.root().root {
+            return Err(Error::Busy("it is the mount's root"));
+        }
+        if id == self.default_subvolume()? {
+            return Err(Error::NotPermitted("it is the default subvolume"));
+        }
+        let start = Key::new(id.0, KeyType::ROOT_REF, 0);
+        let end = Key::new(id.0, KeyType::ROOT_REF, u64::MAX);
+        if root_tree(&self.engine)?.first_ge(&start, &end)?.is_some() {
+            return Err(Error::NotEmpty);
+        }
+        Ok(())
+    }
+
+    /// Lets go of a deleted subvolume where this was the last of its inodes that somebody had.
+    pub(crate) fn end_deletion(&self, given_back: InodeId) {
+        if self.deletions.nr_used.load(Ordering::SeqCst) > 0 && self.deletions.was_last(given_back, &self.inodes) {
+            self.let_go(given_back.root);
+        }
+    }
+
+    /// Directories and names of the inodes of a deleted subvolume that somebody has, one name of each.
+    pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
+        let Some(tree) =
+            self.subvolumes.read().get(&id).filter(|found| found.is_deleted()).map(|found| found.tree.clone())
+        else {
+            return Vec::new();
+        };
+        let inodes = self.inodes.used_of(id).into_iter().filter(|inode| inode.ino != Ino::ROOT_DIR);
+        let first_name = |inode: InodeId| dir_item::first_link(&tree, inode.ino).ok().flatten();
+        inodes.filter_map(first_name).map(|(dir, name)| (InodeId { root: id, ino: dir }, name)).collect()
+    }
+
+    /// Lets go of all deleted subvolumes: the filesystem is being closed, whoever has inodes of them.
+    pub(crate) fn end_all_deletions(&self) {
+        let used = std::mem::take(&mut *self.deletions.used.lock());
+        self.deletions.nr_used.store(0, Ordering::SeqCst);
+        if self.read_only().is_none() {
+            used.into_keys().for_each(|id| self.let_go(id));
+        }
+    }
+
+    /// I2
+    fn let_go(&self, id: RootId) {
+        if let Some(subvolume) = self.subvolumes.write().remove(&id) {
+            subvolume.mark_gone();
+        }
+        // Inodes are made under the lock of a directory: more may come until all directories are dead.
+        loop {
+            let inodes = self.inodes.all_of(id);
+            if inodes.is_empty() {
+                break;
+            }
+            for inode in inodes {
+                let _writeback = inode.writeback.lock();
+                let mut state = inode.state.write();
+                state.dead = true;
+                forget_dirty_past(self, &mut state, 0);
+                drop(state);
+                self.inodes.remove(inode.id);
+            }
+        }
+        self.engine.drop_subvolume(id);
+        self.committer.note_change();
+    }
+
+    /// Gives back the space of deleted subvolumes now. `progress` is told how many are left. An error where the tree of one
+    /// cannot be read: what is left of it stays.
+    pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize)) -> Result<()> {
+        loop {
+            let nr_left = self.engine.nr_dead_roots();
+            progress(nr_left);
+            if nr_left == 0 {
+                return self.engine.take_drop_failure().map_or(Ok(()), |error| Err(error.into()));
+            }
+            self.engine.commit()?;
+        }
+    }
+}
+
+/// Entry, index, directory, both references, orphan item, root item, two UUID items.
+const DELETE_ITEMS: usize = 12;

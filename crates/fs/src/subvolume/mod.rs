@@ -1,0 +1,7 @@
+//! Subvolumes and snapshots: creating, deleting, listing, renaming.
+
+pub(crate) mod create;
+pub(crate) mod delete;
+pub(crate) mod handle;
+pub(crate) mod list;
+pub(crate) mod rename;

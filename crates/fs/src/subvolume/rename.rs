@@ -1,0 +1,275 @@
+//! Renames that move a subvolume: plain, over an empty directory, exchanging, leaving a whiteout. The other end of an exchange may
+//! be anything in the same subvolume, or a subvolume anywhere.
+//!
+//! - I1. The subvolume lock is held: which subvolume lies in which does not change meanwhile; nor do directories' parents, by
+//!   the rename lock.
+//! - I2. Lock order: subvolume lock -> reservation -> rename lock -> inode states.
+
+use std::sync::Arc;
+
+use ubtrfs_format::item::{FileType, RootRef};
+use ubtrfs_format::{Key, RootId};
+use ubtrfs_transaction::{Operation, Tree};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::state::Inode;
+use crate::inode::xattr::check_may_change;
+use crate::mount::fs::now;
+use crate::namei::create::{check_dir_takes_names, entry_changed, next_index};
+use crate::namei::dir_item::{self, Change, HashedName};
+use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
+use crate::namei::rename::{End, check_no_loop};
+use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
+use crate::types::{Caller, InodeId, RenameFlags};
+
+/// What a name leads to.
+struct Thing {
+    /// The inode; of a subvolume its root directory.
+    inode: Arc<Inode>,
+    /// Location and type, as an entry has them.
+    target: (Key, u8),
+    /// The subvolume, and the index of its name.
+    subvolume: Option<(RootId, u64)>,
+}
+
+impl Fs {
+    /// Renames where there is a subvolume at one of the two names.
+    pub(crate) fn rename_subvolumes(
+        &self,
+        (dir, name): (&Arc<Inode>, &[u8]),
+        (new_dir, new_name): (&Arc<Inode>, &[u8]),
+        flags: RenameFlags,
+        caller: &Caller,
+    ) -> Result<()> {
+        let _subvolumes = self.subvolume_lock.lock();
+        let roots = root_tree(&self.engine)?;
+        loop {
+            for (dir, name) in [(dir, name), (new_dir, new_name)] {
+                // Entering a subvolume may delete its orphans, which reserves.
+                if let Ok((id, _)) = self.find_subvolume(dir.id, name) {
+                    self.inode(InodeId::root_of(id))?;
+                }
+            }
+            let reservation = self.reserve(RENAME_ITEMS)?;
+            let _rename = self.rename_lock.lock();
+            let (from, to) = (self.end(dir, name)?, self.end(new_dir, new_name)?);
+            let source = self.thing(&roots, &from)?.ok_or(Error::NotFound)?;
+            let target = self.thing(&roots, &to)?;
+            let is_exchange = flags.contains(RenameFlags::EXCHANGE);
+            match &target {
+                Some(_) if flags.contains(RenameFlags::NOREPLACE) => return Err(Error::Exists),
+                Some(target) if target.inode.id == source.inode.id => return Ok(()),
+                None if is_exchange => return Err(Error::NotFound),
+                _ => {}
+            }
+            self.check_ends((&from, &source), (&to, target.as_ref()), flags)?;
+
+            let mut inodes = vec![dir, new_dir, &source.inode];
+            inodes.extend(target.iter().map(|target| &target.inode));
+            let mut locked = Locked::new(&mut inodes)?;
+            if !self.is_as_found(&from, &mut locked)? || !self.is_as_found(&to, &mut locked)? {
+                continue;
+            }
+            check_may_remove(locked.of(dir))?;
+            check_dir_takes_names(locked.of(new_dir))?;
+            check_may_change(locked.of(&source.inode))?;
+            if let Some(target) = &target {
+                check_may_remove(locked.of(new_dir))?;
+                check_may_change(locked.of(&target.inode))?;
+                if is_exchange {
+                    check_dir_takes_names(locked.of(dir))?;
+                } else {
+                    check_empty(&target.inode, locked.of(&target.inode))?;
+                }
+            }
+
+            // In one list where both names are in one tree: their hashes may be the same.
+            let is_one_tree = dir.id.root == new_dir.id.root;
+            let (mut changes, mut others) = (Vec::with_capacity(12), Vec::new());
+            plan_leave(&mut changes, &from, &source)?;
+            if let Some(target) = &target {
+                plan_leave(if is_one_tree { &mut changes } else { &mut others }, &to, target)?;
+            }
+            let list = if is_one_tree { &mut changes } else { &mut others };
+            let mut references = vec![self.plan_arrive(list, &mut locked, (&from, &to), &source)?];
+            if let Some(target) = target.as_ref().filter(|_| is_exchange) {
+                references.push(self.plan_arrive(&mut changes, &mut locked, (&to, &from), target)?);
+            }
+            let time = now();
+            let mut whiteout = None;
+            if flags.contains(RenameFlags::WHITEOUT) {
+                let draft = self.draft_whiteout(dir, &mut locked, caller, time)?;
+                let ino = draft.inode.id.ino;
+                let entry = (dir_item::inode_location(ino), draft.file_type as u8);
+                self.plan_place(&mut changes, &mut locked, &from, ino, entry)?;
+                self.inodes.insert(&draft.inode, 0, 0);
+                whiteout = Some(draft);
+            }
+
+            let op = self.engine.begin(reservation);
+            dir_item::put_changes(&op, &dir.home.tree, changes);
+            dir_item::put_changes(&op, &new_dir.home.tree, others);
+            if is_exchange {
+                entry_changed(locked.of(dir), time, None, None);
+                entry_changed(locked.of(new_dir), time, None, None);
+            } else {
+                let left = whiteout.is_some().then_some(HashedName::from(name));
+                entry_changed(locked.of(dir), time, left, Some(name));
+                let replaced = target.is_some().then_some(new_name);
+                entry_changed(locked.of(new_dir), time, Some(new_name.into()), replaced);
+            }
+            dir.put_item(&op, locked.of(dir));
+            new_dir.put_item(&op, locked.of(new_dir));
+            references.into_iter().flatten().for_each(|reference| reference.put(&op, &roots));
+            let moved = [Some(&source), target.as_ref().filter(|_| is_exchange)];
+            for inode in moved.into_iter().flatten().map(|thing| &thing.inode) {
+                // A subvolume that takes no changes keeps its times.
+                if !inode.home.is_read_only() {
+                    inode_changed(locked.of(inode), time);
+                    inode.put_item(&op, locked.of(inode));
+                }
+            }
+            if let Some(draft) = whiteout {
+                draft.put(&mut op.changes(&dir.home.tree), 1, self);
+            }
+            // What is below it is found by another path.
+            op.note_directory_moved();
+            let replaced = target.as_ref().filter(|_| !is_exchange).map(|target| &target.inode);
+            let unlinked = replaced.filter(|inode| drop_link(&op, inode, locked.of(inode), time)).map(|inode| inode.id);
+            drop(op);
+            drop(locked);
+            drop(_rename);
+            if let Some(id) = unlinked
+                && !self.inodes.mark_unlinked(id)
+            {
+                self.delete_if_unlinked(id);
+            }
+            return Ok(());
+        }
+    }
+
+    fn thing(&self, roots: &Tree, end: &End<'_>) -> Result<Option<Thing>> {
+        if let Some(id) = end.subvolume {
+            let index = root_ref(roots, end.dir.id.root, id)?.ok_or(Error::NotFound)?.sequence;
+            let inode = self.inode(InodeId::root_of(id))?;
+            let target = (dir_item::subvolume_location(id), FileType::Directory as u8);
+            return Ok(Some(Thing { inode, target, subvolume: Some((id, index)) }));
+        }
+        Ok(end.inode.as_ref().zip(end.entry.as_ref()).map(|(inode, entry)| Thing {
+            inode: Arc::clone(inode),
+            target: (entry.location, entry.file_type),
+            subvolume: None,
+        }))
+    }
+
+    /// Fails where these two do not go to each other's place, or the first not to the second's; all but what their states say.
+    fn check_ends(
+        &self,
+        (from, source): (&End<'_>, &Thing),
+        (to, target): (&End<'_>, Option<&Thing>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let is_subvolume = |thing: &Thing| thing.subvolume.is_some();
+        if !is_subvolume(source) && !target.is_some_and(is_subvolume) {
+            return Err(Error::Busy("the directory changed"));
+        }
+        let exchanged = target.filter(|_| flags.contains(RenameFlags::EXCHANGE));
+        let moves = [Some((source, to)), exchanged.map(|target| (target, from))];
+        for (thing, end) in moves.into_iter().flatten() {
+            if end.dir.home.is_deleted() {
+                return Err(Error::NotFound);
+            }
+            let Some((id, _)) = thing.subvolume else {
+                if from.dir.id.root != to.dir.id.root {
+                    return Err(Error::CrossDevice);
+                }
+                continue;
+            };
+            if self.is_inside_subvolume(end.dir.id.root, id)? {
+                return Err(Error::InvalidArgument("a subvolume cannot be moved into itself"));
+            }
+            // The entry for its parent would change.
+            if from.dir.id != to.dir.id && thing.inode.home.is_read_only() {
+                return Err(Error::ReadOnlySubvolume);
+            }
+        }
+        check_no_loop(from, to, flags)?;
+        let Some(target) = target.filter(|_| exchanged.is_none()) else { return Ok(()) };
+        match (source.inode.read()?.is_dir(), target.inode.read()?.is_dir()) {
+            (true, false) => Err(Error::NotDirectory),
+            (false, true) => Err(Error::IsDirectory),
+            // Subvolumes are not replaced, empty or not.
+            _ if is_subvolume(target) => Err(Error::NotEmpty),
+            _ => Ok(()),
+        }
+    }
+
+    /// Plans the name at the second end of what was at the first.
+    fn plan_arrive(
+        &self,
+        changes: &mut Vec<Change>,
+        locked: &mut Locked<'_>,
+        (from, to): (&End<'_>, &End<'_>),
+        thing: &Thing,
+    ) -> Result<Option<Reference>> {
+        let Some((id, _)) = thing.subvolume else {
+            self.plan_place(changes, locked, to, thing.inode.id.ino, thing.target)?;
+            return Ok(None);
+        };
+        let (tree, dir) = (&to.dir.home.tree, to.dir.id);
+        let state = locked.of(&to.dir);
+        let index = next_index(&to.dir, state)?;
+        dir_item::plan_add(changes, tree, &self.geometry, dir.ino, to.name, thing.target, index)?;
+        // An index that a failure leaves unused is no loss.
+        state.next_index = Some(index + 1);
+        let value = RootRef { dirid: dir.ino.0, sequence: index, name: to.name.to_vec() }.encode();
+        Ok(Some(Reference { id, old_parent: from.dir.id.root, parent: dir.root, value }))
+    }
+
+    /// Whether a subvolume is `ancestor`, or lies below it.
+    fn is_inside_subvolume(&self, mut id: RootId, ancestor: RootId) -> Result<bool> {
+        for _ in 0..MAX_NESTING {
+            if id == ancestor {
+                return Ok(true);
+            }
+            match self.place_of(id)? {
+                Some(place) => id = place.parent,
+                None => return Ok(false),
+            }
+        }
+        Err(dir_item::corrupt("parent", id.0, "expected subvolumes that lead up to the top level"))
+    }
+}
+
+/// Plans the end of a name, and of an inode's reference to it.
+fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Thing) -> Result<()> {
+    match thing.subvolume {
+        Some((_, index)) => dir_item::plan_remove(changes, &end.dir.home.tree, end.dir.id.ino, end.name, index),
+        None => plan_unlink(changes, &thing.inode, end.dir.id.ino, end.name),
+    }
+}
+
+/// Where a subvolume was and where it is from now on.
+struct Reference {
+    id: RootId,
+    old_parent: RootId,
+    parent: RootId,
+    value: Vec<u8>,
+}
+
+impl Reference {
+    fn put(&self, op: &Operation<'_>, roots: &Arc<Tree>) {
+        let (old_down, old_up) = root_ref_keys(self.old_parent, self.id);
+        let (down, up) = root_ref_keys(self.parent, self.id);
+        op.delete(roots, old_down);
+        op.delete(roots, old_up);
+        op.put(roots, down, &self.value);
+        op.put(roots, up, &self.value);
+    }
+}
+
+/// Two names out and in, a whiteout with attributes, four inodes with references, two subvolumes' references, an orphan item.
+const RENAME_ITEMS: usize = 40;
+/// Damaged references that form a loop end here.
+const MAX_NESTING: usize = 4096;

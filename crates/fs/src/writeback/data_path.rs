@@ -1,0 +1,153 @@
+//! [`DataPath`]: what writeback keeps for the whole filesystem: memory for dirty data, and the queue of inodes that have
+//! some.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use ubtrfs_format::Logical;
+
+use crate::file::buf_pool::BufPool;
+use crate::file::dirty::{FileData, Run};
+use crate::inode::state::Inode;
+use crate::writeback::errors::WritebackErrors;
+use crate::writeback::thread::WritebackThreads;
+
+/// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
+#[derive(Debug)]
+pub(crate) struct DataPath {
+    pub(crate) pool: Arc<BufPool>,
+    /// Memory that dirty data may take.
+    limit_bytes: u64,
+    /// Memory of data that batches are writing.
+    writing_bytes: AtomicU64,
+    queue: Mutex<DirtyQueue>,
+    /// Where the last batch ended on disk.
+    pub(crate) hint: Mutex<Option<Logical>>,
+    pub(crate) threads: WritebackThreads,
+    pub(crate) errors: WritebackErrors,
+    /// Held by batches that may write into extents that are there, and exclusively while a snapshot is made.
+    pub(crate) in_place: RwLock<()>,
+}
+
+/// Inodes with dirty data, in the order in which they became dirty. The places of those whose data could not be written
+/// have the bit [`FAILED`]: only fsync and sync try them again.
+#[derive(Debug, Default)]
+struct DirtyQueue {
+    next: u64,
+    inodes: BTreeMap<u64, Arc<Inode>>,
+}
+
+impl DataPath {
+    pub(crate) fn new(limit_bytes: u64) -> Self {
+        Self {
+            pool: BufPool::new(limit_bytes),
+            limit_bytes,
+            writing_bytes: AtomicU64::new(0),
+            queue: Mutex::default(),
+            hint: Mutex::default(),
+            threads: WritebackThreads::default(),
+            errors: WritebackErrors::default(),
+            in_place: RwLock::default(),
+        }
+    }
+
+    /// Puts an inode whose data became dirty into the queue. `data` is the inode's, locked.
+    pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
+        if data.queued.is_none() {
+            let mut queue = self.queue.lock();
+            let at = queue.next;
+            queue.next += 1;
+            queue.inodes.insert(at, Arc::clone(inode));
+            data.queued = Some(at);
+        }
+    }
+
+    /// Whether any inode has dirty data.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.queue.lock().inodes.is_empty()
+    }
+
+    /// Takes an inode out of the queue whose data is all in the trees (I5 of [`crate::writeback::delalloc`]).
+    pub(crate) fn dequeue(&self, data: &mut FileData) {
+        if data.is_clean()
+            && let Some(at) = data.queued.take()
+        {
+            let inode = self.queue.lock().inodes.remove(&at);
+            if let Some(inode) = &inode {
+                self.errors.note_clean(inode.id);
+            }
+            // The caller holds the inode as well, so this never drops the last one under the lock.
+            drop(inode);
+        }
+    }
+
+    /// All inodes with dirty data; those whose data could not be written come last.
+    pub(crate) fn queued(&self) -> Vec<Arc<Inode>> {
+        self.queue.lock().inodes.values().cloned().collect()
+    }
+
+    /// The first inodes in the queue, without those whose data could not be written.
+    pub(crate) fn queued_healthy(&self, limit: usize) -> Vec<Arc<Inode>> {
+        self.queue.lock().inodes.range(..FAILED).take(limit).map(|(_, inode)| Arc::clone(inode)).collect()
+    }
+
+    /// Puts an inode whose data could not be written behind all others. `data` is the inode's, locked.
+    pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
+        let mut queue = self.queue.lock();
+        let at = data.queued.unwrap_or(queue.next);
+        if data.queued.is_none() {
+            queue.next += 1;
+        }
+        queue.inodes.remove(&at);
+        queue.inodes.insert(at | FAILED, Arc::clone(inode));
+        data.queued = Some(at | FAILED);
+    }
+
+    /// Whether all memory for dirty data is held by files that could not be written.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.writing_bytes.load(Ordering::Relaxed) == 0 && self.queue.lock().inodes.range(..FAILED).next().is_none()
+    }
+
+    /// Memory of data that nobody is writing yet.
+    fn waiting_bytes(&self) -> u64 {
+        self.pool.used_bytes().saturating_sub(self.writing_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is enough for the writeback threads to begin.
+    pub(crate) fn should_write(&self) -> bool {
+        self.waiting_bytes() > self.limit_bytes / 4
+    }
+
+    /// Whether there is enough for the writeback threads to go on.
+    pub(crate) fn should_go_on(&self) -> bool {
+        self.waiting_bytes() > self.limit_bytes / 8
+    }
+
+    pub(crate) fn is_over_limit(&self) -> bool {
+        self.pool.used_bytes() > self.limit_bytes
+    }
+
+    /// Counts the memory of what a batch writes, as long as the token lives.
+    pub(crate) fn start_writing<'r>(&self, runs: impl Iterator<Item = &'r Run>) -> Writing<'_> {
+        let bytes = runs.map(Run::memory_bytes).sum();
+        self.writing_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Writing { data: self, bytes }
+    }
+}
+
+/// A batch that is being written.
+pub(crate) struct Writing<'d> {
+    data: &'d DataPath,
+    bytes: u64,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.data.writing_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Places in the queue from here on are of inodes whose data could not be written.
+const FAILED: u64 = 1 << 63;

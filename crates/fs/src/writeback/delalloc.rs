@@ -1,0 +1,804 @@
+//! Writeback of dirty data: which files are written when, and how a batch of them becomes extents and items.
+//!
+//! ```text
+//!   batch of inodes --prepare--> jobs (runs under writeback, cut into units) --write_out--> on disk --finish--> items
+//! ```
+//!
+//! Many small files share one allocation and one device write. Who writes more than the filesystem's share of memory
+//! holds writes back itself, its own data first.
+//!
+//! Invariants:
+//! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
+//! - I2: lock order: writeback lock of an inode ([`crate::writeback::lock`]) -> its state lock -> operation. A batch waits
+//!   for at most one writeback lock, its first; who else takes several takes them in ascending order of
+//!   [`InodeId`](crate::InodeId). Space and
+//!   metadata are reserved before locks are taken, or under [`NoFlush`]: then the reservation may commit, for which no
+//!   inode lock is needed, but does not write data back, for which locks of any inode are.
+//! - I3: data is on disk before an item refers to it; an inode's size on disk passes only data that is there.
+//! - I4: what could not be written is dirty again.
+//! - I5: an inode leaves the queue when all of its data is in the trees: who goes through the queue also finds what
+//!   others are writing, and waits for it.
+//! - I6: data that cannot be written keeps no other data from being written, and no commit from being made. The file's
+//!   fsync reports it ([`crate::writeback::errors`]).
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use parking_lot::RwLockWriteGuard;
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
+use ubtrfs_format::{Generation, Logical, RootId};
+use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Operation, Reclaim, Span};
+
+use crate::file::dirty::Run;
+use crate::file::extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
+use crate::inode::state::{CompressionProperty, Inode, InodeState};
+use crate::writeback::compression::Method;
+use crate::writeback::inline_data::InlineData;
+use crate::writeback::lock::{BatchGuard, Wait};
+use crate::writeback::ordered_data::{self, Batch, Policy, Target, Unit};
+use crate::{Error, Fs, Result};
+
+thread_local! {
+    /// Whether this thread is writing data back: a reservation made for that must not ask for more of it.
+    static FLUSHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, reservations of this thread do not write data back: it holds inode locks that others may wait for
+/// with locks of their own held, which writeback would take.
+#[derive(Debug)]
+pub(crate) struct NoFlush {
+    before: bool,
+}
+
+impl NoFlush {
+    pub(crate) fn new() -> Self {
+        Self { before: FLUSHING.replace(true) }
+    }
+}
+
+impl Drop for NoFlush {
+    fn drop(&mut self) {
+        FLUSHING.set(self.before);
+    }
+}
+
+impl Flusher for Fs {
+    /// Writes back what it can get at without waiting for locks.
+    fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_format::Result<()> {
+        if FLUSHING.get() {
+            return Ok(());
+        }
+        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
+            Error::Engine(error) => error,
+            other => ubtrfs_format::Error::Refused { what: format!("writing data back: {other}"), hint: "try again" },
+        })
+    }
+
+    fn may_wait(&self) -> bool {
+        !FLUSHING.get()
+    }
+
+    fn do_soon(&self, work: BackgroundWork) -> bool {
+        self.committer.do_soon(work)
+    }
+}
+
+impl Fs {
+    /// Writes back all data that is dirty now, without a commit.
+    pub fn flush_data(&self) -> Result<()> {
+        self.flush_all_data()
+    }
+
+    /// Writes back all data that is dirty now, waiting for whoever works on it. What cannot be written is passed over: the
+    /// error is the first one, and all other data is written. No inode lock may be held.
+    pub(crate) fn flush_all_data(&self) -> Result<()> {
+        self.flush_tagged(None)
+    }
+
+    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: as much as
+    /// there is now, of many files side by side, and then what is left in one pass through each file. Of a subvolume, which
+    /// somebody may be writing to all the time, large files in one pass from the start. No inode lock may be held.
+    pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
+        let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
+        let tagged = tagged.map(|inode| {
+            let bytes = inode.state.read().data.dirty_bytes();
+            (inode, bytes)
+        });
+        let (large, others): (Vec<_>, Vec<_>) = tagged.partition(|(_, bytes)| of.is_some() && *bytes >= OWN_BYTES);
+        let mut result = Ok(());
+        for (inode, _) in large {
+            result = result.and(self.flush_inode(&inode, 0..u64::MAX));
+        }
+        let mut bytes: u64 = others.iter().map(|(_, bytes)| bytes).sum();
+        let mut rest = Vec::new();
+        let mut waiting: Vec<_> = others.into_iter().rev().map(|(inode, _)| inode).collect();
+        while !waiting.is_empty() && bytes > 0 {
+            let batch = waiting.split_off(waiting.len().saturating_sub(BATCH_INODES));
+            let batch: Vec<_> = batch.into_iter().rev().collect();
+            let written = self.write_batch(&batch, 0..u64::MAX, BATCH_BYTES, How::together(Wait::Never))?;
+            for (inode, is_done) in batch.iter().zip(written.done) {
+                if !is_done {
+                    waiting.push(Arc::clone(inode));
+                }
+            }
+            // A file that is too large for one batch has more than what failed.
+            let has_more = |place: &&usize| batch[**place].state.read().data.dirty_bytes() > BATCH_BYTES;
+            rest.extend(written.failed.iter().filter(has_more).map(|place| Arc::clone(&batch[*place])));
+            bytes = bytes.saturating_sub(written.bytes + written.failed_bytes);
+            let has_moved = written.bytes + written.failed_bytes > 0;
+            result = result.and(written.failure.map_or(Ok(()), Err));
+            if !has_moved && let Some(inode) = waiting.pop() {
+                result = result.and(self.flush_inode(&inode, 0..u64::MAX));
+            }
+        }
+        waiting.iter().chain(&rest).fold(result, |result, inode| result.and(self.flush_inode(inode, 0..u64::MAX)))
+    }
+
+    /// Writes back the inode's data in `range` that is dirty now. Where the range ends behind the file, the size on disk
+    /// is then at least what it is now. No inode lock may be held.
+    pub(crate) fn flush_inode(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+        let inodes = [Arc::clone(inode)];
+        let last = {
+            let state = inode.state.read();
+            let last = state.data.pending_in(range.clone()).last().map(|last| last.end);
+            // What others make dirty from here on must not keep the size on disk from reaching what it is now.
+            last.map(|end| end.max(state.item.size))
+        };
+        let Some(last) = last else { return Ok(()) };
+        let range = range.start..range.end.min(last);
+        let mut at = range.start;
+        let mut nr_retries = 0;
+        let mut result = Ok(());
+        while at < range.end {
+            let how = How { wait: Wait::ForAll, may_inline: nr_retries < MAX_INLINE_RETRIES };
+            let written = self.write_batch(&inodes, at..range.end, BATCH_BYTES, how)?;
+            result = result.and(written.failure.map_or(Ok(()), Err));
+            if written.retry {
+                nr_retries += 1;
+                continue;
+            }
+            match written.end {
+                Some(end) => at = end,
+                None => break,
+            }
+        }
+        result
+    }
+
+    /// Writes back about `target_bytes` of any files' data, of those that nobody is working on. Returns how many bytes
+    /// it was.
+    fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
+        let mut total = 0;
+        let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
+        while total < most {
+            let inodes = self.data.queued_healthy(BATCH_INODES);
+            let how = How::together(Wait::Never);
+            let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), how)?;
+            // What failed is not among the healthy ones any more.
+            if written.bytes + written.failed_bytes == 0 {
+                break;
+            }
+            total += written.bytes;
+        }
+        self.engine.stats().reclaimed(state, most, total);
+        Ok(total)
+    }
+
+    /// What the writeback threads do: writes back until little waits for that.
+    pub(crate) fn flush_background(&self) -> Result<()> {
+        while self.data.should_go_on() {
+            if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Called by a writer before it adds data: where the filesystem's share of memory is used up, writes some back. No
+    /// inode lock may be held.
+    pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
+        if self.data.should_write() {
+            self.data.threads.wake();
+        }
+        if !self.data.is_over_limit() {
+            return Ok(());
+        }
+        let own_bytes = inode.state.read().data.dirty_bytes();
+        if own_bytes >= OWN_BYTES || (own_bytes > 0 && self.data.errors.is_failing(inode.id)) {
+            let how = How::together(Wait::ForExclusive);
+            let written = self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, how)?;
+            // More of what cannot be written would take memory that others need.
+            written.failure.map_or(Ok(()), Err)?;
+        }
+        let mut nr_waits = 0;
+        while self.data.is_over_limit() && nr_waits < MAX_WAITS {
+            if self.flush_some(WRITER_BYTES, Reclaim::Writer)? == 0 {
+                if self.data.is_stuck() {
+                    break;
+                }
+                // Others are writing everything that there is.
+                std::thread::sleep(WAIT);
+                nr_waits += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first one's
+    /// writeback lock; the others are passed over where theirs is taken. An inode whose data cannot be written keeps none
+    /// of the others from being written; an error means that nothing can be written at all.
+    fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
+        let _no_flush = NoFlush::new();
+        let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
+        let mut jobs: Vec<Option<Job<'_>>> = Vec::new();
+        // Where the jobs' inodes are in `inodes`.
+        let mut places = Vec::new();
+        let mut taken = 0;
+        for (index, inode) in inodes.iter().enumerate() {
+            if taken >= max_bytes {
+                break;
+            }
+            let wait = if index == 0 { how.wait } else { Wait::Never };
+            let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
+            // A panic lets go of the lock in the middle of a writeback; by then nothing is written any more.
+            if let Err(error) = self.engine.check_writable() {
+                jobs.into_iter().flatten().for_each(|job| self.give_up(job));
+                return Err(error.into());
+            }
+            let others_write = state.data.has_writeback();
+            let job = self.prepare(inode, &mut state, range.clone(), max_bytes - taken, guard, how.may_inline);
+            written.done[index] = !state.data.has_dirty() && !others_write;
+            drop(state);
+            if let Some(job) = job {
+                taken += job.bytes;
+                written.end = job.runs.last().map(Run::end);
+                jobs.push(Some(job));
+                places.push(index);
+            }
+        }
+        if jobs.is_empty() {
+            return Ok(written);
+        }
+        let _span = self.engine.stats().span(Span::WriteData);
+        let _in_place = jobs.iter().flatten().any(|job| job.in_place).then(|| self.data.in_place.read());
+        let _writing = self.data.start_writing(jobs.iter().flatten().flat_map(|job| &job.runs));
+        self.write_writable(&mut jobs, &mut written);
+        for (job, place) in jobs.into_iter().zip(places) {
+            let Some(job) = job else {
+                written.failed.push(place);
+                continue;
+            };
+            let (inode, bytes) = (job.inode, job.bytes);
+            match self.finish(job) {
+                Ok(Finished::Written(bytes)) => written.bytes += bytes,
+                Ok(Finished::Retry) => (written.retry, written.done[place]) = (true, false),
+                Err(error) => {
+                    written.failed.push(place);
+                    self.note_failure(inode, bytes, error, &mut written);
+                }
+            }
+        }
+        // Nobody is to try at once again what failed.
+        written.failed.iter().for_each(|place| written.done[*place] = true);
+        match self.engine.check_writable() {
+            Err(error) if written.failure.is_some() => Err(error.into()),
+            _ => Ok(written),
+        }
+    }
+
+    /// Writes the data of all jobs that can be written, and gives up the others: halves of a group that fails are tried on
+    /// their own, because a write of neighbours does not tell whose data it is that the device refuses.
+    fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
+        let Err(error) = self.write_jobs(group) else { return };
+        if group.len() > 1 && self.engine.check_writable().is_ok() {
+            let (first, second) = group.split_at_mut(group.len() / 2);
+            self.write_writable(first, written);
+            self.write_writable(second, written);
+            return;
+        }
+        let mut error = Some(error);
+        for job in group.iter_mut().filter_map(Option::take) {
+            let (inode, bytes) = (job.inode, job.bytes);
+            self.give_up(job);
+            if let Some(error) = error.take() {
+                self.note_failure(inode, bytes, error, written);
+            }
+        }
+    }
+
+    /// Notes that an inode's data could not be written. It is dirty again.
+    fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
+        written.failed_bytes += bytes;
+        // That the filesystem takes no changes any more is no failure of the file.
+        if self.engine.check_writable().is_ok() {
+            self.data.errors.note(inode.id, &error);
+            let mut state = inode.state.write();
+            if !state.data.is_clean() {
+                self.data.enqueue_failed(inode, &mut state.data);
+            } else {
+                self.data.errors.note_clean(inode.id);
+            }
+        }
+        written.failure.get_or_insert(error);
+    }
+
+    /// Takes dirty data of an inode for writeback.
+    fn prepare<'i>(
+        &self,
+        inode: &'i Arc<Inode>,
+        state: &mut InodeState,
+        range: Range<u64>,
+        max_bytes: u64,
+        guard: BatchGuard<'i>,
+        may_inline: bool,
+    ) -> Option<Job<'i>> {
+        if state.dead {
+            state.data.discard(0..u64::MAX);
+            state.data.take_reservation(u64::MAX);
+        }
+        let runs = state.data.start_writeback(range, max_bytes);
+        if runs.is_empty() {
+            self.data.dequeue(&mut state.data);
+            return None;
+        }
+        let bytes = runs.iter().map(|run| run.len_bytes).sum();
+        let policy = self.policy(state);
+        let inline = may_inline.then(|| self.inline_data(state, &runs, &policy)).flatten();
+        Some(Job {
+            inode,
+            reservation: state.data.take_reservation(bytes),
+            in_place: guard.is_exclusive() && state.has_flags(IN_PLACE),
+            overwrite: state.has_flags(InodeFlags::NODATACOW),
+            may_be_new: state.item.nbytes == 0,
+            start_failed: false,
+            reach: state.data.reach_with(&runs, state.disk_size, state.item.size),
+            runs,
+            units: Vec::new(),
+            bytes,
+            policy,
+            inline,
+            _guard: guard,
+        })
+    }
+
+    fn policy(&self, state: &InodeState) -> Policy {
+        let flags = state.item.flags();
+        let csums = !flags.contains(InodeFlags::NODATASUM);
+        let never = InodeFlags::NODATACOW | InodeFlags::NODATASUM | InodeFlags::PREALLOC;
+        if flags.intersects(never) {
+            return Policy { compress: None, force: false, csums };
+        }
+        let option = self.options.compress;
+        let force = option.is_some_and(|option| option.force);
+        let by_option = option.map(|option| Method { kind: option.kind, level: option.level });
+        let compress = match state.compression {
+            _ if flags.contains(InodeFlags::NOCOMPRESS) && !force => None,
+            CompressionProperty::Method(kind) => Some(match by_option {
+                Some(method) if method.kind == kind => method,
+                _ => Method { kind, level: 0 },
+            }),
+            CompressionProperty::Unset if flags.contains(InodeFlags::COMPRESS) => {
+                Some(by_option.unwrap_or(Method { kind: Compression::Zlib, level: 0 }))
+            }
+            CompressionProperty::Unset => by_option,
+        };
+        Policy { compress, force, csums }
+    }
+
+    /// Cuts all jobs into units and writes those. After an error the jobs are as before.
+    fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
+        let result = self.try_write_jobs(jobs);
+        if result.is_err() {
+            for job in jobs.iter_mut().flatten().filter(|job| job.inline.is_none() && job.reservation.is_none()) {
+                // Space is promised to what was written. Nothing more can be done where there is none any more.
+                job.reservation = self.engine.reserve_data(job.bytes).ok();
+            }
+        }
+        result
+    }
+
+    fn try_write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
+        let mut reservation: Option<DataReservation> = None;
+        for job in jobs.iter_mut().flatten() {
+            if job.inline.is_some() {
+                continue;
+            }
+            match (&mut reservation, job.reservation.take()) {
+                (Some(all), Some(one)) => all.merge(one),
+                (None, one) => reservation = one,
+                (_, None) => {}
+            }
+            job.cut(self)?;
+        }
+        let mut batches: Vec<Batch<'_>> = jobs
+            .iter_mut()
+            .flatten()
+            .filter(|job| job.inline.is_none())
+            .map(|job| Batch {
+                runs: &job.runs,
+                units: std::mem::take(&mut job.units),
+                policy: job.policy,
+                start_failed: AtomicBool::new(false),
+            })
+            .collect();
+        if batches.is_empty() {
+            return Ok(());
+        }
+        ordered_data::compress(&mut batches, self.geometry.sectorsize);
+        let mut reservation = match reservation {
+            Some(reservation) => reservation,
+            None => self.engine.reserve_data(0)?,
+        };
+        let result = ordered_data::write_out(&self.engine, &mut batches, &mut reservation, &self.data.hint);
+        let written: Vec<(Vec<Unit>, bool)> =
+            batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
+        result?;
+        for (job, (units, start_failed)) in jobs.iter_mut().flatten().filter(|job| job.inline.is_none()).zip(written) {
+            (job.units, job.start_failed) = (units, start_failed);
+        }
+        Ok(())
+    }
+
+    /// Puts the items of a job whose data is on disk.
+    fn finish(&self, mut job: Job<'_>) -> Result<Finished> {
+        match self.put_items(&mut job) {
+            Ok(true) => Ok(Finished::Written(job.bytes)),
+            Ok(false) => {
+                self.give_up(job);
+                Ok(Finished::Retry)
+            }
+            Err(error) => {
+                for unit in job.units.iter().filter(|unit| unit.is_new()) {
+                    let (bytenr, len_bytes) = (unit.bytenr(), unit.disk_len());
+                    self.engine.release_data(ubtrfs_transaction::DataExtent { bytenr, len_bytes });
+                }
+                self.give_up(job);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the job's items; false where the inode changed such that its inline data is not all of it.
+    fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
+        let inode = job.inode;
+        let _extents = inode.writeback.extents();
+        let mut plan = self.plan_items(job)?;
+        let reservation = self.engine.reserve_for_writeback(plan.len() + EXTRA_ITEMS)?;
+        let mut state = inode.state.write();
+        let state = &mut *state;
+        if let Some(inline) = &job.inline
+            && (state.item.size != inline.size || state.data.has_dirty())
+        {
+            return Ok(false);
+        }
+        for run in &job.runs {
+            state.data.end_writeback(run);
+        }
+        let disk_size = state.disk_size;
+        // What became dirty since the job was prepared does not hold it back: an fsync before that was promised the size.
+        state.disk_size = disk_size.max(job.reach.min(state.item.size));
+        state.advance_disk_size();
+        if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
+            state.disk_size = disk_size;
+            state.data.resume_writeback(&job.runs);
+            return Err(error);
+        }
+        state.item.nbytes = plan.nbytes(state.item.nbytes);
+        if job.start_failed && !job.policy.force && state.compression == CompressionProperty::Unset {
+            state.item.flags |= InodeFlags::NOCOMPRESS.bits();
+        }
+        state.data.extents_changed();
+        let op = self.engine.begin(reservation);
+        plan.apply(&op, &inode.home.tree, inode.id.ino);
+        job.put_csums(&op, self.geometry);
+        inode.put_item(&op, state);
+        drop(op);
+        self.data.dequeue(&mut state.data);
+        Ok(true)
+    }
+
+    /// What changes in the file's extent items.
+    fn plan_items(&self, job: &Job<'_>) -> Result<ExtentPlan> {
+        let (tree, ino) = (&job.inode.home.tree, job.inode.id.ino);
+        let sectorsize = self.geometry.sectorsize;
+        let mut plan = ExtentPlan::default();
+        let is_new = job.may_be_new && tree.first_ge(&extent_key(ino, 0), &extent_key(ino, u64::MAX))?.is_none();
+        if let Some(inline) = &job.inline {
+            if !is_new {
+                plan.drop_range(tree, ino, 0..u64::from(sectorsize), sectorsize)?;
+            }
+            plan.insert(0, inline.file_extent());
+            return Ok(plan);
+        }
+        for unit in &job.units {
+            match &unit.target {
+                Target::Plain { .. } | Target::Compressed { .. } => {
+                    if !is_new {
+                        plan.drop_range(tree, ino, unit.range.clone(), sectorsize)?;
+                    }
+                    plan.insert(unit.range.start, unit.file_extent());
+                }
+                Target::InPlace { at } if at.is_prealloc() => {
+                    plan.drop_from(tree, at, &unit.range)?;
+                    let mut part = part_of(at, unit.range.clone());
+                    if let FileExtentBody::Prealloc(regular) = part.body {
+                        part.body = FileExtentBody::Regular(regular);
+                    }
+                    part.generation = Generation(0);
+                    plan.insert(unit.range.start, part);
+                }
+                Target::InPlace { .. } => {}
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Adds explicit holes for what the size on disk grows by, where the filesystem needs them.
+    pub(crate) fn plan_holes(&self, inode: &Inode, plan: &mut ExtentPlan, from: u64, to: u64) -> Result<()> {
+        if self.geometry.no_holes || to <= from {
+            return Ok(());
+        }
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let range = from.next_multiple_of(sectorsize)..to.next_multiple_of(sectorsize);
+        plan.fill_holes(&inode.home.tree, inode.id.ino, range, self.geometry.sectorsize)
+    }
+
+    /// Makes the job's data dirty again (I4).
+    fn give_up(&self, job: Job<'_>) {
+        let mut state = job.inode.state.write();
+        let mut bytes = 0;
+        for run in job.runs {
+            bytes += state.data.fail_writeback(run);
+        }
+        if let Some(mut reservation) = job.reservation {
+            state.data.add_reservation(&mut reservation, bytes);
+        }
+        self.data.enqueue(job.inode, &mut state.data);
+    }
+}
+
+impl InodeState {
+    /// Lets the size on disk grow up to the first data that is not there yet (I3).
+    pub(crate) fn advance_disk_size(&mut self) {
+        self.disk_size = match self.data.first_pending_after(self.disk_size) {
+            None => self.item.size,
+            Some(start) => self.disk_size.max(start.min(self.item.size)),
+        };
+    }
+}
+
+/// Data of one inode under writeback.
+struct Job<'i> {
+    inode: &'i Arc<Inode>,
+    runs: Vec<Run>,
+    units: Vec<Unit>,
+    bytes: u64,
+    reservation: Option<DataReservation>,
+    policy: Policy,
+    /// All of the file, which goes into the tree; then there are no units.
+    inline: Option<InlineData>,
+    /// Some data may go into extents that are there.
+    in_place: bool,
+    /// Data is overwritten in place, not only put into preallocated extents.
+    overwrite: bool,
+    /// The file counts no bytes: it probably has no extent items.
+    may_be_new: bool,
+    /// Compressing the file's start did not pay.
+    start_failed: bool,
+    /// How far the file is on disk when the job's data is, by what was pending when the job was prepared.
+    reach: u64,
+    _guard: BatchGuard<'i>,
+}
+
+impl Job<'_> {
+    fn cut(&mut self, fs: &Fs) -> Result<()> {
+        let mut ranges = Vec::new();
+        let mut in_place = Vec::new();
+        for (index, run) in self.runs.iter().enumerate() {
+            let range = run.offset..run.end();
+            if self.in_place {
+                self.split_in_place(fs, index, range, &mut ranges, &mut in_place)?;
+            } else {
+                ranges.push((index, range));
+            }
+        }
+        let mut units = ordered_data::cut(&ranges, &self.policy);
+        if !in_place.is_empty() {
+            units.append(&mut in_place);
+            units.sort_by_key(|unit| unit.range.start);
+        }
+        self.units = units;
+        Ok(())
+    }
+
+    /// Puts the checksums of all units. New extents that lie one behind the other are put as one.
+    fn put_csums(&mut self, op: &Operation<'_>, geometry: Geometry) {
+        let csum_size = geometry.csum_type.size();
+        let mut pending: Option<(Logical, Vec<u8>)> = None;
+        for unit in &mut self.units {
+            let csums = std::mem::take(&mut unit.csums);
+            if csums.is_empty() {
+                continue;
+            }
+            if !unit.is_new() {
+                op.add_csums(unit.bytenr(), csums);
+                continue;
+            }
+            let end =
+                |at: Logical, csums: &[u8]| at.0 + (csums.len() / csum_size) as u64 * u64::from(geometry.sectorsize);
+            match &mut pending {
+                Some((at, joined)) if end(*at, joined) == unit.bytenr().0 => joined.extend_from_slice(&csums),
+                pending => {
+                    if let Some((at, joined)) = pending.replace((unit.bytenr(), csums)) {
+                        op.add_csums(at, joined);
+                    }
+                }
+            }
+        }
+        if let Some((at, joined)) = pending {
+            op.add_csums(at, joined);
+        }
+    }
+
+    /// Sorts the parts of a range into those that need new extents and those that go into extents of the file: into
+    /// preallocated ones, and (without copy-on-write) into any, unless others may share them.
+    fn split_in_place(
+        &self,
+        fs: &Fs,
+        run: usize,
+        range: Range<u64>,
+        new: &mut Vec<(usize, Range<u64>)>,
+        in_place: &mut Vec<Unit>,
+    ) -> Result<()> {
+        let inode = self.inode;
+        let mut from = range.start;
+        while from < range.end {
+            let extents = extents_in(&inode.home.tree, inode.id.ino, from..range.end, 256, fs.geometry.sectorsize)?;
+            if extents.is_empty() {
+                break;
+            }
+            for at in extents {
+                let part = at.start.max(range.start)..at.end.min(range.end);
+                if self.may_write_into(fs, &at)? {
+                    push_range(new, run, from..part.start);
+                    in_place.push(Unit { run, range: part.clone(), target: Target::InPlace { at }, csums: Vec::new() });
+                } else {
+                    push_range(new, run, from..part.end);
+                }
+                from = part.end;
+            }
+        }
+        push_range(new, run, from..range.end);
+        Ok(())
+    }
+
+    fn may_write_into(&self, fs: &Fs, at: &ExtentAt) -> Result<bool> {
+        if at.extent.compression != Compression::None {
+            return Ok(false);
+        }
+        let extent = match &at.extent.body {
+            FileExtentBody::Prealloc(extent) => extent,
+            FileExtentBody::Regular(extent) if self.overwrite && !self.policy.csums => extent,
+            _ => return Ok(false),
+        };
+        let id = self.inode.id;
+        Ok(extent.disk_bytenr.0 != 0 && !fs.engine.extent_is_shared(id.root, id.ino, at.start, extent)?)
+    }
+}
+
+/// The locks of an inode for a batch: who may write into the file's extents works alone.
+fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, RwLockWriteGuard<'_, InodeState>)> {
+    let guard = inode.writeback.lock_for_batch(wait, false)?;
+    let state = inode.state.write();
+    if guard.is_exclusive() || !state.has_flags(IN_PLACE) {
+        return Some((guard, state));
+    }
+    drop((state, guard));
+    let guard = inode.writeback.lock_for_batch(wait, true)?;
+    Some((guard, inode.state.write()))
+}
+
+fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u64>) {
+    if range.is_empty() {
+        return;
+    }
+    match ranges.last_mut() {
+        Some((last_run, last)) if *last_run == run && last.end == range.start => last.end = range.end,
+        _ => ranges.push((run, range)),
+    }
+}
+
+/// How a batch is written.
+#[derive(Clone, Copy)]
+struct How {
+    wait: Wait,
+    /// Small files may become inline extents.
+    may_inline: bool,
+}
+
+impl How {
+    fn together(wait: Wait) -> Self {
+        Self { wait, may_inline: true }
+    }
+}
+
+/// What a batch did.
+#[derive(Default)]
+struct Written {
+    bytes: u64,
+    /// Bytes that could not be written, and the first reason.
+    failed_bytes: u64,
+    failure: Option<Error>,
+    /// Which inodes' data that was.
+    failed: Vec<usize>,
+    /// For each inode, whether all of its data that was pending is in the trees, or could not be written.
+    done: Vec<bool>,
+    /// End of the last run taken.
+    end: Option<u64>,
+    /// Data was left dirty because its file changed meanwhile.
+    retry: bool,
+}
+
+enum Finished {
+    Written(u64),
+    Retry,
+}
+
+/// Data written back in one batch, about.
+const BATCH_BYTES: u64 = 16 << 20;
+/// The same where a writer does it, who waits for it.
+const WRITER_BYTES: u64 = 4 << 20;
+/// Files with one of these may be written into extents that they have.
+pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
+/// Inodes of a batch.
+const BATCH_INODES: usize = 4096;
+/// A writer with at least so much dirty data writes that back first.
+const OWN_BYTES: u64 = 1 << 20;
+/// How long a writer waits for others' writeback before it goes on: `MAX_WAITS` times `WAIT`.
+const MAX_WAITS: u32 = 500;
+/// Attempts to write a small file inline that others change all the time: an inline extent holds all of the file as it is
+/// when its item is put. Then the data becomes a regular extent, which holds what the file was before.
+const MAX_INLINE_RETRIES: u32 = 16;
+const WAIT: Duration = Duration::from_millis(2);
+/// Items beside the planned ones: the inode, checksums, explicit holes.
+const EXTRA_ITEMS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use ubtrfs_device::{Device, MemoryDevice};
+
+    use super::*;
+    use crate::file::extent_map::ExtentKind;
+    use crate::{Caller, MountOptions, NewInode};
+
+    #[test]
+    fn a_small_file_that_is_never_at_rest_becomes_a_regular_extent() {
+        let device = Arc::new(MemoryDevice::new(128 << 20));
+        ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        let open = || Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+        let fs = open();
+        let id = fs.create(fs.root(), b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        let kinds = || fs.extents(id).unwrap().iter().map(|extent| extent.kind).collect::<Vec<_>>();
+        for round in 1..4 {
+            fs.write(id, 0, &[round; 200]).unwrap();
+            let how = How { wait: Wait::ForAll, may_inline: false };
+            let written = fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
+            assert!(written.failure.is_none() && !written.retry && written.bytes > 0);
+            assert_eq!(kinds(), [ExtentKind::Data]);
+            fs.write(id, 0, &[round + 10; 100]).unwrap();
+            fs.fsync(id, false).unwrap();
+            assert_eq!(kinds(), [ExtentKind::Inline], "inline again once it is at rest");
+        }
+        fs.write(id, 0, &[9; 50]).unwrap();
+        let how = How { wait: Wait::ForAll, may_inline: false };
+        fs.write_batch(&[fs.inode(id).unwrap()], 0..u64::MAX, BATCH_BYTES, how).unwrap();
+        let content = [[9; 50].as_slice(), &[13; 50], &[3; 100]].concat();
+        fs.close().unwrap();
+        let fs = open();
+        assert_eq!(fs.read(id, 0, 4096).unwrap(), content);
+        fs.close().unwrap();
+    }
+}

@@ -1,0 +1,66 @@
+//! Small files as inline extents: all of the file's data inside of its item.
+
+use ubtrfs_format::Generation;
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
+
+use crate::Fs;
+use crate::file::dirty::Run;
+use crate::inode::state::InodeState;
+use crate::writeback::compression;
+use crate::writeback::delalloc::IN_PLACE;
+use crate::writeback::ordered_data::Policy;
+
+/// A whole small file.
+pub(crate) struct InlineData {
+    pub(crate) size: u64,
+    kind: Compression,
+    bytes: Vec<u8>,
+}
+
+impl InlineData {
+    pub(crate) fn file_extent(&self) -> FileExtent {
+        FileExtent {
+            generation: Generation(0),
+            ram_bytes: self.size,
+            compression: self.kind,
+            encryption: 0,
+            other_encoding: 0,
+            body: FileExtentBody::Inline(self.bytes.clone()),
+        }
+    }
+}
+
+impl Fs {
+    /// The file's data as an inline extent, where all of it is to be written and is small enough.
+    pub(crate) fn inline_data(&self, state: &InodeState, runs: &[Run], policy: &Policy) -> Option<InlineData> {
+        let size = state.item.size;
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let [run] = runs else { return None };
+        let whole = run.offset == 0 && run.len_bytes == sectorsize && size > 0 && size <= sectorsize;
+        if !whole || state.data.has_dirty() || state.has_flags(IN_PLACE) {
+            return None;
+        }
+        let most = self.max_inline();
+        let pieces = run.pieces(0..size);
+        let plain: &[u8] = pieces.first().copied().unwrap_or_default();
+        if let Some(method) = policy.compress
+            && let Some(bytes) =
+                compression::compress(method, plain, most.min(plain.len().saturating_sub(1)), sectorsize as usize)
+        {
+            return Some(InlineData { size, kind: method.kind, bytes });
+        }
+        (plain.len() <= most && size < sectorsize).then(|| InlineData {
+            size,
+            kind: Compression::None,
+            bytes: plain.to_vec(),
+        })
+    }
+
+    /// The most that an inline extent holds: the option, and what fits into a leaf beside its header and key.
+    pub(crate) fn max_inline(&self) -> usize {
+        const LEAF_HEADER: usize = 101;
+        const ITEM_HEADER: usize = 25;
+        let leaf = self.geometry.nodesize as usize - LEAF_HEADER - ITEM_HEADER - FileExtent::HEADER_SIZE;
+        leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)
+    }
+}

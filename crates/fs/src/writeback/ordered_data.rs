@@ -1,0 +1,411 @@
+//! Ordered data: what writeback writes to the devices before the file's items may refer to it.
+//!
+//! ```text
+//!   dirty runs --cut()--> units --compress, allocate, checksum, write--> written units --finish--> items
+//! ```
+//!
+//! Invariants:
+//! - I1: a unit's items are put only after all of its bytes were written.
+//! - I2: a unit is one extent on disk: at most [`MAX_EXTENT`] bytes, or 128 KiB before compression.
+//! - I3: bytes that were allocated and not used by a unit are released.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
+use ubtrfs_transaction::{DataExtent, DataReservation, Engine};
+
+use crate::Result;
+use crate::file::dirty::Run;
+use crate::file::extent_ops::{ExtentAt, whole_extent};
+use crate::writeback::compression::{self, MAX_UNCOMPRESSED, Method};
+
+/// The largest extent that writeback makes.
+pub(crate) const MAX_EXTENT: u64 = 128 << 20;
+
+/// How a file's new data is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// Compress with this method.
+    pub compress: Option<Method>,
+    /// Compress also what does not look worth it, and never give up on the file.
+    pub force: bool,
+    /// Put checksums.
+    pub csums: bool,
+}
+
+/// A part of a run that becomes one extent.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    /// The run that it is of.
+    pub run: usize,
+    /// The file's bytes.
+    pub range: Range<u64>,
+    /// Where they go.
+    pub target: Target,
+    /// Checksums of what is on disk; empty for none.
+    pub csums: Vec<u8>,
+}
+
+/// Where a unit's bytes go.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// A new extent, not compressed.
+    Plain { bytenr: Logical },
+    /// A new extent of these compressed bytes, which fill whole sectors.
+    Compressed { bytenr: Logical, kind: Compression, bytes: AlignedBuf },
+    /// Into an extent that the file has already.
+    InPlace { at: ExtentAt },
+}
+
+impl Unit {
+    /// Bytes on disk.
+    pub(crate) fn disk_len(&self) -> u64 {
+        match &self.target {
+            Target::Compressed { bytes, .. } => bytes.len() as u64,
+            Target::Plain { .. } | Target::InPlace { .. } => self.range.end - self.range.start,
+        }
+    }
+
+    /// Whether it needs space.
+    pub(crate) fn is_new(&self) -> bool {
+        !matches!(self.target, Target::InPlace { .. })
+    }
+
+    /// Where it is on disk.
+    pub(crate) fn bytenr(&self) -> Logical {
+        match &self.target {
+            Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr,
+            Target::InPlace { at } => match &at.extent.body {
+                FileExtentBody::Regular(regular) | FileExtentBody::Prealloc(regular) => {
+                    Logical(regular.disk_bytenr.0 + regular.offset + (self.range.start - at.start))
+                }
+                FileExtentBody::Inline(_) => Logical(0),
+            },
+        }
+    }
+
+    fn set_bytenr(&mut self, to: Logical) {
+        match &mut self.target {
+            Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr = to,
+            Target::InPlace { .. } => {}
+        }
+    }
+
+    /// The file extent item of a new extent.
+    pub(crate) fn file_extent(&self) -> FileExtent {
+        let len = self.range.end - self.range.start;
+        let mut extent = whole_extent(self.bytenr(), self.disk_len());
+        if let Target::Compressed { kind, .. } = &self.target {
+            extent.compression = *kind;
+            extent.ram_bytes = len;
+            if let FileExtentBody::Regular(regular) = &mut extent.body {
+                regular.num_bytes = len;
+            }
+        }
+        extent
+    }
+
+    /// Its bytes as they go to disk.
+    fn slices<'a>(&'a self, run: &'a Run) -> Vec<&'a [u8]> {
+        match &self.target {
+            Target::Compressed { bytes, .. } => vec![bytes],
+            Target::Plain { .. } | Target::InPlace { .. } => run.pieces(self.range.clone()),
+        }
+    }
+}
+
+/// Cuts ranges of runs into units: each becomes one extent, or is compressed on its own.
+pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> {
+    let most = if policy.compress.is_some() { MAX_UNCOMPRESSED as u64 } else { MAX_EXTENT };
+    let mut units = Vec::with_capacity(ranges.len());
+    for (run, range) in ranges {
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + most);
+            let target = Target::Plain { bytenr: Logical(0) };
+            units.push(Unit { run: *run, range: at..end, target, csums: Vec::new() });
+            at = end;
+        }
+    }
+    units
+}
+
+/// Compresses the new units of all files where that is wanted and pays, on several threads where there are many. Sets
+/// [`Batch::start_failed`].
+pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
+    let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
+    for batch in &mut *batches {
+        let Some(method) = batch.policy.compress else { continue };
+        let (runs, policy, start_failed) = (batch.runs, batch.policy, &batch.start_failed);
+        for unit in batch.units.iter_mut().filter(|unit| unit.is_new()) {
+            work.push(Mutex::new(Work { runs, unit, method, force: policy.force, start_failed }));
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let drain = || {
+        while let Some(slot) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            slot.lock().run(sectorsize);
+        }
+    };
+    if work.len() < PARALLEL_UNITS {
+        drain();
+    } else {
+        let nr_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
+        std::thread::scope(|scope| {
+            for _ in 1..nr_threads {
+                scope.spawn(drain);
+            }
+            drain();
+        });
+    }
+    drop(work);
+    for batch in batches.iter_mut().filter(|batch| batch.policy.compress.is_some()) {
+        batch.units = join_plain(std::mem::take(&mut batch.units));
+    }
+}
+
+/// One unit to compress.
+struct Work<'b, 'r> {
+    runs: &'r [Run],
+    unit: &'b mut Unit,
+    method: Method,
+    force: bool,
+    start_failed: &'b AtomicBool,
+}
+
+impl Work<'_, '_> {
+    fn run(&mut self, sectorsize: u32) {
+        let unit = &mut *self.unit;
+        match compress_unit(&self.runs[unit.run], &unit.range, self.method, self.force, sectorsize) {
+            Outcome::Packed(bytes) => {
+                unit.target = Target::Compressed { bytenr: Logical(0), kind: self.method.kind, bytes };
+            }
+            Outcome::NotTried => {}
+            Outcome::DoesNotPay => {
+                if unit.range.start == 0 {
+                    self.start_failed.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+/// What came of compressing a unit.
+enum Outcome {
+    /// The compressed bytes, padded to whole sectors.
+    Packed(AlignedBuf),
+    /// It saves less than one sector.
+    DoesNotPay,
+    /// It is too small, or does not look worth it.
+    NotTried,
+}
+
+fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sectorsize: u32) -> Outcome {
+    let sectorsize = sectorsize as usize;
+    let len = (range.end - range.start) as usize;
+    if len <= sectorsize {
+        return Outcome::NotTried;
+    }
+    let pieces = run.pieces(range.clone());
+    let joined;
+    let input = match pieces.as_slice() {
+        [piece] => *piece,
+        pieces => {
+            joined = pieces.concat();
+            joined.as_slice()
+        }
+    };
+    if !force && !compression::looks_compressible(input) {
+        return Outcome::NotTried;
+    }
+    let Some(compressed) = compression::compress(method, input, len - sectorsize, sectorsize) else {
+        return Outcome::DoesNotPay;
+    };
+    let padded_len = compressed.len().next_multiple_of(sectorsize);
+    let mut packed = AlignedBuf::with_capacity(padded_len);
+    packed.extend_from_slice(&compressed);
+    packed.resize(padded_len);
+    Outcome::Packed(packed)
+}
+
+/// Joins neighbours that are not compressed into larger extents.
+fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
+    let mut joined: Vec<Unit> = Vec::with_capacity(units.len());
+    for unit in units {
+        if let Some(last) = joined.last_mut()
+            && last.run == unit.run
+            && last.range.end == unit.range.start
+            && matches!((&last.target, &unit.target), (Target::Plain { .. }, Target::Plain { .. }))
+            && unit.range.end - last.range.start <= MAX_EXTENT
+        {
+            last.range.end = unit.range.end;
+        } else {
+            joined.push(unit);
+        }
+    }
+    joined
+}
+
+/// Units of one file, with what they are cut from.
+#[derive(Debug)]
+pub(crate) struct Batch<'r> {
+    /// The runs that units refer to by index.
+    pub runs: &'r [Run],
+    /// The units.
+    pub units: Vec<Unit>,
+    /// How they are written.
+    pub policy: Policy,
+    /// Compressing the start of the file was tried and did not pay.
+    pub start_failed: AtomicBool,
+}
+
+/// Allocates, checksums and writes all units of several files: neighbours go into one allocation and one write.
+/// `reservation` covers them, and they come behind `hint`, which moves on. After an error nothing that was allocated here
+/// is kept.
+pub(crate) fn write_out(
+    engine: &Engine,
+    batches: &mut [Batch<'_>],
+    reservation: &mut DataReservation,
+    hint: &Mutex<Option<Logical>>,
+) -> Result<()> {
+    let mut extents = Vec::new();
+    let behind = *hint.lock();
+    let result = allocate(engine, batches, reservation, behind, &mut extents).and_then(|end| {
+        *hint.lock() = end;
+        write_units(engine, batches)
+    });
+    if result.is_err() {
+        extents.into_iter().for_each(|extent| engine.release_data(extent));
+    }
+    result
+}
+
+fn allocate(
+    engine: &Engine,
+    batches: &mut [Batch<'_>],
+    reservation: &mut DataReservation,
+    mut hint: Option<Logical>,
+    extents: &mut Vec<DataExtent>,
+) -> Result<Option<Logical>> {
+    let sectorsize = u64::from(engine.geometry().sectorsize);
+    let mut wanted: u64 =
+        batches.iter().flat_map(|batch| &batch.units).filter(|unit| unit.is_new()).map(Unit::disk_len).sum();
+    // What is left of the last allocation.
+    let mut free: Range<u64> = 0..0;
+    for batch in batches {
+        let mut units = Vec::with_capacity(batch.units.len());
+        let mut waiting: Vec<Unit> = std::mem::take(&mut batch.units);
+        waiting.reverse();
+        while let Some(mut unit) = waiting.pop() {
+            if !unit.is_new() {
+                units.push(unit);
+                continue;
+            }
+            let len = unit.disk_len();
+            let is_plain = matches!(unit.target, Target::Plain { .. });
+            if free.is_empty() || (!is_plain && free.end - free.start < len) {
+                release(engine, extents, &free);
+                let min = if is_plain { sectorsize } else { len };
+                let want = wanted.min(MAX_ALLOCATION).max(len);
+                let extent = match engine.allocate_data(reservation, want, min, hint) {
+                    // No piece holds the compressed extent, which cannot be cut. The space is reserved for all bytes:
+                    // they go uncompressed into the pieces there are.
+                    Err(ubtrfs_format::Error::NoSpace) if !is_plain => {
+                        unit.target = Target::Plain { bytenr: Logical(0) };
+                        wanted = wanted - len + unit.disk_len();
+                        free = 0..0;
+                        waiting.push(unit);
+                        continue;
+                    }
+                    extent => extent?,
+                };
+                free = extent.bytenr.0..extent.bytenr.0 + extent.len_bytes;
+                hint = Some(Logical(free.end));
+                extents.push(extent);
+            }
+            let room = free.end - free.start;
+            if room < len {
+                // Free space is in pieces: the unit becomes two extents.
+                let middle = unit.range.start + room;
+                waiting.push(Unit {
+                    run: unit.run,
+                    range: middle..unit.range.end,
+                    target: Target::Plain { bytenr: Logical(0) },
+                    csums: Vec::new(),
+                });
+                unit.range.end = middle;
+            }
+            let len = unit.disk_len();
+            unit.set_bytenr(Logical(free.start));
+            free.start += len;
+            wanted -= len;
+            units.push(unit);
+        }
+        batch.units = units;
+    }
+    release(engine, extents, &free);
+    Ok(hint)
+}
+
+/// Gives the unused end of the last allocation back (I3).
+fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>) {
+    if let Some(last) = extents.last_mut()
+        && !free.is_empty()
+    {
+        let len_bytes = free.end - free.start;
+        engine.release_data(DataExtent { bytenr: Logical(free.start), len_bytes });
+        last.len_bytes -= len_bytes;
+    }
+}
+
+/// Checksums all units and writes them, neighbours together.
+fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
+    let geometry = engine.geometry();
+    for batch in &mut *batches {
+        if !batch.policy.csums {
+            continue;
+        }
+        for unit in &mut batch.units {
+            let mut csums = Vec::new();
+            for slice in unit.slices(&batch.runs[unit.run]) {
+                geometry.csum_type.compute_sectors(slice, geometry.sectorsize as usize, &mut csums);
+            }
+            unit.csums = csums;
+        }
+    }
+    let mut pending: Vec<IoSlice<'_>> = Vec::new();
+    let mut range = 0..0;
+    // One write may take neighbours of several files.
+    let verifiable = batches.iter().all(|batch| batch.policy.csums);
+    for batch in &*batches {
+        for unit in &batch.units {
+            let at = unit.bytenr().0;
+            if at != range.end {
+                flush(engine, &mut pending, &range, verifiable)?;
+                range = at..at;
+            }
+            pending.extend(unit.slices(&batch.runs[unit.run]).into_iter().map(IoSlice::new));
+            range.end += unit.disk_len();
+        }
+    }
+    flush(engine, &mut pending, &range, verifiable)
+}
+
+fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, verifiable: bool) -> Result<()> {
+    if !pending.is_empty() {
+        engine.write_data_vectored(Logical(range.start), pending, verifiable)?;
+        pending.clear();
+    }
+    Ok(())
+}
+
+/// Units from which on compressing uses more than one thread.
+const PARALLEL_UNITS: usize = 4;
+const MAX_THREADS: usize = 16;
+/// The most that is allocated in one go.
+const MAX_ALLOCATION: u64 = 256 << 20;

@@ -1,0 +1,95 @@
+//! Frozen items go into their trees: those of trees that share no blocks side by side, the others one after the other.
+//!
+//! A large batch alone is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Where several trees have large batches, each
+//! of them is a part as a whole.
+//!
+//! Invariants:
+//! - I1. Trees that are applied at a time have no block in common: what one leaves tells nothing about another one's
+//!   references. A subvolume of which no snapshot was ever taken, and which is none, shares no block with any tree.
+//! - I2. All of them see the delayed refs from before; what they add is put behind them when all are done.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ubtrfs_format::{Generation, Result};
+use ubtrfs_space::DelayedRefs;
+use ubtrfs_tree::Changes;
+
+use crate::cow::sink::{ApplyProgress, NewRefs, PART_MIN, nr_threads};
+use crate::delayed::delayed_item::{FrozenBatch, FrozenItems};
+use crate::delayed::tree_view::Tree;
+use crate::engine::Engine;
+
+/// A tree and what is to become of it.
+type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
+
+impl Engine {
+    /// Applies what is frozen of these trees, and shows the results to readers. The caller holds the commit lock.
+    pub(crate) fn apply_frozen(&self, trees: &[Arc<Tree>], refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
+        // Kept for longer than readers see them: it takes time to drop them.
+        let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();
+        let applied = self.apply_items(trees, &items, refs, transid);
+        drop(items);
+        self.epoch.frozen_items_dropped();
+        applied
+    }
+
+    fn apply_items(
+        &self,
+        trees: &[Arc<Tree>],
+        items: &[Arc<FrozenItems>],
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<()> {
+        let batches: Vec<_> = items.iter().map(|items| items.batch()).collect();
+        let progress = ApplyProgress::new(batches.iter().map(Changes::len).sum());
+        let jobs = trees.iter().map(|tree| &**tree).zip(&batches);
+        let (mut apart, mut in_turn): (Vec<Job<'_>>, Vec<Job<'_>>) =
+            jobs.partition(|(tree, batch)| batch.len() >= PART_MIN && tree.shares_no_blocks());
+        if apart.len() < 2 {
+            in_turn.append(&mut apart);
+        }
+        for new_refs in self.apply_side_by_side(&apart, refs, transid, &progress)? {
+            new_refs.put_behind(refs);
+        }
+        for (tree, batch) in in_turn {
+            let (new_refs, _) = self.apply_tree(tree, batch, refs, transid, &progress, nr_threads())?;
+            new_refs.put_behind(refs);
+        }
+        Ok(())
+    }
+
+    fn apply_side_by_side(
+        &self,
+        jobs: &[Job<'_>],
+        refs: &DelayedRefs,
+        transid: Generation,
+        progress: &ApplyProgress,
+    ) -> Result<Vec<NewRefs>> {
+        if jobs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let max_parts = (nr_threads() / jobs.len()).max(1);
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<Vec<NewRefs>> {
+            let mut done = Vec::new();
+            while let Some((tree, batch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                done.push(self.apply_tree(tree, *batch, refs, transid, progress, max_parts)?.0);
+            }
+            Ok(done)
+        };
+        let results: Vec<Result<Vec<NewRefs>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..nr_threads().min(jobs.len())).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        Ok(results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }
+}
+
+impl Tree {
+    /// Going by its root item: who takes a snapshot, Linux as well, notes the transaction in both root items.
+    fn shares_no_blocks(&self) -> bool {
+        self.id().is_fs_tree() && self.root.lock().last_snapshot == Generation(0)
+    }
+}

@@ -1,0 +1,5 @@
+//! Commit: the sequence that makes a transaction durable, and applying delayed items to their trees.
+
+pub(crate) mod apply_rows;
+pub(crate) mod apply_trees;
+pub(crate) mod sequence;

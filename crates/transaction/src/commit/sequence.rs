@@ -1,0 +1,537 @@
+//! Commit: the one place where anything becomes durable.
+//!
+//! ```text
+//! freeze -> apply subvolumes -> make, change and drop subvolumes ->
+//! [ delayed refs -> csums -> block groups, free space -> chunks -> root items ]* ->
+//! write nodes -> flush -> superblock -> flush -> its mirrors -> unpin
+//! ```
+//!
+//! Crash argument: until the first superblock copy is written, nothing that the last superblock reaches was overwritten,
+//! neither through its trees nor through a log (freed extents are pinned, new nodes take new addresses, and data that was
+//! written and dropped since the last commit keeps its place, because a log may refer to it); once it is written, everything
+//! that it reaches was flushed before.
+//!
+//! Invariants:
+//! - I1. The rounds end: a node copied once in a transaction keeps its address, so each round copies fewer.
+//! - I2. An error before the superblock leaves the old state on disk, one at or after it an unknown state; both turn the
+//!   filesystem read-only.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
+use ubtrfs_format::node::finish_block;
+use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_space::{DelayedRefs, Extent};
+use ubtrfs_tree::{Batch, Node};
+
+use crate::delayed::tree_view::Tree;
+use crate::engine::Engine;
+use crate::extents::csum_tree;
+use crate::extents::extent_tree::{self, LedgerConfig};
+use crate::extents::free_space_tree;
+use crate::health::stats::Span;
+use crate::roots::subvolume_roots::RootChange;
+
+/// What only the holder of the commit lock touches.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    pub(crate) refs: DelayedRefs,
+    /// Data extents of the frozen epoch that no item refers to any more. The log that the last superblock leads to may refer
+    /// to them: they are free once a superblock without it is durable.
+    unreferenced: Vec<Extent>,
+    quota_flagged: bool,
+    uuid_tree_in_step: bool,
+}
+
+impl Committer {
+    pub(crate) fn new(superblock: &Superblock) -> Self {
+        Self {
+            refs: DelayedRefs::new(),
+            unreferenced: Vec::new(),
+            quota_flagged: false,
+            uuid_tree_in_step: superblock.uuid_tree_generation == superblock.generation.0,
+        }
+    }
+}
+
+impl Engine {
+    /// Makes everything that was put so far durable.
+    ///
+    /// Returns at once where nothing changed. After an error the filesystem is read-only.
+    pub fn commit(&self) -> Result<()> {
+        self.check_not_aborted()?;
+        let wanted = self.running.load(Ordering::Acquire);
+        let mut committer = self.committer.lock();
+        if self.committed.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        self.check_not_failed()?;
+        let has_news = self.has_changes() || (self.read_only().is_none() && self.volumes.have_stats_changed());
+        if !has_news {
+            return Ok(());
+        }
+        self.check_writable()?;
+        self.or_abort("commit", || self.commit_locked(&mut committer))
+    }
+
+    /// Does what turns the filesystem read-only when it fails or panics (I2).
+    pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut guard = AbortOnUnwind { engine: self, what, armed: true };
+        let result = work();
+        guard.armed = false;
+        if let Err(error) = &result {
+            self.fail(what, error);
+        }
+        result
+    }
+
+    /// The last commit. Operations after it fail. An error where the filesystem turned read-only while it was open.
+    pub fn close(&self) -> Result<()> {
+        self.check_not_aborted()?;
+        if self.read_only().is_none() {
+            self.commit()?;
+            // Errors that the last commit met and got over are stored as well; what storing them meets is not.
+            if self.volumes.have_stats_changed() {
+                self.commit()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn commit_locked(&self, committer: &mut Committer) -> Result<()> {
+        let _commit = self.stats.span(Span::Commit);
+        // Before any node is written, too: another writer's filesystem is left as it is.
+        self.volumes.check_superblocks_are_ours()?;
+        let mut superblock = self.superblock();
+        let _progress = self.throttle.begin();
+        let (transid, frozen, root_changes) = self.freeze_epoch()?;
+        let apply = self.stats.span(Span::Apply);
+        self.apply_frozen(&frozen, &mut committer.refs, transid)?;
+        self.change_roots(root_changes, committer, transid)?;
+        self.drop_dead_roots(committer, transid)?;
+        drop(apply);
+        let rounds = self.stats.span(Span::Rounds);
+        self.flag_quotas(committer, transid)?;
+        self.store_dev_stats(&mut committer.refs, transid)?;
+        let removed_chunks = self.remove_block_groups(committer, transid)?;
+        self.run_rounds(committer, transid, &mut superblock)?;
+        drop(rounds);
+
+        let nodes = self.store.dirty_nodes();
+        self.write_nodes(&nodes)?;
+        {
+            let _flush = self.stats.span(Span::FlushDevices);
+            self.volumes.flush()?;
+        }
+        let written = self.stats.span(Span::Superblock);
+        self.fill_superblock(&mut superblock, transid, committer)?;
+        // A thread may have panicked meanwhile, or a flush failed.
+        self.check_not_aborted()?;
+        // Durable on return; only its mirrors wait for the next flush.
+        self.volumes.write_superblock(&superblock)?;
+        drop(written);
+
+        let _unpin = self.stats.span(Span::Unpin);
+        *self.superblock.write() = superblock;
+        self.committed.store(transid.0, Ordering::Release);
+        self.store.written(nodes);
+        self.ledger.thaw();
+        self.unpin(transid);
+        self.retired.lock().drain(..).for_each(|extent| self.space.release(extent));
+        committer.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
+        self.tree_log.forget(&self.space);
+        self.note_extent_tree_bytes();
+        self.thaw_load();
+        self.forget_chunks(&removed_chunks);
+        Ok(())
+    }
+
+    /// Ends the running epoch: its items become the frozen ones, the next transaction begins.
+    fn freeze_epoch(&self) -> Result<(Generation, Vec<Arc<Tree>>, Vec<RootChange>)> {
+        let _freeze = self.stats.span(Span::Freeze);
+        let _gate = self.gate.close();
+        let ids = std::mem::take(&mut *self.listed.lock());
+        let mut frozen = Vec::with_capacity(ids.len());
+        for id in ids {
+            // What is put for a deleted subvolume whose tree is dropped, or soon will be, goes nowhere.
+            let Some(tree) = self.trees.read().get(&id).filter(|tree| !tree.is_sealed()).cloned() else { continue };
+            tree.freeze();
+            frozen.push(tree);
+        }
+        self.ledger.freeze();
+        self.freeze_load();
+        let transid = Generation(self.running.fetch_add(1, Ordering::AcqRel));
+        self.store.set_generation_limit(Generation(transid.0 + 1));
+        Ok((transid, frozen, std::mem::take(&mut *self.root_changes.lock())))
+    }
+
+    /// A filesystem with quotas whose numbers are not kept says so, as a kernel without their state would leave it.
+    fn flag_quotas(&self, committer: &mut Committer, transid: Generation) -> Result<()> {
+        if std::mem::replace(&mut committer.quota_flagged, true) {
+            return Ok(());
+        }
+        let Some(quotas) = self.tree(RootId::QUOTA_TREE)? else { return Ok(()) };
+        let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
+        let Some(item) = quotas.get(&key)? else { return Ok(()) };
+        let mut status = QgroupStatus::decode(&item)?;
+        if status.flags & QgroupStatus::INCONSISTENT != 0 {
+            return Ok(());
+        }
+        status.flags |= QgroupStatus::INCONSISTENT;
+        let mut bytes = status.encode();
+        bytes.extend_from_slice(item.get(QgroupStatus::SIZE..).unwrap_or_default());
+        self.apply_batch(&quotas, &vec![(key, Some(bytes.into()))], &mut committer.refs, transid)?;
+        Ok(())
+    }
+
+    fn remove_block_groups(&self, committer: &mut Committer, transid: Generation) -> Result<Vec<Logical>> {
+        let (group_tree, free_space) = (self.block_group_tree()?, self.free_space_tree()?);
+        let Some(removed) = self.remove_empty_block_groups(free_space.as_deref())? else { return Ok(Vec::new()) };
+        let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
+        self.apply_batch(&group_tree, &removed.group_batch, &mut committer.refs, transid)?;
+        if let Some(tree) = &free_space {
+            self.apply_batch(tree, &removed.free_space_batch, &mut committer.refs, transid)?;
+        }
+        self.apply_batch(&chunk_tree, &removed.chunk_batch, &mut committer.refs, transid)?;
+        self.apply_batch(&dev_tree, &removed.dev_batch, &mut committer.refs, transid)?;
+        Ok(removed.chunks)
+    }
+
+    /// The tree that holds the block group items.
+    fn block_group_tree(&self) -> Result<Arc<Tree>> {
+        let own = self.superblock.read().compat_ro().contains(CompatRo::BLOCK_GROUP_TREE);
+        self.own_tree(if own { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE })
+    }
+
+    fn free_space_tree(&self) -> Result<Option<Arc<Tree>>> {
+        if !self.superblock.read().compat_ro().contains(CompatRo::FREE_SPACE_TREE) {
+            return Ok(None);
+        }
+        self.own_tree(RootId::FREE_SPACE_TREE).map(Some)
+    }
+
+    /// Brings all accounting trees in step with each other.
+    fn run_rounds(&self, committer: &mut Committer, transid: Generation, superblock: &mut Superblock) -> Result<()> {
+        let mut csums_done = false;
+        for _ in 0..MAX_ROUNDS {
+            let mut freed_data = Vec::new();
+            let mut busy = self.run_delayed_refs(committer, transid, &mut freed_data)?;
+            if !csums_done || !freed_data.is_empty() {
+                busy |= self.update_csums(committer, transid, &freed_data, !csums_done)?;
+                csums_done = true;
+            }
+            busy |= self.update_block_groups(committer, transid)?;
+            if let Some((chunks, dev_extents)) = self.record_pending_chunks(superblock)? {
+                busy = true;
+                let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
+                self.apply_batch(&chunk_tree, &chunks, &mut committer.refs, transid)?;
+                self.apply_batch(&dev_tree, &dev_extents, &mut committer.refs, transid)?;
+            }
+            busy |= self.update_root_items(committer, transid)?;
+            if !busy && !self.renew_root_tree(committer, transid)? {
+                return Ok(());
+            }
+        }
+        Err(Error::Refused {
+            what: format!("the accounting trees did not come to rest in {MAX_ROUNDS} rounds"),
+            hint: "this is a bug: please report it",
+        })
+    }
+
+    fn run_delayed_refs(
+        &self,
+        committer: &mut Committer,
+        transid: Generation,
+        freed_data: &mut Vec<std::ops::Range<u64>>,
+    ) -> Result<bool> {
+        if let Some(extent) = committer.refs.conflict() {
+            let cause = FormatError::Value {
+                what: "FileExtent",
+                field: "disk_num_bytes",
+                value: extent.len_bytes,
+                expected: "expected the length that others say of this extent",
+            };
+            return Err(Corrupt::new(cause).at(extent.bytenr).into());
+        }
+        if committer.refs.is_empty() {
+            return Ok(false);
+        }
+        let heads = committer.refs.take();
+        let extents = self.own_tree(RootId::EXTENT_TREE)?;
+        let config = LedgerConfig {
+            nodesize: self.geometry.nodesize,
+            sectorsize: self.geometry.sectorsize,
+            skinny: self.geometry.skinny,
+        };
+        let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
+        self.ledger.settled_all(&changes.added);
+        self.space.extents_added(&changes.added)?;
+        for (extent, is_data) in changes.removed {
+            self.space.extent_removed(extent, transid)?;
+            if is_data {
+                freed_data.push(extent.bytenr.0..extent.end());
+            }
+        }
+        self.apply_batch(&extents, &changes.batch, &mut committer.refs, transid)?;
+        Ok(true)
+    }
+
+    fn update_csums(
+        &self,
+        committer: &mut Committer,
+        transid: Generation,
+        freed: &[std::ops::Range<u64>],
+        insert: bool,
+    ) -> Result<bool> {
+        if insert {
+            committer.unreferenced.extend(self.ledger.take_unreferenced());
+        }
+        let mut csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
+        // Data written into a preallocated extent that was freed in the same epoch. What is freed is not allocated again
+        // before the commit is over, so all checksums there are of the freed extent.
+        for range in freed {
+            let stale: Vec<u64> = csums.range(range.clone()).map(|(at, _)| *at).collect();
+            if !stale.is_empty() {
+                let csums = Arc::make_mut(&mut csums);
+                stale.iter().for_each(|at| drop(csums.remove(at)));
+            }
+        }
+        if csums.is_empty() && freed.is_empty() {
+            return Ok(false);
+        }
+        let tree = self.own_tree(RootId::CSUM_TREE)?;
+        let geometry = &self.geometry;
+        let csum_size = geometry.csum_type.size();
+        let batch = tree.with_root(|source, root| {
+            csum_tree::csum_changes(source, root, &csums, freed, csum_size, geometry.sectorsize, geometry.nodesize)
+        })?;
+        self.apply_batch(&tree, &batch, &mut committer.refs, transid)?;
+        if insert {
+            self.ledger.csums_applied();
+        }
+        Ok(true)
+    }
+
+    /// Writes the items and the free space of block groups that changed.
+    fn update_block_groups(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+        let dirty = self.space.take_dirty_groups();
+        if dirty.is_empty() {
+            return Ok(false);
+        }
+        let (group_tree, free_space_tree) = (self.block_group_tree()?, self.free_space_tree()?);
+        let mut items = Batch::with_capacity(dirty.len());
+        let mut free_space = Batch::new();
+        for start in dirty {
+            let Some(group) = self.space.block_group_at(start) else { continue };
+            let item = BlockGroupItem {
+                used: group.used,
+                chunk_objectid: objectid::FIRST_CHUNK_TREE,
+                flags: group.flags.bits(),
+            };
+            let key = Key::new(start.0, KeyType::BLOCK_GROUP_ITEM, group.len_bytes);
+            items.push((key, Some(item.encode().into())));
+            if let Some(tree) = &free_space_tree {
+                let free = self.space.disk_free(start);
+                free_space.extend(free_space_tree::free_space_changes(
+                    tree.source(),
+                    &tree.root_ptr(),
+                    start,
+                    group.len_bytes,
+                    &free,
+                    self.geometry.sectorsize,
+                )?);
+            }
+        }
+        items.sort_by_key(|(key, _)| *key);
+        free_space.sort_by_key(|(key, _)| *key);
+        self.apply_batch(&group_tree, &items, &mut committer.refs, transid)?;
+        if let Some(tree) = &free_space_tree {
+            self.apply_batch(tree, &free_space, &mut committer.refs, transid)?;
+        }
+        Ok(true)
+    }
+
+    /// Writes the root items of the trees whose roots moved.
+    fn update_root_items(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+        let mut batch = Batch::new();
+        let mut trees: Vec<_> = self.trees.read().values().cloned().collect();
+        trees.sort_by_key(|tree| tree.id());
+        for tree in trees {
+            let root = tree.root_ptr();
+            let mut state = tree.root.lock();
+            if !std::mem::take(&mut state.changed) {
+                continue;
+            }
+            let key_offset = state.key_offset;
+            let Some(item) = state.item.as_mut() else { continue };
+            item.bytenr = root.bytenr;
+            item.level = root.level;
+            item.generation = root.generation;
+            item.generation_v2 = root.generation;
+            let key = Key::new(tree.id().0, KeyType::ROOT_ITEM, key_offset);
+            batch.push((key, Some(item.encode().into())));
+        }
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        let roots = self.own_tree(RootId::ROOT_TREE)?;
+        self.apply_batch(&roots, &batch, &mut committer.refs, transid)?;
+        Ok(true)
+    }
+
+    /// A superblock names a root tree of its own transaction, also where the epoch's changes came to nothing, as those of a
+    /// file that was made and deleted do: then an item of the root tree is put once more.
+    fn renew_root_tree(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+        let roots = self.own_tree(RootId::ROOT_TREE)?;
+        if roots.root_ptr().generation == transid {
+            return Ok(false);
+        }
+        let Some((key, item)) = roots.first_ge(&Key::MIN, &Key::MAX)? else { return Ok(false) };
+        self.apply_batch(&roots, &vec![(key, Some((*item).into()))], &mut committer.refs, transid)?;
+        Ok(true)
+    }
+
+    /// Writes nodes (sorted by address) in large contiguous pieces, checked, on all processors.
+    fn write_nodes(&self, nodes: &[Arc<Node>]) -> Result<()> {
+        let _write = self.stats.span(Span::WriteNodes);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
+        let share = nodes.len().div_ceil(threads).max(MIN_NODES_A_WRITER);
+        std::thread::scope(|scope| {
+            let writers: Vec<_> =
+                nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part, false))).collect();
+            writers
+                .into_iter()
+                .try_for_each(|writer| writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    }
+
+    /// With `all_copies` one that cannot be written is an error: where an address was written before in this generation, a
+    /// stale copy would be taken for the block.
+    pub(crate) fn write_runs(&self, nodes: &[Arc<Node>], all_copies: bool) -> Result<()> {
+        let write = |start, run: &[u8]| match all_copies {
+            true => self.volumes.write(start, run),
+            false => self.volumes.write_verifiable(start, &[IoSlice::new(run)]),
+        };
+        self.enter();
+        let nodesize = u64::from(self.geometry.nodesize);
+        let mut run = AlignedBuf::with_capacity(RUN_BYTES.min(nodes.len() * self.geometry.nodesize as usize));
+        let mut start = Logical(0);
+        for node in nodes {
+            let end = start.0 + run.len() as u64;
+            let same_chunk =
+                self.volumes.chunk_at(start).is_some_and(|(at, chunk)| node.bytenr().0 < at.0 + chunk.length);
+            if !run.is_empty()
+                && (node.bytenr().0 != end || run.len() + node.raw().len() > run.capacity() || !same_chunk)
+            {
+                write(start, &run)?;
+                run.clear();
+            }
+            if run.is_empty() {
+                start = node.bytenr();
+            }
+            self.store.check_before_write(node.raw())?;
+            self.stats.node_written(node);
+            run.extend_from_slice(node.raw());
+            let at = run.len() - usize::try_from(nodesize).unwrap_or(usize::MAX);
+            finish_block(&mut run[at..], self.geometry.csum_type);
+        }
+        if !run.is_empty() {
+            write(start, &run)?;
+        }
+        Ok(())
+    }
+
+    fn fill_superblock(&self, superblock: &mut Superblock, transid: Generation, committer: &Committer) -> Result<()> {
+        let root = self.own_tree(RootId::ROOT_TREE)?.root_ptr();
+        if root.generation != transid {
+            return Err(Error::from(FormatError::Value {
+                what: "Superblock",
+                field: "root generation",
+                value: root.generation.0,
+                expected: "expected the transaction's own",
+            }));
+        }
+        let chunk_root = self.own_tree(RootId::CHUNK_TREE)?.root_ptr();
+        superblock.generation = transid;
+        superblock.incompat_flags |= self.noted_incompat.load(Ordering::Acquire);
+        superblock.root = root.bytenr;
+        superblock.root_level = root.level;
+        superblock.chunk_root = chunk_root.bytenr;
+        superblock.chunk_root_generation = chunk_root.generation;
+        superblock.chunk_root_level = chunk_root.level;
+        superblock.log_root = Logical(0);
+        superblock.log_root_level = 0;
+        superblock.bytes_used = self.space.block_groups().iter().map(|group| group.used).sum();
+        if committer.uuid_tree_in_step {
+            superblock.uuid_tree_generation = transid.0;
+        }
+        self.fill_root_backup(superblock)
+    }
+
+    /// Overwrites the oldest root backup.
+    fn fill_root_backup(&self, superblock: &mut Superblock) -> Result<()> {
+        let newest = (0..NR_ROOT_BACKUPS).max_by_key(|&slot| superblock.super_roots[slot].tree_root_gen).unwrap_or(0);
+        let any = superblock.super_roots[newest].tree_root_gen.0 != 0;
+        let slot = if any { (newest + 1) % NR_ROOT_BACKUPS } else { 0 };
+        let (total_bytes, bytes_used, num_devices) =
+            (superblock.total_bytes, superblock.bytes_used, superblock.num_devices);
+        let backup = &mut superblock.super_roots[slot];
+        let root_of = |id| self.own_tree(id).map(|tree| tree.root_ptr());
+        let roots = [
+            (RootId::ROOT_TREE, &mut backup.tree_root, &mut backup.tree_root_gen, &mut backup.tree_root_level),
+            (RootId::CHUNK_TREE, &mut backup.chunk_root, &mut backup.chunk_root_gen, &mut backup.chunk_root_level),
+            (RootId::EXTENT_TREE, &mut backup.extent_root, &mut backup.extent_root_gen, &mut backup.extent_root_level),
+            (RootId::FS_TREE, &mut backup.fs_root, &mut backup.fs_root_gen, &mut backup.fs_root_level),
+            (RootId::DEV_TREE, &mut backup.dev_root, &mut backup.dev_root_gen, &mut backup.dev_root_level),
+            (RootId::CSUM_TREE, &mut backup.csum_root, &mut backup.csum_root_gen, &mut backup.csum_root_level),
+        ];
+        for (id, bytenr, generation, level) in roots {
+            let root = root_of(id)?;
+            (*bytenr, *generation, *level) = (root.bytenr, root.generation, root.level);
+        }
+        (backup.total_bytes, backup.bytes_used, backup.num_devices) = (total_bytes, bytes_used, num_devices);
+        Ok(())
+    }
+
+    /// What this commit freed may be used again; the devices hear of it first, if asked for.
+    fn unpin(&self, transid: Generation) {
+        if !self.options.discard {
+            self.space.unpin(transid);
+            return;
+        }
+        let extents = self.space.start_unpin(transid);
+        for extent in &extents {
+            if let Err(error) = self.volumes.discard(extent.bytenr, extent.len_bytes) {
+                tracing::warn!("discard: {error}");
+                break;
+            }
+        }
+        self.space.finish_unpin(&extents);
+    }
+}
+
+/// Turns the filesystem read-only when a commit panics.
+struct AbortOnUnwind<'e> {
+    engine: &'e Engine,
+    what: &'e str,
+    armed: bool,
+}
+
+impl Drop for AbortOnUnwind<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.engine.abort(format!("{} panicked", self.what));
+        }
+    }
+}
+
+/// Rounds come to rest in three to six; this many mean a mistake.
+const MAX_ROUNDS: usize = 64;
+const MAX_WRITERS: usize = 8;
+const MIN_NODES_A_WRITER: usize = 64;
+/// Bytes that go to the device in one write.
+const RUN_BYTES: usize = 4 << 20;

@@ -1,0 +1,78 @@
+//! [`ChildRefs`]: the references that a block of a tree holds to what it points to.
+//!
+//! A pointer in a block stands for one reference of the child: under the id of the block's owner, or, where the block has
+//! full backrefs, under the block's own address.
+
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey};
+use ubtrfs_tree::Node;
+
+use crate::handle::operation::regular_extent;
+
+/// Adds and drops references for a tree in a transaction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChildRefs {
+    /// The tree whose id the references are under.
+    pub(crate) owner: RootId,
+    /// Bytes of a block.
+    pub(crate) nodesize: u32,
+    /// The transaction.
+    pub(crate) transid: Generation,
+}
+
+impl ChildRefs {
+    /// The extent of a block.
+    pub(crate) fn extent_at(&self, bytenr: Logical) -> Extent {
+        Extent::new(bytenr, u64::from(self.nodesize))
+    }
+
+    /// Adds `delta` to a reference of a block.
+    pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64) {
+        refs.add(self.extent_at(node.bytenr()), kind_of(node), reference, delta, self.transid);
+    }
+
+    /// Adds `delta` to a reference of every child of a block: by the owner's id, or by the address of a block with full
+    /// backrefs.
+    pub(crate) fn add_children(&self, refs: &mut DelayedRefs, node: &Node, parent: Option<Logical>, delta: i64) {
+        for slot in 0..node.nritems() {
+            if node.is_leaf() {
+                let key = node.key(slot);
+                if key.item_type == KeyType::EXTENT_DATA {
+                    self.add_data(refs, &key, node.item(slot), parent, delta);
+                }
+            } else {
+                self.add_child(refs, node, slot, parent, delta);
+            }
+        }
+    }
+
+    /// The same for one child of an internal node.
+    pub(crate) fn add_child(
+        &self,
+        refs: &mut DelayedRefs,
+        node: &Node,
+        slot: usize,
+        parent: Option<Logical>,
+        delta: i64,
+    ) {
+        let (child, _) = node.child(slot);
+        let reference = parent.map_or(RefKey::TreeBlock(self.owner), RefKey::SharedBlock);
+        let kind = ExtentKind::Tree { level: node.level() - 1, first_key: node.key(slot) };
+        refs.add(self.extent_at(child), kind, reference, delta, self.transid);
+    }
+
+    /// The same for the extent of one file extent item.
+    pub(crate) fn add_data(&self, refs: &mut DelayedRefs, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
+        let Some(extent) = regular_extent(item) else { return };
+        let keyed =
+            RefKey::Data { root: self.owner, ino: Ino(key.objectid), offset: key.offset.wrapping_sub(extent.offset) };
+        let reference = parent.map_or(keyed, RefKey::SharedData);
+        let on_disk = Extent::new(extent.disk_bytenr, extent.disk_num_bytes);
+        refs.add(on_disk, ExtentKind::Data, reference, delta, self.transid);
+    }
+}
+
+/// What the extent tree says of a block besides its address.
+pub(crate) fn kind_of(node: &Node) -> ExtentKind {
+    ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() }
+}

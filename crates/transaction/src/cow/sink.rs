@@ -1,0 +1,509 @@
+//! Copy on write: what happens to addresses and references when a batch changes a tree.
+//!
+//! References are derived here, from what `apply` reports, and nowhere else. For a block that tree R leaves:
+//!
+//! | users of the block | its children | the block |
+//! |---|---|---|
+//! | only R, by its id | keep their references | loses R's |
+//! | only R, full backref | lose the one of the block's address, gain R's | loses R's |
+//! | several, R owns it, no full backref | gain one of the block's address (R's own move to the copy) | loses R's; full backref is set |
+//! | several otherwise | gain R's | loses R's |
+//!
+//! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then on blocks of
+//! that transaction may have several users too, until the end of the commit: the tree's `last_snapshot` is the transaction
+//! then. So a block is *private* only if it is newer than the tree's last snapshot; of all others the references decide.
+//!
+//! Invariants:
+//! - I1. A node is changed at its address only while it is private and was never written.
+//! - I2. What an apply makes becomes visible in one step, [`Tree::publish`].
+//! - I3. A node that was written keeps its content: what changes it again in its transaction makes a copy at another
+//!   address, and its own address is not used again before the commit. So a large batch's nodes can be written when they
+//!   are made ([`crate::nodes::stream`]), and an address never has two contents of one generation on the devices.
+//!
+//! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ubtrfs_format::item::ExtentFlags;
+use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
+use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
+
+use crate::cow::child_refs::{ChildRefs, kind_of};
+use crate::delayed::tree_view::Tree;
+use crate::engine::Engine;
+use crate::extents::extent_tree;
+use crate::nodes::leaf_reader::LeafReader;
+use crate::nodes::stream::NodeStream;
+use crate::roots::root_item::now;
+
+impl Engine {
+    /// Applies a batch to a tree and shows the result to readers. The caller holds the commit lock.
+    pub(crate) fn apply_batch(
+        &self,
+        tree: &Tree,
+        batch: &dyn Changes,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<ApplyStats> {
+        let progress = ApplyProgress::new(batch.len());
+        let (new_refs, stats) = self.apply_tree(tree, batch, refs, transid, &progress, nr_threads())?;
+        new_refs.put_behind(refs);
+        Ok(stats)
+    }
+
+    /// The same without changing the delayed refs: what is to become of them is answered. In at most so many parts.
+    pub(crate) fn apply_tree(
+        &self,
+        tree: &Tree,
+        batch: &dyn Changes,
+        refs: &DelayedRefs,
+        transid: Generation,
+        progress: &ApplyProgress,
+        max_parts: usize,
+    ) -> Result<(NewRefs, ApplyStats)> {
+        let old_root = tree.root_ptr();
+        if batch.is_empty() {
+            tree.publish(old_root, || ());
+            return Ok(Default::default());
+        }
+        let job = ApplyJob::new(self, tree, refs, transid, progress, batch.len())?;
+        let made = if tree.id().is_fs_tree() && batch.len() >= STREAM_MIN {
+            NodeStream::with(self, |stream| {
+                let sink = || CowSink::new(job, Some(stream));
+                let parts = (0..job.nr_parts(max_parts)).map(|_| sink()).collect();
+                LeafReader::with(&self.store, |source| make_nodes(source, sink(), parts, &old_root, batch))
+            })
+        } else {
+            make_nodes(tree.source(), CowSink::new(job, None), Vec::new(), &old_root, batch)
+        };
+        let (new_root, stats, made) = made.map_err(|error| error.in_tree(tree.id()))?;
+        let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
+        self.stats.applied(tree.id(), &stats);
+        tree.publish(new_root, || {
+            // In this order: an address that was freed may have been given to a new node.
+            freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
+            emitted.into_values().for_each(|node| self.store.put_dirty(node));
+        });
+        // Readers that are still on their way down the old tree read them again.
+        left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
+        self.retired.lock().extend(retired);
+        let nodesize = u64::from(self.geometry.nodesize);
+        let mut state = tree.root.lock();
+        state.changed |= new_root != old_root || nr_made != nr_left;
+        let is_subvolume = tree.id().is_subvolume();
+        if let Some(item) = &mut state.item {
+            if is_subvolume && new_root != old_root {
+                item.ctransid = transid;
+                item.ctime = now();
+            }
+            item.bytes_used = (item.bytes_used + nr_made * nodesize).saturating_sub(nr_left * nodesize);
+        }
+        Ok((new_refs, stats))
+    }
+}
+
+/// How far the applies of a flush are, which writers are paced by.
+#[derive(Debug)]
+pub(crate) struct ApplyProgress {
+    nr_changed: AtomicUsize,
+    nr_changes: usize,
+}
+
+impl ApplyProgress {
+    /// Of so many changes in all.
+    pub(crate) fn new(nr_changes: usize) -> Self {
+        Self { nr_changed: AtomicUsize::new(0), nr_changes }
+    }
+
+    fn add(&self, engine: &Engine, nr_changed: usize) {
+        let done = self.nr_changed.fetch_add(nr_changed, Ordering::Relaxed) + nr_changed;
+        engine.throttle.applied(done, self.nr_changes);
+    }
+}
+
+/// Threads that applies may have in all.
+pub(crate) fn nr_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
+}
+
+/// What an apply made, or a part of it, to be shown to readers.
+#[derive(Default)]
+struct Made {
+    refs: NewRefs,
+    /// Nodes that are not written yet.
+    emitted: HashMap<Logical, Arc<Node>>,
+    /// Addresses of nodes of this transaction that are not used any more.
+    freed: Vec<Logical>,
+    /// Nodes of earlier transactions that nobody uses any more once this one is committed.
+    left: Vec<Logical>,
+    /// Blocks of this transaction that were written, and that no tree uses any more.
+    retired: Vec<Extent>,
+    /// Blocks that the tree gained and lost.
+    nr_made: u64,
+    nr_left: u64,
+}
+
+/// What an apply does to the delayed refs; those from before stay as they are until it is over, for all parts to see.
+#[derive(Default)]
+pub(crate) struct NewRefs {
+    added: DelayedRefs,
+    /// Extents whose earlier delayed refs go, before `added` comes: they were never recorded.
+    forgotten: HashSet<Logical>,
+}
+
+impl NewRefs {
+    fn net(&self, before: &DelayedRefs, bytenr: Logical) -> Option<(i64, ExtentFlags)> {
+        let before = before.net(bytenr).filter(|_| !self.forgotten.contains(&bytenr));
+        match (before, self.added.net(bytenr)) {
+            (Some((delta, flags)), Some((more, others))) => Some((delta + more, flags | others)),
+            (before, added) => before.or(added),
+        }
+    }
+
+    fn forget(&mut self, before: &DelayedRefs, bytenr: Logical) {
+        self.added.forget(bytenr);
+        if before.get(bytenr).is_some() {
+            self.forgotten.insert(bytenr);
+        }
+    }
+
+    pub(crate) fn put_behind(self, refs: &mut DelayedRefs) {
+        for bytenr in self.forgotten {
+            refs.forget(bytenr);
+        }
+        refs.append(self.added);
+    }
+}
+
+impl Made {
+    /// Adds what another part made.
+    fn join(&mut self, other: Self) {
+        self.refs.added.append(other.refs.added);
+        self.refs.forgotten.extend(other.refs.forgotten);
+        self.emitted.extend(other.emitted);
+        self.freed.extend(other.freed);
+        self.left.extend(other.left);
+        self.retired.extend(other.retired);
+        self.nr_made += other.nr_made;
+        self.nr_left += other.nr_left;
+    }
+}
+
+fn make_nodes<'a>(
+    source: &dyn NodeSource,
+    mut sink: CowSink<'a>,
+    mut parts: Vec<CowSink<'a>>,
+    old_root: &RootPtr,
+    batch: &dyn Changes,
+) -> Result<(RootPtr, ApplyStats, Made)> {
+    let mut sinks: Vec<PartSink<'_>> = parts.iter_mut().map(|part| part as PartSink<'_>).collect();
+    let (new_root, stats) = ubtrfs_tree::apply_in_parts(source, &mut sink, &mut sinks, old_root, batch)?;
+    let mut made = sink.finish();
+    parts.into_iter().for_each(|part| made.join(part.finish()));
+    Ok((new_root, stats, made))
+}
+
+/// What all parts of an apply have in common.
+#[derive(Clone, Copy)]
+struct ApplyJob<'a> {
+    engine: &'a Engine,
+    /// The delayed refs from before the apply.
+    refs: &'a DelayedRefs,
+    transid: Generation,
+    owner: RootId,
+    root_bytenr: Logical,
+    last_snapshot: Generation,
+    kind: SpaceKind,
+    extent_root: Option<RootPtr>,
+    progress: &'a ApplyProgress,
+    batch_len: usize,
+    /// Whether space may be taken before it is needed.
+    ample_room: bool,
+}
+
+impl<'a> ApplyJob<'a> {
+    fn new(
+        engine: &'a Engine,
+        tree: &Tree,
+        refs: &'a DelayedRefs,
+        transid: Generation,
+        progress: &'a ApplyProgress,
+        batch_len: usize,
+    ) -> Result<Self> {
+        let owner = tree.id();
+        // Only subvolumes share blocks; the other trees need no look at the extent tree (which may be changing).
+        let extent_root =
+            if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
+        Ok(Self {
+            engine,
+            refs,
+            transid,
+            owner,
+            root_bytenr: tree.root_ptr().bytenr,
+            last_snapshot: tree.root.lock().last_snapshot,
+            kind: if owner == RootId::CHUNK_TREE { SpaceKind::System } else { SpaceKind::Metadata },
+            extent_root,
+            progress,
+            batch_len,
+            ample_room: batch_len >= STREAM_MIN && engine.has_ample_room_for_metadata(),
+        })
+    }
+
+    fn child_refs(&self) -> ChildRefs {
+        ChildRefs { owner: self.owner, nodesize: self.engine.geometry.nodesize, transid: self.transid }
+    }
+
+    /// In how many parts the batch is applied: each gives a thread something to do.
+    fn nr_parts(&self, max: usize) -> usize {
+        if self.ample_room && max > 1 { max.min(self.batch_len / PART_MIN) } else { 0 }
+    }
+}
+
+/// What one walk through a tree, or a part of it, makes.
+struct CowSink<'a> {
+    job: ApplyJob<'a>,
+    made: Made,
+    allocated: HashSet<Logical>,
+    /// Space for the next nodes: neighbours, whatever other parts allocate meanwhile.
+    pool: Range<u64>,
+    stream: Option<&'a NodeStream<'a>>,
+    /// With a stream: nodes that are going to be its next piece.
+    gathered: Vec<Arc<Node>>,
+    piece_len: usize,
+    /// Items changed since progress was reported.
+    nr_unreported: usize,
+}
+
+impl<'a> CowSink<'a> {
+    fn new(job: ApplyJob<'a>, stream: Option<&'a NodeStream<'a>>) -> Self {
+        Self {
+            job,
+            made: Made::default(),
+            allocated: HashSet::new(),
+            pool: 0..0,
+            stream,
+            gathered: Vec::new(),
+            piece_len: NodeStream::nodes_a_piece(job.engine),
+            nr_unreported: 0,
+        }
+    }
+
+    fn extent_at(&self, bytenr: Logical) -> Extent {
+        self.job.child_refs().extent_at(bytenr)
+    }
+
+    fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64) {
+        self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta);
+    }
+
+    fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
+        self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta);
+    }
+
+    /// Whether no other tree can use a block of this tree.
+    fn is_private(&self, node: &Node) -> bool {
+        let is_reloc = node.view().flags() & HEADER_FLAG_RELOC != 0;
+        node.bytenr() == self.job.root_bytenr || (node.generation() > self.job.last_snapshot && !is_reloc)
+    }
+
+    /// References and flags of a block that this tree is about to leave.
+    fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
+        let (Some(extent_root), false) = (&self.job.extent_root, self.is_private(node)) else {
+            return Ok((1, ExtentFlags::empty()));
+        };
+        let nodesize = u64::from(self.job.engine.geometry.nodesize);
+        let store = &*self.job.engine.store;
+        let info = extent_tree::lookup_extent(store, extent_root, node.bytenr(), nodesize, true)?;
+        let (mut refs, mut flags) = info.map_or((0, ExtentFlags::empty()), |info| (info.refs, info.flags));
+        if let Some((delta, set_flags)) = self.made.refs.net(self.job.refs, node.bytenr()) {
+            refs = refs.saturating_add_signed(delta);
+            flags |= set_flags;
+        }
+        if refs == 0 {
+            return Err(no_references(node.bytenr()).into());
+        }
+        Ok((refs, flags))
+    }
+
+    /// Leaves a block that this transaction made and that no other tree uses: nothing on the devices refers to it. Answers
+    /// whether its address is nobody's now.
+    fn drop_fresh(&mut self, node: &Node) -> bool {
+        let bytenr = node.bytenr();
+        self.made.nr_left += 1;
+        self.made.freed.push(bytenr);
+        let added_now = self.made.refs.net(self.job.refs, bytenr).is_some_and(|(delta, _)| delta > 0);
+        if added_now {
+            // Its extent item was never made.
+            self.made.refs.forget(self.job.refs, bytenr);
+        } else {
+            self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
+        }
+        added_now
+    }
+
+    /// Gives back what was not needed.
+    fn finish(mut self) -> Made {
+        for &bytenr in &self.allocated {
+            self.job.engine.space.release(self.extent_at(bytenr));
+        }
+        if !self.pool.is_empty() {
+            self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
+        }
+        // Too few for a piece of their own: they are written with the other trees' nodes.
+        self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
+        self.made
+    }
+
+    /// Space for many nodes where there is such a piece, else for as many as there are side by side.
+    fn fill_pool(&mut self, near: Option<Logical>) -> Result<()> {
+        let nodesize = u64::from(self.job.engine.geometry.nodesize);
+        let want = if self.stream.is_some() && self.job.ample_room { POOL_NODES * nodesize } else { nodesize };
+        let extent = match self.job.engine.space.allocate(self.job.kind, want, nodesize, near) {
+            Some(extent) => extent,
+            None => self
+                .job
+                .engine
+                .allocate_or_make_chunk(self.job.kind, nodesize, nodesize, near)?
+                .ok_or(Error::NoSpace)?,
+        };
+        self.pool = extent.bytenr.0..extent.end();
+        Ok(())
+    }
+}
+
+impl NodeSink for CowSink<'_> {
+    fn is_fresh(&self, node: &Node) -> bool {
+        // I3: a stream would write other content to the address of a node that readers still see.
+        node.generation() == self.job.transid
+            && self.is_private(node)
+            && self.stream.is_none()
+            && self.job.engine.store.is_dirty(node.bytenr())
+    }
+
+    fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
+        NodeHeader {
+            fsid: self.job.engine.superblock.read().node_fsid(),
+            chunk_tree_uuid: self.job.engine.chunk_tree_uuid,
+            bytenr,
+            generation: self.job.transid,
+            owner: self.job.owner,
+            level,
+            flags: 0,
+        }
+    }
+
+    fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
+        if self.stream.is_some_and(NodeStream::has_failed) {
+            return Err(Error::ReadOnly { reason: "tree blocks could not be written".to_owned() });
+        }
+        if self.pool.is_empty() {
+            self.fill_pool(near)?;
+        }
+        let bytenr = Logical(self.pool.start);
+        self.pool.start += u64::from(self.job.engine.geometry.nodesize);
+        self.allocated.insert(bytenr);
+        Ok(bytenr)
+    }
+
+    fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
+        self.made.emitted.remove(&node.bytenr());
+        if self.drop_fresh(node) {
+            self.job.engine.space.release(self.extent_at(node.bytenr()));
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, node: &Arc<Node>) -> Result<()> {
+        let (refs, flags) = self.sharing(node)?;
+        let full_backref = flags.contains(ExtentFlags::FULL_BACKREF);
+        if refs > 1 {
+            if node.owner() == self.job.owner && !full_backref {
+                self.add_child_refs(node, Some(node.bytenr()), 1);
+                let extent = self.extent_at(node.bytenr());
+                self.made.refs.added.set_flags(extent, kind_of(node), ExtentFlags::FULL_BACKREF, self.job.transid);
+            } else {
+                self.add_child_refs(node, None, 1);
+            }
+        } else if full_backref {
+            self.add_child_refs(node, None, 1);
+            self.add_child_refs(node, Some(node.bytenr()), -1);
+        }
+        if refs == 1 {
+            self.made.left.push(node.bytenr());
+            if node.generation() == self.job.transid {
+                if self.drop_fresh(node) {
+                    self.made.retired.push(self.extent_at(node.bytenr()));
+                }
+                return Ok(());
+            }
+            self.job.engine.store.retire(node.bytenr());
+        }
+        self.made.nr_left += 1;
+        self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
+        Ok(())
+    }
+
+    fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()> {
+        self.nr_unreported += 1;
+        if self.stream.is_some() && self.nr_unreported == PROGRESS_STEP {
+            self.nr_unreported = 0;
+            self.job.progress.add(self.job.engine, PROGRESS_STEP);
+        }
+        if key.item_type != KeyType::EXTENT_DATA || !self.job.owner.is_fs_tree() {
+            return Ok(());
+        }
+        let (child_refs, refs) = (self.job.child_refs(), &mut self.made.refs.added);
+        if let Some(old) = old {
+            child_refs.add_data(refs, key, old, None, -1);
+        }
+        if let Some(new) = new {
+            child_refs.add_data(refs, key, new, None, 1);
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, node: Arc<Node>) {
+        if self.allocated.remove(&node.bytenr()) {
+            self.made.nr_made += 1;
+            self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1);
+        }
+        let Some(stream) = self.stream else {
+            self.made.emitted.insert(node.bytenr(), node);
+            return;
+        };
+        self.gathered.push(node);
+        if self.gathered.len() >= self.piece_len {
+            let piece = std::mem::take(&mut self.gathered);
+            self.job.engine.store.streams(piece.len());
+            stream.push(piece);
+        }
+    }
+}
+
+pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
+    Corrupt::new(FormatError::Value {
+        what: "ExtentItem",
+        field: "refs",
+        value: 0,
+        expected: "expected a reference for a block that a tree uses",
+    })
+    .in_tree(RootId::EXTENT_TREE)
+    .at(bytenr)
+}
+
+/// Changes of a batch from which on its nodes are written as they are made: fewer touch no more leaves than can be held
+/// in memory.
+const STREAM_MIN: usize = 256;
+/// Changes that are worth a thread of their own.
+pub(crate) const PART_MIN: usize = 2048;
+/// More would wait for the devices.
+const THREADS_MAX: usize = 8;
+/// Nodes that space is taken for at once, where many are made.
+const POOL_NODES: u64 = 64;
+/// Changes between two reports of progress.
+const PROGRESS_STEP: usize = 1024;

@@ -1,0 +1,524 @@
+//! Delayed items: every item change of a tree goes first into an ordered map in memory; the map is later applied to
+//! the tree as one sorted batch.
+//!
+//! There are two kinds. *Rows* are items that are born beside their neighbours: an inode's own, and a directory's entries
+//! by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]): a few thousand of them change every leaf
+//! of a large directory, so the more are applied together the fewer leaves are written. Rows can be frozen alone, which is
+//! why the two are kept apart.
+//!
+//! Invariants:
+//! - I1. The entries of a directory are in one shard, which directories with neighbouring numbers do not share; so are all
+//!   other items of an objectid, with those of the inodes beside it. A range inside one objectid needs two locks at most.
+//! - I2. An item moves only from active to frozen to the tree. A reader that looks in that order misses nothing.
+//! - I3. Where names of a shard are to be deleted, they are frozen with its rows: a tree never has the names of a directory
+//!   without its inode.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{RwLock, RwLockWriteGuard};
+use ubtrfs_format::{Key, KeyType};
+use ubtrfs_tree::Changes;
+
+use crate::delayed::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
+use crate::delayed::name_map::{NameMap, Names};
+
+/// Changes of some objectids, rows and names apart.
+#[derive(Debug, Default)]
+struct Shard {
+    rows: ItemMap,
+    names: NameMap,
+    /// The objectids of both.
+    objectids: Objectids,
+}
+
+/// Objectids, some of which may be taken for others: who asks for what was not changed, as most do, learns it from one bit.
+#[derive(Debug, Default)]
+struct Objectids {
+    bits: Option<Box<[u64; OBJECTID_WORDS]>>,
+}
+
+/// Active changes of some objectids, and what is watched among them.
+#[derive(Debug, Default)]
+struct ActiveShard {
+    changes: Shard,
+    /// Whether a name is to be absent (I3).
+    deletes_names: bool,
+    watched: HashSet<u64>,
+    /// Keys of watched objectids that changed since they were last asked for.
+    touched: BTreeSet<Key>,
+}
+
+/// The active changes of one tree.
+#[derive(Debug)]
+pub(crate) struct DelayedItems {
+    shards: Box<[RwLock<ActiveShard>]>,
+    nr_touched: AtomicUsize,
+}
+
+/// The active changes of some objectids, locked.
+#[derive(Debug)]
+pub(crate) struct LockedItems<'d> {
+    number: usize,
+    shard: RwLockWriteGuard<'d, ActiveShard>,
+    nr_touched: &'d AtomicUsize,
+}
+
+/// The changes of one tree that a running apply is merging into it.
+#[derive(Debug, Default)]
+pub(crate) struct FrozenItems {
+    shards: Vec<Shard>,
+}
+
+/// Frozen changes in the order of their keys.
+pub(crate) struct FrozenBatch<'f> {
+    pages: Vec<FrozenPage<'f>>,
+    /// Page and slot of each change: the slot in the lowest bits.
+    order: Vec<u32>,
+}
+
+/// Some changes of a map that lie side by side, at most [`PAGE_ITEMS`].
+#[derive(Clone, Copy)]
+enum FrozenPage<'f> {
+    Rows(&'f Page),
+    Names(Names<'f>),
+}
+
+impl DelayedItems {
+    pub(crate) fn new() -> Self {
+        let shards = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
+        Self { shards, nr_touched: AtomicUsize::new(0) }
+    }
+
+    /// Locks what is kept with a key, for changes one after the other.
+    pub(crate) fn lock(&self, key: &Key) -> LockedItems<'_> {
+        let number = shard_of(key);
+        LockedItems { number, shard: self.shards[number].write(), nr_touched: &self.nr_touched }
+    }
+
+    /// Records a change.
+    #[cfg(test)]
+    pub(crate) fn set(&self, key: Key, value: Option<&[u8]>) -> Growth {
+        self.lock(&key).set(key, value)
+    }
+
+    /// The change of this key, if there is one.
+    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
+        self.shards[shard_of(key)].read().changes.get(key)
+    }
+
+    /// Appends up to `limit` changes of `start..=end` in ascending order.
+    pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+        let of_shard = |number: usize| self.shards[number].read().changes.range(start, end, limit);
+        merge_ranges(shards_between(start, end).map(of_shard), limit)
+    }
+
+    /// The largest changed key in `start..=end`.
+    pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
+        let last = |number: usize| self.shards[number].read().changes.last(start, end);
+        shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
+    }
+
+    /// Takes all changes, leaving none, and watches nothing any more. The caller holds the gate and the tree's view
+    /// exclusively (I2).
+    pub(crate) fn freeze(&self) -> FrozenItems {
+        let frozen = self.shards.iter().map(|shard| std::mem::take(&mut *shard.write()).changes).collect();
+        self.nr_touched.store(0, Ordering::Relaxed);
+        FrozenItems { shards: frozen }
+    }
+
+    /// Takes the rows, names only where they must not stay behind (I3), and leaves what is watched. Answers the memory of
+    /// the names as well. The caller holds the gate and the tree's view exclusively (I2).
+    pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
+        let mut names_bytes = 0;
+        let freeze = |shard: &RwLock<ActiveShard>| {
+            let mut shard = shard.write();
+            let mut frozen = Shard {
+                rows: std::mem::take(&mut shard.changes.rows),
+                names: NameMap::default(),
+                objectids: std::mem::take(&mut shard.changes.objectids),
+            };
+            if std::mem::take(&mut shard.deletes_names) {
+                std::mem::swap(&mut frozen.names, &mut shard.changes.names);
+                names_bytes += frozen.names.memory_bytes();
+            }
+            let Shard { names, objectids, .. } = &mut shard.changes;
+            names.dirs().for_each(|dir| objectids.add(dir));
+            frozen
+        };
+        let shards = self.shards.iter().map(freeze).collect();
+        (FrozenItems { shards }, names_bytes)
+    }
+
+    /// The changed keys of an objectid, in order.
+    pub(crate) fn keys_of(&self, objectid: u64) -> Vec<Key> {
+        let (start, end) = (Key::new(objectid, KeyType(0), 0), Key::new(objectid, KeyType(u8::MAX), u64::MAX));
+        let mut keys = Vec::new();
+        for number in shards_between(&start, &end) {
+            let shard = self.shards[number].read();
+            keys.extend(shard.changes.rows.keys(&start, &end));
+            keys.extend(shard.changes.names.keys(&start, &end));
+        }
+        keys.sort_unstable();
+        keys
+    }
+
+    /// From now on notes which keys of an objectid change, until the next freeze.
+    pub(crate) fn watch(&self, objectid: u64) {
+        for number in [row_shard(objectid), entry_shard(objectid)] {
+            self.shards[number].write().watched.insert(objectid);
+        }
+    }
+
+    /// The keys of watched objectids that changed since this was last asked. No operation runs meanwhile.
+    pub(crate) fn take_touched(&self) -> Vec<Key> {
+        if self.nr_touched.swap(0, Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.write().touched)).collect()
+    }
+}
+
+impl LockedItems<'_> {
+    /// Whether this key is among those that are locked.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        shard_of(key) == self.number
+    }
+
+    /// Records a change of one of them.
+    pub(crate) fn set(&mut self, key: Key, value: Option<&[u8]>) -> Growth {
+        debug_assert!(self.has(&key), "I1: {key:?} is kept elsewhere");
+        let shard = &mut *self.shard;
+        if !shard.watched.is_empty() && shard.watched.contains(&key.objectid) && shard.touched.insert(key) {
+            self.nr_touched.fetch_add(1, Ordering::Relaxed);
+        }
+        let is_name = NameMap::takes(&key);
+        shard.deletes_names |= is_name && value.is_none();
+        shard.changes.objectids.add(key.objectid);
+        match is_name {
+            true => shard.changes.names.set(&key, value),
+            false => shard.changes.rows.set(&key, value),
+        }
+    }
+}
+
+impl FrozenItems {
+    pub(crate) fn get(&self, key: &Key) -> Option<Change> {
+        self.shards.get(shard_of(key))?.get(key)
+    }
+
+    pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+        let of_shard = |number: usize| Some(self.shards.get(number)?.range(start, end, limit));
+        merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
+    }
+
+    pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
+        let last = |number: usize| self.shards.get(number)?.last(start, end);
+        shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
+    }
+
+    /// All changes as one batch.
+    pub(crate) fn batch(&self) -> FrozenBatch<'_> {
+        let mut pages = Vec::new();
+        let mut places = Vec::with_capacity(2 * self.shards.len());
+        for shard in &self.shards {
+            let first = pages.len();
+            pages.extend(shard.rows.pages().map(FrozenPage::Rows));
+            let middle = pages.len();
+            pages.extend(shard.names.pieces(PAGE_ITEMS).map(FrozenPage::Names));
+            places.extend([(first, middle), (middle, pages.len())].map(|(page, end)| Place { page, slot: 0, end }));
+        }
+        let mut order = Vec::with_capacity(pages.iter().map(FrozenPage::len).sum());
+        let next = |place: &Place| (place.page < place.end).then(|| pages[place.page].key(place.slot));
+        let mut heap: BinaryHeap<_> =
+            (0..places.len()).filter_map(|map| next(&places[map]).map(|key| Reverse((key, map)))).collect();
+        while let Some(Reverse((_, map))) = heap.pop() {
+            let others = heap.peek().map(|Reverse((key, _))| *key);
+            let place = &mut places[map];
+            let upcoming = loop {
+                let at = place.page * PAGE_ITEMS + place.slot;
+                order.push(u32::try_from(at).expect("so many changes would not fit into memory"));
+                place.slot += 1;
+                if place.slot == pages[place.page].len() {
+                    (place.page, place.slot) = (place.page + 1, 0);
+                }
+                let upcoming = next(place);
+                if upcoming.is_none_or(|key| others.is_some_and(|other| other < key)) {
+                    break upcoming;
+                }
+            };
+            if let Some(key) = upcoming {
+                heap.push(Reverse((key, map)));
+            }
+        }
+        FrozenBatch { pages, order }
+    }
+}
+
+impl Shard {
+    fn get(&self, key: &Key) -> Option<Change> {
+        if !self.objectids.may_have(key.objectid) {
+            return None;
+        }
+        if NameMap::takes(key) { self.names.get(key) } else { self.rows.get(key) }
+    }
+
+    /// Whether nothing in this range can have changed.
+    fn lacks(&self, start: &Key, end: &Key) -> bool {
+        start.objectid == end.objectid && !self.objectids.may_have(start.objectid)
+    }
+
+    fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
+        if self.lacks(start, end) {
+            return Vec::new();
+        }
+        let rows = self.rows.range(start, end).take(limit);
+        let names = self.names.range(start, end).take(limit);
+        match start.objectid == end.objectid && start.item_type == end.item_type {
+            true if NameMap::takes(start) && NameMap::takes(end) => names.collect(),
+            true if !is_name(start.item_type) => rows.collect(),
+            _ => merge_ranges([rows.collect(), names.collect::<Vec<_>>()].into_iter(), limit),
+        }
+    }
+
+    fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
+        if self.lacks(start, end) {
+            return None;
+        }
+        let lasts = [self.rows.last(start, end), self.names.last(start, end)];
+        lasts.into_iter().flatten().max_by_key(|(key, _)| *key)
+    }
+}
+
+impl Objectids {
+    fn add(&mut self, objectid: u64) {
+        let (word, bit) = Self::place(objectid);
+        self.bits.get_or_insert_with(|| Box::new([0; OBJECTID_WORDS]))[word] |= bit;
+    }
+
+    fn may_have(&self, objectid: u64) -> bool {
+        let (word, bit) = Self::place(objectid);
+        self.bits.as_ref().is_some_and(|bits| bits[word] & bit != 0)
+    }
+
+    fn place(objectid: u64) -> (usize, u64) {
+        // A shard has every NR_SHARDS-th row of inodes: mixed, they are spread over all bits.
+        let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
+    }
+}
+
+/// Whether items of this type are names: their keys are spread over the whole of their directory.
+pub(crate) fn is_name(item_type: KeyType) -> bool {
+    item_type == KeyType::DIR_ITEM
+}
+
+/// Where a merge stands in the pages of a map.
+struct Place {
+    page: usize,
+    slot: usize,
+    end: usize,
+}
+
+impl<'f> FrozenPage<'f> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Rows(page) => page.len(),
+            Self::Names(names) => names.len(),
+        }
+    }
+
+    fn key(&self, slot: usize) -> Key {
+        match self {
+            Self::Rows(page) => page.key(slot),
+            Self::Names(names) => names.key(slot),
+        }
+    }
+
+    fn value(&self, slot: usize) -> Option<&'f [u8]> {
+        match self {
+            Self::Rows(page) => page.value(slot),
+            Self::Names(names) => names.value(slot),
+        }
+    }
+}
+
+impl FrozenBatch<'_> {
+    fn place(&self, index: usize) -> (FrozenPage<'_>, usize) {
+        let at = self.order[index] as usize;
+        (self.pages[at / PAGE_ITEMS], at % PAGE_ITEMS)
+    }
+}
+
+impl Changes for FrozenBatch<'_> {
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    fn key(&self, index: usize) -> Key {
+        let (page, slot) = self.place(index);
+        page.key(slot)
+    }
+
+    fn value(&self, index: usize) -> Option<&[u8]> {
+        let (page, slot) = self.place(index);
+        page.value(slot)
+    }
+}
+
+fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
+    // Mostly there is one, or one that has anything.
+    let mut merged = ranges.next().unwrap_or_default();
+    let nr_first = merged.len();
+    ranges.for_each(|range| merged.extend(range));
+    if merged.len() == nr_first {
+        return merged;
+    }
+    // Rows and names alternate by inode, and often there are no names: stable sorting takes what is in order as it is.
+    merged.sort_by_key(|(key, _)| *key);
+    merged.truncate(limit);
+    merged
+}
+
+/// Where a key's change is kept (I1).
+fn shard_of(key: &Key) -> usize {
+    if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
+}
+
+/// Rows of inodes go to different shards, so that threads in different directories meet seldom.
+fn row_shard(objectid: u64) -> usize {
+    usize::try_from(objectid / INODES_A_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
+}
+
+fn entry_shard(objectid: u64) -> usize {
+    usize::try_from(objectid % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
+}
+
+/// The shards where changes of `start..=end` may be kept.
+fn shards_between(start: &Key, end: &Key) -> impl Iterator<Item = usize> + use<> {
+    let objectid = start.objectid;
+    let is_one = objectid == end.objectid;
+    let has_entries = start.item_type <= KeyType::DIR_INDEX && end.item_type >= KeyType::DIR_ITEM;
+    let has_others = start.item_type < KeyType::DIR_ITEM || end.item_type > KeyType::DIR_INDEX;
+    let others = (is_one && has_others).then(|| row_shard(objectid));
+    let entries = (is_one && has_entries).then(|| entry_shard(objectid)).filter(|shard| others != Some(*shard));
+    let all = if is_one { 0..0 } else { 0..NR_SHARDS as usize };
+    all.chain(others).chain(entries)
+}
+
+/// Whether items of this type are entries of directories.
+fn is_entry(item_type: KeyType) -> bool {
+    (KeyType::DIR_ITEM..=KeyType::DIR_INDEX).contains(&item_type)
+}
+
+const NR_SHARDS: u64 = 64;
+/// For a few thousand objectids.
+const OBJECTID_WORDS: usize = 128;
+/// Inodes whose delayed items share a lock and lie side by side: from one multiple of this to the next. Who gives numbers to
+/// new inodes and keeps those together that one thread makes lets threads work apart.
+pub const INODES_A_ROW: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changed_is_found_also_after_rows_were_frozen() {
+        let items = DelayedItems::new();
+        let key = |objectid, item_type| Key::new(objectid, item_type, 7);
+        let (dirs, inodes) = (256..2000u64, 2000..9000u64);
+        for objectid in dirs.clone().step_by(3) {
+            items.set(key(objectid, KeyType::DIR_ITEM), Some(b"name"));
+        }
+        for objectid in inodes.clone().step_by(5) {
+            items.set(key(objectid, KeyType::INODE_ITEM), None);
+        }
+        let (frozen, _) = items.freeze_rows();
+        for objectid in dirs.chain(inodes) {
+            let (name, row) = (key(objectid, KeyType::DIR_ITEM), key(objectid, KeyType::INODE_ITEM));
+            let has_name = objectid < 2000 && (objectid - 256).is_multiple_of(3);
+            let has_row = objectid >= 2000 && (objectid - 2000).is_multiple_of(5);
+            assert_eq!(items.get(&name).is_some(), has_name, "{objectid}");
+            assert_eq!(
+                items.range(&key(objectid, KeyType(0)), &key(objectid, KeyType(255)), 9).len(),
+                usize::from(has_name)
+            );
+            assert_eq!(frozen.get(&row).is_some(), has_row, "{objectid}");
+            assert_eq!(frozen.last_le(&key(objectid, KeyType(255)), &key(objectid, KeyType(0))).is_some(), has_row);
+        }
+    }
+
+    #[test]
+    fn a_directory_and_its_entries_are_one_range() {
+        let items = DelayedItems::new();
+        let first = |objectid| Key::new(objectid, KeyType(0), 0);
+        let last = |objectid| Key::new(objectid, KeyType(u8::MAX), u64::MAX);
+        for dir in 256..400 {
+            items.watch(dir);
+            let keys =
+                [KeyType::INODE_ITEM, KeyType::INODE_REF, KeyType::DIR_ITEM, KeyType::DIR_INDEX, KeyType::EXTENT_DATA]
+                    .map(|item_type| Key::new(dir, item_type, 3));
+            for key in keys.iter().rev() {
+                items.set(*key, Some(b"item"));
+            }
+            let found: Vec<Key> = items.range(&first(dir), &last(dir), 9).into_iter().map(|(key, _)| key).collect();
+            assert_eq!(found, keys);
+            assert_eq!(items.keys_of(dir), keys);
+            assert_eq!(items.range(&first(dir), &last(dir), 2).len(), 2);
+            assert_eq!(items.last_le(&last(dir), &first(dir)).unwrap().0, keys[4]);
+            assert_eq!(items.last_le(&keys[3], &first(dir)).unwrap().0, keys[3]);
+            assert_eq!(items.last_le(&Key::new(dir, KeyType::DIR_ITEM, 2), &first(dir)).unwrap().0, keys[1]);
+            assert_eq!(items.range(&keys[2], &keys[3], 9).len(), 2);
+            let mut touched = items.take_touched();
+            touched.sort_unstable();
+            assert_eq!(touched, keys);
+        }
+        let beside = |dir: u64| entry_shard(dir) != entry_shard(dir + 1);
+        assert!((256..400).all(beside), "neighbours are filled by different threads");
+        assert_eq!(items.freeze().range(&first(256), &last(400), usize::MAX).len(), 5 * 144);
+    }
+
+    #[test]
+    fn entries_with_offsets_that_no_name_has_are_found_among_the_others() {
+        let items = DelayedItems::new();
+        let key = |offset| Key::new(256, KeyType::DIR_ITEM, offset);
+        let offsets = [7, u64::from(u32::MAX), 1 << 32, u64::MAX];
+        for offset in offsets {
+            items.set(key(offset), (offset != 1 << 32).then_some(&b"entry"[..]));
+        }
+        let found = |start: u64, end: u64| -> Vec<u64> {
+            items.range(&key(start), &key(end), 9).into_iter().map(|(key, _)| key.offset).collect()
+        };
+        assert_eq!(found(0, u64::MAX), offsets);
+        assert_eq!(found(8, u32::MAX.into()), [u64::from(u32::MAX)]);
+        assert_eq!(found(1 << 33, u64::MAX), [u64::MAX]);
+        assert_eq!(items.get(&key(1 << 32)), Some(None));
+        assert_eq!(items.last_le(&key(1 << 40), &key(0)).unwrap().0, key(1 << 32));
+        assert_eq!(items.last_le(&key(9), &key(0)).unwrap().0, key(7));
+        let frozen = items.freeze();
+        let batch = frozen.batch();
+        assert_eq!((0..batch.len()).map(|index| batch.key(index).offset).collect::<Vec<_>>(), offsets);
+    }
+
+    #[test]
+    fn a_batch_has_all_changes_in_order() {
+        let items = DelayedItems::new();
+        let mut keys: Vec<Key> = (0..20_000u64)
+            .map(|number| {
+                let objectid = 256 + number * 7919 % 1500;
+                Key::new(objectid, KeyType(u8::try_from(number % 5).unwrap()), number)
+            })
+            .collect();
+        for key in &keys {
+            items.set(*key, Some(&key.offset.to_le_bytes()));
+        }
+        keys.sort_unstable();
+        let frozen = items.freeze();
+        let batch = frozen.batch();
+        let found: Vec<Key> = (0..batch.len()).map(|index| batch.key(index)).collect();
+        assert_eq!(found, keys);
+        assert!((0..batch.len()).all(|index| batch.value(index) == Some(&keys[index].offset.to_le_bytes()[..])));
+        assert_eq!(items.freeze().batch().len(), 0);
+    }
+}

@@ -1,0 +1,145 @@
+//! [`ItemPage`]: some item changes with their data, in little more memory than they need. What
+//! [`ItemMap`](crate::delayed::item_map::ItemMap) is made of.
+//!
+//! ```text
+//! heads  key, start, len | key, start, len | ...    ascending
+//! data   bytes of items, in the order in which they came
+//! ```
+//!
+//! Invariants:
+//! - I1. A head's data lies within its page; `garbage` counts the bytes of data that no head points to.
+
+use std::ops::Range;
+
+use ubtrfs_format::{Key, KeyType};
+
+/// Changes that lie side by side.
+#[derive(Debug, Default)]
+pub(crate) struct ItemPage {
+    heads: Vec<Head>,
+    data: Vec<u8>,
+    garbage: usize,
+}
+
+/// A key and where its data is: as small as it can be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    objectid: u64,
+    offset: u64,
+    start: u32,
+    /// [`DELETED`] where the key is to be absent.
+    len: u16,
+    item_type: KeyType,
+}
+
+impl ItemPage {
+    /// A page that is going to be filled.
+    pub(crate) fn with_room(nr_heads: usize, data_len: usize) -> Self {
+        Self { heads: Vec::with_capacity(nr_heads), data: Vec::with_capacity(data_len), garbage: 0 }
+    }
+
+    /// The heads, in order.
+    pub(crate) fn heads(&self) -> &[Head] {
+        &self.heads
+    }
+
+    /// Bytes of data, with those that are of no use any more.
+    pub(crate) fn data_len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The data in this slot; `None` for a key that is to be absent.
+    pub(crate) fn value(&self, slot: usize) -> Option<&[u8]> {
+        let head = &self.heads[slot];
+        (head.len != DELETED).then(|| &self.data[head.start as usize..head.start as usize + usize::from(head.len)])
+    }
+
+    /// Adds a change in this slot.
+    pub(crate) fn insert(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) {
+        if self.heads.len() == self.heads.capacity() {
+            self.heads.reserve_exact(HEADS_STEP);
+        }
+        let (start, len) = self.add_data(value);
+        self.heads
+            .insert(slot, Head { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type });
+    }
+
+    /// The change in this slot is another one now.
+    pub(crate) fn replace(&mut self, slot: usize, value: Option<&[u8]>) {
+        let head = self.heads[slot];
+        let start = head.start as usize;
+        if let Some(value) = value
+            && usize::from(head.len) == value.len()
+        {
+            self.data[start..start + value.len()].copy_from_slice(value);
+            return;
+        }
+        self.garbage += head.data_len();
+        let (start, len) = self.add_data(value);
+        self.heads[slot] = Head { start, len, ..head };
+        if self.garbage > GARBAGE_MAX && self.garbage > self.data.len() / 2 {
+            *self = self.copy_of(0..self.heads.len());
+        }
+    }
+
+    fn add_data(&mut self, value: Option<&[u8]>) -> (u32, u16) {
+        let Some(value) = value else { return (0, DELETED) };
+        if self.data.capacity() - self.data.len() < value.len() {
+            self.data.reserve_exact(value.len().max(DATA_STEP));
+        }
+        let start = self.data.len();
+        self.data.extend_from_slice(value);
+        let expected = "an item is smaller than a tree block, and few pages' worth of them are in one page";
+        (u32::try_from(start).expect(expected), u16::try_from(value.len()).expect(expected))
+    }
+
+    /// No more changes are going to come soon.
+    pub(crate) fn close(&mut self) {
+        self.heads.shrink_to_fit();
+        self.data.shrink_to_fit();
+    }
+
+    /// Leaves the first `at` changes here and answers the others.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        let upper = self.copy_of(at..self.heads.len());
+        *self = self.copy_of(0..at);
+        upper
+    }
+
+    /// A page with these changes and no garbage.
+    fn copy_of(&self, slots: Range<usize>) -> Self {
+        let heads = &self.heads[slots.clone()];
+        let mut copy = Self::with_room(heads.len(), heads.iter().map(Head::data_len).sum());
+        for (head, slot) in heads.iter().zip(slots) {
+            let (start, len) = copy.add_data(self.value(slot));
+            copy.heads.push(Head { start, len, ..*head });
+        }
+        copy
+    }
+
+    /// Bytes of memory behind the page.
+    pub(crate) fn memory_bytes(&self) -> isize {
+        // A `Vec` never takes more than `isize::MAX` bytes.
+        (self.heads.capacity() * size_of::<Head>() + self.data.capacity()) as isize
+    }
+}
+
+impl Head {
+    /// The key.
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.objectid, self.item_type, self.offset)
+    }
+
+    /// Bytes of the item.
+    pub(crate) fn data_len(&self) -> usize {
+        if self.len == DELETED { 0 } else { self.len.into() }
+    }
+}
+
+/// Longer than any item: blocks are at most 64 KiB, with their header and the item's head.
+const DELETED: u16 = u16::MAX;
+const GARBAGE_MAX: usize = 1024;
+/// Heads and data grow by steps, so that a page which stays as it is has little room that nobody uses.
+const HEADS_STEP: usize = 16;
+/// The same in bytes.
+const DATA_STEP: usize = 512;

@@ -1,0 +1,418 @@
+//! [`Tree`]: a tree as the rest of the engine sees it, merged from active delayed items, frozen ones and its nodes.
+//!
+//! Locks: the view lock is held shared for the whole of a lookup in nodes, so that a publish (which replaces nodes and
+//! root under the exclusive lock) never shows a reader half of a new tree. Shard locks of the active items are taken
+//! and released before the view lock (I2 of [`crate::delayed::delayed_item`]).
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use ubtrfs_format::item::RootItem;
+use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
+use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, Value};
+
+use crate::delayed::delayed_item::{DelayedItems, FrozenItems};
+use crate::delayed::item_map::Change;
+use crate::nodes::leaf_hint::TreeVersion;
+use crate::nodes::store::NodeStore;
+
+/// One tree: a subvolume, or one of the filesystem's own trees.
+#[derive(Debug)]
+pub struct Tree {
+    id: RootId,
+    store: Arc<NodeStore>,
+    pub(crate) active: DelayedItems,
+    view: SharedView,
+    /// Whether the tree is in the engine's list of trees with active items.
+    pub(crate) listed: AtomicBool,
+    /// Its root item, for trees that have one; the key's offset beside it. Changed under the commit lock only.
+    pub(crate) root: Mutex<RootState>,
+}
+
+/// Shared with who reads leaves ahead.
+pub(crate) type SharedView = Arc<RwLock<View>>;
+
+/// Where the tree starts, and the items being merged into it.
+#[derive(Debug)]
+pub(crate) struct View {
+    root: RootPtr,
+    frozen: Option<Arc<FrozenItems>>,
+    /// See [`Tree::seal`].
+    sealed: bool,
+    /// Another one whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
+    pub(crate) version: TreeVersion,
+}
+
+/// An item where it lies.
+enum Found<'i> {
+    Delayed(&'i Value),
+    Node(&'i Arc<Node>, usize),
+}
+
+/// Two lists of changes merged, up to a last key: of equal keys the active change counts.
+struct Newest<'c> {
+    active: &'c [(Key, Change)],
+    frozen: &'c [(Key, Change)],
+    last: Key,
+}
+
+/// A walk through the items of the tree's nodes up to a last key.
+struct LeafWalk {
+    place: LeafPlace,
+    slot: usize,
+    /// The key in the slot; `None` past the last one.
+    key: Option<Key>,
+    /// The last key of this leaf that is wanted.
+    last_here: Key,
+    last: Key,
+}
+
+/// The tree's root item and what of it was changed since it was last written to the root tree.
+#[derive(Clone, Debug)]
+pub(crate) struct RootState {
+    pub(crate) key_offset: u64,
+    pub(crate) item: Option<RootItem>,
+    /// Blocks of this generation or older may be shared with a snapshot.
+    pub(crate) last_snapshot: Generation,
+    pub(crate) changed: bool,
+}
+
+/// An item's bytes: from a delayed item or from a node.
+#[derive(Clone, Debug)]
+pub enum ItemRef {
+    /// Not in the tree yet.
+    Delayed(Value),
+    /// In a node.
+    Node(Item),
+}
+
+impl Deref for ItemRef {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Delayed(value) => value,
+            Self::Node(item) => item,
+        }
+    }
+}
+
+impl Tree {
+    pub(crate) fn new(root: RootPtr, store: Arc<NodeStore>, state: RootState) -> Self {
+        let version = store.hints.new_version();
+        Self {
+            id: root.tree,
+            store,
+            active: DelayedItems::new(),
+            view: Arc::new(RwLock::new(View { root, frozen: None, sealed: false, version })),
+            listed: AtomicBool::new(false),
+            root: Mutex::new(state),
+        }
+    }
+
+    /// The tree's id.
+    pub fn id(&self) -> RootId {
+        self.id
+    }
+
+    /// Where the tree starts now.
+    pub(crate) fn root_ptr(&self) -> RootPtr {
+        self.view.read().root
+    }
+
+    /// The value of `key`, or `None`.
+    pub fn get(&self, key: &Key) -> Result<Option<ItemRef>> {
+        if let Some(change) = self.active.get(key) {
+            return Ok(change.map(ItemRef::Delayed));
+        }
+        let view = self.view.read();
+        if let Some(change) = view.frozen.as_ref().and_then(|frozen| frozen.get(key)) {
+            return Ok(change.map(ItemRef::Delayed));
+        }
+        let leaf = self.leaf_of(&view, key)?.leaf;
+        Ok(leaf.search(key).ok().map(|slot| ItemRef::Node(Item::new(leaf, slot))))
+    }
+
+    /// The first item in `start..=end`.
+    pub fn first_ge(&self, start: &Key, end: &Key) -> Result<Option<(Key, ItemRef)>> {
+        Ok(self.range(start, end, 1)?.into_iter().next())
+    }
+
+    /// Up to `limit` items in `start..=end`, in ascending order of their keys.
+    ///
+    /// Cheap where both keys have one objectid.
+    pub fn range(&self, start: &Key, end: &Key, limit: usize) -> Result<Vec<(Key, ItemRef)>> {
+        let mut found = Vec::new();
+        self.merge(start, end, limit, |key, item| {
+            let item = match item {
+                Found::Delayed(value) => ItemRef::Delayed(value.clone()),
+                Found::Node(leaf, slot) => ItemRef::Node(Item::new(Arc::clone(leaf), slot)),
+            };
+            found.push((key, item));
+        })?;
+        Ok(found)
+    }
+
+    /// Shows up to `limit` items in `start..=end` to `visit`, in ascending order of their keys; answers how many there were.
+    /// `visit` must not ask a tree for anything: the tree cannot change meanwhile.
+    pub fn visit(&self, start: &Key, end: &Key, limit: usize, mut visit: impl FnMut(&Key, &[u8])) -> Result<usize> {
+        let mut count = 0;
+        self.merge(start, end, limit, |key, item| {
+            count += 1;
+            match item {
+                Found::Delayed(value) => visit(&key, value),
+                Found::Node(leaf, slot) => visit(&key, leaf.item(slot)),
+            }
+        })?;
+        Ok(count)
+    }
+
+    /// Merges the three sources.
+    fn merge(&self, start: &Key, end: &Key, mut limit: usize, mut found: impl FnMut(Key, Found<'_>)) -> Result<()> {
+        let mut from = *start;
+        let mut window = limit.saturating_add(WINDOW_MARGIN);
+        while limit > 0 && from <= *end {
+            match self.merge_window(&from, end, window, &mut limit, &mut found)? {
+                Some(next) => from = next,
+                None => break,
+            }
+            // Most of the changes were deletions.
+            window = window.saturating_mul(4).min(window.max(WINDOW_MAX));
+        }
+        Ok(())
+    }
+
+    /// Merges what `window` changes of each source reach; returns where to go on.
+    fn merge_window(
+        &self,
+        start: &Key,
+        end: &Key,
+        window: usize,
+        limit: &mut usize,
+        found: &mut impl FnMut(Key, Found<'_>),
+    ) -> Result<Option<Key>> {
+        let active = self.active.range(start, end, window);
+        let view = self.view.read();
+        let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.range(start, end, window));
+        // Past the last key of a source that filled its window, later keys of that source are unknown.
+        let mut horizon = *end;
+        for changes in [&active, &frozen] {
+            if let (true, Some((last, _))) = (changes.len() >= window, changes.last()) {
+                horizon = horizon.min(*last);
+            }
+        }
+        let mut changes = Newest { active: &active, frozen: &frozen, last: horizon };
+        let mut change = changes.next();
+        let mut walk = LeafWalk::start(self, &view, start, horizon)?;
+        while *limit > 0 {
+            match (change, walk.key) {
+                (None, None) => break,
+                (Some((key, newest)), in_tree) if in_tree.is_none_or(|in_tree| *key <= in_tree) => {
+                    if let Some(value) = newest {
+                        found(*key, Found::Delayed(value));
+                        *limit -= 1;
+                    }
+                    if in_tree == Some(*key) {
+                        walk.step(self, &view)?;
+                    }
+                    change = changes.next();
+                }
+                (_, Some(key)) => {
+                    found(key, Found::Node(&walk.place.leaf, walk.slot));
+                    *limit -= 1;
+                    walk.step(self, &view)?;
+                }
+                (Some(_), None) => unreachable!("a change comes before nothing"),
+            }
+        }
+        Ok(horizon.successor().filter(|next| next <= end && horizon < *end))
+    }
+
+    /// The leaf that the key belongs to.
+    fn leaf_of(&self, view: &View, key: &Key) -> Result<LeafPlace> {
+        self.check_not_sealed(view)?;
+        let NodeStore { hints, ahead, .. } = &*self.store;
+        if let Some(place) = hints.find(view.version, key) {
+            return Ok(place);
+        }
+        let place = ubtrfs_tree::find_leaf(&*self.store, &view.root, key, &mut |parent, slot| {
+            for slots in hints.step(parent, slot).into_iter().filter(|slots| !slots.is_empty()) {
+                let others = slots.filter(|other| *other != slot);
+                let ptrs: Vec<NodePtr> = others.map(|other| parent.child_ptr(other, self.id)).collect();
+                ahead.announce(&self.store, &self.view, view.version, &ptrs);
+            }
+        })?;
+        hints.note(view.version, key, &place);
+        Ok(place)
+    }
+
+    /// The last item in `start..=end`.
+    pub fn last_le(&self, end: &Key, start: &Key) -> Result<Option<(Key, ItemRef)>> {
+        let mut end = *end;
+        loop {
+            if *start > end {
+                return Ok(None);
+            }
+            // Active before view: I2 of delayed_item.
+            let active = self.active.last_le(&end, start);
+            let view = self.view.read();
+            self.check_not_sealed(&view)?;
+            let frozen = view.frozen.as_ref().and_then(|frozen| frozen.last_le(&end, start));
+            let mut cursor = Cursor::new(&*self.store, view.root);
+            let in_tree = cursor.seek_le(&end)?.filter(|key| key >= start);
+            let keys = [active.as_ref().map(|(key, _)| *key), frozen.as_ref().map(|(key, _)| *key), in_tree];
+            let Some(last) = keys.into_iter().flatten().max() else { return Ok(None) };
+            let change = [active, frozen].into_iter().flatten().find(|(key, _)| *key == last);
+            let item = match change {
+                Some((_, change)) => change.map(ItemRef::Delayed),
+                None => cursor.item().map(ItemRef::Node),
+            };
+            if let Some(item) = item {
+                return Ok(Some((last, item)));
+            }
+            let Some(before) = last.predecessor() else { return Ok(None) };
+            end = before;
+        }
+    }
+
+    /// The highest objectid in use that an inode or subvolume can have.
+    pub fn highest_objectid(&self) -> Result<Option<u64>> {
+        let end = Key::new(objectid::LAST_FREE, KeyType(u8::MAX), u64::MAX);
+        let start = Key::new(objectid::FIRST_FREE, KeyType(0), 0);
+        Ok(self.last_le(&end, &start)?.map(|(key, _)| key.objectid))
+    }
+
+    /// Moves the active items to the frozen ones. The caller holds the commit lock and the gate exclusively.
+    pub(crate) fn freeze(&self) {
+        let mut view = self.view.write();
+        debug_assert!(view.frozen.is_none(), "one apply at a time");
+        view.frozen = Some(Arc::new(self.active.freeze()));
+        self.listed.store(false, Ordering::Release);
+    }
+
+    /// Moves the active rows to the frozen ones, and leaves the tree in the engine's list, because the next commit has to
+    /// write its root. Answers the memory of names that had to go with them. The caller holds the commit lock and the gate
+    /// exclusively.
+    pub(crate) fn freeze_rows(&self) -> isize {
+        let mut view = self.view.write();
+        debug_assert!(view.frozen.is_none(), "one apply at a time");
+        let (frozen, names_bytes) = self.active.freeze_rows();
+        view.frozen = Some(Arc::new(frozen));
+        names_bytes
+    }
+
+    /// Shows the result of an apply to readers: `install` puts the new nodes in place.
+    pub(crate) fn publish(&self, root: RootPtr, install: impl FnOnce()) {
+        let mut view = self.view.write();
+        install();
+        view.root = root;
+        view.frozen = None;
+        view.version = self.store.hints.new_version();
+    }
+
+    /// The tree of a deleted subvolume is about to be dropped: from here on nobody reads its nodes through this, because their
+    /// blocks are given to others, and what is put goes nowhere. Who still works on it fails.
+    pub(crate) fn seal(&self) {
+        let mut view = self.view.write();
+        view.sealed = true;
+        // What was to be read ahead is not.
+        view.version = self.store.hints.new_version();
+    }
+
+    /// Whether it is about to be dropped, or was.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.view.read().sealed
+    }
+
+    fn check_not_sealed(&self, view: &View) -> Result<()> {
+        if view.sealed {
+            return Err(Error::ReadOnly { reason: format!("subvolume {} was deleted", self.id) });
+        }
+        Ok(())
+    }
+
+    /// Runs `read` on the tree's nodes as they stand; delayed items are not seen. No publish happens meanwhile.
+    pub(crate) fn with_root<T>(&self, read: impl FnOnce(&dyn NodeSource, &RootPtr) -> T) -> T {
+        let view = self.view.read();
+        read(&*self.store, &view.root)
+    }
+
+    /// The frozen items, none if there is no apply.
+    pub(crate) fn frozen(&self) -> Arc<FrozenItems> {
+        self.view.read().frozen.clone().unwrap_or_default()
+    }
+
+    /// A source of this tree's nodes.
+    pub(crate) fn source(&self) -> &dyn NodeSource {
+        &*self.store
+    }
+}
+
+/// Changes that are looked at besides as many as are wanted: for those that are deletions.
+const WINDOW_MARGIN: usize = 24;
+/// Changes that are looked at together, where not more are wanted.
+const WINDOW_MAX: usize = 512;
+
+impl<'c> Iterator for Newest<'c> {
+    type Item = &'c (Key, Change);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let older = self.frozen.split_first().filter(|((key, _), _)| *key <= self.last);
+        let newer = self.active.split_first().filter(|((key, _), _)| *key <= self.last);
+        let (change, rest) = match (newer, older) {
+            (Some((newer, rest)), Some((older, others))) if newer.0 >= older.0 => {
+                self.frozen = others;
+                if newer.0 > older.0 {
+                    return Some(older);
+                }
+                (newer, rest)
+            }
+            (Some(newer), _) => newer,
+            (None, older) => {
+                let (change, rest) = older?;
+                self.frozen = rest;
+                return Some(change);
+            }
+        };
+        self.active = rest;
+        Some(change)
+    }
+}
+
+impl LeafWalk {
+    /// Stands at the first item that is not below `start`.
+    fn start(tree: &Tree, view: &View, start: &Key, last: Key) -> Result<Self> {
+        let mut walk = Self::enter(tree.leaf_of(view, start)?, start, last);
+        walk.settle(tree, view)?;
+        Ok(walk)
+    }
+
+    fn enter(place: LeafPlace, key: &Key, last: Key) -> Self {
+        let slot = place.leaf.search(key).unwrap_or_else(|slot| slot);
+        // What a crafted leaf holds of the next one's keys is nowhere.
+        let last_here = place.high.and_then(|high| high.predecessor()).map_or(last, |highest| highest.min(last));
+        Self { place, slot, key: None, last_here, last }
+    }
+
+    /// One item on.
+    fn step(&mut self, tree: &Tree, view: &View) -> Result<()> {
+        self.slot += 1;
+        self.settle(tree, view)
+    }
+
+    /// Goes to the next leaves where the slot is past the items of this one. Each begins above the one before, whatever the
+    /// nodes hold: [`LeafPlace::high`] is above the key that the leaf was found by.
+    fn settle(&mut self, tree: &Tree, view: &View) -> Result<()> {
+        loop {
+            let key = (self.slot < self.place.leaf.nritems()).then(|| self.place.leaf.key(self.slot));
+            self.key = key.filter(|key| *key <= self.last_here);
+            if self.key.is_some() {
+                return Ok(());
+            }
+            let Some(next) = self.place.high.filter(|high| *high <= self.last) else { return Ok(()) };
+            *self = Self::enter(tree.leaf_of(view, &next)?, &next, self.last);
+        }
+    }
+}

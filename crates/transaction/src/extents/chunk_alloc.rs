@@ -1,0 +1,251 @@
+//! Chunks: made when a kind of space runs out, recorded in chunk and device tree at the next commit.
+//!
+//! A chunk may be used at once: what lies in it is reachable only through a commit, and every commit records all
+//! pending chunks before it writes its superblock.
+
+use parking_lot::Mutex;
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
+use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
+use ubtrfs_format::{Error, FormatError, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_space::{BlockGroup, Extent, Shortage, SpaceKind};
+use ubtrfs_tree::Batch;
+
+use crate::delayed::tree_view::Tree;
+use crate::engine::Engine;
+use crate::extents::free_space_tree;
+
+/// Chunks that are not in the chunk tree yet.
+#[derive(Debug, Default)]
+pub(crate) struct PendingChunks {
+    list: Mutex<Vec<(Logical, ChunkItem)>>,
+    /// Held while a chunk is made, so that two who run out at once make one.
+    making: Mutex<()>,
+}
+
+impl PendingChunks {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.lock().is_empty()
+    }
+
+    fn contains(&self, logical: Logical) -> bool {
+        self.list.lock().iter().any(|(pending, _)| *pending == logical)
+    }
+}
+
+impl Engine {
+    /// Allocates, making a chunk where there is no room. `None`: the devices are full.
+    pub(crate) fn allocate_or_make_chunk(
+        &self,
+        kind: SpaceKind,
+        want: u64,
+        min: u64,
+        hint: Option<Logical>,
+    ) -> Result<Option<Extent>> {
+        // A fair piece of a large request beats another chunk: chunks that one kind takes are lost to the other.
+        let fair = want.min(FAIR_PIECE_BYTES).max(min);
+        let allocate = || {
+            let whole = self.space.allocate(kind, want, want, hint);
+            whole.or_else(|| self.space.allocate(kind, want, fair, hint))
+        };
+        if let Some(extent) = allocate() {
+            return Ok(Some(extent));
+        }
+        let _making = self.pending_chunks.making.lock();
+        if let Some(extent) = allocate() {
+            return Ok(Some(extent));
+        }
+        self.make_chunk(kind)?;
+        Ok(self.space.allocate(kind, want, min, hint))
+    }
+
+    /// Makes a chunk for a promise that could not be given, unless another thread just did. `false`: there is no room.
+    pub(crate) fn add_chunk_for_promise(&self, shortage: Shortage) -> Result<bool> {
+        let _making = self.pending_chunks.making.lock();
+        if self.space.reserve(shortage.kind, shortage.want_bytes).is_ok() {
+            return Ok(true);
+        }
+        self.make_chunk(shortage.kind)
+    }
+
+    fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
+        let flags = self.chunk_flags(kind);
+        let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
+        if kind == SpaceKind::Data && !self.leaves_room_for_metadata(&chunk) {
+            return Ok(false);
+        }
+        tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");
+        self.volumes.add_chunk(logical, chunk.clone())?;
+        let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
+        let end = logical.0 + chunk.length;
+        // Pending before it can be used: a commit that sees the group sees the chunk.
+        self.pending_chunks.list.lock().push((logical, chunk));
+        let reserved = self.volumes.reserved_ranges(logical);
+        let whole = std::iter::once(logical.0..end).collect();
+        self.space.insert_block_group(group, whole, reserved)?;
+        self.update_unallocated();
+        Ok(true)
+    }
+
+    /// Batches for the chunk tree and the device tree that record the pending chunks; system chunks join `superblock`.
+    pub(crate) fn record_pending_chunks(&self, superblock: &mut Superblock) -> Result<Option<(Batch, Batch)>> {
+        let pending = std::mem::take(&mut *self.pending_chunks.list.lock());
+        if pending.is_empty() {
+            return Ok(None);
+        }
+        let (mut chunk_batch, mut dev_batch) = (Batch::new(), Batch::new());
+        for (logical, chunk) in pending {
+            let key = Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, logical.0);
+            let bytes = chunk.encode();
+            if chunk.flags.contains(BlockGroupFlags::SYSTEM) {
+                append_system_chunk(superblock, &key, &bytes)?;
+            }
+            chunk_batch.push((key, Some(bytes.into())));
+            let length = stripe_length(&chunk);
+            for stripe in &chunk.stripes {
+                let extent = DevExtent {
+                    chunk_tree: RootId::CHUNK_TREE.0,
+                    chunk_objectid: objectid::FIRST_CHUNK_TREE,
+                    chunk_offset: logical.0,
+                    length,
+                    chunk_tree_uuid: self.chunk_tree_uuid,
+                };
+                let key = Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0);
+                dev_batch.push((key, Some(extent.encode().into())));
+                if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
+                    item.bytes_used += length;
+                    self.volumes.set_dev_item(&item)?;
+                }
+            }
+        }
+        self.push_dev_items(&mut chunk_batch);
+        chunk_batch.sort_by_key(|(key, _)| *key);
+        dev_batch.sort_by_key(|(key, _)| *key);
+        Ok(Some((chunk_batch, dev_batch)))
+    }
+
+    fn push_dev_items(&self, chunk_batch: &mut Batch) {
+        for device in self.volumes.devices() {
+            if let Some(item) = self.volumes.dev_item(device.devid) {
+                let key = Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.0);
+                chunk_batch.push((key, Some(item.encode().into())));
+            }
+        }
+    }
+
+    /// Takes the block groups in which nothing is left out of space, but for one a kind, and says in which batches
+    /// they leave the trees. Their device space may be used again once [`Engine::forget_chunks`] was called, after the
+    /// commit: until then the last superblock still maps them.
+    pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
+        let mut removed = RemovedGroups::default();
+        let mut spared = BlockGroupFlags::SYSTEM;
+        for group in self.space.empty_groups() {
+            let types = group.flags & BlockGroupFlags::TYPES;
+            if spared.contains(types) {
+                self.remove_if_empty(&group, &mut removed, free_space)?;
+            }
+            spared |= types;
+        }
+        if removed.chunks.is_empty() {
+            return Ok(None);
+        }
+        self.push_dev_items(&mut removed.chunk_batch);
+        for batch in
+            [&mut removed.group_batch, &mut removed.free_space_batch, &mut removed.chunk_batch, &mut removed.dev_batch]
+        {
+            batch.sort_by_key(|(key, _)| *key);
+        }
+        Ok(Some(removed))
+    }
+
+    fn remove_if_empty(
+        &self,
+        group: &BlockGroup,
+        removed: &mut RemovedGroups,
+        free_space: Option<&Tree>,
+    ) -> Result<()> {
+        // What is not recorded yet cannot be removed from the trees.
+        if group.flags.contains(BlockGroupFlags::SYSTEM) || self.pending_chunks.contains(group.start) {
+            return Ok(());
+        }
+        // Read-only first, then look again: an allocation may have come in between.
+        self.space.set_read_only(group.start, true);
+        let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
+        let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
+            self.space.set_read_only(group.start, false);
+            return Ok(());
+        };
+        self.space.remove_block_group(group.start);
+        removed.chunks.push(logical);
+        removed.group_batch.push((Key::new(logical.0, KeyType::BLOCK_GROUP_ITEM, group.len_bytes), None));
+        if let Some(tree) = free_space {
+            let root = tree.root_ptr();
+            let items = free_space_tree::remove_free_space(tree.source(), &root, logical, group.len_bytes)?;
+            removed.free_space_batch.extend(items);
+        }
+        removed.chunk_batch.push((Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, logical.0), None));
+        for stripe in &chunk.stripes {
+            removed.dev_batch.push((Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0), None));
+            if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
+                item.bytes_used = item.bytes_used.saturating_sub(stripe_length(&chunk));
+                self.volumes.set_dev_item(&item)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The commit without these chunks is on disk.
+    pub(crate) fn forget_chunks(&self, chunks: &[Logical]) {
+        chunks.iter().for_each(|logical| self.volumes.remove_chunk(*logical));
+        self.update_unallocated();
+    }
+}
+
+/// Block groups that leave the filesystem with the running commit.
+#[derive(Debug, Default)]
+pub(crate) struct RemovedGroups {
+    pub(crate) chunks: Vec<Logical>,
+    pub(crate) group_batch: Batch,
+    pub(crate) free_space_batch: Batch,
+    pub(crate) chunk_batch: Batch,
+    pub(crate) dev_batch: Batch,
+}
+
+/// Bytes of each device extent of a chunk.
+pub(crate) fn stripe_length(chunk: &ChunkItem) -> u64 {
+    let nr_stripes = chunk.stripes.len() as u64;
+    let flags = chunk.flags;
+    let data_stripes = if flags.contains(BlockGroupFlags::RAID5) {
+        nr_stripes.saturating_sub(1)
+    } else if flags.contains(BlockGroupFlags::RAID6) {
+        nr_stripes.saturating_sub(2)
+    } else {
+        nr_stripes / crate::engine::copies(flags)
+    };
+    if flags
+        .intersects(BlockGroupFlags::RAID0 | BlockGroupFlags::RAID10 | BlockGroupFlags::RAID5 | BlockGroupFlags::RAID6)
+    {
+        chunk.length / data_stripes.max(1)
+    } else {
+        chunk.length
+    }
+}
+
+fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> Result<()> {
+    let start = usize::try_from(superblock.sys_chunk_array_size).unwrap_or(usize::MAX);
+    let end = start.saturating_add(Key::SIZE).saturating_add(chunk.len());
+    if end > SYS_CHUNK_ARRAY_SIZE {
+        return Err(Error::from(FormatError::Value {
+            what: "Superblock",
+            field: "sys_chunk_array_size",
+            value: end as u64,
+            expected: "no room for another system chunk",
+        }));
+    }
+    superblock.sys_chunk_array[start..start + Key::SIZE].copy_from_slice(&key.encode());
+    superblock.sys_chunk_array[start + Key::SIZE..end].copy_from_slice(chunk);
+    superblock.sys_chunk_array_size = u32::try_from(end).expect("at most SYS_CHUNK_ARRAY_SIZE");
+    Ok(())
+}
+
+/// A piece of a data extent that is large enough to be worth an extent of its own.
+const FAIR_PIECE_BYTES: u64 = 4 << 20;

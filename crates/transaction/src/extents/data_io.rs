@@ -1,0 +1,207 @@
+//! Data extents: reserving, allocating, writing and reading them, with checksums verified on every read.
+
+use std::io::IoSlice;
+
+use ubtrfs_format::item::{ExtentItem, InlineRef, RegularExtent};
+use ubtrfs_format::node::hex;
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_space::{Extent, Reservation, SpaceKind};
+
+use crate::engine::Engine;
+use crate::extents::csum_tree::{self, SectorCsums};
+use crate::extents::data_ledger::Referrer;
+use crate::handle::metadata_reservation::Purpose;
+
+/// Data space promised to a writer.
+#[must_use = "a reservation that is dropped at once holds nothing"]
+#[derive(Debug)]
+pub struct DataReservation {
+    inner: Reservation,
+}
+
+impl DataReservation {
+    /// Bytes that it still holds.
+    pub fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    /// Adds another reservation to this one.
+    pub fn merge(&mut self, other: Self) {
+        self.inner.merge(other.inner);
+    }
+
+    /// Takes over `bytes` (at most what it holds) of another reservation.
+    pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
+        self.inner.take_from(&mut other.inner, bytes);
+    }
+
+    /// Takes `bytes` (at most what it holds) out into a reservation of their own.
+    pub fn split(&mut self, bytes: u64) -> Self {
+        Self { inner: self.inner.split(bytes.min(self.inner.bytes())) }
+    }
+}
+
+/// A data extent that was allocated and that no extent item knows yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataExtent {
+    /// Where it starts.
+    pub bytenr: Logical,
+    /// Its length, a multiple of the sector size.
+    pub len_bytes: u64,
+}
+
+impl Engine {
+    /// Reserves data space. May make chunks, flush and commit; no inode lock may be held.
+    ///
+    /// Data is only ever promised space that is there: a promise that could not be kept would lose what was written.
+    pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
+        self.check_writable()?;
+        let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
+        if self.data_tickets.is_empty()
+            && let Some(reservation) = granted()?
+        {
+            return Ok(reservation);
+        }
+        // Flushing turns pessimistic promises into extents; committing frees what is pinned.
+        self.reserve_with_reclaim(Some(&self.data_tickets), granted, |_| {
+            self.flush_data()?;
+            self.commit()
+        })
+    }
+
+    /// Reserves what is there or can be added with new chunks.
+    fn try_reserve_data(&self, bytes: u64) -> Result<Option<Reservation>> {
+        loop {
+            match self.space.reserve(SpaceKind::Data, bytes) {
+                // Where they share block groups, data leaves to metadata what the running epoch needs.
+                Ok(inner) if !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change) => {
+                    return Ok(Some(inner));
+                }
+                Ok(_) => return Ok(None),
+                Err(shortage) if shortage.unallocated_bytes == 0 => return Ok(None),
+                Err(shortage) => {
+                    if !self.add_chunk_for_promise(shortage)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Allocates `want` bytes in one piece, or the largest piece there is of at least `min`; all multiples of the
+    /// sector size. What was allocated leaves the reservation.
+    pub fn allocate_data(
+        &self,
+        reservation: &mut DataReservation,
+        want: u64,
+        min: u64,
+        hint: Option<Logical>,
+    ) -> Result<DataExtent> {
+        self.check_writable()?;
+        let extent = self.allocate_or_make_chunk(SpaceKind::Data, want, min, hint)?.ok_or(Error::NoSpace)?;
+        reservation.inner.consume(extent.len_bytes.min(reservation.inner.bytes()));
+        self.ledger.allocated(extent);
+        Ok(DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes })
+    }
+
+    /// Gives back an extent, or a part of one, that no file extent item was put for.
+    pub fn release_data(&self, extent: DataExtent) {
+        let extent = Extent::new(extent.bytenr, extent.len_bytes);
+        if self.ledger.settled(extent) {
+            self.space.release(extent);
+        }
+    }
+
+    /// Writes an allocated extent, or a part of it, to all copies.
+    pub fn write_data(&self, at: Logical, data: &[u8]) -> Result<()> {
+        self.check_writable()?;
+        self.volumes.write(at, data)
+    }
+
+    /// Like [`Engine::write_data`], out of several buffers. With `verifiable` the data gets checksums, and one copy that
+    /// could be written is enough.
+    pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>], verifiable: bool) -> Result<()> {
+        self.check_writable()?;
+        if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
+    }
+
+    /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies; a bad copy is healed.
+    pub fn read_data(&self, at: Logical, buf: &mut [u8], verify: bool) -> Result<()> {
+        self.enter();
+        let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
+        if !verify {
+            return self.volumes.read(at, buf, sectorsize, &|_, _| Ok(()));
+        }
+        let csums = self.csums_of(at, buf.len() as u64)?;
+        let csum_type = self.geometry.csum_type;
+        let bad_sector = std::cell::Cell::new(0);
+        let check = |index: usize, sector: &[u8]| {
+            let computed = csum_type.compute(sector);
+            let computed = &computed[..csum_type.size()];
+            match csums.get(index) {
+                Some(stored) if stored == computed => Ok(()),
+                stored => {
+                    bad_sector.set(index);
+                    let found = stored.map_or_else(|| "missing".to_owned(), hex);
+                    Err(FormatError::Checksum { what: "data sector", found, computed: hex(computed) })
+                }
+            }
+        };
+        self.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
+            Error::Corrupt(corrupt) => {
+                let bytenr = Logical(at.0 + (bad_sector.get() * sectorsize) as u64);
+                Corrupt { bytenr: Some(bytenr), tree: None, ..corrupt }.into()
+            }
+            other => other,
+        })
+    }
+
+    /// Whether large reads and writes are handed to a device as several requests at once, through io_uring.
+    pub fn devices_have_io_uring(&self) -> bool {
+        self.volumes.has_io_uring()
+    }
+
+    fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
+        let sectorsize = self.geometry.sectorsize;
+        let csum_size = self.geometry.csum_type.size();
+        // The ledger before the tree: I2 of data_ledger.
+        let mut csums = self.ledger.lookup_csums(at, len_bytes);
+        if !csums.is_complete() {
+            let tree = self.own_tree(RootId::CSUM_TREE)?;
+            let stored = tree.with_root(|source, root| {
+                csum_tree::lookup_csums(source, root, at, len_bytes, csum_size, sectorsize)
+            })?;
+            csums.fill_from(&stored);
+        }
+        Ok(csums)
+    }
+
+    /// Whether anything but `ino` of `root` may refer to the extent of this file extent item (at file offset
+    /// `file_offset`): another file, or a snapshot. If not, the extent may be written in place.
+    pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
+        let referrer = (root, ino, file_offset.wrapping_sub(extent.offset));
+        let (others, no_item_yet) = self.ledger.other_referrers(extent.disk_bytenr, &referrer);
+        if others || no_item_yet {
+            return Ok(others);
+        }
+        let last_snapshot = self.tree(root)?.map_or(Generation(u64::MAX), |tree| tree.root.lock().last_snapshot);
+        let extents = self.own_tree(RootId::EXTENT_TREE)?;
+        extents.with_root(|source, root_ptr| {
+            let key = Key::new(extent.disk_bytenr.0, KeyType::EXTENT_ITEM, extent.disk_num_bytes);
+            let Some(item) = ubtrfs_tree::get(source, root_ptr, &key)? else { return Ok(true) };
+            let item = ExtentItem::decode(KeyType::EXTENT_ITEM, &item)
+                .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(extent.disk_bytenr))?;
+            Ok(item.generation <= last_snapshot || !is_only_user(&item, &referrer))
+        })
+    }
+}
+
+/// Whether all references of the item are this file's, at one place: then all are in one inline reference.
+fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
+    item.inline_refs.iter().any(|reference| match reference {
+        InlineRef::ExtentData(data) => {
+            (data.root, data.objectid, data.offset) == *referrer && u64::from(data.count) == item.refs
+        }
+        _ => false,
+    })
+}

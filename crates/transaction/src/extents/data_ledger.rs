@@ -1,0 +1,318 @@
+//! Data extents between allocation and commit: which have no extent item yet, which were put into file extent items,
+//! and the checksums that are not in the csum tree yet.
+//!
+//! ```text
+//! allocate -> Allocated -- put(EXTENT_DATA) --> Put in epoch N -- commit N finds a reference --> in the extent tree
+//!                 |                                 |
+//!                 +-- release_data -> free          +-- commit N finds none (overwritten, truncated) --> free
+//! ```
+//!
+//! Invariants:
+//! - I1. `allocated` holds exactly the bytes that space gave out as data and that no extent item covers.
+//! - I2. Checksums are looked up in the order active, frozen, csum tree; they move in that direction only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use ubtrfs_format::{Ino, Logical, RootId};
+use ubtrfs_space::Extent;
+
+use crate::extents::csum_tree::SectorCsums;
+
+/// Who put a file extent item: subvolume, inode, and file offset minus offset into the extent.
+pub(crate) type Referrer = (RootId, Ino, u64);
+
+/// By address: extents are put about in the order in which they were allocated.
+type Puts = BTreeMap<Logical, PutExtent>;
+/// Address of the first sector -> checksums of consecutive sectors, which may be of several extents.
+type Csums = BTreeMap<u64, Vec<u8>>;
+
+#[derive(Clone, Debug)]
+struct PutExtent {
+    len_bytes: u64,
+    first: Referrer,
+    /// Without the first one; most extents have no other.
+    others: BTreeSet<Referrer>,
+}
+
+impl PutExtent {
+    fn add(&mut self, referrer: Referrer) {
+        if referrer != self.first {
+            self.others.insert(referrer);
+        }
+    }
+
+    fn has_other_than(&self, referrer: &Referrer) -> bool {
+        self.first != *referrer || !self.others.is_empty()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct DataLedger {
+    sectorsize: u64,
+    csum_size: usize,
+    extents: Mutex<Extents>,
+    active_csums: RwLock<Csums>,
+    frozen_csums: RwLock<Arc<Csums>>,
+}
+
+#[derive(Debug, Default)]
+struct Extents {
+    /// Start to end of the ranges of I1.
+    allocated: BTreeMap<u64, u64>,
+    active: Puts,
+    frozen: Puts,
+}
+
+impl DataLedger {
+    /// A ledger for checksums of `csum_size` bytes, one a sector.
+    pub(crate) fn new(sectorsize: u32, csum_size: usize) -> Self {
+        Self {
+            sectorsize: sectorsize.into(),
+            csum_size,
+            extents: Mutex::default(),
+            active_csums: RwLock::default(),
+            frozen_csums: RwLock::default(),
+        }
+    }
+
+    /// Space gave out these bytes.
+    pub(crate) fn allocated(&self, extent: Extent) {
+        insert_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
+    }
+
+    /// These bytes are free again, or an extent item covers them; `false` where they were not in `allocated`.
+    pub(crate) fn settled(&self, extent: Extent) -> bool {
+        remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes)
+    }
+
+    /// Extent items cover these bytes, of extents in the order of their addresses, or they are of tree blocks.
+    pub(crate) fn settled_all(&self, extents: &[Extent]) {
+        let allocated = &mut self.extents.lock().allocated;
+        for run in extents.chunk_by(|extent, next| extent.end() == next.bytenr.0) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            if !remove_range(allocated, first.bytenr.0..last.end()) {
+                for extent in run {
+                    remove_range(allocated, extent.bytenr.0..extent.end());
+                }
+            }
+        }
+    }
+
+    /// A file extent item that refers to this extent was put.
+    pub(crate) fn put(&self, extent: Extent, referrer: Referrer) {
+        let mut extents = self.extents.lock();
+        let new = || PutExtent { len_bytes: extent.len_bytes, first: referrer, others: BTreeSet::new() };
+        extents.active.entry(extent.bytenr).or_insert_with(new).add(referrer);
+    }
+
+    /// Whether an item of another file than `referrer` was put since the last commit, and whether the extent has no
+    /// extent item yet.
+    pub(crate) fn other_referrers(&self, bytenr: Logical, referrer: &Referrer) -> (bool, bool) {
+        let extents = self.extents.lock();
+        let others = [&extents.active, &extents.frozen]
+            .into_iter()
+            .filter_map(|puts| puts.get(&bytenr))
+            .any(|put| put.has_other_than(referrer));
+        (others, covering(&extents.allocated, bytenr.0).is_some())
+    }
+
+    /// Adds the checksums of sectors written before, of one extent or of neighbours.
+    pub(crate) fn add_csums(&self, at: Logical, csums: Vec<u8>) {
+        self.active_csums.write().insert(at.0, csums);
+    }
+
+    /// Starts the commit of an epoch; the caller holds the gate exclusively.
+    pub(crate) fn freeze(&self) {
+        let mut extents = self.extents.lock();
+        extents.frozen = std::mem::take(&mut extents.active);
+        let mut frozen = self.frozen_csums.write();
+        *frozen = Arc::new(std::mem::take(&mut *self.active_csums.write()));
+    }
+
+    /// The extents put in the frozen epoch that still have no extent item: nothing refers to them. They leave
+    /// `allocated`, and their checksums are dropped.
+    pub(crate) fn take_unreferenced(&self) -> Vec<Extent> {
+        let mut extents = self.extents.lock();
+        let Extents { allocated, frozen, .. } = &mut *extents;
+        let mut unreferenced = Vec::new();
+        for (bytenr, put) in frozen.iter() {
+            if remove_range(allocated, bytenr.0..bytenr.0 + put.len_bytes) {
+                unreferenced.push(Extent { bytenr: *bytenr, len_bytes: put.len_bytes });
+            }
+        }
+        drop(extents);
+        if !unreferenced.is_empty() {
+            let mut frozen = self.frozen_csums.write();
+            let csums = Arc::make_mut(&mut frozen);
+            for extent in &unreferenced {
+                self.remove_csums(csums, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
+            }
+        }
+        unreferenced
+    }
+
+    /// Takes the checksums of a range of sectors out.
+    fn remove_csums(&self, csums: &mut Csums, range: Range<u64>) {
+        let covered = |sums: &Vec<u8>| (sums.len() / self.csum_size) as u64 * self.sectorsize;
+        let bytes = |len_bytes: u64| (len_bytes / self.sectorsize) as usize * self.csum_size;
+        while let Some((&start, sums)) = csums.range_mut(..range.end).next_back() {
+            let end = start + covered(sums);
+            if end <= range.start {
+                return;
+            }
+            let behind = (end > range.end).then(|| sums.split_off(bytes(range.end - start)));
+            if start < range.start {
+                sums.truncate(bytes(range.start - start));
+            } else {
+                csums.remove(&start);
+            }
+            if let Some(behind) = behind {
+                csums.insert(range.end, behind);
+            }
+        }
+    }
+
+    /// The checksums of the frozen epoch.
+    pub(crate) fn frozen_csums(&self) -> Arc<Csums> {
+        Arc::clone(&self.frozen_csums.read())
+    }
+
+    /// The frozen epoch's checksums are in the csum tree now.
+    pub(crate) fn csums_applied(&self) {
+        *self.frozen_csums.write() = Arc::default();
+    }
+
+    /// The commit is over.
+    pub(crate) fn thaw(&self) {
+        self.extents.lock().frozen = Puts::new();
+    }
+
+    /// The checksums of these sectors that are not in the csum tree yet.
+    pub(crate) fn lookup_csums(&self, at: Logical, len_bytes: u64) -> SectorCsums {
+        let (sectorsize, csum_size) = (self.sectorsize, self.csum_size);
+        let mut found = SectorCsums::absent(usize::try_from(len_bytes / sectorsize).unwrap_or(usize::MAX), csum_size);
+        let end = at.0 + len_bytes;
+        let mut fill = |csums: &Csums| {
+            // An entry may start before the range and reach into it.
+            let first = csums.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
+            for (start, sums) in csums.range(first..end) {
+                let skipped = at.0.saturating_sub(*start) / sectorsize;
+                let sums = sums.chunks_exact(csum_size).skip(usize::try_from(skipped).unwrap_or(usize::MAX));
+                let sector = (start.max(&at.0) - at.0) / sectorsize;
+                // What is past the range is not taken.
+                let places = usize::try_from(sector).unwrap_or(usize::MAX)..found.len();
+                places.zip(sums).for_each(|(place, sum)| found.fill(place, sum));
+            }
+        };
+        fill(&self.active_csums.read());
+        let frozen = self.frozen_csums();
+        fill(&frozen);
+        found
+    }
+}
+
+fn covering(ranges: &BTreeMap<u64, u64>, at: u64) -> Option<Range<u64>> {
+    let (start, end) = ranges.range(..=at).next_back()?;
+    (at < *end).then_some(*start..*end)
+}
+
+fn insert_range(ranges: &mut BTreeMap<u64, u64>, mut range: Range<u64>) {
+    if let Some((start, end)) = ranges.range(..=range.start).next_back().map(|(start, end)| (*start, *end))
+        && end == range.start
+    {
+        ranges.remove(&start);
+        range.start = start;
+    }
+    if let Some(end) = ranges.remove(&range.end) {
+        range.end = end;
+    }
+    ranges.insert(range.start, range.end);
+}
+
+/// Removes `range` where it is covered as a whole.
+fn remove_range(ranges: &mut BTreeMap<u64, u64>, range: Range<u64>) -> bool {
+    let Some(outer) = covering(ranges, range.start).filter(|outer| range.end <= outer.end) else { return false };
+    ranges.remove(&outer.start);
+    if outer.start < range.start {
+        ranges.insert(outer.start, range.start);
+    }
+    if range.end < outer.end {
+        ranges.insert(range.end, outer.end);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECTOR: u64 = 4096;
+
+    fn ledger_with(csums: &[(u64, u64)]) -> DataLedger {
+        let ledger = DataLedger::new(SECTOR as u32, 4);
+        for (first, nr_sectors) in csums {
+            let sums = (*first..first + nr_sectors).flat_map(|sector| (sector as u32).to_le_bytes()).collect();
+            ledger.add_csums(Logical(first * SECTOR), sums);
+        }
+        ledger
+    }
+
+    /// The sectors of `range` that have checksums, each with its own.
+    fn found(ledger: &DataLedger, range: Range<u64>) -> Vec<u64> {
+        let csums = ledger.lookup_csums(Logical(range.start * SECTOR), (range.end - range.start) * SECTOR);
+        let sectors = range.clone().filter(|sector| {
+            let sum = csums.get((sector - range.start) as usize);
+            assert!(sum.is_none_or(|sum| sum == (*sector as u32).to_le_bytes()), "sector {sector}");
+            sum.is_some()
+        });
+        sectors.collect()
+    }
+
+    #[test]
+    fn checksums_of_neighbours_are_found_one_by_one() {
+        let ledger = ledger_with(&[(10, 6), (20, 2)]);
+        assert_eq!(found(&ledger, 0..30), [10, 11, 12, 13, 14, 15, 20, 21]);
+        assert_eq!(found(&ledger, 12..14), [12, 13]);
+        assert_eq!(found(&ledger, 15..21), [15, 20]);
+        ledger.freeze();
+        ledger.add_csums(Logical(9 * SECTOR), 9u32.to_le_bytes().to_vec());
+        assert_eq!(found(&ledger, 9..11), [9, 10]);
+        ledger.csums_applied();
+        assert_eq!(found(&ledger, 0..30), [9]);
+    }
+
+    #[test]
+    fn what_nobody_refers_to_leaves_without_its_neighbours() {
+        let ledger = ledger_with(&[(10, 6), (20, 2)]);
+        let of = |first: u64, nr_sectors: u64| Extent::new(Logical(first * SECTOR), nr_sectors * SECTOR);
+        for (number, extent) in [of(10, 2), of(12, 1), of(13, 3), of(20, 2)].into_iter().enumerate() {
+            ledger.allocated(extent);
+            ledger.put(extent, (RootId::FS_TREE, Ino(257), number as u64));
+        }
+        ledger.freeze();
+        // These two have extent items now.
+        assert!(ledger.settled(of(10, 2)) && ledger.settled(of(13, 3)));
+        let mut gone = ledger.take_unreferenced();
+        gone.sort_by_key(|extent| extent.bytenr);
+        assert_eq!(gone, [of(12, 1), of(20, 2)]);
+        assert_eq!(found(&ledger, 0..30), [10, 11, 13, 14, 15]);
+        assert_eq!(ledger.frozen_csums().keys().map(|at| at / SECTOR).collect::<Vec<_>>(), [10, 13]);
+    }
+
+    #[test]
+    fn a_second_referrer_is_told_from_the_first() {
+        let ledger = ledger_with(&[]);
+        let extent = Extent::new(Logical(SECTOR), SECTOR);
+        let (one, two) = ((RootId::FS_TREE, Ino(257), 0), (RootId::FS_TREE, Ino(258), 0));
+        ledger.allocated(extent);
+        ledger.put(extent, one);
+        ledger.put(extent, one);
+        assert_eq!(ledger.other_referrers(extent.bytenr, &one), (false, true));
+        assert_eq!(ledger.other_referrers(extent.bytenr, &two), (true, true));
+        ledger.put(extent, two);
+        assert_eq!(ledger.other_referrers(extent.bytenr, &one), (true, true));
+    }
+}

@@ -1,0 +1,513 @@
+//! The extent tree: extent items, their references, and the delayed refs that change them.
+//!
+//! An extent has one item, `EXTENT_ITEM` (its length in the key) or, for a tree block with skinny metadata,
+//! `METADATA_ITEM` (its level in the key). References are inline in it as long as they fit, and items of their own
+//! ("keyed") from then on; while an extent has a keyed reference, new ones are keyed too, as the kernel does it.
+//!
+//! I1. `refs` of an item is the sum of its inline and keyed references after each head.
+//! I2. Inline references are ordered by type, and within a type by descending offset or hash.
+//! I3. A reference is inline or keyed, never both.
+//! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.
+
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+
+use ubtrfs_format::hash::extent_data_ref_hash;
+use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
+use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
+use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, RefKey};
+use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
+
+use crate::cow::sink::nr_threads;
+
+/// What the trees' keepers need to know of the filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LedgerConfig {
+    /// Bytes of a tree block.
+    pub(crate) nodesize: u32,
+    /// Bytes of a sector.
+    pub(crate) sectorsize: u32,
+    /// Tree blocks get `METADATA_ITEM`s.
+    pub(crate) skinny: bool,
+}
+
+/// What a run of delayed refs does.
+#[derive(Debug, Default)]
+pub(crate) struct ExtentChanges {
+    /// For the extent tree.
+    pub(crate) batch: Batch,
+    /// Extents whose items come into being.
+    pub(crate) added: Vec<Extent>,
+    /// Extents whose items go away, and whether they hold data.
+    pub(crate) removed: Vec<(Extent, bool)>,
+}
+
+/// An extent item without its references.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExtentInfo {
+    /// All references.
+    pub(crate) refs: u64,
+    /// Flags.
+    pub(crate) flags: ExtentFlags,
+    /// Transaction that allocated the extent.
+    pub(crate) generation: Generation,
+}
+
+/// Turns delayed refs (sorted by bytenr) into changes of the extent tree: many of them in several threads.
+pub(crate) fn run_delayed_refs(
+    source: &dyn NodeSource,
+    root: &RootPtr,
+    mut heads: impl ExactSizeIterator<Item = DelayedRefHead>,
+    config: &LedgerConfig,
+) -> Result<ExtentChanges> {
+    let nr_parts = nr_threads().min(heads.len() / PART_HEADS);
+    if nr_parts < 2 {
+        return run_part(source, root, heads, config);
+    }
+    let part_len = heads.len().div_ceil(nr_parts);
+    let parts: Vec<Result<ExtentChanges>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..nr_parts)
+            .map(|_| {
+                let part: Vec<DelayedRefHead> = heads.by_ref().take(part_len).collect();
+                scope.spawn(move || run_part(source, root, part, config))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut changes = ExtentChanges::default();
+    for part in parts {
+        let ExtentChanges { batch, added, removed } = part?;
+        changes.batch.extend(batch);
+        changes.added.extend(added);
+        changes.removed.extend(removed);
+    }
+    Ok(changes)
+}
+
+fn run_part(
+    source: &dyn NodeSource,
+    root: &RootPtr,
+    heads: impl IntoIterator<Item = DelayedRefHead>,
+    config: &LedgerConfig,
+) -> Result<ExtentChanges> {
+    let mut changes = ExtentChanges::default();
+    let mut scan = ForwardScan::new(source, *root);
+    let mut probe = Cursor::new(source, *root);
+    for head in heads {
+        let mut record = Record::load(&mut scan, &mut probe, &head, config)?;
+        record.apply_deltas()?;
+        record.finish(&mut changes)?;
+    }
+    Ok(changes)
+}
+
+/// The item of the extent at `bytenr`, skinny or not.
+pub(crate) fn lookup_extent(
+    source: &dyn NodeSource,
+    root: &RootPtr,
+    bytenr: Logical,
+    len_bytes: u64,
+    is_tree: bool,
+) -> Result<Option<ExtentInfo>> {
+    let mut cursor = Cursor::new(source, *root);
+    let mut key = cursor.seek_ge(&first_key(bytenr))?;
+    // A tree block's skinny item sorts behind a data item, which cannot start at the same address.
+    while let Some(found) = key.filter(|key| key.objectid == bytenr.0 && key.item_type <= KeyType::METADATA_ITEM) {
+        let skinny = is_tree && found.item_type == KeyType::METADATA_ITEM;
+        if skinny || (found.item_type == KeyType::EXTENT_ITEM && found.offset == len_bytes) {
+            let item = ExtentItem::decode(found.item_type, cursor.data().unwrap_or_default())
+                .map_err(|cause| Error::from(cause).in_tree(root.tree).at(bytenr))?;
+            return Ok(Some(ExtentInfo { refs: item.refs, flags: item.flags, generation: item.generation }));
+        }
+        key = cursor.next()?;
+    }
+    Ok(None)
+}
+
+/// A cursor that only goes forward, by steps where that is near.
+struct ForwardScan<'s> {
+    cursor: Cursor<'s>,
+    started: bool,
+}
+
+/// An extent while its head is applied.
+struct Record<'a, 's> {
+    head: &'a DelayedRefHead,
+    config: &'a LedgerConfig,
+    probe: &'a mut Cursor<'s>,
+    /// The key of its item on disk, if there is one.
+    found: Option<Key>,
+    before: Option<ExtentItem>,
+    item: ExtentItem,
+    /// Whether the disk has a keyed reference of it.
+    has_keyed: bool,
+    /// Keyed references looked at: as on disk, and as they will be.
+    keyed: BTreeMap<Key, KeyedRef>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeyedRef {
+    before: Option<InlineRef>,
+    after: Option<InlineRef>,
+}
+
+/// Where a reference can be put as an item, and where it is one.
+struct KeyedPlace {
+    free: Option<Key>,
+    found: Option<(Key, InlineRef)>,
+}
+
+/// Fewest heads that are worth a thread, and memory for all of them once more.
+const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
+/// Steps before a new search is cheaper.
+const STEPS_MAX: usize = 16;
+/// Data references with equal hashes lie at consecutive offsets; more of them than this are not looked at.
+const HASH_CHAIN_MAX: u64 = 1024;
+
+impl<'s> ForwardScan<'s> {
+    fn new(source: &'s dyn NodeSource, root: RootPtr) -> Self {
+        Self { cursor: Cursor::new(source, root), started: false }
+    }
+
+    /// Goes to the first item that is not below `key`.
+    fn advance(&mut self, key: &Key) -> Result<Option<Key>> {
+        if self.started {
+            let mut at = self.cursor.key();
+            for _ in 0..STEPS_MAX {
+                match at {
+                    Some(found) if found < *key => at = self.cursor.next()?,
+                    _ => return Ok(at),
+                }
+            }
+        }
+        self.started = true;
+        self.cursor.seek_ge(key)
+    }
+}
+
+impl<'a, 's> Record<'a, 's> {
+    fn load(
+        scan: &mut ForwardScan<'s>,
+        probe: &'a mut Cursor<'s>,
+        head: &'a DelayedRefHead,
+        config: &'a LedgerConfig,
+    ) -> Result<Self> {
+        let bytenr = head.extent.bytenr;
+        let mut record = Self {
+            head,
+            config,
+            probe,
+            found: None,
+            before: None,
+            item: new_item(head, config),
+            has_keyed: false,
+            keyed: BTreeMap::new(),
+        };
+        let mut key = scan.advance(&first_key(bytenr))?;
+        while let Some(found) = key.filter(|key| is_extent_key(key, bytenr)) {
+            if found.item_type > KeyType::METADATA_ITEM {
+                record.has_keyed = true;
+                break;
+            }
+            if record.found.is_some() || !record.expects(&found) {
+                return Err(record.corrupt("key offset", found.offset, "expected one item, of this length or level"));
+            }
+            let item = ExtentItem::decode(found.item_type, scan.cursor.data().unwrap_or_default())
+                .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(bytenr))?;
+            record.found = Some(found);
+            record.before = Some(item.clone());
+            record.item = item;
+            key = scan.cursor.next()?;
+        }
+        let (flags, is_data) = (record.item.flags, head.kind == ExtentKind::Data);
+        if flags.contains(ExtentFlags::DATA) != is_data || flags.contains(ExtentFlags::TREE_BLOCK) == is_data {
+            return Err(record.corrupt("flags", flags.bits(), "expected data or tree block, as it is used"));
+        }
+        if record.found.is_none() && (record.has_keyed || head.deltas.is_empty()) {
+            return Err(record.corrupt("refs", 0, "expected an extent item for what is referred to"));
+        }
+        Ok(record)
+    }
+
+    /// Whether this can be the key of the extent's item.
+    fn expects(&self, key: &Key) -> bool {
+        match self.head.kind {
+            ExtentKind::Tree { level, .. } if key.item_type == KeyType::METADATA_ITEM => key.offset == u64::from(level),
+            _ => key.item_type == KeyType::EXTENT_ITEM && key.offset == self.head.extent.len_bytes,
+        }
+    }
+
+    /// Drops come first: they make room in the item.
+    fn apply_deltas(&mut self) -> Result<()> {
+        let head = self.head;
+        for (reference, delta) in head.deltas.iter().filter(|(_, delta)| *delta < 0) {
+            self.drop_ref(reference, delta.unsigned_abs())?;
+        }
+        for (reference, delta) in head.deltas.iter().filter(|(_, delta)| *delta > 0) {
+            self.add_ref(reference, delta.unsigned_abs())?;
+        }
+        self.item.flags |= head.set_flags;
+        Ok(())
+    }
+
+    fn drop_ref(&mut self, reference: &RefKey, count: u64) -> Result<()> {
+        let refs = self.item.refs.checked_sub(count);
+        self.item.refs =
+            refs.ok_or_else(|| self.corrupt("refs", self.item.refs, "expected no fewer than are dropped"))?;
+        if let Some(at) = self.inline_position(reference) {
+            let rest = self.less(self.item.inline_refs[at], count)?;
+            match rest {
+                Some(rest) => self.item.inline_refs[at] = rest,
+                None => drop(self.item.inline_refs.remove(at)),
+            }
+            return Ok(());
+        }
+        let Some((key, found)) = self.keyed_position(reference)?.found else {
+            return Err(self.corrupt("reference to", owner_of(reference), "expected the reference that is dropped"));
+        };
+        let rest = self.less(found, count)?;
+        self.set_keyed(key, rest);
+        Ok(())
+    }
+
+    fn add_ref(&mut self, reference: &RefKey, count: u64) -> Result<()> {
+        let refs = self.item.refs.checked_add(count);
+        self.item.refs = refs.ok_or_else(|| self.corrupt("refs", self.item.refs, "expected room for more"))?;
+        if let Some(at) = self.inline_position(reference) {
+            self.item.inline_refs[at] = self.more(self.item.inline_refs[at], count)?;
+            return Ok(());
+        }
+        let may_be_inline = !self.has_keyed && self.keyed.values().all(|keyed| keyed.after.is_none());
+        let fresh = self.counted(uncounted(reference), count)?;
+        if may_be_inline && self.fits_inline(&fresh) {
+            let order = |inline: &InlineRef| (inline.key_type(), std::cmp::Reverse(inline.key_offset()));
+            let at = self.item.inline_refs.partition_point(|inline| order(inline) <= order(&fresh));
+            self.item.inline_refs.insert(at, fresh);
+            return Ok(());
+        }
+        let place = self.keyed_position(reference)?;
+        match place.found {
+            Some((key, found)) => {
+                let sum = self.more(found, count)?;
+                self.set_keyed(key, Some(sum));
+            }
+            None => {
+                let key =
+                    place.free.ok_or_else(|| self.corrupt("hash chain", HASH_CHAIN_MAX, "expected a shorter one"))?;
+                self.set_keyed(key, Some(fresh));
+            }
+        }
+        Ok(())
+    }
+
+    fn inline_position(&self, reference: &RefKey) -> Option<usize> {
+        self.item.inline_refs.iter().position(|inline| RefKey::of(inline).as_ref() == Some(reference))
+    }
+
+    /// As the kernel: an item stays below a sixteenth of a leaf.
+    fn fits_inline(&self, inline: &InlineRef) -> bool {
+        let limit = LeafBuilder::capacity(self.config.nodesize as usize) / 16 - ITEM_HEAD_SIZE;
+        let size = |inline: &InlineRef| match inline {
+            InlineRef::ExtentData(_) => 1 + ExtentDataRef::SIZE,
+            InlineRef::SharedData { .. } => 13,
+            InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_) | InlineRef::Owner(_) => 9,
+        };
+        let info = self.item.tree_block.map_or(0, |_| TreeBlockInfo::SIZE);
+        let now: usize = self.item.inline_refs.iter().map(size).sum();
+        // An item always holds its first reference, however small the leaves are.
+        self.item.inline_refs.is_empty() || ExtentItem::HEADER_SIZE + info + now + size(inline) < limit
+    }
+
+    fn keyed_position(&mut self, reference: &RefKey) -> Result<KeyedPlace> {
+        let base = Key::new(self.head.extent.bytenr.0, reference.key_type(), key_offset(reference));
+        let chain = if matches!(reference, RefKey::Data { .. }) { HASH_CHAIN_MAX } else { 1 };
+        let end = Key { offset: base.offset.saturating_add(chain - 1), ..base };
+        // What is on disk, below what this head changed.
+        let mut on_disk = BTreeMap::new();
+        let mut key = if self.has_keyed { self.probe.seek_ge(&base)? } else { None };
+        while let Some(found) = key.filter(|key| *key <= end) {
+            let decoded = InlineRef::decode_keyed(&found, self.probe.data().unwrap_or_default())
+                .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(self.head.extent.bytenr))?;
+            on_disk.insert(found, decoded);
+            if RefKey::of(&decoded).as_ref() == Some(reference) {
+                break;
+            }
+            key = self.probe.next()?;
+        }
+        for (key, before) in &on_disk {
+            self.keyed.entry(*key).or_insert(KeyedRef { before: Some(*before), after: Some(*before) });
+        }
+        let mut free = None;
+        let mut next = base;
+        for (key, keyed) in self.keyed.range(base..=end) {
+            if *key != next {
+                free.get_or_insert(next);
+            }
+            match keyed.after {
+                Some(after) if RefKey::of(&after).as_ref() == Some(reference) => {
+                    return Ok(KeyedPlace { free, found: Some((*key, after)) });
+                }
+                Some(_) => {}
+                None => drop(free.get_or_insert(*key)),
+            }
+            next = Key { offset: key.offset.saturating_add(1), ..base };
+        }
+        if next <= end {
+            free.get_or_insert(next);
+        }
+        Ok(KeyedPlace { free, found: None })
+    }
+
+    fn set_keyed(&mut self, key: Key, after: Option<InlineRef>) {
+        self.keyed.entry(key).or_insert(KeyedRef { before: None, after: None }).after = after;
+    }
+
+    /// A reference with `count` more. A tree block is referred to once by each tree or node: it cannot gain a reference
+    /// that is there already.
+    fn more(&self, reference: InlineRef, count: u64) -> Result<InlineRef> {
+        self.counted(reference, u64::from(reference.count()).saturating_add(count))
+    }
+
+    fn counted(&self, reference: InlineRef, count: u64) -> Result<InlineRef> {
+        u32::try_from(count).ok().and_then(|count| with_count(reference, count)).ok_or_else(|| {
+            let expected = "expected 1 of a tree block, and less than 2^32 of data";
+            self.corrupt("reference count", count, expected)
+        })
+    }
+
+    /// A reference with `count` less, or nothing where none is left.
+    fn less(&self, reference: InlineRef, count: u64) -> Result<Option<InlineRef>> {
+        let rest = u64::from(reference.count()).checked_sub(count).ok_or_else(|| {
+            self.corrupt("reference count", reference.count().into(), "expected no fewer than are dropped")
+        })?;
+        if rest == 0 { Ok(None) } else { self.counted(reference, rest).map(Some) }
+    }
+
+    fn finish(mut self, changes: &mut ExtentChanges) -> Result<()> {
+        let head = self.head;
+        if self.item.refs == 0 {
+            return self.finish_removed(changes);
+        }
+        let key = self.found.unwrap_or_else(|| new_key(head, self.config));
+        if self.before.as_ref() != Some(&self.item) {
+            changes.batch.push((key, Some(self.item.encode().into())));
+        }
+        if self.found.is_none() {
+            changes.added.push(head.extent);
+        }
+        for (key, keyed) in std::mem::take(&mut self.keyed) {
+            if keyed.before != keyed.after {
+                changes.batch.push((key, keyed.after.map(|after| after.encode_keyed().into())));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_removed(mut self, changes: &mut ExtentChanges) -> Result<()> {
+        let counting = self.item.inline_refs.iter().find_map(RefKey::of);
+        if let Some(left) = counting.or(self.keyed_left()?) {
+            return Err(self.corrupt("reference to", owner_of(&left), "expected none when refs are 0"));
+        }
+        if let Some(key) = self.found {
+            changes.batch.push((key, None));
+            changes.removed.push((self.head.extent, self.head.kind == ExtentKind::Data));
+        }
+        let deleted = self.keyed.iter().filter(|(_, keyed)| keyed.before.is_some());
+        changes.batch.extend(deleted.map(|(key, _)| (*key, None)));
+        Ok(())
+    }
+
+    /// A keyed reference that this head does not delete.
+    fn keyed_left(&mut self) -> Result<Option<RefKey>> {
+        if let Some(after) = self.keyed.values().find_map(|keyed| keyed.after) {
+            return Ok(RefKey::of(&after));
+        }
+        let bytenr = self.head.extent.bytenr;
+        let first = Key::new(bytenr.0, KeyType::EXTENT_OWNER_REF, 0);
+        let mut key = if self.has_keyed { self.probe.seek_ge(&first)? } else { None };
+        while let Some(found) = key.filter(|key| is_extent_key(key, bytenr)) {
+            if !self.keyed.contains_key(&found) {
+                let left = InlineRef::decode_keyed(&found, self.probe.data().unwrap_or_default())
+                    .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(bytenr))?;
+                return Ok(RefKey::of(&left));
+            }
+            key = self.probe.next()?;
+        }
+        Ok(None)
+    }
+
+    fn corrupt(&self, field: &'static str, value: u64, expected: &'static str) -> Error {
+        let cause = FormatError::Value { what: "extent item", field, value, expected };
+        Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(self.head.extent.bytenr).into()
+    }
+}
+
+fn first_key(bytenr: Logical) -> Key {
+    Key::new(bytenr.0, KeyType::EXTENT_ITEM, 0)
+}
+
+/// Whether this is the key of the extent's item or of one of its keyed references.
+fn is_extent_key(key: &Key, bytenr: Logical) -> bool {
+    key.objectid == bytenr.0 && (KeyType::EXTENT_ITEM..=KeyType::SHARED_DATA_REF).contains(&key.item_type)
+}
+
+fn new_key(head: &DelayedRefHead, config: &LedgerConfig) -> Key {
+    match head.kind {
+        ExtentKind::Tree { level, .. } if config.skinny => {
+            Key::new(head.extent.bytenr.0, KeyType::METADATA_ITEM, level.into())
+        }
+        _ => Key::new(head.extent.bytenr.0, KeyType::EXTENT_ITEM, head.extent.len_bytes),
+    }
+}
+
+/// The item of an extent before its first reference.
+fn new_item(head: &DelayedRefHead, config: &LedgerConfig) -> ExtentItem {
+    let (flags, tree_block) = match head.kind {
+        ExtentKind::Tree { level, first_key } => {
+            (ExtentFlags::TREE_BLOCK, (!config.skinny).then_some(TreeBlockInfo { key: first_key, level }))
+        }
+        ExtentKind::Data => (ExtentFlags::DATA, None),
+    };
+    ExtentItem { refs: 0, generation: head.generation, flags, tree_block, inline_refs: Vec::new() }
+}
+
+/// The reference, of data counting nothing yet.
+fn uncounted(reference: &RefKey) -> InlineRef {
+    match *reference {
+        RefKey::TreeBlock(root) => InlineRef::TreeBlock(root),
+        RefKey::SharedBlock(parent) => InlineRef::SharedBlock(parent),
+        RefKey::Data { root, ino, offset } => {
+            InlineRef::ExtentData(ExtentDataRef { root, objectid: ino, offset, count: 0 })
+        }
+        RefKey::SharedData(parent) => InlineRef::SharedData { parent, count: 0 },
+    }
+}
+
+/// The reference with this count; tree blocks know no other count than 1.
+fn with_count(reference: InlineRef, count: u32) -> Option<InlineRef> {
+    match reference {
+        InlineRef::ExtentData(data) => Some(InlineRef::ExtentData(ExtentDataRef { count, ..data })),
+        InlineRef::SharedData { parent, .. } => Some(InlineRef::SharedData { parent, count }),
+        InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_) | InlineRef::Owner(_) => (count == 1).then_some(reference),
+    }
+}
+
+fn key_offset(reference: &RefKey) -> u64 {
+    match *reference {
+        RefKey::TreeBlock(root) => root.0,
+        RefKey::SharedBlock(parent) | RefKey::SharedData(parent) => parent.0,
+        RefKey::Data { root, ino, offset } => extent_data_ref_hash(root, ino, offset),
+    }
+}
+
+/// Who refers, for messages: a tree, or a node.
+fn owner_of(reference: &RefKey) -> u64 {
+    match *reference {
+        RefKey::TreeBlock(root) | RefKey::Data { root, .. } => root.0,
+        RefKey::SharedBlock(parent) | RefKey::SharedData(parent) => parent.0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

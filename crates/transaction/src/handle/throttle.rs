@@ -1,0 +1,225 @@
+//! Delayed items within their share of memory: when they are flushed, and how writers are slowed meanwhile.
+//!
+//! ```text
+//! bytes of active items   0 ........ start ............ limit
+//! writers                 run free   | paced: as far on their way from start to limit as the flush is on its own
+//!                                    a flush is asked for    | wait for the flush, and start the next
+//! ```
+//!
+//! A flush is a commit, or an apply of rows that leaves the names ([`crate::commit::apply_rows`]). Writers that are ahead of it
+//! sleep a little now and then, more the further they are ahead. So they arrive at the limit about when the flush ends and
+//! the next one can begin, and none of them waits for a whole flush.
+//!
+//! While many items are frozen the limit is lower, and writers are paced from half of it.
+//!
+//! Invariants:
+//! - I1. Nobody waits for the commit thread alone: where it does not come, the writer flushes. (The writer may be the commit
+//!   thread, which writes file data back before it commits.)
+//! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, but for what
+//!   operations that were let in still put or did not tell yet ([`crate::handle::metadata_reservation`]): about a MiB.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ubtrfs_format::Result;
+
+use crate::engine::{BackgroundWork, Engine, OpenOptions};
+
+/// How far the running flush is, and what writers owe to it.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    /// Thousandths of the running flush; [`IDLE`] while none runs.
+    progress: AtomicU64,
+    /// Microseconds that writers are to sleep and did not yet.
+    debt_micros: AtomicU64,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self { progress: AtomicU64::new(IDLE), debt_micros: AtomicU64::new(0) }
+    }
+}
+
+/// Reports a flush's progress, and its end when dropped.
+pub(crate) struct FlushProgress<'a> {
+    throttle: &'a Throttle,
+}
+
+impl Throttle {
+    /// A flush begins.
+    pub(crate) fn begin(&self) -> FlushProgress<'_> {
+        self.progress.store(0, Ordering::Relaxed);
+        FlushProgress { throttle: self }
+    }
+
+    /// So much of the frozen items is applied.
+    pub(crate) fn applied(&self, done: usize, all: usize) {
+        let share = APPLY_SHARE * done as u64 / all.max(1) as u64;
+        self.progress.fetch_max(share.min(APPLY_SHARE), Ordering::Relaxed);
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.progress.load(Ordering::Relaxed)).filter(|&progress| progress != IDLE)
+    }
+
+    /// How long this writer is to sleep now, when the active epoch is `fill` thousandths of its way to the limit.
+    fn pause(&self, fill: u64) -> Option<Duration> {
+        let ahead = fill.saturating_sub(self.progress()?);
+        if ahead == 0 {
+            return None;
+        }
+        let nap = NAP.as_micros() as u64;
+        let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
+        // Of two who see the same debt one pays; the end of the flush forgives what is left.
+        let pays = |debt: u64| debt.checked_sub(nap);
+        if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
+            return None;
+        }
+        Some(NAP)
+    }
+}
+
+impl Drop for FlushProgress<'_> {
+    fn drop(&mut self) {
+        self.throttle.progress.store(IDLE, Ordering::Relaxed);
+        self.throttle.debt_micros.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A part of the engine's memory: so many of so many.
+pub(crate) type MemoryPart = (u64, u64);
+
+impl OpenOptions {
+    pub(crate) fn memory_part(&self, (part, of): MemoryPart) -> u64 {
+        self.memory_bytes / of * part
+    }
+}
+
+impl Engine {
+    /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
+    pub(crate) fn limit_delayed_items(&self) -> Result<()> {
+        let bytes = self.epoch.memory_bytes();
+        if bytes < self.memory_part(FREE_PART) {
+            return Ok(());
+        }
+        let (start, limit) = (self.flush_start(), self.active_limit());
+        if bytes >= start {
+            self.ask_for(BackgroundWork::FlushDelayedItems);
+        }
+        if bytes >= limit {
+            return self.wait_for_room();
+        }
+        let paced_from = if start < limit { start } else { limit / 2 };
+        if bytes >= paced_from
+            && let Some(nap) = self.throttle.pause((bytes - paced_from) * 1000 / (limit - paced_from).max(1))
+        {
+            std::thread::sleep(nap);
+        }
+        Ok(())
+    }
+
+    /// The most that active items take now: less while many are frozen (I2).
+    fn active_limit(&self) -> u64 {
+        let rest = self.memory_part(DELAYED_PART).saturating_sub(self.epoch.frozen_memory_bytes());
+        rest.clamp(2 * self.memory_part(FREE_PART), self.memory_part(LIMIT_PART))
+    }
+
+    fn memory_part(&self, part: MemoryPart) -> u64 {
+        self.options.memory_part(part)
+    }
+
+    /// From how many bytes of active items on they are flushed.
+    fn flush_start(&self) -> u64 {
+        let (names, names_max) = (self.epoch.name_memory_bytes(), self.memory_part(NAMES_PART));
+        if names >= names_max {
+            names_max
+        } else if self.tree_log.was_used_lately(self.generation()) {
+            self.memory_part(START_PART)
+        } else {
+            (names + self.memory_part(ROWS_PART)).min(self.memory_part(ROWS_START_MAX))
+        }
+    }
+
+    /// Whether a flush should apply rows and leave the names for a later one, rather than commit.
+    pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
+        self.epoch.name_memory_bytes() < self.memory_part(NAMES_PART)
+            && self.epoch.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
+            && !self.tree_log.was_used_lately(self.generation())
+            && self.has_ample_room_for_metadata()
+    }
+
+    /// Waits until the flush that runs is over and the next one has taken the active items, or flushes (I1).
+    fn wait_for_room(&self) -> Result<()> {
+        let mut idle_since = None;
+        while self.epoch.memory_bytes() >= self.active_limit() {
+            self.check_writable()?;
+            if self.throttle.progress().is_some() {
+                idle_since = None;
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() > THREAD_COMES {
+                return self.flush_delayed_items();
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    /// Has this done in the background for what is active now. Asking once is enough.
+    pub(crate) fn ask_for(&self, work: BackgroundWork) {
+        let asked = match work {
+            BackgroundWork::Commit => &self.epoch.asked_for_commit,
+            BackgroundWork::FlushDelayedItems => &self.epoch.asked_for_flush,
+        };
+        if !asked.load(Ordering::Relaxed)
+            && !asked.swap(true, Ordering::Relaxed)
+            && let Some(flusher) = self.flusher()
+        {
+            flusher.do_soon(work);
+        }
+    }
+}
+
+const IDLE: u64 = u64::MAX;
+/// Thousandths of a flush that are over when the frozen items are applied.
+const APPLY_SHARE: u64 = 900;
+/// Microseconds that each change costs a writer for every thousandth that it is ahead.
+const MICROS_AHEAD: u64 = 2;
+const NAP: Duration = Duration::from_millis(1);
+/// The commit thread is given so long to come.
+const THREAD_COMES: Duration = Duration::from_millis(50);
+/// Nodes that are on the devices as well.
+pub(crate) const CACHE_PART: MemoryPart = (6, 16);
+/// Delayed items, active and frozen together.
+const DELAYED_PART: MemoryPart = (11, 16);
+/// The active ones alone.
+const LIMIT_PART: MemoryPart = (9, 16);
+/// Names that start a commit.
+const NAMES_PART: MemoryPart = (7, 16);
+/// What starts a commit where rows are not applied alone.
+const START_PART: MemoryPart = (5, 16);
+/// Rows that start an apply,
+const ROWS_PART: MemoryPart = (2, 16);
+/// or rows and names together, where there are many names already.
+const ROWS_START_MAX: MemoryPart = (8, 16);
+/// Nobody is slowed below this.
+const FREE_PART: MemoryPart = (1, 16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_are_slowed_by_how_far_they_are_ahead_of_the_commit() {
+        let throttle = Throttle::default();
+        let naps = |fill| (0..1000).filter(|_| throttle.pause(fill).is_some()).count();
+        assert_eq!(naps(1000), 0, "no commit runs");
+        let commit = throttle.begin();
+        let (near, far) = (naps(100), naps(900));
+        assert!(near > 100 && far > 5 * near / 2, "{near} {far}");
+        throttle.applied(1, 2);
+        assert!(naps(400) <= 1, "the commit is ahead");
+        throttle.applied(1, 4);
+        assert_eq!(throttle.progress(), Some(450), "it never goes back");
+        drop(commit);
+        assert_eq!(throttle.progress(), None);
+    }
+}

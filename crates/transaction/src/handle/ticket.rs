@@ -1,0 +1,157 @@
+//! Tickets: who must wait for space waits in order, and one at a time reclaims for all.
+//!
+//! ```text
+//!   reserve --fits, nobody waits--> granted
+//!      \--> queue --first in it--> reclaim step by step --fits--> granted, the next one's turn
+//!                                        \--nothing helped--> ENOSPC, and for those behind it that still do not fit
+//! ```
+//!
+//! The first in the queue reclaims in its own context, which slows down those who use up the space and nobody else.
+//!
+//! Invariants:
+//! - I1. Turns come in the order of arrival; a newcomer goes behind those who wait, even if it would fit.
+//! - I2. Whoever waits holds no lock that reclaim takes: callers hold no inode lock. Those who must reserve under one
+//!   ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) says so) do not queue; what frees space does not either.
+//! - I3. A waiter fails without reclaiming again where one before it found, while it waited, that nothing helps.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::{Error, Result};
+
+use crate::engine::Engine;
+use crate::health::stats::Span;
+
+/// The queue of one kind of space.
+#[derive(Debug, Default)]
+pub(crate) struct TicketQueue {
+    /// In order of arrival; it is the first one's turn.
+    tickets: Mutex<VecDeque<Arc<Condvar>>>,
+    nr_waiting: AtomicU64,
+    /// Reclaims that did not help.
+    nr_failures: AtomicU64,
+}
+
+/// The right to reclaim, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'q> {
+    queue: &'q TicketQueue,
+    /// Of when it joined the queue.
+    nr_failures: u64,
+}
+
+impl TicketQueue {
+    /// Whether a newcomer may take what is there (I1).
+    pub(crate) fn is_empty(&self) -> bool {
+        self.nr_waiting.load(Ordering::Acquire) == 0
+    }
+
+    /// Tickets in the queue now, and reclaims that did not help so far.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.nr_waiting.load(Ordering::Relaxed), self.nr_failures.load(Ordering::Relaxed))
+    }
+
+    /// Waits for the caller's turn.
+    pub(crate) fn wait(&self) -> Turn<'_> {
+        let ticket = Arc::new(Condvar::new());
+        let mut tickets = self.tickets.lock();
+        self.nr_waiting.fetch_add(1, Ordering::AcqRel);
+        let nr_failures = self.nr_failures.load(Ordering::Acquire);
+        tickets.push_back(Arc::clone(&ticket));
+        while !tickets.front().is_some_and(|first| Arc::ptr_eq(first, &ticket)) {
+            ticket.wait(&mut tickets);
+        }
+        Turn { queue: self, nr_failures }
+    }
+}
+
+impl Engine {
+    /// For a reservation that did not fit, or found others waiting: tries `granted` again, with `reclaim` (by its round)
+    /// in between; in turn where there is a queue and the caller may wait.
+    pub(crate) fn reserve_with_reclaim<T>(
+        &self,
+        queue: Option<&TicketQueue>,
+        granted: impl Fn() -> Result<Option<T>>,
+        reclaim: impl Fn(usize) -> Result<()>,
+    ) -> Result<T> {
+        let _waited = self.stats.span(Span::ReserveWait);
+        let may_wait = || self.flusher().is_none_or(|flusher| flusher.may_wait());
+        let turn = queue.filter(|_| may_wait()).map(TicketQueue::wait);
+        if turn.as_ref().is_some_and(Turn::is_hopeless) {
+            return granted()?.ok_or(Error::NoSpace);
+        }
+        for round in 0..RECLAIMS {
+            if let Some(reservation) = granted()? {
+                return Ok(reservation);
+            }
+            reclaim(round)?;
+        }
+        if let Some(reservation) = granted()? {
+            return Ok(reservation);
+        }
+        if let Some(turn) = turn {
+            turn.fail();
+        }
+        Err(Error::NoSpace)
+    }
+}
+
+impl Turn<'_> {
+    /// Whether reclaim was found not to help while this one waited (I3).
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.queue.nr_failures.load(Ordering::Acquire) != self.nr_failures
+    }
+
+    /// Nothing helped.
+    pub(crate) fn fail(&self) {
+        self.queue.nr_failures.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut tickets = self.queue.tickets.lock();
+        tickets.pop_front();
+        self.queue.nr_waiting.fetch_sub(1, Ordering::AcqRel);
+        if let Some(next) = tickets.front() {
+            next.notify_one();
+        }
+    }
+}
+
+/// Rounds of reclaim before a reservation fails: what the first one wrote may free more for the second.
+const RECLAIMS: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_come_in_order_and_a_failure_is_for_those_behind() {
+        let queue = TicketQueue::default();
+        let order = std::sync::Mutex::new(Vec::new());
+        assert!(queue.is_empty());
+        std::thread::scope(|scope| {
+            let first = queue.wait();
+            for number in 0..8 {
+                let (queue, order) = (&queue, &order);
+                scope.spawn(move || {
+                    let turn = queue.wait();
+                    order.lock().unwrap().push((number, turn.is_hopeless()));
+                });
+                // In the queue before the next one starts.
+                while queue.nr_waiting.load(Ordering::Acquire) < number + 2 {
+                    std::thread::yield_now();
+                }
+            }
+            assert!(!queue.is_empty() && !first.is_hopeless());
+            first.fail();
+        });
+        assert!(queue.is_empty());
+        let order = order.into_inner().unwrap();
+        assert_eq!(order, (0..8).map(|number| (number, true)).collect::<Vec<_>>());
+        assert!(!queue.wait().is_hopeless());
+    }
+}

@@ -1,0 +1,290 @@
+//! [`LeafAhead`]: who walks through a tree finds its next leaves in memory, read and checked by a thread of their own,
+//! neighbours on the devices in one request.
+//!
+//! ```text
+//!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
+//! ```
+//!
+//! Invariants:
+//! - I1. Pointers are followed only while the tree is as it was when they were found: the thread holds the tree's view lock
+//!   shared, as every reader does, and drops what is for another version. Blocks that a tree left may be written to again,
+//!   and a reader of stale ones would take the copies that are not yet written for good.
+//! - I2. Who waits for a leaf may hold a view lock, so the thread does not wait for one: it takes it without regard for writers
+//!   that wait, or drops what it was to read.
+//! - I3. A leaf that could not be read ahead is read again by who needs it, which says what is wrong. Where no thread serves,
+//!   nothing is announced, and nobody waits.
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_format::Logical;
+use ubtrfs_tree::NodePtr;
+
+use crate::delayed::tree_view::SharedView;
+use crate::health::unwind::EngineId;
+use crate::nodes::leaf_hint::TreeVersion;
+use crate::nodes::store::NodeStore;
+
+/// Leaves that are read ahead of walks, of all trees of a filesystem.
+#[derive(Debug)]
+pub(crate) struct LeafAhead {
+    /// Most leaves on their way.
+    expected_max: usize,
+    state: Mutex<State>,
+    /// Something was announced or arrived, or the thread is to end.
+    changed: Condvar,
+    /// Leaves in `State::expected`.
+    nr_expected: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Job>,
+    /// Leaves in the queue, and those that are being read.
+    expected: HashSet<Logical>,
+    serving: bool,
+    stopped: bool,
+}
+
+/// Leaves that lie side by side, as of a version of their tree.
+#[derive(Debug)]
+struct Job {
+    view: SharedView,
+    version: TreeVersion,
+    run: Vec<NodePtr>,
+}
+
+/// Runs the thread; see [`Engine::leaf_read_ahead`](crate::Engine::leaf_read_ahead).
+#[derive(Clone, Debug)]
+pub struct LeafReadAhead {
+    store: Arc<NodeStore>,
+    engine: EngineId,
+}
+
+/// Where a thread walks among the leaves below one parent, as its leaves say that it looks into, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    parent: Logical,
+    slot: usize,
+    /// Steps to leaves nearby, less those to others: a walk goes astray now and then.
+    steadiness: u32,
+    /// Slots of leaves that were announced.
+    announced: Range<usize>,
+}
+
+impl LeafReadAhead {
+    pub(crate) fn new(store: Arc<NodeStore>, engine: EngineId) -> Self {
+        Self { store, engine }
+    }
+
+    /// Reads leaves ahead until [`LeafReadAhead::stop`]. For one thread.
+    pub fn run(&self) {
+        self.engine.enter();
+        let ahead = &self.store.ahead;
+        ahead.state.lock().serving = true;
+        // Nobody waits for a thread that panicked.
+        let _end = EndOnDrop(ahead);
+        let mut buf = AlignedBuf::with_capacity(0);
+        while let Some(job) = ahead.next_job() {
+            job.read(&self.store, &mut buf);
+            ahead.arrived(&job.run);
+        }
+    }
+
+    /// Ends the thread soon.
+    pub fn stop(&self) {
+        self.store.ahead.stop();
+    }
+}
+
+impl LeafAhead {
+    /// Reads ahead so far that a cache of so many nodes keeps what arrives until it is asked for.
+    pub(crate) fn new(cache_nodes: u64) -> Self {
+        let expected_max = usize::try_from(cache_nodes / CACHE_SHARE).unwrap_or(usize::MAX).min(EXPECTED_MAX);
+        Self { expected_max, state: Mutex::default(), changed: Condvar::new(), nr_expected: AtomicUsize::new(0) }
+    }
+
+    /// These leaves are going to be asked for, perhaps.
+    pub(crate) fn announce(&self, store: &NodeStore, view: &SharedView, version: TreeVersion, ptrs: &[NodePtr]) {
+        let mut state = self.state.lock();
+        if !state.serving || state.stopped {
+            return;
+        }
+        let mut new = Vec::with_capacity(ptrs.len());
+        for ptr in ptrs {
+            if state.expected.len() >= self.expected_max {
+                break;
+            }
+            if !store.is_in_memory(ptr) && state.expected.insert(ptr.bytenr) {
+                new.push(*ptr);
+            }
+        }
+        let runs = store.runs_of(new, RUN_MAX);
+        state.queue.extend(runs.into_iter().map(|run| Job { view: Arc::clone(view), version, run }));
+        self.nr_expected.store(state.expected.len(), Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a leaf that is on its way. Whether it was.
+    pub(crate) fn wait_for(&self, bytenr: Logical) -> bool {
+        if self.nr_expected.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let is_expected = state.expected.contains(&bytenr);
+        while state.expected.contains(&bytenr) {
+            self.changed.wait(&mut state);
+        }
+        is_expected
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stopped {
+                return None;
+            }
+            if let Some(job) = state.queue.pop_front() {
+                return Some(job);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn arrived(&self, run: &[NodePtr]) {
+        let mut state = self.state.lock();
+        for ptr in run {
+            state.expected.remove(&ptr.bytenr);
+        }
+        self.nr_expected.store(state.expected.len(), Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        state.expected.clear();
+        self.nr_expected.store(0, Ordering::Release);
+        let dropped = std::mem::take(&mut state.queue);
+        self.changed.notify_all();
+        drop(state);
+        drop(dropped);
+    }
+}
+
+impl Job {
+    fn read(&self, store: &NodeStore, buf: &mut AlignedBuf) {
+        // I1, I2
+        if let Some(view) = self.view.try_read_recursive()
+            && view.version == self.version
+            && let Ok(nodes) = store.read_run(&self.run, buf)
+        {
+            nodes.into_iter().for_each(|node| store.keep(node));
+        }
+    }
+}
+
+/// Ends reading ahead when dropped, also by a panic.
+struct EndOnDrop<'a>(&'a LeafAhead);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+impl Walk {
+    /// Notes a step to the leaf in this slot of a parent that has `nr_slots`. Answers which slots around it are to be read.
+    pub(crate) fn step(&mut self, parent: Logical, slot: usize, nr_slots: usize) -> [Range<usize>; 2] {
+        let is_near = self.parent == parent && self.slot.abs_diff(slot) <= NEAR;
+        if !is_near && self.steadiness > 0 {
+            self.steadiness -= 1;
+            return [0..0, 0..0];
+        }
+        if is_near {
+            self.steadiness = (self.steadiness + 1).min(STEADINESS_MAX);
+        } else {
+            (self.parent, self.announced) = (parent, slot..slot);
+        }
+        self.slot = slot;
+        if self.steadiness < STEADY {
+            return [0..0, 0..0];
+        }
+        if !(self.announced.start..=self.announced.end).contains(&slot) {
+            self.announced = slot..slot;
+        }
+        let before = self.announced.clone();
+        if slot < before.start + REACH {
+            self.announced.start = before.start.saturating_sub(RUN_MAX);
+        }
+        if slot + REACH > before.end {
+            self.announced.end = (before.end + RUN_MAX).min(nr_slots);
+        }
+        [before.end..self.announced.end.max(before.end), self.announced.start..before.start]
+    }
+}
+
+/// Most leaves of a request.
+const RUN_MAX: usize = 16;
+/// Leaves on each side of a walk that are to be in memory, or on their way.
+const REACH: usize = 16;
+/// Most leaves on their way, and the share of a small cache that they may take.
+const CACHE_SHARE: u64 = 8;
+const EXPECTED_MAX: usize = 64;
+/// So far a step of a walk goes: a directory's files may lie behind those of others.
+const NEAR: usize = 16;
+/// So many steps more than others make a walk.
+const STEADY: u32 = 2;
+const STEADINESS_MAX: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: Logical = Logical(1 << 20);
+
+    /// The slots that steps to these ones announce.
+    fn announced(slots: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let mut walk = Walk::default();
+        let steps = slots.into_iter().flat_map(|slot| walk.step(PARENT, slot, 200)).flatten();
+        steps.collect()
+    }
+
+    #[test]
+    fn a_walk_announces_each_leaf_once_before_it_comes_there() {
+        for slots in [(0..200).collect::<Vec<_>>(), (0..200).rev().collect()] {
+            let mut walk = Walk::default();
+            let mut known = HashSet::new();
+            for (number, slot) in slots.into_iter().enumerate() {
+                assert!(number < 4 || known.contains(&slot), "step {number} to {slot}");
+                for ahead in walk.step(PARENT, slot, 200).into_iter().flatten() {
+                    assert!(ahead < 200 && known.insert(ahead), "{ahead}");
+                }
+            }
+            assert!(known.len() > 190);
+        }
+    }
+
+    #[test]
+    fn looking_here_and_there_announces_nothing() {
+        assert!(announced((0..1000).map(|number| number * 37 % 200)).is_empty());
+        assert!(announced([5, 100, 6, 101, 7, 102]).is_empty());
+    }
+
+    #[test]
+    fn a_walk_that_goes_astray_now_and_then_goes_on() {
+        let mut walk = Walk::default();
+        let mut known = HashSet::new();
+        for slot in 50..150 {
+            known.extend(walk.step(PARENT, slot, 200).into_iter().flatten());
+            assert!(slot < 54 || known.contains(&(slot + 1)), "{slot}");
+            if slot % 3 == 0 {
+                assert_eq!(walk.step(Logical(4096), 7, 200), [0..0, 0..0], "elsewhere");
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Leaves that a large batch is going to change are read ahead of it: neighbours on the devices in one request, by a
+//! thread that also checks them while the batch is merged into those before.
+//!
+//! ```text
+//! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
+//! ```
+//!
+//! Invariants:
+//! - I1. A leaf that could not be read ahead is read again when it is asked for, which tries all copies and says what is
+//!   wrong.
+//! - I2. What arrives is taken once and stays nowhere: an apply reads a node once, and soon replaces it
+//!   ([`crate::nodes::store::ScanSource`]). So no more leaves are in memory than were announced and not asked for yet.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_format::{Logical, Result};
+use ubtrfs_tree::{Node, NodePtr, NodeSource};
+
+use crate::nodes::store::{NodeStore, ScanSource};
+
+/// Source of the nodes for one apply.
+pub(crate) struct LeafReader<'s> {
+    store: &'s NodeStore,
+    state: Mutex<State>,
+    /// Something was asked for, arrived, or the reader ends.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Runs of leaves that lie side by side.
+    queue: VecDeque<Vec<NodePtr>>,
+    /// Leaves in the queue, and those of the run that is being read.
+    expected: HashSet<Logical>,
+    arrived: HashMap<Logical, Arc<Node>>,
+    ended: bool,
+}
+
+/// Ends reading ahead when dropped, also by a panic.
+struct EndOnDrop<'r, 's>(&'r LeafReader<'s>);
+
+impl<'s> LeafReader<'s> {
+    /// Runs `work` with a source that reads ahead.
+    pub(crate) fn with<T>(store: &'s NodeStore, work: impl FnOnce(&Self) -> T) -> T {
+        let reader = Self { store, state: Mutex::default(), changed: Condvar::new() };
+        std::thread::scope(|scope| {
+            let _end = EndOnDrop(&reader);
+            scope.spawn(|| reader.read_runs());
+            work(&reader)
+        })
+    }
+
+    fn read_runs(&self) {
+        // Nobody waits for a thread that panicked.
+        let _end = EndOnDrop(self);
+        let mut buf = AlignedBuf::with_capacity(0);
+        while let Some(run) = self.next_run() {
+            let nodes = self.store.read_run(&run, &mut buf);
+            let mut state = self.state.lock();
+            for ptr in &run {
+                state.expected.remove(&ptr.bytenr);
+            }
+            // I1
+            for node in nodes.unwrap_or_default() {
+                state.arrived.insert(node.bytenr(), node);
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn next_run(&self) -> Option<Vec<NodePtr>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.ended {
+                return None;
+            }
+            if let Some(run) = state.queue.pop_front() {
+                return Some(run);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// A leaf that was read ahead; waits for it where it is expected (I2: else it would arrive later, and stay).
+    fn take(&self, bytenr: Logical) -> Option<Arc<Node>> {
+        let mut state = self.state.lock();
+        while state.expected.contains(&bytenr) {
+            self.changed.wait(&mut state);
+        }
+        state.arrived.remove(&bytenr)
+    }
+}
+
+impl NodeSource for LeafReader<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        if ptr.level == 0
+            && let Some(node) = self.take(ptr.bytenr)
+        {
+            return node.verify(ptr).map(|()| node);
+        }
+        ScanSource(self.store).read_node(ptr)
+    }
+
+    fn will_read(&self, ptrs: &[NodePtr]) {
+        let not_here = ptrs.iter().filter(|ptr| !self.store.is_in_memory(ptr)).copied();
+        let runs = self.store.runs_of(not_here, usize::MAX);
+        let mut state = self.state.lock();
+        if !runs.is_empty() && !state.ended {
+            state.expected.extend(runs.iter().flatten().map(|ptr| ptr.bytenr));
+            state.queue.extend(runs);
+            self.changed.notify_all();
+        }
+    }
+
+    fn nodesize(&self) -> usize {
+        self.store.nodesize()
+    }
+}
+
+impl Drop for EndOnDrop<'_, '_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.ended = true;
+        state.expected.clear();
+        self.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,277 @@
+//! Where the trees' nodes are: dirty ones in memory, others in the cache or on the devices.
+//!
+//! Invariants:
+//! - I1. A node of the running transaction is in the dirty map until the commit has written it, or was written before
+//!   readers can reach it ([`crate::nodes::stream`]); only then may the cache drop it.
+//! - I2. What comes from a device passed the tree checker and is what its parent promised.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_format::check::{CheckContext, Expected, check_node};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Logical, Result};
+use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
+use ubtrfs_volumes::Volumes;
+
+use crate::nodes::leaf_ahead::LeafAhead;
+use crate::nodes::leaf_hint::LeafHints;
+
+type NodeMap = HashMap<Logical, Arc<Node>>;
+
+/// Source of nodes for all trees of a filesystem.
+#[derive(Debug)]
+pub(crate) struct NodeStore {
+    volumes: Arc<Volumes>,
+    cache: NodeCache,
+    pub(crate) hints: LeafHints,
+    pub(crate) ahead: LeafAhead,
+    dirty: Box<[RwLock<NodeMap>]>,
+    check: CheckContext,
+    /// The running transaction: no block is newer.
+    generation_limit: AtomicU64,
+    nodesize: usize,
+    /// Nodes in memory because they are not written yet, and the most there were.
+    nr_unwritten: AtomicU64,
+    most_unwritten: AtomicU64,
+}
+
+/// Nodes for one walk through a tree that replaces most of them: what it reads is soon of no use, and displaces nothing
+/// in the cache.
+pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
+
+impl NodeStore {
+    pub(crate) fn new(volumes: Arc<Volumes>, check: CheckContext, nodesize: usize, cache_bytes: u64) -> Self {
+        let dirty = (0..NR_SHARDS).map(|_| RwLock::default()).collect();
+        let limit = check.generation_limit.map_or(u64::MAX, |limit| limit.0);
+        let cache = NodeCache::new(cache_bytes);
+        Self {
+            volumes,
+            cache,
+            hints: LeafHints::default(),
+            ahead: LeafAhead::new(cache_bytes / nodesize as u64),
+            dirty,
+            check,
+            generation_limit: AtomicU64::new(limit),
+            nodesize,
+            nr_unwritten: AtomicU64::new(0),
+            most_unwritten: AtomicU64::new(0),
+        }
+    }
+
+    fn shard(&self, bytenr: Logical) -> &RwLock<NodeMap> {
+        let index = bytenr.0 / self.nodesize as u64 % NR_SHARDS as u64;
+        &self.dirty[usize::try_from(index).expect("a remainder of NR_SHARDS fits")]
+    }
+
+    /// Puts new content in place; it stays in memory until [`Self::written`].
+    pub(crate) fn put_dirty(&self, node: Arc<Node>) {
+        if self.shard(node.bytenr()).write().insert(node.bytenr(), node).is_none() {
+            self.count_unwritten(1);
+        }
+    }
+
+    /// Whether the node at this address is only in memory.
+    pub(crate) fn is_dirty(&self, bytenr: Logical) -> bool {
+        self.shard(bytenr).read().contains_key(&bytenr)
+    }
+
+    /// A dirty node is no longer used.
+    pub(crate) fn drop_dirty(&self, bytenr: Logical) {
+        if self.shard(bytenr).write().remove(&bytenr).is_some() {
+            self.nr_unwritten.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// So many nodes are handed over to be written.
+    pub(crate) fn streams(&self, nr_nodes: usize) {
+        self.count_unwritten(nr_nodes as u64);
+    }
+
+    /// These nodes were handed over and are on the devices now. No reader could reach them so far.
+    pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
+        self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
+        nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));
+    }
+
+    fn count_unwritten(&self, more: u64) {
+        let now = self.nr_unwritten.fetch_add(more, Ordering::Relaxed) + more;
+        self.most_unwritten.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// The most bytes of nodes that waited in memory to be written, at any time so far.
+    pub(crate) fn most_unwritten_bytes(&self) -> u64 {
+        self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
+    }
+
+    /// A node is being replaced: where the cache is full, its place is for the new one.
+    pub(crate) fn retire(&self, bytenr: Logical) {
+        self.cache.retire(bytenr);
+    }
+
+    /// No tree leads to this node any more.
+    pub(crate) fn forget(&self, bytenr: Logical) {
+        self.cache.remove(bytenr);
+    }
+
+    /// All dirty nodes, by address.
+    pub(crate) fn dirty_nodes(&self) -> Vec<Arc<Node>> {
+        let mut nodes: Vec<_> =
+            self.dirty.iter().flat_map(|shard| shard.read().values().cloned().collect::<Vec<_>>()).collect();
+        nodes.sort_unstable_by_key(|node| node.bytenr());
+        nodes
+    }
+
+    /// These dirty nodes are on the devices now: the cache keeps them from here on.
+    pub(crate) fn written(&self, nodes: Vec<Arc<Node>>) {
+        for node in nodes {
+            let bytenr = node.bytenr();
+            self.cache.insert(node);
+            self.drop_dirty(bytenr);
+        }
+    }
+
+    /// A new transaction runs.
+    pub(crate) fn set_generation_limit(&self, running: Generation) {
+        self.generation_limit.store(running.0, Ordering::Release);
+    }
+
+    fn check_context(&self, expected: Expected) -> CheckContext {
+        let limit = Generation(self.generation_limit.load(Ordering::Acquire));
+        CheckContext { generation_limit: Some(limit), expected, ..self.check }
+    }
+
+    /// The check that every block passes before it is written.
+    pub(crate) fn check_before_write(&self, raw: &[u8]) -> Result<(), Corrupt> {
+        check_node(raw, &self.check_context(Expected::default()).with_csum(false))
+    }
+
+    pub(crate) fn cache_stats(&self) -> CacheStats {
+        self.cache.stats()
+    }
+
+    /// This node was read ahead, by who keeps its tree from changing.
+    pub(crate) fn keep(&self, node: Arc<Node>) {
+        self.cache.insert(node);
+    }
+
+    /// Whether reading this node asks no device.
+    pub(crate) fn is_in_memory(&self, ptr: &NodePtr) -> bool {
+        self.is_dirty(ptr.bytenr) || self.cache.contains(ptr.bytenr, ptr.generation)
+    }
+
+    fn read_from_devices(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        let mut raw = vec![0; self.nodesize];
+        self.read_checked(std::slice::from_ref(ptr), &mut raw)?;
+        checked_node(raw.into_boxed_slice(), ptr)
+    }
+
+    /// Takes pointers together that lie side by side, at most so many, for [`Self::read_run`].
+    pub(crate) fn runs_of(&self, ptrs: impl IntoIterator<Item = NodePtr>, most: usize) -> Vec<Vec<NodePtr>> {
+        let nodesize = self.nodesize as u64;
+        let mut runs: Vec<Vec<NodePtr>> = Vec::new();
+        for ptr in ptrs {
+            match runs.last_mut() {
+                Some(run)
+                    if run.len() < most && run.last().is_some_and(|last| last.bytenr.0 + nodesize == ptr.bytenr.0) =>
+                {
+                    run.push(ptr);
+                }
+                _ => runs.push(vec![ptr]),
+            }
+        }
+        runs
+    }
+
+    /// Reads nodes that lie side by side, in one request if it can be, by way of `buf`.
+    pub(crate) fn read_run(&self, ptrs: &[NodePtr], buf: &mut AlignedBuf) -> Result<Vec<Arc<Node>>> {
+        let len = self.nodesize * ptrs.len();
+        if buf.capacity() < len {
+            *buf = AlignedBuf::with_capacity(len);
+        }
+        buf.resize(len);
+        self.read_checked(ptrs, buf)?;
+        buf.chunks_exact(self.nodesize).zip(ptrs).map(|(raw, ptr)| checked_node(raw.into(), ptr)).collect()
+    }
+
+    fn read_checked(&self, ptrs: &[NodePtr], buf: &mut [u8]) -> Result<()> {
+        let Some(first) = ptrs.first() else { return Ok(()) };
+        let context = |ptr: &NodePtr| {
+            self.check_context(Expected {
+                bytenr: Some(ptr.bytenr),
+                level: Some(ptr.level),
+                tree: Some(ptr.tree),
+                generation: Some(ptr.generation),
+                first_key: ptr.first_key,
+            })
+        };
+        let failure = std::cell::RefCell::new(None);
+        let verify = |index: usize, raw: &[u8]| -> Result<(), FormatError> {
+            check_node(raw, &context(&ptrs[index])).map_err(|corrupt| {
+                let cause = corrupt.cause.clone();
+                failure.replace(Some(corrupt));
+                cause
+            })
+        };
+        self.volumes.read(first.bytenr, buf, self.nodesize, &verify).map_err(|error| {
+            let error = match failure.take() {
+                Some(corrupt) if matches!(error, ubtrfs_format::Error::Corrupt(_)) => corrupt.into(),
+                _ => error,
+            };
+            error.at(first.bytenr).in_tree(first.tree)
+        })
+    }
+}
+
+impl NodeStore {
+    fn find(&self, ptr: &NodePtr) -> Result<Option<Arc<Node>>> {
+        let dirty = self.shard(ptr.bytenr).read().get(&ptr.bytenr).cloned();
+        let found = dirty.or_else(|| self.cache.get(ptr.bytenr, ptr.generation));
+        found.map(|node| node.verify(ptr).map(|()| node)).transpose()
+    }
+}
+
+impl NodeSource for NodeStore {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        if let Some(node) = self.find(ptr)? {
+            return Ok(node);
+        }
+        if ptr.level == 0
+            && self.ahead.wait_for(ptr.bytenr)
+            && let Some(node) = self.find(ptr)?
+        {
+            return Ok(node);
+        }
+        let node = self.read_from_devices(ptr)?;
+        self.cache.insert(Arc::clone(&node));
+        Ok(node)
+    }
+
+    fn nodesize(&self) -> usize {
+        self.nodesize
+    }
+}
+
+impl NodeSource for ScanSource<'_> {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        match self.0.find(ptr)? {
+            Some(node) => Ok(node),
+            None => self.0.read_from_devices(ptr),
+        }
+    }
+
+    fn nodesize(&self) -> usize {
+        self.0.nodesize
+    }
+}
+
+/// A node of these bytes, if it is the one that the pointer promises.
+fn checked_node(raw: Box<[u8]>, ptr: &NodePtr) -> Result<Arc<Node>> {
+    let node = Node::new(raw)?;
+    node.verify(ptr)?;
+    Ok(Arc::new(node))
+}
+
+const NR_SHARDS: usize = 32;

@@ -1,0 +1,252 @@
+//! Deleted subvolumes give their space back, a part with each commit.
+//!
+//! The tree is walked from its root, first keys first. Of a block that nobody else uses, all below goes and then the block;
+//! one that others use loses this tree's reference, and stays:
+//!
+//! | users of the block | its children | the block |
+//! |---|---|---|
+//! | only R | lose the reference that its pointers stand for, all below goes first | loses R's |
+//! | several, R owns it, no full backref | R's references, which nobody could resolve any more, move to the block's address, and so below it | full backref is set, loses R's |
+//! | several otherwise | keep theirs | loses R's |
+//!
+//! Where a part ends, the root item says how far it got (`drop_progress`, `drop_level`): the first pointer that was not
+//! followed, and the level of its node. All before it is gone; the blocks above it still are there.
+//!
+//! Invariants:
+//! - I1. A tree is dropped in transactions after the one that marked it as deleted, so all of its blocks are recorded in the
+//!   extent tree.
+//! - I2. What a part changes is queued when the whole part is known: a tree that cannot be read is left as it was.
+//! - I3. Moving references below a shared block begins at the leaves, so where it ends early it is begun again, and what was
+//!   moved is passed over.
+//! - I4. From [`Engine::drop_subvolume`] on, nobody but the walk reads the tree's blocks, and nothing that is put for it is
+//!   applied ([`crate::delayed::tree_view::Tree::seal`]): operations that began before may still be under way.
+//!
+//! Source: the btrfs design notes on mixed back references; what Linux leaves on disk amid deletions.
+
+use ubtrfs_format::item::ExtentFlags;
+use ubtrfs_format::{Generation, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_space::{DelayedRefs, RefKey};
+use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
+
+use crate::commit::sequence::Committer;
+use crate::cow::child_refs::{ChildRefs, kind_of};
+use crate::cow::sink::no_references;
+use crate::delayed::tree_view::RootState;
+use crate::engine::Engine;
+use crate::extents::extent_tree;
+use crate::handle::metadata_reservation::Purpose;
+
+/// The first pointer that was not followed, and the level of the node that it is in.
+type DropProgress = (Key, u8);
+
+impl Engine {
+    /// Drops a part of what deleted subvolumes hold. The caller holds the commit lock.
+    pub(crate) fn drop_dead_roots(&self, committer: &mut Committer, transid: Generation) -> Result<()> {
+        let ids: Vec<RootId> = self.dead_roots.lock().iter().copied().collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let mut budget = self.drop_budget();
+        for id in ids {
+            if budget <= 0 {
+                break;
+            }
+            if self.drop_part(id, committer, transid, &mut budget)? {
+                self.dead_roots.lock().retain(|other| *other != id);
+            }
+        }
+        Ok(())
+    }
+
+    /// References that a commit has room to change.
+    fn drop_budget(&self) -> i64 {
+        let mut budget = REFS_A_COMMIT;
+        let bytes = |refs: i64| refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_A_NODE;
+        while budget > REFS_A_COMMIT_MIN && !self.has_room_for_metadata_and(bytes(budget), Purpose::Removal) {
+            budget /= 2;
+        }
+        budget
+    }
+
+    /// Drops a part of one; whether nothing is left of it.
+    fn drop_part(&self, id: RootId, committer: &mut Committer, transid: Generation, budget: &mut i64) -> Result<bool> {
+        let Some(tree) = self.tree(id)? else { return Ok(true) };
+        let root = tree.root_ptr();
+        let RootState { key_offset, item, .. } = tree.root.lock().clone();
+        let Some(item) = item else { return Ok(true) };
+        // I1: it was deleted in an epoch before, and has not changed since.
+        if item.refs > 0 || root.generation == transid {
+            return Ok(false);
+        }
+        let progress = (item.drop_progress != Key::MIN).then_some((item.drop_progress, item.drop_level));
+        let mut walk = Drop {
+            engine: self,
+            before: &committer.refs,
+            refs: DelayedRefs::new(),
+            extent_root: self.own_tree(RootId::EXTENT_TREE)?.root_ptr(),
+            child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid },
+            created: Generation(key_offset),
+            budget,
+        };
+        let stopped = match walk.drop_tree(&root, progress) {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                // I2
+                let error = error.in_tree(id);
+                tracing::error!("what is left of deleted subvolume {id} stays: {error}");
+                self.drop_failures.lock().push(error);
+                return Ok(true);
+            }
+        };
+        let Drop { refs, .. } = walk;
+        committer.refs.append(refs);
+        if let Some((key, level)) = stopped {
+            let mut state = tree.root.lock();
+            if let Some(item) = &mut state.item {
+                (item.drop_progress, item.drop_level) = (key, level);
+            }
+            state.changed = true;
+            return Ok(false);
+        }
+        self.trees.write().remove(&id);
+        // In the order of their keys: no subvolume has an id as high as that of orphans.
+        let gone: Batch = vec![
+            (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
+            (Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), None),
+        ];
+        self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, &mut committer.refs, transid)?;
+        Ok(true)
+    }
+}
+
+/// One walk through a deleted tree.
+struct Drop<'a> {
+    engine: &'a Engine,
+    /// What was queued before.
+    before: &'a DelayedRefs,
+    /// What the walk changes.
+    refs: DelayedRefs,
+    extent_root: RootPtr,
+    child_refs: ChildRefs,
+    /// The transaction that made the snapshot: its own blocks are newer.
+    created: Generation,
+    /// References that may still be changed, about.
+    budget: &'a mut i64,
+}
+
+impl Drop<'_> {
+    fn drop_tree(&mut self, root: &RootPtr, progress: Option<DropProgress>) -> Result<Option<DropProgress>> {
+        let node = self.engine.store.read_node(&root.node_ptr())?;
+        let (nr_users, flags) = self.users_of(root.bytenr)?;
+        if nr_users > 1 {
+            if !self.move_refs(&root.node_ptr())? {
+                // Nothing of it is dropped yet: begun again from the start.
+                return Ok(Some((Key::MIN, 0)));
+            }
+        } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
+            return Ok(Some(progress));
+        }
+        self.child_refs.add_node(&mut self.refs, &node, RefKey::TreeBlock(self.child_refs.owner), -1);
+        self.engine.store.forget(root.bytenr);
+        Ok(None)
+    }
+
+    /// Drops all below a block that nobody else uses, from where the last part ended.
+    fn drop_below(
+        &mut self,
+        node: &Node,
+        flags: ExtentFlags,
+        progress: Option<DropProgress>,
+    ) -> Result<Option<DropProgress>> {
+        let parent = flags.contains(ExtentFlags::FULL_BACKREF).then_some(node.bytenr());
+        if node.is_leaf() {
+            *self.budget -= node.nritems() as i64;
+            self.child_refs.add_children(&mut self.refs, node, parent, -1);
+            return Ok(None);
+        }
+        let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
+        for slot in first..node.nritems() {
+            let below = progress.filter(|(_, level)| slot == first && *level < node.level());
+            // Who goes back to where the last part ended goes on from there.
+            if *self.budget <= 0 && below.is_none() {
+                return Ok(Some((node.key(slot), node.level())));
+            }
+            if let Some(stopped) = self.drop_child(node, slot, below)? {
+                return Ok(Some(stopped));
+            }
+            self.child_refs.add_child(&mut self.refs, node, slot, parent, -1);
+        }
+        Ok(None)
+    }
+
+    /// Drops what a child holds; its own reference is left to the caller.
+    fn drop_child(&mut self, node: &Node, slot: usize, progress: Option<DropProgress>) -> Result<Option<DropProgress>> {
+        let ptr = node.child_ptr(slot, self.child_refs.owner);
+        let (nr_users, flags) = self.users_of(ptr.bytenr)?;
+        *self.budget -= 1;
+        if nr_users > 1 {
+            let moved = self.move_refs(&ptr)?;
+            return Ok((!moved).then(|| (node.key(slot), node.level())));
+        }
+        let child = self.engine.store.read_node(&ptr)?;
+        let stopped = self.drop_below(&child, flags, progress)?;
+        if stopped.is_none() {
+            self.engine.store.forget(ptr.bytenr);
+        }
+        Ok(stopped)
+    }
+
+    /// Moves the references that this tree's id stands for in a block that stays, and in those below it, to the blocks'
+    /// addresses. False where it ended early (I3).
+    fn move_refs(&mut self, ptr: &NodePtr) -> Result<bool> {
+        let owner = self.child_refs.owner;
+        // Blocks of the time before the snapshot are the source's.
+        if ptr.generation <= self.created {
+            return Ok(true);
+        }
+        let (_, flags) = self.users_of(ptr.bytenr)?;
+        if flags.contains(ExtentFlags::FULL_BACKREF) {
+            return Ok(true);
+        }
+        let node = self.engine.store.read_node(ptr)?;
+        if node.owner() != owner {
+            return Ok(true);
+        }
+        if *self.budget <= 0 {
+            return Ok(false);
+        }
+        for slot in 0..if node.is_leaf() { 0 } else { node.nritems() } {
+            if !self.move_refs(&node.child_ptr(slot, owner))? {
+                return Ok(false);
+            }
+        }
+        *self.budget -= 1 + node.nritems() as i64;
+        self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1);
+        self.child_refs.add_children(&mut self.refs, &node, None, -1);
+        let extent = self.child_refs.extent_at(node.bytenr());
+        self.refs.set_flags(extent, kind_of(&node), ExtentFlags::FULL_BACKREF, self.child_refs.transid);
+        Ok(true)
+    }
+
+    /// References and flags of a block, those included that are not recorded yet.
+    fn users_of(&self, bytenr: Logical) -> Result<(u64, ExtentFlags)> {
+        let nodesize = u64::from(self.child_refs.nodesize);
+        let info = extent_tree::lookup_extent(&*self.engine.store, &self.extent_root, bytenr, nodesize, true)?;
+        let (mut refs, mut flags) = info.map_or((0, ExtentFlags::empty()), |info| (info.refs, info.flags));
+        for (delta, set_flags) in [self.before, &self.refs].into_iter().filter_map(|queue| queue.net(bytenr)) {
+            refs = refs.saturating_add_signed(delta);
+            flags |= set_flags;
+        }
+        if refs == 0 {
+            return Err(no_references(bytenr).into());
+        }
+        Ok((refs, flags))
+    }
+}
+
+/// References that a commit changes for deleted subvolumes, about.
+const REFS_A_COMMIT: i64 = 16 << 10;
+/// The same where there is little room.
+const REFS_A_COMMIT_MIN: i64 = 32;
+/// References whose items share a node of the extent tree, estimated from below.
+const REFS_A_NODE: u64 = 8;

@@ -1,0 +1,385 @@
+//! Subvolumes that begin, change and end: asked for in an epoch, done by its commit once the trees hold what was frozen.
+//!
+//! ```text
+//! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
+//! subvolume:  root' = a leaf with the root directory
+//! both:       -> the name's items into the parent's tree -> ROOT_REF, ROOT_BACKREF, UUID item -> ROOT_ITEM with the roots
+//! ```
+//!
+//! The source's root item remembers the transaction (`last_snapshot`): blocks that are not newer may be shared, which
+//! [`crate::cow::sink`] asks for before it leaves one. The blocks that this transaction made before the copy are among them: the
+//! name's entry, and a second snapshot of the same commit, find them shared.
+//!
+//! Invariants:
+//! - I1. The name comes into its directory after the copy: a snapshot that lies inside of its source does not hold itself.
+//! - I2. A subvolume is in memory ([`Engine::tree`]) from the commit that makes it on, so nobody changes it before.
+//! - I3. Root items are changed here and by applies, both under the commit lock, so a change is on disk with the epoch that
+//!   asked for it.
+//!
+//! Source: the format page on root items and references; what Linux leaves on disk after each of these.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem, RootRef, Timespec};
+use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
+use ubtrfs_format::superblock::Incompat;
+use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
+use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
+use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
+use uuid::Uuid;
+
+use crate::commit::sequence::Committer;
+use crate::cow::child_refs::ChildRefs;
+use crate::delayed::tree_view::{RootState, Tree};
+use crate::engine::Engine;
+use crate::handle::operation::{MetadataReservation, Operation};
+use crate::roots::root_item::blank_root_item;
+
+/// A subvolume to be made.
+#[derive(Debug)]
+pub struct NewSubvolume {
+    /// Its id, by [`Engine::new_root_id`].
+    pub id: RootId,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// When it was asked for.
+    pub otime: Timespec,
+    /// What it holds.
+    pub content: NewContent,
+    /// The subvolume that holds its name.
+    pub parent: RootId,
+    /// Where its name is.
+    pub root_ref: RootRef,
+    /// Items of the directory that holds its name, in the order of their keys.
+    pub entry: Batch,
+}
+
+/// What a new subvolume holds.
+#[derive(Debug)]
+pub enum NewContent {
+    /// These items, in the order of their keys; they fit into a leaf.
+    Items(Vec<(Key, Vec<u8>)>),
+    /// What another subvolume holds when the epoch ends.
+    SnapshotOf {
+        /// That subvolume.
+        source: RootId,
+        /// Whether the snapshot takes no changes.
+        read_only: bool,
+    },
+}
+
+/// What becomes of a subvolume in the commit.
+#[derive(Debug)]
+pub(crate) enum RootChange {
+    Make(Box<NewSubvolume>),
+    SetReadOnly(RootId, bool),
+    Delete(RootId),
+}
+
+impl Operation<'_> {
+    /// A subvolume takes changes, or takes none, from this epoch's commit on.
+    pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
+        self.change_root(RootChange::SetReadOnly(id, read_only));
+    }
+
+    /// A subvolume whose name and references are deleted in this operation, and whose `ORPHAN_ITEM` is put, is marked as
+    /// deleted. [`Engine::drop_subvolume`] gives its space back.
+    pub fn delete_subvolume(&self, id: RootId) {
+        self.change_root(RootChange::Delete(id));
+    }
+}
+
+impl Engine {
+    /// Looks for the highest id of a subvolume, before any can be deleted: as in Linux, new ids are above those of all
+    /// subvolumes that there were when the filesystem was opened and since.
+    pub(crate) fn note_highest_root_id(&self) -> Result<()> {
+        let highest = self.own_tree(RootId::ROOT_TREE)?.highest_objectid()?;
+        *self.last_root_id.lock() = Some(highest.unwrap_or(objectid::FIRST_FREE - 1));
+        Ok(())
+    }
+
+    /// An id that no subvolume has had since the filesystem was opened.
+    pub fn new_root_id(&self) -> Result<RootId> {
+        let mut last = self.last_root_id.lock();
+        let highest = last.ok_or_else(|| Error::Refused {
+            what: "the highest id of a subvolume could not be read when the filesystem was opened".to_owned(),
+            hint: "look at it with `ubtrfs check`",
+        })?;
+        if highest >= objectid::LAST_FREE {
+            return Err(Error::NoSpace);
+        }
+        *last = Some(highest + 1);
+        Ok(RootId(highest + 1))
+    }
+
+    /// Changes that a snapshot of this subvolume stands for, for its reservation: a reference more for each child of its root.
+    /// From here on all reservations count with shared blocks, and so does what was admitted before the next one.
+    pub fn prepare_snapshot(&self, source: RootId) -> Result<usize> {
+        self.shares_blocks.store(true, Ordering::Relaxed);
+        let tree = self.own_tree(source)?;
+        tree.with_root(|nodes, root| Ok(nodes.read_node(&root.node_ptr())?.nritems()))
+    }
+
+    /// Makes a subvolume, by a commit. `plan` says which, given the transaction that it begins in.
+    ///
+    /// The caller keeps the directory of its name locked, and puts nothing for it meanwhile.
+    pub fn make_subvolume(
+        &self,
+        reservation: MetadataReservation<'_>,
+        plan: impl FnOnce(Generation) -> NewSubvolume,
+    ) -> Result<()> {
+        {
+            let _gate = self.gate.enter();
+            let transid = self.generation();
+            self.root_changes.lock().push(RootChange::Make(Box::new(plan(transid))));
+        }
+        let committed = self.commit();
+        // What the commit puts was admitted until it is over.
+        drop(reservation);
+        committed
+    }
+
+    /// Does what the epoch asked for. The caller holds the commit lock and has applied what was frozen.
+    pub(crate) fn change_roots(
+        &self,
+        changes: Vec<RootChange>,
+        committer: &mut Committer,
+        transid: Generation,
+    ) -> Result<()> {
+        for change in changes {
+            match change {
+                RootChange::Make(new) => self.make(*new, &mut committer.refs, transid)?,
+                RootChange::SetReadOnly(id, read_only) => self.change_root_item(id, |item| {
+                    let mut flags = RootFlags::from_bits_retain(item.flags);
+                    flags.set(RootFlags::RDONLY, read_only);
+                    item.flags = flags.bits();
+                })?,
+                RootChange::Delete(id) => {
+                    self.change_root_item(id, |item| {
+                        item.refs = 0;
+                        item.flags |= RootFlags::DEAD.bits();
+                        (item.drop_progress, item.drop_level) = (Key::MIN, 0);
+                    })?;
+                    let Some(item) = self.root_item(id)? else { continue };
+                    let uuids = [
+                        (KeyType::UUID_KEY_SUBVOL, item.uuid),
+                        (KeyType::UUID_KEY_RECEIVED_SUBVOL, item.received_uuid),
+                    ];
+                    for uuid in uuids {
+                        self.set_uuid(uuid, id, false, &mut committer.refs, transid)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn change_root_item(&self, id: RootId, change: impl FnOnce(&mut RootItem)) -> Result<()> {
+        let Some(tree) = self.tree(id)? else { return Ok(()) };
+        let mut state = tree.root.lock();
+        if let Some(item) = &mut state.item {
+            change(item);
+            state.changed = true;
+        }
+        Ok(())
+    }
+
+    fn make(&self, new: NewSubvolume, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
+        let NewSubvolume { id, uuid, otime, content, parent, root_ref, entry } = new;
+        let (root, mut item, key_offset) = match content {
+            NewContent::Items(items) => {
+                let root = self.make_root_leaf(id, &items, refs, transid)?;
+                let mut item = blank_root_item(&root, self.geometry.nodesize);
+                item.inode.flags = InodeFlags::ROOT_ITEM_INIT.bits();
+                item.bytes_used = self.geometry.nodesize.into();
+                (item.root_dirid, item.refs) = (objectid::FIRST_FREE, 1);
+                (item.ctransid, item.ctime) = (transid, otime);
+                (root, item, 0)
+            }
+            NewContent::SnapshotOf { source, read_only } => {
+                let source = self.own_tree(source)?;
+                let root = self.copy_root_node(&source, id, refs, transid)?;
+                let item = snapshot_item(&source, &root, read_only)?;
+                (root, item, transid.0)
+            }
+        };
+        (item.uuid, item.otransid, item.otime) = (uuid, transid, otime);
+        let received_uuid = item.received_uuid;
+        let mut state = RootState::new(key_offset, item);
+        state.changed = true;
+        let tree = Arc::new(Tree::new(root, Arc::clone(&self.store), state));
+        self.trees.write().insert(id, tree);
+
+        self.apply_batch(&*self.own_tree(parent)?, &entry, refs, transid)?;
+        let value = root_ref.encode();
+        let mut links: Batch = vec![
+            (Key::new(parent.0, KeyType::ROOT_REF, id.0), Some(value.clone().into())),
+            (Key::new(id.0, KeyType::ROOT_BACKREF, parent.0), Some(value.into())),
+        ];
+        links.sort_by_key(|(key, _)| *key);
+        self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &links, refs, transid)?;
+        for uuid in [(KeyType::UUID_KEY_SUBVOL, uuid), (KeyType::UUID_KEY_RECEIVED_SUBVOL, received_uuid)] {
+            self.set_uuid(uuid, id, true, refs, transid)?;
+        }
+        Ok(())
+    }
+
+    /// A leaf with these items as the root of a new tree.
+    fn make_root_leaf(
+        &self,
+        id: RootId,
+        items: &[(Key, Vec<u8>)],
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<RootPtr> {
+        let mut leaf = LeafBuilder::new(self.geometry.nodesize as usize);
+        // What inode, reference and inherited attributes take is checked where they are planned.
+        if !items.iter().all(|(key, value)| leaf.push(key, value)) {
+            return Err(Error::Refused {
+                what: format!("the root directory of subvolume {id} does not fit into a tree block"),
+                hint: "take attributes from the directory that it would inherit from",
+            });
+        }
+        let header = self.root_header(id, 0, transid)?;
+        self.put_root_node(leaf.finish(&header), id, refs, transid)
+    }
+
+    /// A copy of a tree's root node as the root of a new tree, which shares all blocks and data below.
+    fn copy_root_node(
+        &self,
+        source: &Tree,
+        id: RootId,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<RootPtr> {
+        let node = self.store.read_node(&source.root_ptr().node_ptr())?;
+        let header = self.root_header(id, node.level(), transid)?;
+        let mut raw = node.raw().to_vec();
+        write_header(&mut raw, &header, node.nritems());
+        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid };
+        child_refs.add_children(refs, &node, None, 1);
+        let mut state = source.root.lock();
+        state.last_snapshot = transid;
+        state.changed = true;
+        if let Some(item) = &mut state.item {
+            item.last_snapshot = transid;
+        }
+        self.put_root_node(raw, id, refs, transid)
+    }
+
+    fn root_header(&self, id: RootId, level: u8, transid: Generation) -> Result<NodeHeader> {
+        let nodesize = self.geometry.nodesize.into();
+        let extent = self.allocate_or_make_chunk(SpaceKind::Metadata, nodesize, nodesize, None)?;
+        Ok(NodeHeader {
+            fsid: self.superblock.read().node_fsid(),
+            chunk_tree_uuid: self.chunk_tree_uuid,
+            bytenr: extent.ok_or(Error::NoSpace)?.bytenr,
+            generation: transid,
+            owner: id,
+            level,
+            flags: 0,
+        })
+    }
+
+    fn put_root_node(&self, raw: Vec<u8>, id: RootId, refs: &mut DelayedRefs, transid: Generation) -> Result<RootPtr> {
+        let node = Arc::new(Node::new(raw.into_boxed_slice())?);
+        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid };
+        child_refs.add_node(refs, &node, RefKey::TreeBlock(id), 1);
+        let root = RootPtr { tree: id, bytenr: node.bytenr(), generation: transid, level: node.level() };
+        self.store.put_dirty(node);
+        Ok(root)
+    }
+
+    /// Adds a subvolume to those of a UUID, or takes it from them, where the filesystem has a tree of them.
+    fn set_uuid(
+        &self,
+        (kind, uuid): (KeyType, Uuid),
+        id: RootId,
+        is_there: bool,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<()> {
+        let Some(tree) = self.tree(RootId::UUID_TREE)?.filter(|_| !uuid.is_nil()) else { return Ok(()) };
+        let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
+        let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let key = Key::new(word(high), kind, word(low));
+        let id = id.0.to_le_bytes();
+        let before = tree.get(&key)?.map_or_else(Vec::new, |item| item.to_vec());
+        let mut ids: Vec<u8> =
+            before.chunks(size_of::<u64>()).filter(|other| **other != id).flatten().copied().collect();
+        if is_there {
+            ids.extend(id);
+        }
+        if ids == before {
+            return Ok(());
+        }
+        let value = (!ids.is_empty()).then(|| ids.into());
+        self.apply_batch(&tree, &vec![(key, value)], refs, transid)?;
+        Ok(())
+    }
+
+    /// Deleted subvolumes whose space was not given back when the filesystem was closed: it is from here on.
+    pub fn find_dead_roots(&self) -> Result<()> {
+        let roots = self.own_tree(RootId::ROOT_TREE)?;
+        let mut start = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, 0);
+        let end = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, u64::MAX);
+        while let Some((key, _)) = roots.first_ge(&start, &end)? {
+            let id = RootId(key.offset);
+            if id.is_subvolume() && self.root_item(id)?.is_some_and(|item| item.refs == 0) {
+                self.drop_subvolume(id);
+            }
+            let Some(next) = key.successor() else { break };
+            start = next;
+        }
+        Ok(())
+    }
+
+    /// Has the next commits give back the space of a deleted subvolume, a part of it each. Who still works on its tree fails, or
+    /// works for nothing.
+    pub fn drop_subvolume(&self, id: RootId) {
+        if let Some(tree) = self.trees.read().get(&id) {
+            tree.seal();
+        }
+        self.dead_roots.lock().push_back(id);
+    }
+
+    /// Deleted subvolumes whose space is not given back yet.
+    pub fn nr_dead_roots(&self) -> usize {
+        self.dead_roots.lock().len()
+    }
+
+    /// The next reason why a deleted subvolume was not dropped: what is left of it stays.
+    pub fn take_drop_failure(&self) -> Option<Error> {
+        self.drop_failures.lock().pop()
+    }
+
+    pub(crate) fn has_root_changes(&self) -> bool {
+        !self.root_changes.lock().is_empty() || self.nr_dead_roots() > 0
+    }
+
+    /// The superblocks of all commits from here on have the flag that says that the default subvolume may be another one than
+    /// the top level. Called before the operation that makes it so.
+    pub fn note_default_subvolume(&self) {
+        self.noted_incompat.fetch_or(Incompat::DEFAULT_SUBVOL.bits(), Ordering::AcqRel);
+    }
+}
+
+/// The root item of a snapshot: the source's, but for what is the snapshot's own.
+fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootItem> {
+    let mut item = source.root.lock().item.clone().ok_or_else(|| Error::Refused {
+        what: format!("tree {} has no root item", source.id()),
+        hint: "only subvolumes have snapshots",
+    })?;
+    (item.bytenr, item.level) = (root.bytenr, root.level);
+    (item.generation, item.generation_v2) = (root.generation, root.generation);
+    item.parent_uuid = item.uuid;
+    (item.refs, item.drop_progress, item.drop_level) = (1, Key::MIN, 0);
+    item.flags = if read_only { RootFlags::RDONLY.bits() } else { 0 };
+    if !read_only {
+        item.received_uuid = Uuid::nil();
+        (item.stransid, item.rtransid) = (Generation(0), Generation(0));
+        (item.stime, item.rtime) = Default::default();
+    }
+    Ok(item)
+}
