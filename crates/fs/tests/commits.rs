@@ -74,7 +74,7 @@ fn dropping_the_last_handle_closes() {
 
 /// A file without a name that is closed at once leaves nothing behind.
 #[test]
-fn an_epoch_whose_changes_come_to_nothing_is_committed() {
+fn a_transaction_whose_changes_come_to_nothing_is_committed() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let target = FsTarget::open(image.path(), "commit=300").unwrap();
     let fs = target.fs();

@@ -1,39 +1,35 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
-//! Lock order: commit lock -> the tree log's state -> gate -> listed trees -> a tree's view -> delayed item shards /
-//! ledger / space. Inode locks of `fs` come before the gate. Nobody waits for the commit lock with the gate held.
+//! Its parts own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`], [`DataLedger`],
+//! [`PendingChunks`], [`TreeLog`], [`AbortState`]; their fields are private, so each page says all of its own order.
 //!
-//! Invariants:
-//! - I1. Trees change under the commit lock only.
-//! - I2. After [`Engine::abort`] no superblock is written any more.
+//! Lock order between them: inode locks of `fs` -> commit lock -> the tree log's state -> gate -> listed trees -> a tree's
+//! view -> delayed item shards / ledger / space. The commit lock is never waited for with the gate held.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, DevId, Error, Generation, Key, KeyType, Result, RootId};
-use ubtrfs_space::{Extent, Space, SpaceInfo, SpaceKind};
+use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
-use crate::commit::sequence::Committer;
+use crate::commit::state::CommitState;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::data_ledger::DataLedger;
-use crate::handle::lanes::Gate;
-use crate::handle::metadata_reservation::EpochLoad;
-use crate::handle::throttle::Throttle;
-use crate::handle::ticket::TicketQueue;
+use crate::handle::admission::Admission;
+use crate::handle::running::RunningTransaction;
+use crate::health::abort::AbortState;
 use crate::health::metric::Metric;
 use crate::health::stats::Stats;
-use crate::health::unwind::EngineId;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
-use crate::roots::subvolume_roots::RootChange;
+use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
 
 /// How to open a filesystem.
@@ -130,50 +126,15 @@ pub struct Engine {
     pub(crate) geometry: Geometry,
     pub(crate) options: OpenOptions,
     pub(crate) chunk_tree_uuid: Uuid,
-    pub(crate) trees: RwLock<HashMap<RootId, Arc<Tree>>>,
-    /// Entered shared by every operation, exclusively to freeze an epoch.
-    pub(crate) gate: Gate,
-    /// The running transaction.
-    pub(crate) running: AtomicU64,
-    /// The last transaction on disk.
-    pub(crate) committed: AtomicU64,
-    /// Trees with active delayed items.
-    pub(crate) listed: Mutex<Vec<RootId>>,
+    pub(crate) running: RunningTransaction,
+    pub(crate) admission: Admission,
+    pub(crate) commit_state: CommitState,
+    pub(crate) roots: Roots,
     pub(crate) ledger: DataLedger,
     pub(crate) pending_chunks: PendingChunks,
-    /// Addresses of blocks that the running transaction wrote and left again: they are free when it is committed. Changed
-    /// under the commit lock.
-    pub(crate) retired: Mutex<Vec<Extent>>,
-    pub(crate) committer: Mutex<Committer>,
-    /// What the running epoch asks for; pushed with the gate entered.
-    pub(crate) root_changes: Mutex<Vec<RootChange>>,
-    /// Deleted subvolumes that nobody uses.
-    pub(crate) dead_roots: Mutex<VecDeque<RootId>>,
-    /// A subvolume may share blocks with another one; only ever set.
-    pub(crate) shares_blocks: AtomicBool,
-    /// Bytes of the extent tree at the last commit.
-    pub(crate) extent_tree_bytes: AtomicU64,
-    /// Why deleted subvolumes were not dropped, as long as nobody asked.
-    pub(crate) drop_failures: Mutex<Vec<Error>>,
-    /// The highest id of a subvolume so far; unknown where nothing is made, or the root tree's end is damaged.
-    pub(crate) last_root_id: Mutex<Option<u64>>,
-    /// Of the last commit. Only a commit changes it.
-    pub(crate) superblock: RwLock<Superblock>,
-    /// Features that items put since the filesystem was opened need, for the superblock of each commit; bits are only set.
-    pub(crate) noted_incompat: AtomicU64,
-    pub(crate) epoch: EpochLoad,
-    pub(crate) data_tickets: TicketQueue,
-    pub(crate) metadata_tickets: TicketQueue,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
-    pub(crate) throttle: Throttle,
-    id: EngineId,
-    read_only: AtomicBool,
-    /// It turned read-only while it was open: what was put since the last commit is lost.
-    aborted: AtomicBool,
-    read_only_reason: Mutex<Option<String>>,
-    /// The failure that turned it read-only, for all who waited for what failed.
-    failure: Mutex<Option<Error>>,
+    pub(crate) abort_state: AbortState,
     flusher: Mutex<Option<Weak<dyn Flusher>>>,
 }
 
@@ -199,14 +160,11 @@ pub(crate) struct Parts {
 
 impl Engine {
     pub(crate) fn assemble(parts: Parts) -> Arc<Self> {
-        let committed = parts.superblock.generation.0;
         let reason = match (&parts.refusal, parts.options.read_only) {
             (Some(refusal), _) => Some(refusal.clone()),
             (None, true) => Some("mounted read-only".to_owned()),
             (None, false) => None,
         };
-        let shares_blocks =
-            parts.trees.get(&RootId::FS_TREE).is_some_and(|tree| tree.root.lock().last_snapshot > Generation(0));
         let engine = Arc::new(Self {
             volumes: parts.volumes,
             store: parts.store,
@@ -214,37 +172,18 @@ impl Engine {
             geometry: parts.geometry,
             options: parts.options,
             chunk_tree_uuid: parts.chunk_tree_uuid,
-            trees: RwLock::new(parts.trees),
-            gate: Gate::default(),
-            running: AtomicU64::new(committed.saturating_add(1)),
-            committed: AtomicU64::new(committed),
-            listed: Mutex::default(),
+            running: RunningTransaction::after(parts.superblock.generation),
+            admission: Admission::default(),
+            commit_state: CommitState::new(parts.superblock),
+            roots: Roots::new(parts.trees),
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             pending_chunks: PendingChunks::default(),
-            retired: Mutex::default(),
-            committer: Mutex::new(Committer::new(&parts.superblock)),
-            root_changes: Mutex::default(),
-            dead_roots: Mutex::default(),
-            shares_blocks: AtomicBool::new(shares_blocks),
-            extent_tree_bytes: AtomicU64::new(0),
-            drop_failures: Mutex::default(),
-            last_root_id: Mutex::default(),
-            superblock: RwLock::new(parts.superblock),
-            noted_incompat: AtomicU64::new(0),
-            epoch: EpochLoad::default(),
-            data_tickets: TicketQueue::default(),
-            metadata_tickets: TicketQueue::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
-            throttle: Throttle::default(),
-            id: EngineId::new(),
-            read_only: AtomicBool::new(reason.is_some()),
-            aborted: AtomicBool::new(false),
-            read_only_reason: Mutex::new(reason),
-            failure: Mutex::default(),
+            abort_state: AbortState::new(reason),
             flusher: Mutex::new(None),
         });
-        engine.id.register(Arc::downgrade(&engine));
+        engine.abort_state.register(Arc::downgrade(&engine));
         engine.update_unallocated();
         engine.note_extent_tree_bytes();
         engine
@@ -252,7 +191,7 @@ impl Engine {
 
     /// The superblock of the last commit.
     pub fn superblock(&self) -> Superblock {
-        self.superblock.read().clone()
+        self.commit_state.superblock().clone()
     }
 
     /// Sizes and features.
@@ -260,72 +199,19 @@ impl Engine {
         self.geometry
     }
 
-    /// Why the filesystem takes no changes, or `None` where it does.
-    pub fn read_only(&self) -> Option<String> {
-        if !self.read_only.load(Ordering::Acquire) {
-            return None;
-        }
-        self.read_only_reason.lock().clone()
-    }
-
-    /// Declares that this thread works on the filesystem: from here on, a panic of it turns the filesystem read-only.
-    pub fn enter(&self) {
-        self.id.enter();
-    }
-
-    /// Fails where the filesystem takes no changes.
-    pub fn check_writable(&self) -> Result<()> {
-        self.enter();
-        match self.read_only() {
-            None => Ok(()),
-            Some(reason) => Err(Error::ReadOnly { reason }),
-        }
-    }
-
-    /// Turns the filesystem read-only for good: nothing is committed any more (I2). The first reason is kept.
-    pub fn abort(&self, reason: String) {
-        let mut kept = self.read_only_reason.lock();
-        if !self.read_only.load(Ordering::Acquire) {
-            tracing::error!("the filesystem is read-only from here on: {reason}");
-            *kept = Some(reason);
-            self.read_only.store(true, Ordering::Release);
-            self.aborted.store(true, Ordering::Release);
-        }
-    }
-
-    /// [`Engine::abort`] because something failed; who waited for it fails in the same way ([`Engine::check_not_failed`]).
-    pub(crate) fn fail(&self, what: &str, error: &Error) {
-        self.failure.lock().get_or_insert_with(|| error.clone());
-        self.abort(format!("{what} failed: {error}"));
-    }
-
-    /// Like [`Engine::check_not_aborted`], for those who were not refused before they began to wait for the commit lock.
-    pub(crate) fn check_not_failed(&self) -> Result<()> {
-        match self.failure.lock().clone().filter(|_| self.aborted.load(Ordering::Acquire)) {
-            Some(failure) => Err(failure),
-            None => self.check_not_aborted(),
-        }
-    }
-
-    /// Fails after [`Engine::abort`]: nobody may be told that changes are durable then, even where none are left to
-    /// commit because the commit that failed took them.
-    pub(crate) fn check_not_aborted(&self) -> Result<()> {
-        if self.aborted.load(Ordering::Acquire) { self.check_writable() } else { Ok(()) }
-    }
-
     /// The running transaction.
     pub fn generation(&self) -> Generation {
-        Generation(self.running.load(Ordering::Acquire))
+        self.running.transid()
     }
 
     /// Whether a commit would have something to write.
     pub fn has_changes(&self) -> bool {
-        !self.listed.lock().is_empty() || !self.pending_chunks.is_empty() || self.has_root_changes()
+        self.running.has_changes() || !self.pending_chunks.is_empty() || self.nr_dead_roots() > 0
     }
 
     /// The last transaction on disk.
     pub fn committed_generation(&self) -> Generation {
-        Generation(self.committed.load(Ordering::Acquire))
+        self.commit_state.committed()
     }
 
     /// Where the engine asks for dirty file data to be written.
@@ -340,24 +226,24 @@ impl Engine {
     /// A tree, or `None` where the filesystem has no such tree.
     pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
         self.enter();
-        if let Some(tree) = self.trees.read().get(&id) {
-            return Ok(Some(Arc::clone(tree)));
+        if let Some(tree) = self.roots.get(id) {
+            return Ok(Some(tree));
         }
         let Some((key, item)) = self.find_root_item(id)? else { return Ok(None) };
         if id.is_subvolume() && item.last_snapshot > Generation(0) {
-            self.shares_blocks.store(true, Ordering::Relaxed);
+            self.roots.note_shared_blocks();
         }
         let tree = Arc::new(Tree::new(
             RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level },
             Arc::clone(&self.store),
             RootState::new(key.offset, item),
         ));
-        Ok(Some(Arc::clone(self.trees.write().entry(id).or_insert(tree))))
+        Ok(Some(self.roots.keep(tree)))
     }
 
     /// The root item of a tree as it stands now, or `None`.
     pub fn root_item(&self, id: RootId) -> Result<Option<RootItem>> {
-        if let Some(tree) = self.trees.read().get(&id)
+        if let Some(tree) = self.roots.get(id)
             && let Some(item) = tree.root.lock().item.clone()
         {
             return Ok(Some(item));
@@ -366,7 +252,7 @@ impl Engine {
     }
 
     fn find_root_item(&self, id: RootId) -> Result<Option<(Key, RootItem)>> {
-        let Some(roots) = self.trees.read().get(&RootId::ROOT_TREE).cloned() else { return Ok(None) };
+        let Some(roots) = self.roots.get(RootId::ROOT_TREE) else { return Ok(None) };
         let start = Key::new(id.0, KeyType::ROOT_ITEM, 0);
         let end = Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX);
         let Some((key, data)) = roots.last_le(&end, &start)? else { return Ok(None) };
@@ -402,7 +288,7 @@ impl Engine {
             system: self.space.info(SpaceKind::System),
             data_flags: self.chunk_flags(SpaceKind::Data),
             metadata_flags: self.chunk_flags(SpaceKind::Metadata),
-            device_bytes: self.superblock.read().total_bytes,
+            device_bytes: self.commit_state.superblock().total_bytes,
             unallocated_bytes: self.volumes.unallocated_bytes(),
             global_reserve: self.global_reserve(&self.space.info(SpaceKind::Metadata)),
         }
@@ -424,14 +310,7 @@ impl Engine {
         out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
         let unwritten = self.store.most_unwritten_bytes() as f64;
         out.push(Metric::gauge("unwritten_nodes_max_bytes", "Most nodes that waited to be written", unwritten));
-        for (kind, queue) in [("data", &self.data_tickets), ("metadata", &self.metadata_tickets)] {
-            let (waiting, failed) = queue.counts();
-            let queued = Metric::gauge("tickets_waiting", "Reservations that wait for their turn", waiting as f64);
-            let failed = Metric::counter("tickets_failed_total", "Reclaims that did not help", failed as f64);
-            out.extend([queued, failed].map(|metric| metric.label("kind", kind)));
-        }
-        let delayed = self.epoch.memory_bytes() as f64;
-        out.push(Metric::gauge("delayed_item_bytes", "Memory of delayed items in the running epoch", delayed));
+        out.extend(self.admission.metrics());
         out.push(Metric::gauge(
             "committed_generation",
             "Last transaction on disk",
@@ -458,7 +337,7 @@ impl Engine {
     /// What a thread reads leaves ahead of walks with; without one nothing is read ahead. It keeps the devices open until it
     /// is stopped.
     pub fn leaf_read_ahead(&self) -> LeafReadAhead {
-        LeafReadAhead::new(Arc::clone(&self.store), self.id)
+        LeafReadAhead::new(Arc::clone(&self.store), self.abort_state.engine_id())
     }
 
     /// Hits and misses of the node cache.

@@ -5,7 +5,7 @@
 //! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most five sixths |
 //! | dirty | a quarter of the rest | dirty file data and buffers kept for it; at most [`DIRTY_MAX`] |
 //! | reads | a sixteenth | read-ahead |
-//! | engine | a half, and what dirty data leaves of its quarter | node cache, delayed items of two epochs (together a sixteenth more, if both are full) |
+//! | engine | a half, and what dirty data leaves of its quarter | node cache, delayed items of two transactions (together a sixteenth more, if both are full) |
 //! | inodes | a sixteenth | inodes that nobody uses |
 //!
 //! What remains is for what a commit holds until it is written: copied nodes, delayed refs, batches.

@@ -1,4 +1,4 @@
-//! Delayed items leave memory for their trees' nodes without a commit: rows, while the names of their epoch go on
+//! Delayed items leave memory for their trees' nodes without a commit: rows, while the names of their transaction go on
 //! gathering, because few names change as many leaves as many ([`crate::delayed::delayed_item`]).
 //!
 //! ```text
@@ -17,11 +17,10 @@
 //! - I3. Blocks that an apply wrote and a later one left are free only after the commit, so there must be ample room.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ubtrfs_format::{Generation, Result};
 
-use crate::commit::sequence::Committer;
+use crate::commit::state::CommitWork;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::health::stats::Span;
@@ -32,37 +31,37 @@ impl Engine {
     /// An error turns the filesystem read-only, as that of a commit.
     pub fn flush_delayed_items(&self) -> Result<()> {
         self.check_not_aborted()?;
-        let mut committer = self.committer.lock();
+        let mut work = self.commit_state.lock();
         self.check_not_failed()?;
         if !self.rows_are_worth_an_apply() {
-            drop(committer);
+            drop(work);
             return self.commit();
         }
         self.check_writable()?;
-        self.or_abort("applying delayed items", || self.apply_rows(&mut committer))
+        self.or_abort("applying delayed items", || self.apply_rows(&mut work))
     }
 
-    fn apply_rows(&self, committer: &mut Committer) -> Result<()> {
+    fn apply_rows(&self, work: &mut CommitWork) -> Result<()> {
         let _span = self.stats.span(Span::ApplyRows);
-        let _progress = self.throttle.begin();
+        let _progress = self.admission.begin_flush();
         self.tree_log.spoil();
-        let nr_refs = committer.refs.len();
+        let nr_refs = work.refs.len();
         let (transid, frozen) = self.freeze_rows();
-        self.apply_frozen(&frozen, &mut committer.refs, transid)?;
-        self.thaw_rows_load(committer.refs.len().saturating_sub(nr_refs) as u64);
+        self.apply_frozen(&frozen, &mut work.refs, transid)?;
+        self.thaw_rows_load(work.refs.len().saturating_sub(nr_refs) as u64);
         Ok(())
     }
 
     fn freeze_rows(&self) -> (Generation, Vec<Arc<Tree>>) {
-        let _gate = self.gate.close();
-        let trees = self.trees.read();
-        let listed = self.listed.lock();
-        let frozen: Vec<_> = listed
-            .iter()
-            .filter_map(|id| trees.get(id))
+        let gate = self.running.close_gate();
+        let frozen: Vec<_> = self
+            .running
+            .listed(&gate)
+            .into_iter()
+            .filter_map(|id| self.roots.get(id))
             .filter(|tree| tree.id().is_fs_tree() && !tree.is_sealed())
             .collect();
         self.freeze_rows_load(frozen.iter().map(|tree| tree.freeze_rows()).sum());
-        (Generation(self.running.load(Ordering::Acquire)), frozen.into_iter().cloned().collect())
+        (self.running.transid(), frozen)
     }
 }

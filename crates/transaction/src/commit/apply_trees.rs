@@ -31,7 +31,7 @@ impl Engine {
         let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();
         let applied = self.apply_items(trees, &items, refs, transid);
         drop(items);
-        self.epoch.frozen_items_dropped();
+        self.admission.frozen_items_dropped();
         applied
     }
 

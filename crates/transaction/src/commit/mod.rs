@@ -3,3 +3,4 @@
 pub(crate) mod apply_rows;
 pub(crate) mod apply_trees;
 pub(crate) mod sequence;
+pub(crate) mod state;

@@ -18,45 +18,23 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
-use ubtrfs_space::{DelayedRefs, Extent};
 use ubtrfs_tree::{Batch, Node};
 
+use crate::commit::state::CommitWork;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::csum_tree;
 use crate::extents::extent_tree::{self, LedgerConfig};
 use crate::extents::free_space_tree;
+use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
 use crate::roots::subvolume_roots::RootChange;
-
-/// What only the holder of the commit lock touches.
-#[derive(Debug)]
-pub(crate) struct Committer {
-    pub(crate) refs: DelayedRefs,
-    /// Data extents of the frozen epoch that no item refers to any more. The log that the last superblock leads to may refer
-    /// to them: they are free once a superblock without it is durable.
-    unreferenced: Vec<Extent>,
-    quota_flagged: bool,
-    uuid_tree_in_step: bool,
-}
-
-impl Committer {
-    pub(crate) fn new(superblock: &Superblock) -> Self {
-        Self {
-            refs: DelayedRefs::new(),
-            unreferenced: Vec::new(),
-            quota_flagged: false,
-            uuid_tree_in_step: superblock.uuid_tree_generation == superblock.generation.0,
-        }
-    }
-}
 
 impl Engine {
     /// Makes everything that was put so far durable.
@@ -64,9 +42,9 @@ impl Engine {
     /// Returns at once where nothing changed. After an error the filesystem is read-only.
     pub fn commit(&self) -> Result<()> {
         self.check_not_aborted()?;
-        let wanted = self.running.load(Ordering::Acquire);
-        let mut committer = self.committer.lock();
-        if self.committed.load(Ordering::Acquire) >= wanted {
+        let wanted = self.running.transid();
+        let mut work = self.commit_state.lock();
+        if self.commit_state.committed() >= wanted {
             return Ok(());
         }
         self.check_not_failed()?;
@@ -75,7 +53,7 @@ impl Engine {
             return Ok(());
         }
         self.check_writable()?;
-        self.or_abort("commit", || self.commit_locked(&mut committer))
+        self.or_abort("commit", || self.commit_locked(&mut work))
     }
 
     /// Does what turns the filesystem read-only when it fails or panics (I2).
@@ -102,23 +80,23 @@ impl Engine {
         Ok(())
     }
 
-    fn commit_locked(&self, committer: &mut Committer) -> Result<()> {
+    fn commit_locked(&self, work: &mut CommitWork) -> Result<()> {
         let _commit = self.stats.span(Span::Commit);
         // Before any node is written, too: another writer's filesystem is left as it is.
         self.volumes.check_superblocks_are_ours()?;
         let mut superblock = self.superblock();
-        let _progress = self.throttle.begin();
-        let (transid, frozen, root_changes) = self.freeze_epoch()?;
+        let _progress = self.admission.begin_flush();
+        let (transid, frozen, root_changes) = self.freeze_transaction()?;
         let apply = self.stats.span(Span::Apply);
-        self.apply_frozen(&frozen, &mut committer.refs, transid)?;
-        self.change_roots(root_changes, committer, transid)?;
-        self.drop_dead_roots(committer, transid)?;
+        self.apply_frozen(&frozen, &mut work.refs, transid)?;
+        self.change_roots(root_changes, work, transid)?;
+        self.drop_dead_roots(work, transid)?;
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);
-        self.flag_quotas(committer, transid)?;
-        self.store_dev_stats(&mut committer.refs, transid)?;
-        let removed_chunks = self.remove_block_groups(committer, transid)?;
-        self.run_rounds(committer, transid, &mut superblock)?;
+        self.flag_quotas(work, transid)?;
+        self.store_dev_stats(&mut work.refs, transid)?;
+        let removed_chunks = self.remove_block_groups(work, transid)?;
+        self.run_rounds(work, transid, &mut superblock)?;
         drop(rounds);
 
         let nodes = self.store.dirty_nodes();
@@ -128,7 +106,7 @@ impl Engine {
             self.volumes.flush()?;
         }
         let written = self.stats.span(Span::Superblock);
-        self.fill_superblock(&mut superblock, transid, committer)?;
+        self.fill_superblock(&mut superblock, transid, work)?;
         // A thread may have panicked meanwhile, or a flush failed.
         self.check_not_aborted()?;
         // Durable on return; only its mirrors wait for the next flush.
@@ -136,13 +114,12 @@ impl Engine {
         drop(written);
 
         let _unpin = self.stats.span(Span::Unpin);
-        *self.superblock.write() = superblock;
-        self.committed.store(transid.0, Ordering::Release);
+        self.commit_state.set_committed(superblock, work);
         self.store.written(nodes);
         self.ledger.thaw();
         self.unpin(transid);
-        self.retired.lock().drain(..).for_each(|extent| self.space.release(extent));
-        committer.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
+        self.commit_state.take_retired().into_iter().for_each(|extent| self.space.release(extent));
+        work.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
         self.note_extent_tree_bytes();
         self.thaw_load();
@@ -150,28 +127,27 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the running epoch: its items become the frozen ones, the next transaction begins.
-    fn freeze_epoch(&self) -> Result<(Generation, Vec<Arc<Tree>>, Vec<RootChange>)> {
+    /// Ends the running transaction: its items become the frozen ones, the next transaction begins.
+    fn freeze_transaction(&self) -> Result<(Generation, Vec<Arc<Tree>>, Vec<RootChange>)> {
         let _freeze = self.stats.span(Span::Freeze);
-        let _gate = self.gate.close();
-        let ids = std::mem::take(&mut *self.listed.lock());
-        let mut frozen = Vec::with_capacity(ids.len());
-        for id in ids {
+        let gate = self.running.close_gate();
+        let EndedTransaction { transid, listed, root_changes } = self.running.end(&gate);
+        let mut frozen = Vec::with_capacity(listed.len());
+        for id in listed {
             // What is put for a deleted subvolume whose tree is dropped, or soon will be, goes nowhere.
-            let Some(tree) = self.trees.read().get(&id).filter(|tree| !tree.is_sealed()).cloned() else { continue };
+            let Some(tree) = self.roots.get(id).filter(|tree| !tree.is_sealed()) else { continue };
             tree.freeze();
             frozen.push(tree);
         }
         self.ledger.freeze();
         self.freeze_load();
-        let transid = Generation(self.running.fetch_add(1, Ordering::AcqRel));
         self.store.set_generation_limit(Generation(transid.0 + 1));
-        Ok((transid, frozen, std::mem::take(&mut *self.root_changes.lock())))
+        Ok((transid, frozen, root_changes))
     }
 
     /// A filesystem with quotas whose numbers are not kept says so, as a kernel without their state would leave it.
-    fn flag_quotas(&self, committer: &mut Committer, transid: Generation) -> Result<()> {
-        if std::mem::replace(&mut committer.quota_flagged, true) {
+    fn flag_quotas(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
+        if std::mem::replace(&mut work.quota_flagged, true) {
             return Ok(());
         }
         let Some(quotas) = self.tree(RootId::QUOTA_TREE)? else { return Ok(()) };
@@ -184,55 +160,55 @@ impl Engine {
         status.flags |= QgroupStatus::INCONSISTENT;
         let mut bytes = status.encode();
         bytes.extend_from_slice(item.get(QgroupStatus::SIZE..).unwrap_or_default());
-        self.apply_batch(&quotas, &vec![(key, Some(bytes.into()))], &mut committer.refs, transid)?;
+        self.apply_batch(&quotas, &vec![(key, Some(bytes.into()))], &mut work.refs, transid)?;
         Ok(())
     }
 
-    fn remove_block_groups(&self, committer: &mut Committer, transid: Generation) -> Result<Vec<Logical>> {
+    fn remove_block_groups(&self, work: &mut CommitWork, transid: Generation) -> Result<Vec<Logical>> {
         let (group_tree, free_space) = (self.block_group_tree()?, self.free_space_tree()?);
         let Some(removed) = self.remove_empty_block_groups(free_space.as_deref())? else { return Ok(Vec::new()) };
         let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
-        self.apply_batch(&group_tree, &removed.group_batch, &mut committer.refs, transid)?;
+        self.apply_batch(&group_tree, &removed.group_batch, &mut work.refs, transid)?;
         if let Some(tree) = &free_space {
-            self.apply_batch(tree, &removed.free_space_batch, &mut committer.refs, transid)?;
+            self.apply_batch(tree, &removed.free_space_batch, &mut work.refs, transid)?;
         }
-        self.apply_batch(&chunk_tree, &removed.chunk_batch, &mut committer.refs, transid)?;
-        self.apply_batch(&dev_tree, &removed.dev_batch, &mut committer.refs, transid)?;
+        self.apply_batch(&chunk_tree, &removed.chunk_batch, &mut work.refs, transid)?;
+        self.apply_batch(&dev_tree, &removed.dev_batch, &mut work.refs, transid)?;
         Ok(removed.chunks)
     }
 
     /// The tree that holds the block group items.
     fn block_group_tree(&self) -> Result<Arc<Tree>> {
-        let own = self.superblock.read().compat_ro().contains(CompatRo::BLOCK_GROUP_TREE);
+        let own = self.commit_state.superblock().compat_ro().contains(CompatRo::BLOCK_GROUP_TREE);
         self.own_tree(if own { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE })
     }
 
     fn free_space_tree(&self) -> Result<Option<Arc<Tree>>> {
-        if !self.superblock.read().compat_ro().contains(CompatRo::FREE_SPACE_TREE) {
+        if !self.commit_state.superblock().compat_ro().contains(CompatRo::FREE_SPACE_TREE) {
             return Ok(None);
         }
         self.own_tree(RootId::FREE_SPACE_TREE).map(Some)
     }
 
     /// Brings all accounting trees in step with each other.
-    fn run_rounds(&self, committer: &mut Committer, transid: Generation, superblock: &mut Superblock) -> Result<()> {
+    fn run_rounds(&self, work: &mut CommitWork, transid: Generation, superblock: &mut Superblock) -> Result<()> {
         let mut csums_done = false;
         for _ in 0..MAX_ROUNDS {
             let mut freed_data = Vec::new();
-            let mut busy = self.run_delayed_refs(committer, transid, &mut freed_data)?;
+            let mut busy = self.run_delayed_refs(work, transid, &mut freed_data)?;
             if !csums_done || !freed_data.is_empty() {
-                busy |= self.update_csums(committer, transid, &freed_data, !csums_done)?;
+                busy |= self.update_csums(work, transid, &freed_data, !csums_done)?;
                 csums_done = true;
             }
-            busy |= self.update_block_groups(committer, transid)?;
+            busy |= self.update_block_groups(work, transid)?;
             if let Some((chunks, dev_extents)) = self.record_pending_chunks(superblock)? {
                 busy = true;
                 let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
-                self.apply_batch(&chunk_tree, &chunks, &mut committer.refs, transid)?;
-                self.apply_batch(&dev_tree, &dev_extents, &mut committer.refs, transid)?;
+                self.apply_batch(&chunk_tree, &chunks, &mut work.refs, transid)?;
+                self.apply_batch(&dev_tree, &dev_extents, &mut work.refs, transid)?;
             }
-            busy |= self.update_root_items(committer, transid)?;
-            if !busy && !self.renew_root_tree(committer, transid)? {
+            busy |= self.update_root_items(work, transid)?;
+            if !busy && !self.renew_root_tree(work, transid)? {
                 return Ok(());
             }
         }
@@ -244,11 +220,11 @@ impl Engine {
 
     fn run_delayed_refs(
         &self,
-        committer: &mut Committer,
+        work: &mut CommitWork,
         transid: Generation,
         freed_data: &mut Vec<std::ops::Range<u64>>,
     ) -> Result<bool> {
-        if let Some(extent) = committer.refs.conflict() {
+        if let Some(extent) = work.refs.conflict() {
             let cause = FormatError::Value {
                 what: "FileExtent",
                 field: "disk_num_bytes",
@@ -257,10 +233,10 @@ impl Engine {
             };
             return Err(Corrupt::new(cause).at(extent.bytenr).into());
         }
-        if committer.refs.is_empty() {
+        if work.refs.is_empty() {
             return Ok(false);
         }
-        let heads = committer.refs.take();
+        let heads = work.refs.take();
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let config = LedgerConfig {
             nodesize: self.geometry.nodesize,
@@ -276,22 +252,22 @@ impl Engine {
                 freed_data.push(extent.bytenr.0..extent.end());
             }
         }
-        self.apply_batch(&extents, &changes.batch, &mut committer.refs, transid)?;
+        self.apply_batch(&extents, &changes.batch, &mut work.refs, transid)?;
         Ok(true)
     }
 
     fn update_csums(
         &self,
-        committer: &mut Committer,
+        work: &mut CommitWork,
         transid: Generation,
         freed: &[std::ops::Range<u64>],
         insert: bool,
     ) -> Result<bool> {
         if insert {
-            committer.unreferenced.extend(self.ledger.take_unreferenced());
+            work.unreferenced.extend(self.ledger.take_unreferenced());
         }
         let mut csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
-        // Data written into a preallocated extent that was freed in the same epoch. What is freed is not allocated again
+        // Data written into a preallocated extent that was freed in the same transaction. What is freed is not allocated again
         // before the commit is over, so all checksums there are of the freed extent.
         for range in freed {
             let stale: Vec<u64> = csums.range(range.clone()).map(|(at, _)| *at).collect();
@@ -309,7 +285,7 @@ impl Engine {
         let batch = tree.with_root(|source, root| {
             csum_tree::csum_changes(source, root, &csums, freed, csum_size, geometry.sectorsize, geometry.nodesize)
         })?;
-        self.apply_batch(&tree, &batch, &mut committer.refs, transid)?;
+        self.apply_batch(&tree, &batch, &mut work.refs, transid)?;
         if insert {
             self.ledger.csums_applied();
         }
@@ -317,7 +293,7 @@ impl Engine {
     }
 
     /// Writes the items and the free space of block groups that changed.
-    fn update_block_groups(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+    fn update_block_groups(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let dirty = self.space.take_dirty_groups();
         if dirty.is_empty() {
             return Ok(false);
@@ -348,19 +324,17 @@ impl Engine {
         }
         items.sort_by_key(|(key, _)| *key);
         free_space.sort_by_key(|(key, _)| *key);
-        self.apply_batch(&group_tree, &items, &mut committer.refs, transid)?;
+        self.apply_batch(&group_tree, &items, &mut work.refs, transid)?;
         if let Some(tree) = &free_space_tree {
-            self.apply_batch(tree, &free_space, &mut committer.refs, transid)?;
+            self.apply_batch(tree, &free_space, &mut work.refs, transid)?;
         }
         Ok(true)
     }
 
     /// Writes the root items of the trees whose roots moved.
-    fn update_root_items(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+    fn update_root_items(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let mut batch = Batch::new();
-        let mut trees: Vec<_> = self.trees.read().values().cloned().collect();
-        trees.sort_by_key(|tree| tree.id());
-        for tree in trees {
+        for tree in self.roots.all() {
             let root = tree.root_ptr();
             let mut state = tree.root.lock();
             if !std::mem::take(&mut state.changed) {
@@ -379,19 +353,19 @@ impl Engine {
             return Ok(false);
         }
         let roots = self.own_tree(RootId::ROOT_TREE)?;
-        self.apply_batch(&roots, &batch, &mut committer.refs, transid)?;
+        self.apply_batch(&roots, &batch, &mut work.refs, transid)?;
         Ok(true)
     }
 
-    /// A superblock names a root tree of its own transaction, also where the epoch's changes came to nothing, as those of a
+    /// A superblock names a root tree of its own transaction, also where the transaction's changes came to nothing, as those of a
     /// file that was made and deleted do: then an item of the root tree is put once more.
-    fn renew_root_tree(&self, committer: &mut Committer, transid: Generation) -> Result<bool> {
+    fn renew_root_tree(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         if roots.root_ptr().generation == transid {
             return Ok(false);
         }
         let Some((key, item)) = roots.first_ge(&Key::MIN, &Key::MAX)? else { return Ok(false) };
-        self.apply_batch(&roots, &vec![(key, Some((*item).into()))], &mut committer.refs, transid)?;
+        self.apply_batch(&roots, &vec![(key, Some((*item).into()))], &mut work.refs, transid)?;
         Ok(true)
     }
 
@@ -445,7 +419,7 @@ impl Engine {
         Ok(())
     }
 
-    fn fill_superblock(&self, superblock: &mut Superblock, transid: Generation, committer: &Committer) -> Result<()> {
+    fn fill_superblock(&self, superblock: &mut Superblock, transid: Generation, work: &CommitWork) -> Result<()> {
         let root = self.own_tree(RootId::ROOT_TREE)?.root_ptr();
         if root.generation != transid {
             return Err(Error::from(FormatError::Value {
@@ -457,7 +431,7 @@ impl Engine {
         }
         let chunk_root = self.own_tree(RootId::CHUNK_TREE)?.root_ptr();
         superblock.generation = transid;
-        superblock.incompat_flags |= self.noted_incompat.load(Ordering::Acquire);
+        superblock.incompat_flags |= self.commit_state.noted_incompat();
         superblock.root = root.bytenr;
         superblock.root_level = root.level;
         superblock.chunk_root = chunk_root.bytenr;
@@ -466,7 +440,7 @@ impl Engine {
         superblock.log_root = Logical(0);
         superblock.log_root_level = 0;
         superblock.bytes_used = self.space.block_groups().iter().map(|group| group.used).sum();
-        if committer.uuid_tree_in_step {
+        if work.uuid_tree_in_step {
             superblock.uuid_tree_generation = transid.0;
         }
         self.fill_root_backup(superblock)

@@ -91,7 +91,7 @@ impl Engine {
         });
         // Readers that are still on their way down the old tree read them again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
-        self.retired.lock().extend(retired);
+        self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
         let mut state = tree.root.lock();
         state.changed |= new_root != old_root || nr_made != nr_left;
@@ -122,7 +122,7 @@ impl ApplyProgress {
 
     fn add(&self, engine: &Engine, nr_changed: usize) {
         let done = self.nr_changed.fetch_add(nr_changed, Ordering::Relaxed) + nr_changed;
-        engine.throttle.applied(done, self.nr_changes);
+        engine.admission.flush_applied(done, self.nr_changes);
     }
 }
 
@@ -387,7 +387,7 @@ impl NodeSink for CowSink<'_> {
 
     fn header(&self, bytenr: Logical, level: u8) -> NodeHeader {
         NodeHeader {
-            fsid: self.job.engine.superblock.read().node_fsid(),
+            fsid: self.job.engine.commit_state.superblock().node_fsid(),
             chunk_tree_uuid: self.job.engine.chunk_tree_uuid,
             bytenr,
             generation: self.job.transid,

@@ -57,13 +57,13 @@ impl Engine {
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;
         let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
-        if self.data_tickets.is_empty()
+        if self.admission.data_tickets().is_empty()
             && let Some(reservation) = granted()?
         {
             return Ok(reservation);
         }
         // Flushing turns pessimistic promises into extents; committing frees what is pinned.
-        self.reserve_with_reclaim(Some(&self.data_tickets), granted, |_| {
+        self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |_| {
             self.flush_data()?;
             self.commit()
         })
@@ -73,7 +73,7 @@ impl Engine {
     fn try_reserve_data(&self, bytes: u64) -> Result<Option<Reservation>> {
         loop {
             match self.space.reserve(SpaceKind::Data, bytes) {
-                // Where they share block groups, data leaves to metadata what the running epoch needs.
+                // Where they share block groups, data leaves to metadata what the running transaction needs.
                 Ok(inner) if !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change) => {
                     return Ok(Some(inner));
                 }

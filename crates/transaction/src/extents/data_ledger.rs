@@ -2,7 +2,7 @@
 //! and the checksums that are not in the csum tree yet.
 //!
 //! ```text
-//! allocate -> Allocated -- put(EXTENT_DATA) --> Put in epoch N -- commit N finds a reference --> in the extent tree
+//! allocate -> Allocated -- put(EXTENT_DATA) --> Put in transaction N -- commit N finds a reference --> in the extent tree
 //!                 |                                 |
 //!                 +-- release_data -> free          +-- commit N finds none (overwritten, truncated) --> free
 //! ```
@@ -124,7 +124,7 @@ impl DataLedger {
         self.active_csums.write().insert(at.0, csums);
     }
 
-    /// Starts the commit of an epoch; the caller holds the gate exclusively.
+    /// Starts the commit of a transaction; the caller holds the gate exclusively.
     pub(crate) fn freeze(&self) {
         let mut extents = self.extents.lock();
         extents.frozen = std::mem::take(&mut extents.active);
@@ -132,7 +132,7 @@ impl DataLedger {
         *frozen = Arc::new(std::mem::take(&mut *self.active_csums.write()));
     }
 
-    /// The extents put in the frozen epoch that still have no extent item: nothing refers to them. They leave
+    /// The extents put in the frozen transaction that still have no extent item: nothing refers to them. They leave
     /// `allocated`, and their checksums are dropped.
     pub(crate) fn take_unreferenced(&self) -> Vec<Extent> {
         let mut extents = self.extents.lock();
@@ -175,12 +175,12 @@ impl DataLedger {
         }
     }
 
-    /// The checksums of the frozen epoch.
+    /// The checksums of the frozen transaction.
     pub(crate) fn frozen_csums(&self) -> Arc<Csums> {
         Arc::clone(&self.frozen_csums.read())
     }
 
-    /// The frozen epoch's checksums are in the csum tree now.
+    /// The frozen transaction's checksums are in the csum tree now.
     pub(crate) fn csums_applied(&self) {
         *self.frozen_csums.write() = Arc::default();
     }

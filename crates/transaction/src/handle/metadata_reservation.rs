@@ -1,11 +1,11 @@
-//! Room for metadata: whether what the running epoch takes on can be committed.
+//! Room for metadata: whether what the running transaction takes on can be committed.
 //!
-//! Trees change at commits, by copying: an epoch needs room for a copy of all nodes that it touches (the old ones
+//! Trees change at commits, by copying: a transaction needs room for a copy of all nodes that it touches (the old ones
 //! become free when it is committed) and for what it adds. Each change is admitted only while the free space and what
 //! new chunks can add hold the need of all changes admitted before it, estimated from above ([`Load::need`]):
 //!
 //! ```text
-//!   free + unallocated  >=  frozen epoch + active epoch + writeback to come + what the purpose must leave
+//!   free + unallocated  >=  frozen transaction + active transaction + writeback to come + what the purpose must leave
 //! ```
 //!
 //! I1. A change that was admitted finds room at the commit: the estimate is an upper bound, and data chunks leave the
@@ -16,7 +16,7 @@
 //! While there is much room, changes are admitted many at a time and taken from there by the operations of a thread, whose
 //! load is counted many operations at a time ([`Share`]).
 //!
-//! I4. What a share has, or has not told yet, is counted as reserved: what is known of an epoch is never less than it needs.
+//! I4. What a share has, or has not told yet, is counted as reserved: what is known of a transaction is never less than it needs.
 //!
 //! A commit turns estimates into facts, so a full filesystem commits often before it says that it is full.
 
@@ -44,9 +44,9 @@ pub(crate) enum Purpose {
     Removal,
 }
 
-/// What the active epoch has taken on so far, and what the frozen one needs.
+/// What the active transaction has taken on so far, and what the frozen one needs.
 #[derive(Debug, Default)]
-pub(crate) struct EpochLoad {
+pub(crate) struct TransactionLoad {
     rows: Puts,
     names: Puts,
     /// Changes that reservations still may put, and what shares have of them.
@@ -58,7 +58,7 @@ pub(crate) struct EpochLoad {
     frozen_need: AtomicU64,
     /// Bytes that the frozen items take in memory.
     frozen_memory: AtomicU64,
-    /// Whether this epoch's commit was asked for.
+    /// Whether this transaction's commit was asked for.
     pub(crate) asked_for_commit: AtomicBool,
     /// Whether the delayed items that are active now are asked to be flushed.
     pub(crate) asked_for_flush: AtomicBool,
@@ -75,7 +75,7 @@ struct Puts {
     memory_bytes: AtomicI64,
 }
 
-/// What threads have of the epoch's room, and what they did not tell it yet.
+/// What threads have of the transaction's room, and what they did not tell it yet.
 #[derive(Debug, Default)]
 struct Share {
     /// Changes that were admitted and are not reserved yet.
@@ -86,7 +86,7 @@ struct Share {
     load: OperationLoad,
 }
 
-/// What the changes of one operation add to the load of their epoch.
+/// What the changes of one operation add to the load of their transaction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OperationLoad {
     rows: OperationPuts,
@@ -145,7 +145,7 @@ const AMPLE: u64 = 3;
 /// Changes that are admitted for a thread at a time: some fifty operations.
 const SHARE_ITEMS: u64 = 1024;
 
-impl EpochLoad {
+impl TransactionLoad {
     /// An operation ends.
     pub(crate) fn add(&self, load: &OperationLoad) {
         self.shares.mine().lock().load += *load;
@@ -168,7 +168,7 @@ impl EpochLoad {
         })
     }
 
-    /// Counts what a share did not tell. Returns whether there was anything. The share is locked: an epoch that ends
+    /// Counts what a share did not tell. Returns whether there was anything. The share is locked: a transaction that ends
     /// meanwhile waits for it, so that the load counts for its own.
     fn tell(&self, share: &mut Share) -> bool {
         let Share { nr_ended, load, .. } =
@@ -185,7 +185,7 @@ impl EpochLoad {
         self.csum_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that the delayed items of the active epoch take in memory.
+    /// Bytes that the delayed items of the active transaction take in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.rows.memory_bytes() + self.names.memory_bytes()
     }
@@ -323,8 +323,8 @@ impl Engine {
         self.check_writable()?;
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
-        if purpose != Purpose::Change || self.metadata_tickets.is_empty() {
-            if self.epoch.take_admitted(most as u64) {
+        if purpose != Purpose::Change || self.admission.metadata_tickets.is_empty() {
+            if self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64));
             }
             if let Some(reservation) = granted() {
@@ -332,7 +332,7 @@ impl Engine {
                 return Ok(reservation);
             }
         }
-        let queue = (purpose == Purpose::Change).then_some(&self.metadata_tickets);
+        let queue = (purpose == Purpose::Change).then_some(&self.admission.metadata_tickets);
         // From cheap to dear: a commit turns estimates into facts and frees what is pinned; dirty data written first
         // turns more of them into facts.
         self.reserve_with_reclaim(
@@ -367,19 +367,19 @@ impl Engine {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         if room / AMPLE >= need {
             if self.admit(SHARE_ITEMS, Purpose::Change) {
-                self.epoch.shares.mine().lock().nr_admitted += SHARE_ITEMS;
+                self.admission.load.shares.mine().lock().nr_admitted += SHARE_ITEMS;
             }
-        } else if need > room - room / 8 && self.epoch.active().nr_puts > NODES_A_COMMIT {
+        } else if need > room - room / 8 && self.admission.load.active().nr_puts > NODES_A_COMMIT {
             self.ask_for(BackgroundWork::Commit);
         }
     }
 
     fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {
         // Counted before it is looked at: of two who ask at once both see both.
-        self.epoch.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
+        self.admission.load.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
         let has_room = self.has_room_for_metadata(purpose);
         if !has_room {
-            self.epoch.unreserve(nr_items);
+            self.admission.load.unreserve(nr_items);
         }
         has_room
     }
@@ -400,7 +400,7 @@ impl Engine {
             let (room, need) = self.metadata_room_and_need(purpose);
             room >= need.saturating_add(bytes)
         };
-        fits() || (self.epoch.settle() && fits())
+        fits() || (self.admission.load.settle() && fits())
     }
 
     /// Whether the trees still have their room when a data chunk takes its share of the devices.
@@ -420,10 +420,10 @@ impl Engine {
         share.clamp(floor, most.max(floor)).min(metadata.total / 2)
     }
 
-    /// The active epoch becomes the frozen one.
+    /// The active transaction becomes the frozen one.
     pub(crate) fn freeze_load(&self) {
         let info = self.space.info(SpaceKind::Metadata);
-        let load = &self.epoch;
+        let load = &self.admission.load;
         load.settle();
         load.frozen_need.store(load.active().need(&self.metadata_use(&info)), Ordering::Relaxed);
         load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
@@ -438,7 +438,7 @@ impl Engine {
     /// of the trees stays counted until the commit: it is not known apart from that of the other names.)
     pub(crate) fn freeze_rows_load(&self, names_bytes: isize) {
         let info = self.space.info(SpaceKind::Metadata);
-        let load = &self.epoch;
+        let load = &self.admission.load;
         load.settle();
         load.frozen_need.store(load.rows.load().need(&self.metadata_use(&info)), Ordering::Relaxed);
         load.frozen_memory.store(load.row_memory_bytes() + names_bytes.max(0) as u64, Ordering::Relaxed);
@@ -449,14 +449,14 @@ impl Engine {
 
     /// The frozen items are in the trees' nodes, and the accounting trees know of it.
     pub(crate) fn thaw_load(&self) {
-        self.epoch.frozen_need.store(0, Ordering::Relaxed);
+        self.admission.load.frozen_need.store(0, Ordering::Relaxed);
     }
 
     /// The frozen rows are in nodes, so many of them made or left: the accounting trees still have to learn of these, at
-    /// the commit of the active epoch.
+    /// the commit of the active transaction.
     pub(crate) fn thaw_rows_load(&self, nr_nodes: u64) {
-        self.epoch.rows.nr_puts.fetch_add(nr_nodes, Ordering::Relaxed);
-        self.epoch.rows.item_bytes.fetch_add(nr_nodes * ITEM_OVERHEAD, Ordering::Relaxed);
+        self.admission.load.rows.nr_puts.fetch_add(nr_nodes, Ordering::Relaxed);
+        self.admission.load.rows.item_bytes.fetch_add(nr_nodes * ITEM_OVERHEAD, Ordering::Relaxed);
         self.thaw_load();
     }
 
@@ -474,18 +474,18 @@ impl Engine {
 
     /// Looks how large the extent tree is, for [`Load::need`].
     pub(crate) fn note_extent_tree_bytes(&self) {
-        let extents = self.trees.read().get(&RootId::EXTENT_TREE).cloned();
+        let extents = self.roots.get(RootId::EXTENT_TREE);
         let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
         // At most all there is.
         let used = self.space.info(SpaceKind::Metadata).used;
         let bytes = recorded.filter(|bytes| (1..=used).contains(bytes)).unwrap_or(used);
-        self.extent_tree_bytes.store(bytes, Ordering::Relaxed);
+        self.admission.extent_tree_bytes.store(bytes, Ordering::Relaxed);
     }
 
     fn metadata_use(&self, metadata: &SpaceInfo) -> MetadataUse {
         // Root items are not asked: this is also called by who has one locked.
-        let extent_tree = self.extent_tree_bytes.load(Ordering::Relaxed);
-        let shared_extent_tree = self.shares_blocks.load(Ordering::Relaxed).then_some(extent_tree);
+        let extent_tree = self.admission.extent_tree_bytes.load(Ordering::Relaxed);
+        let shared_extent_tree = self.roots.shares_blocks().then_some(extent_tree);
         MetadataUse { used: metadata.used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
     }
 
@@ -497,11 +497,11 @@ impl Engine {
     fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
         let reserve = self.global_reserve(metadata);
         let (load, left) = match purpose {
-            Purpose::Change => (self.epoch.active() + self.writeback_load(), reserve),
-            Purpose::Writeback => (self.epoch.active(), reserve / 2),
-            Purpose::Removal => (self.epoch.active(), reserve / 4),
+            Purpose::Change => (self.admission.load.active() + self.writeback_load(), reserve),
+            Purpose::Writeback => (self.admission.load.active(), reserve / 2),
+            Purpose::Removal => (self.admission.load.active(), reserve / 4),
         };
-        let frozen = self.epoch.frozen_need.load(Ordering::Relaxed);
+        let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
         frozen + load.need(&self.metadata_use(metadata)) + left
     }
 
@@ -523,23 +523,23 @@ mod tests {
 
     #[test]
     fn what_shares_hold_counts_as_reserved_until_it_is_told() {
-        let epoch = EpochLoad::default();
+        let total = TransactionLoad::default();
         let mut rng = Rng::new(11);
         let (mut reserved, mut put) = (Vec::new(), Load::default());
         for _ in 0..20_000 {
             match rng.below(8) {
                 // Admitted for one operation, or ahead.
                 0 => {
-                    epoch.nr_reserved.fetch_add(12, Ordering::Relaxed);
+                    total.nr_reserved.fetch_add(12, Ordering::Relaxed);
                     reserved.push(12);
                 }
                 1 => {
-                    epoch.nr_reserved.fetch_add(SHARE_ITEMS, Ordering::Relaxed);
-                    epoch.shares.mine().lock().nr_admitted += SHARE_ITEMS;
+                    total.nr_reserved.fetch_add(SHARE_ITEMS, Ordering::Relaxed);
+                    total.shares.mine().lock().nr_admitted += SHARE_ITEMS;
                 }
                 2..5 => {
                     let nr_items = 1 + rng.below(30);
-                    reserved.extend(epoch.take_admitted(nr_items).then_some(nr_items));
+                    reserved.extend(total.take_admitted(nr_items).then_some(nr_items));
                 }
                 5..7 => {
                     let Some(nr_items) = reserved.pop() else { continue };
@@ -547,19 +547,19 @@ mod tests {
                     load.rows.nr_puts = rng.below(nr_items + 1);
                     load.rows.item_bytes = 100 * load.rows.nr_puts;
                     put = put + Load { nr_puts: load.rows.nr_puts, new_bytes: load.rows.item_bytes };
-                    epoch.add(&load);
-                    epoch.unreserve(nr_items);
+                    total.add(&load);
+                    total.unreserve(nr_items);
                 }
                 _ => {
-                    epoch.settle();
+                    total.settle();
                 }
             }
             let alive: u64 = reserved.iter().sum();
-            assert!(epoch.active().nr_puts >= put.nr_puts + alive, "I4");
+            assert!(total.active().nr_puts >= put.nr_puts + alive, "I4");
         }
-        epoch.settle();
+        total.settle();
         let expected = put + Load { nr_puts: reserved.iter().sum(), new_bytes: 0 };
-        assert_eq!(epoch.active(), expected);
-        assert!(!epoch.settle(), "nothing is left to tell");
+        assert_eq!(total.active(), expected);
+        assert!(!total.settle(), "nothing is left to tell");
     }
 }

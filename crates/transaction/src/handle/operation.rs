@@ -1,7 +1,6 @@
-//! [`Operation`]: a group of item changes that is in one epoch as a whole.
+//! [`Operation`]: a group of item changes that is in one transaction as a whole.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockReadGuard;
 use ubtrfs_format::codec::{Field, Reader};
@@ -40,7 +39,7 @@ impl Drop for MetadataReservation<'_> {
         if std::thread::panicking() {
             self.engine.abort("a change panicked".to_owned());
         }
-        self.engine.epoch.unreserve(self.nr_items);
+        self.engine.admission.load.unreserve(self.nr_items);
     }
 }
 
@@ -48,7 +47,7 @@ impl Drop for MetadataReservation<'_> {
 #[derive(Debug)]
 pub struct Operation<'e> {
     engine: &'e Engine,
-    /// What its changes are for the epoch, which learns of it once, when the operation ends: threads would wait for each
+    /// What its changes are for the transaction, which learns of it once, when the operation ends: threads would wait for each
     /// other's counting. Until then the reservation stands for it.
     load: Cell<OperationLoad>,
     // Before the gate: what a panic left is cut off from the next commit first.
@@ -89,9 +88,9 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Writeback)
     }
 
-    /// Enters the epoch gate. The inode locks that the operation needs are held already.
+    /// Enters the transaction gate. The inode locks that the operation needs are held already.
     pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> Operation<'e> {
-        Operation { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.gate.enter() }
+        Operation { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.running.enter() }
     }
 }
 
@@ -113,10 +112,7 @@ impl Operation<'_> {
 
     /// For several changes of a tree one after the other.
     pub fn changes<'o>(&'o self, tree: &'o Tree) -> TreeChanges<'o> {
-        // Looked at first: nearly always it is, and then nobody's copy of it goes stale. The gate keeps it so.
-        if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
-            self.engine.listed.lock().push(tree.id());
-        }
+        self.engine.running.list(tree);
         TreeChanges { op: self, tree, items: None }
     }
 
@@ -128,12 +124,12 @@ impl Operation<'_> {
 
     /// Adds the checksums of an extent that was written before: one for each sector from `at` on.
     pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
-        self.engine.epoch.add_csums(csums.len() as u64);
+        self.engine.admission.load.add_csums(csums.len() as u64);
         self.engine.ledger.add_csums(at, csums);
     }
 
     pub(crate) fn change_root(&self, change: RootChange) {
-        self.engine.root_changes.lock().push(change);
+        self.engine.running.ask_for(change);
     }
 
     fn note_extent(&self, tree: &Tree, key: &Key, value: &[u8]) {
@@ -179,8 +175,8 @@ impl TreeChanges<'_> {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        // With the gate still held, so that it counts for this epoch.
-        self.engine.epoch.add(&self.load.get());
+        // With the gate still held, so that it counts for this transaction.
+        self.engine.admission.load.add(&self.load.get());
     }
 }
 

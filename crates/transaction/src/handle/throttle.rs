@@ -62,7 +62,7 @@ impl Throttle {
         Some(self.progress.load(Ordering::Relaxed)).filter(|&progress| progress != IDLE)
     }
 
-    /// How long this writer is to sleep now, when the active epoch is `fill` thousandths of its way to the limit.
+    /// How long this writer is to sleep now, when the active transaction is `fill` thousandths of its way to the limit.
     fn pause(&self, fill: u64) -> Option<Duration> {
         let ahead = fill.saturating_sub(self.progress()?);
         if ahead == 0 {
@@ -98,7 +98,7 @@ impl OpenOptions {
 impl Engine {
     /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
-        let bytes = self.epoch.memory_bytes();
+        let bytes = self.admission.load.memory_bytes();
         if bytes < self.memory_part(FREE_PART) {
             return Ok(());
         }
@@ -111,7 +111,7 @@ impl Engine {
         }
         let paced_from = if start < limit { start } else { limit / 2 };
         if bytes >= paced_from
-            && let Some(nap) = self.throttle.pause((bytes - paced_from) * 1000 / (limit - paced_from).max(1))
+            && let Some(nap) = self.admission.throttle.pause((bytes - paced_from) * 1000 / (limit - paced_from).max(1))
         {
             std::thread::sleep(nap);
         }
@@ -120,7 +120,7 @@ impl Engine {
 
     /// The most that active items take now: less while many are frozen (I2).
     fn active_limit(&self) -> u64 {
-        let rest = self.memory_part(DELAYED_PART).saturating_sub(self.epoch.frozen_memory_bytes());
+        let rest = self.memory_part(DELAYED_PART).saturating_sub(self.admission.load.frozen_memory_bytes());
         rest.clamp(2 * self.memory_part(FREE_PART), self.memory_part(LIMIT_PART))
     }
 
@@ -130,7 +130,7 @@ impl Engine {
 
     /// From how many bytes of active items on they are flushed.
     fn flush_start(&self) -> u64 {
-        let (names, names_max) = (self.epoch.name_memory_bytes(), self.memory_part(NAMES_PART));
+        let (names, names_max) = (self.admission.load.name_memory_bytes(), self.memory_part(NAMES_PART));
         if names >= names_max {
             names_max
         } else if self.tree_log.was_used_lately(self.generation()) {
@@ -142,8 +142,8 @@ impl Engine {
 
     /// Whether a flush should apply rows and leave the names for a later one, rather than commit.
     pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
-        self.epoch.name_memory_bytes() < self.memory_part(NAMES_PART)
-            && self.epoch.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
+        self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
+            && self.admission.load.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
             && !self.tree_log.was_used_lately(self.generation())
             && self.has_ample_room_for_metadata()
     }
@@ -151,9 +151,9 @@ impl Engine {
     /// Waits until the flush that runs is over and the next one has taken the active items, or flushes (I1).
     fn wait_for_room(&self) -> Result<()> {
         let mut idle_since = None;
-        while self.epoch.memory_bytes() >= self.active_limit() {
+        while self.admission.load.memory_bytes() >= self.active_limit() {
             self.check_writable()?;
-            if self.throttle.progress().is_some() {
+            if self.admission.throttle.progress().is_some() {
                 idle_since = None;
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() > THREAD_COMES {
                 return self.flush_delayed_items();
@@ -166,8 +166,8 @@ impl Engine {
     /// Has this done in the background for what is active now. Asking once is enough.
     pub(crate) fn ask_for(&self, work: BackgroundWork) {
         let asked = match work {
-            BackgroundWork::Commit => &self.epoch.asked_for_commit,
-            BackgroundWork::FlushDelayedItems => &self.epoch.asked_for_flush,
+            BackgroundWork::Commit => &self.admission.load.asked_for_commit,
+            BackgroundWork::FlushDelayedItems => &self.admission.load.asked_for_flush,
         };
         if !asked.load(Ordering::Relaxed)
             && !asked.swap(true, Ordering::Relaxed)

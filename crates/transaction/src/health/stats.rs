@@ -19,7 +19,7 @@ use crate::health::timeline::Timeline;
 pub enum Span {
     /// A whole commit.
     Commit,
-    /// The running epoch ends.
+    /// The running transaction ends.
     Freeze,
     /// The delayed items of subvolumes are merged into their trees.
     Apply,

@@ -28,7 +28,7 @@ use ubtrfs_format::{Generation, Key, KeyType, Logical, Result, RootId, objectid}
 use ubtrfs_space::{DelayedRefs, RefKey};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
 
-use crate::commit::sequence::Committer;
+use crate::commit::state::CommitWork;
 use crate::cow::child_refs::{ChildRefs, kind_of};
 use crate::cow::sink::no_references;
 use crate::delayed::tree_view::RootState;
@@ -41,8 +41,8 @@ type DropProgress = (Key, u8);
 
 impl Engine {
     /// Drops a part of what deleted subvolumes hold. The caller holds the commit lock.
-    pub(crate) fn drop_dead_roots(&self, committer: &mut Committer, transid: Generation) -> Result<()> {
-        let ids: Vec<RootId> = self.dead_roots.lock().iter().copied().collect();
+    pub(crate) fn drop_dead_roots(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
+        let ids = self.roots.dead();
         if ids.is_empty() {
             return Ok(());
         }
@@ -51,8 +51,8 @@ impl Engine {
             if budget <= 0 {
                 break;
             }
-            if self.drop_part(id, committer, transid, &mut budget)? {
-                self.dead_roots.lock().retain(|other| *other != id);
+            if self.drop_part(id, work, transid, &mut budget)? {
+                self.roots.remove_dead(id);
             }
         }
         Ok(())
@@ -69,19 +69,19 @@ impl Engine {
     }
 
     /// Drops a part of one; whether nothing is left of it.
-    fn drop_part(&self, id: RootId, committer: &mut Committer, transid: Generation, budget: &mut i64) -> Result<bool> {
+    fn drop_part(&self, id: RootId, work: &mut CommitWork, transid: Generation, budget: &mut i64) -> Result<bool> {
         let Some(tree) = self.tree(id)? else { return Ok(true) };
         let root = tree.root_ptr();
         let RootState { key_offset, item, .. } = tree.root.lock().clone();
         let Some(item) = item else { return Ok(true) };
-        // I1: it was deleted in an epoch before, and has not changed since.
+        // I1: it was deleted in a transaction before, and has not changed since.
         if item.refs > 0 || root.generation == transid {
             return Ok(false);
         }
         let progress = (item.drop_progress != Key::MIN).then_some((item.drop_progress, item.drop_level));
         let mut walk = Drop {
             engine: self,
-            before: &committer.refs,
+            before: &work.refs,
             refs: DelayedRefs::new(),
             extent_root: self.own_tree(RootId::EXTENT_TREE)?.root_ptr(),
             child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid },
@@ -94,12 +94,12 @@ impl Engine {
                 // I2
                 let error = error.in_tree(id);
                 tracing::error!("what is left of deleted subvolume {id} stays: {error}");
-                self.drop_failures.lock().push(error);
+                self.roots.note_drop_failure(error);
                 return Ok(true);
             }
         };
         let Drop { refs, .. } = walk;
-        committer.refs.append(refs);
+        work.refs.append(refs);
         if let Some((key, level)) = stopped {
             let mut state = tree.root.lock();
             if let Some(item) = &mut state.item {
@@ -108,13 +108,13 @@ impl Engine {
             state.changed = true;
             return Ok(false);
         }
-        self.trees.write().remove(&id);
+        self.roots.forget(id);
         // In the order of their keys: no subvolume has an id as high as that of orphans.
         let gone: Batch = vec![
             (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
             (Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), None),
         ];
-        self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, &mut committer.refs, transid)?;
+        self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, &mut work.refs, transid)?;
         Ok(true)
     }
 }

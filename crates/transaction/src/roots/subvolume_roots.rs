@@ -1,4 +1,4 @@
-//! Subvolumes that begin, change and end: asked for in an epoch, done by its commit once the trees hold what was frozen.
+//! Subvolumes that begin, change and end: asked for in a transaction, done by its commit once the trees hold what was frozen.
 //!
 //! ```text
 //! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
@@ -13,13 +13,12 @@
 //! Invariants:
 //! - I1. The name comes into its directory after the copy: a snapshot that lies inside of its source does not hold itself.
 //! - I2. A subvolume is in memory ([`Engine::tree`]) from the commit that makes it on, so nobody changes it before.
-//! - I3. Root items are changed here and by applies, both under the commit lock, so a change is on disk with the epoch that
+//! - I3. Root items are changed here and by applies, both under the commit lock, so a change is on disk with the transaction that
 //!   asked for it.
 //!
 //! Source: the format page on root items and references; what Linux leaves on disk after each of these.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem, RootRef, Timespec};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
@@ -29,7 +28,7 @@ use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
 use uuid::Uuid;
 
-use crate::commit::sequence::Committer;
+use crate::commit::state::CommitWork;
 use crate::cow::child_refs::ChildRefs;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
@@ -60,7 +59,7 @@ pub struct NewSubvolume {
 pub enum NewContent {
     /// These items, in the order of their keys; they fit into a leaf.
     Items(Vec<(Key, Vec<u8>)>),
-    /// What another subvolume holds when the epoch ends.
+    /// What another subvolume holds when the transaction ends.
     SnapshotOf {
         /// That subvolume.
         source: RootId,
@@ -78,7 +77,7 @@ pub(crate) enum RootChange {
 }
 
 impl Operation<'_> {
-    /// A subvolume takes changes, or takes none, from this epoch's commit on.
+    /// A subvolume takes changes, or takes none, from this transaction's commit on.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
         self.change_root(RootChange::SetReadOnly(id, read_only));
     }
@@ -95,28 +94,19 @@ impl Engine {
     /// subvolumes that there were when the filesystem was opened and since.
     pub(crate) fn note_highest_root_id(&self) -> Result<()> {
         let highest = self.own_tree(RootId::ROOT_TREE)?.highest_objectid()?;
-        *self.last_root_id.lock() = Some(highest.unwrap_or(objectid::FIRST_FREE - 1));
+        self.roots.note_highest_id(highest.unwrap_or(objectid::FIRST_FREE - 1));
         Ok(())
     }
 
     /// An id that no subvolume has had since the filesystem was opened.
     pub fn new_root_id(&self) -> Result<RootId> {
-        let mut last = self.last_root_id.lock();
-        let highest = last.ok_or_else(|| Error::Refused {
-            what: "the highest id of a subvolume could not be read when the filesystem was opened".to_owned(),
-            hint: "look at it with `ubtrfs check`",
-        })?;
-        if highest >= objectid::LAST_FREE {
-            return Err(Error::NoSpace);
-        }
-        *last = Some(highest + 1);
-        Ok(RootId(highest + 1))
+        self.roots.new_id()
     }
 
     /// Changes that a snapshot of this subvolume stands for, for its reservation: a reference more for each child of its root.
     /// From here on all reservations count with shared blocks, and so does what was admitted before the next one.
     pub fn prepare_snapshot(&self, source: RootId) -> Result<usize> {
-        self.shares_blocks.store(true, Ordering::Relaxed);
+        self.roots.note_shared_blocks();
         let tree = self.own_tree(source)?;
         tree.with_root(|nodes, root| Ok(nodes.read_node(&root.node_ptr())?.nritems()))
     }
@@ -130,9 +120,9 @@ impl Engine {
         plan: impl FnOnce(Generation) -> NewSubvolume,
     ) -> Result<()> {
         {
-            let _gate = self.gate.enter();
+            let _gate = self.running.enter();
             let transid = self.generation();
-            self.root_changes.lock().push(RootChange::Make(Box::new(plan(transid))));
+            self.running.ask_for(RootChange::Make(Box::new(plan(transid))));
         }
         let committed = self.commit();
         // What the commit puts was admitted until it is over.
@@ -140,16 +130,16 @@ impl Engine {
         committed
     }
 
-    /// Does what the epoch asked for. The caller holds the commit lock and has applied what was frozen.
+    /// Does what the transaction asked for. The caller holds the commit lock and has applied what was frozen.
     pub(crate) fn change_roots(
         &self,
         changes: Vec<RootChange>,
-        committer: &mut Committer,
+        work: &mut CommitWork,
         transid: Generation,
     ) -> Result<()> {
         for change in changes {
             match change {
-                RootChange::Make(new) => self.make(*new, &mut committer.refs, transid)?,
+                RootChange::Make(new) => self.make(*new, &mut work.refs, transid)?,
                 RootChange::SetReadOnly(id, read_only) => self.change_root_item(id, |item| {
                     let mut flags = RootFlags::from_bits_retain(item.flags);
                     flags.set(RootFlags::RDONLY, read_only);
@@ -167,7 +157,7 @@ impl Engine {
                         (KeyType::UUID_KEY_RECEIVED_SUBVOL, item.received_uuid),
                     ];
                     for uuid in uuids {
-                        self.set_uuid(uuid, id, false, &mut committer.refs, transid)?;
+                        self.set_uuid(uuid, id, false, &mut work.refs, transid)?;
                     }
                 }
             }
@@ -208,8 +198,7 @@ impl Engine {
         let received_uuid = item.received_uuid;
         let mut state = RootState::new(key_offset, item);
         state.changed = true;
-        let tree = Arc::new(Tree::new(root, Arc::clone(&self.store), state));
-        self.trees.write().insert(id, tree);
+        self.roots.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
 
         self.apply_batch(&*self.own_tree(parent)?, &entry, refs, transid)?;
         let value = root_ref.encode();
@@ -272,7 +261,7 @@ impl Engine {
         let nodesize = self.geometry.nodesize.into();
         let extent = self.allocate_or_make_chunk(SpaceKind::Metadata, nodesize, nodesize, None)?;
         Ok(NodeHeader {
-            fsid: self.superblock.read().node_fsid(),
+            fsid: self.commit_state.superblock().node_fsid(),
             chunk_tree_uuid: self.chunk_tree_uuid,
             bytenr: extent.ok_or(Error::NoSpace)?.bytenr,
             generation: transid,
@@ -338,30 +327,26 @@ impl Engine {
     /// Has the next commits give back the space of a deleted subvolume, a part of it each. Who still works on its tree fails, or
     /// works for nothing.
     pub fn drop_subvolume(&self, id: RootId) {
-        if let Some(tree) = self.trees.read().get(&id) {
+        if let Some(tree) = self.roots.get(id) {
             tree.seal();
         }
-        self.dead_roots.lock().push_back(id);
+        self.roots.push_dead(id);
     }
 
     /// Deleted subvolumes whose space is not given back yet.
     pub fn nr_dead_roots(&self) -> usize {
-        self.dead_roots.lock().len()
+        self.roots.nr_dead()
     }
 
     /// The next reason why a deleted subvolume was not dropped: what is left of it stays.
     pub fn take_drop_failure(&self) -> Option<Error> {
-        self.drop_failures.lock().pop()
-    }
-
-    pub(crate) fn has_root_changes(&self) -> bool {
-        !self.root_changes.lock().is_empty() || self.nr_dead_roots() > 0
+        self.roots.take_drop_failure()
     }
 
     /// The superblocks of all commits from here on have the flag that says that the default subvolume may be another one than
     /// the top level. Called before the operation that makes it so.
     pub fn note_default_subvolume(&self) {
-        self.noted_incompat.fetch_or(Incompat::DEFAULT_SUBVOL.bits(), Ordering::AcqRel);
+        self.commit_state.note_incompat(Incompat::DEFAULT_SUBVOL.bits());
     }
 }
 

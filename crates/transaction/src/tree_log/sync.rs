@@ -98,7 +98,7 @@ impl Engine {
 
     fn lead_batch(&self, leading: &mut Leading<'_>) -> Result<()> {
         let refused = self.check_not_aborted();
-        let committer = self.committer.lock();
+        let commit_lock = self.commit_state.lock();
         let requests = {
             let mut queue = self.tree_log.queue.lock();
             let requests = std::mem::take(&mut queue.requests);
@@ -107,7 +107,7 @@ impl Engine {
             requests
         };
         let outcome = refused.and_then(|()| self.check_not_failed()).and_then(|()| self.write_log(requests));
-        drop(committer);
+        drop(commit_lock);
         let counter = match &outcome {
             Ok(Outcome::Written) => &self.tree_log.written,
             Ok(Outcome::Unchanged) => &self.tree_log.unchanged,
@@ -135,7 +135,7 @@ impl Engine {
         if state.spoiled {
             return Ok(Outcome::NeedsCommit("the log in memory is not the one on the devices, or trees changed"));
         }
-        let transid = Generation(self.committed.load(Ordering::Acquire) + 1);
+        let transid = Generation(self.commit_state.committed().0 + 1);
         let batches = match self.collect(state, &wanted, transid) {
             Ok(batches) => batches,
             Err(Stop::Commit(why)) => {
@@ -191,8 +191,8 @@ impl Engine {
         transid: Generation,
     ) -> Result<Vec<(RootId, Batch)>, Stop> {
         // All operations are in whole or not at all.
-        let _gate = self.gate.close();
-        if self.running.load(Ordering::Acquire) != transid.0 {
+        let _gate = self.running.close_gate();
+        if self.running.transid() != transid {
             return Err(Stop::Commit("an earlier transaction is not committed"));
         }
         if !self.pending_chunks.is_empty() {
@@ -221,7 +221,7 @@ impl Engine {
         transid: Generation,
     ) -> Result<(Vec<Arc<Node>>, Option<RootPtr>)> {
         let identity = BlockIdentity {
-            fsid: self.superblock.read().node_fsid(),
+            fsid: self.commit_state.superblock().node_fsid(),
             chunk_tree_uuid: self.chunk_tree_uuid,
             generation: transid,
             nodesize: self.geometry.nodesize,

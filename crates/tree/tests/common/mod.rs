@@ -26,7 +26,7 @@ pub const TREE: RootId = RootId(5);
 #[derive(Debug, Default)]
 struct Nodes {
     by_bytenr: HashMap<u64, Arc<Node>>,
-    /// Addresses given out in this epoch: content may still change.
+    /// Addresses given out in this transaction: content may still change.
     fresh: HashSet<u64>,
     left: HashSet<u64>,
     free: Vec<u64>,
@@ -148,7 +148,7 @@ impl Store {
         (store, root)
     }
 
-    /// Ends the epoch: what is there is written, what was left may be used again.
+    /// Ends the transaction: what is there is written, what was left may be used again.
     pub fn commit(&mut self) {
         self.generation += 1;
         let nodes = self.nodes.get_mut();

@@ -94,11 +94,11 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
         ((258, 261), (259, dir(3))),
     ];
     for (number, (ids, place)) in plans.into_iter().enumerate() {
-        let _gate = engine.gate.enter();
+        let _gate = engine.running.enter();
         let plan = snapshot(&engine, ids, place, &format!("snapshot-{number}-{long}"));
-        engine.root_changes.lock().push(RootChange::Make(Box::new(plan)));
+        engine.running.ask_for(RootChange::Make(Box::new(plan)));
     }
-    engine.shares_blocks.store(true, std::sync::atomic::Ordering::Relaxed);
+    engine.roots.note_shared_blocks();
     engine.commit().expect("committed");
     // And on from there, in all of them.
     touch_all(&engine, &tree);

@@ -1,0 +1,59 @@
+//! [`Admission`]: what decides whether a change may begin, and what it waits for.
+//!
+//! Owns the load of the running transaction, the queues of tickets, and the pace of writers. Lock order: a queue's lock and
+//! a thread's share of the load are leaves.
+
+use std::sync::atomic::AtomicU64;
+
+use crate::handle::metadata_reservation::TransactionLoad;
+use crate::handle::throttle::{FlushProgress, Throttle};
+use crate::handle::ticket::TicketQueue;
+use crate::health::metric::Metric;
+
+/// The state of reservations.
+#[derive(Debug, Default)]
+pub(crate) struct Admission {
+    pub(in crate::handle) load: TransactionLoad,
+    pub(in crate::handle) metadata_tickets: TicketQueue,
+    pub(in crate::handle) throttle: Throttle,
+    /// Bytes of the extent tree at the last commit.
+    pub(in crate::handle) extent_tree_bytes: AtomicU64,
+    data_tickets: TicketQueue,
+}
+
+impl Admission {
+    /// Reservations of data space that wait.
+    pub(crate) fn data_tickets(&self) -> &TicketQueue {
+        &self.data_tickets
+    }
+
+    /// A flush of delayed items begins; it ends when the value is dropped.
+    pub(crate) fn begin_flush(&self) -> FlushProgress<'_> {
+        self.throttle.begin()
+    }
+
+    /// So many of so many frozen items are applied.
+    pub(crate) fn flush_applied(&self, done: usize, all: usize) {
+        self.throttle.applied(done, all);
+    }
+
+    /// The frozen items are not in memory any more.
+    pub(crate) fn frozen_items_dropped(&self) {
+        self.load.frozen_items_dropped();
+    }
+
+    /// What waits, what failed, and the memory of delayed items.
+    pub(crate) fn metrics(&self) -> Vec<Metric> {
+        let mut out = Vec::new();
+        for (kind, queue) in [("data", &self.data_tickets), ("metadata", &self.metadata_tickets)] {
+            let (waiting, failed) = queue.counts();
+            let queued = Metric::gauge("tickets_waiting", "Reservations that wait for their turn", waiting as f64);
+            let failed = Metric::counter("tickets_failed_total", "Reclaims that did not help", failed as f64);
+            out.extend([queued, failed].map(|metric| metric.label("kind", kind)));
+        }
+        let delayed = self.load.memory_bytes() as f64;
+        let help = "Memory of delayed items in the running transaction";
+        out.push(Metric::gauge("delayed_item_bytes", help, delayed));
+        out
+    }
+}

@@ -1,0 +1,116 @@
+//! [`AbortState`]: whether the filesystem takes changes, and why it does not.
+//!
+//! Owns the reason and the cause, each under a lock of its own under which nothing else is taken.
+//!
+//! Invariants:
+//! - I1. A filesystem that turned read-only stays so until it is closed; the first reason is kept.
+//! - I2. The flags are set after the reason, so a reader that sees a flag finds the reason.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use ubtrfs_format::{Error, Result};
+
+use crate::engine::Engine;
+use crate::health::unwind::EngineId;
+
+/// Why a filesystem takes no changes, if it takes none.
+#[derive(Debug)]
+pub(crate) struct AbortState {
+    id: EngineId,
+    read_only: AtomicBool,
+    /// It turned read-only while it was open: changes since the last commit are lost.
+    aborted: AtomicBool,
+    reason: Mutex<Option<String>>,
+    /// The failure that turned it read-only, for everyone who waited for what failed.
+    cause: Mutex<Option<Error>>,
+}
+
+impl AbortState {
+    /// A filesystem that takes changes, or for this reason takes none.
+    pub(crate) fn new(reason: Option<String>) -> Self {
+        Self {
+            id: EngineId::new(),
+            read_only: AtomicBool::new(reason.is_some()),
+            aborted: AtomicBool::new(false),
+            reason: Mutex::new(reason),
+            cause: Mutex::default(),
+        }
+    }
+
+    /// Has panics of threads that enter this engine abort it.
+    pub(crate) fn register(&self, engine: Weak<Engine>) {
+        self.id.register(engine);
+    }
+
+    /// The number that tells this engine from others in the process.
+    pub(crate) fn engine_id(&self) -> EngineId {
+        self.id
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+}
+
+impl Engine {
+    /// Why the filesystem takes no changes, or `None` where it does.
+    pub fn read_only(&self) -> Option<String> {
+        if !self.abort_state.read_only.load(Ordering::Acquire) {
+            return None;
+        }
+        self.abort_state.reason.lock().clone()
+    }
+
+    /// Declares that this thread works on the filesystem: from here on, a panic of it turns the filesystem read-only.
+    pub fn enter(&self) {
+        self.abort_state.id.enter();
+    }
+
+    /// Fails where the filesystem takes no changes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] with the reason.
+    pub fn check_writable(&self) -> Result<()> {
+        self.enter();
+        match self.read_only() {
+            None => Ok(()),
+            Some(reason) => Err(Error::ReadOnly { reason }),
+        }
+    }
+
+    /// Turns the filesystem read-only for good: nothing is committed any more. The first reason is kept (I1).
+    pub fn abort(&self, reason: String) {
+        let state = &self.abort_state;
+        let mut kept = state.reason.lock();
+        if !state.read_only.load(Ordering::Acquire) {
+            tracing::error!("the filesystem is read-only from here on: {reason}");
+            *kept = Some(reason);
+            state.read_only.store(true, Ordering::Release);
+            state.aborted.store(true, Ordering::Release);
+        }
+    }
+
+    /// [`Engine::abort`] because something failed. Everyone who waited for it gets the same error from
+    /// [`Engine::check_not_failed`].
+    pub(crate) fn fail(&self, what: &str, error: &Error) {
+        self.abort_state.cause.lock().get_or_insert_with(|| error.clone());
+        self.abort(format!("{what} failed: {error}"));
+    }
+
+    /// Like [`Engine::check_not_aborted`], for callers that were not refused before they began to wait for the commit lock.
+    pub(crate) fn check_not_failed(&self) -> Result<()> {
+        match self.abort_state.cause.lock().clone().filter(|_| self.abort_state.is_aborted()) {
+            Some(cause) => Err(cause),
+            None => self.check_not_aborted(),
+        }
+    }
+
+    /// Fails after [`Engine::abort`]. No caller may be told then that changes are durable, even where none are left to
+    /// commit because the commit that failed took them.
+    pub(crate) fn check_not_aborted(&self) -> Result<()> {
+        if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }
+    }
+}

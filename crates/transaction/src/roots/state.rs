@@ -1,0 +1,123 @@
+//! [`Roots`]: the trees in memory, and what is known of subvolumes as a whole.
+//!
+//! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order: nothing
+//! is taken under any of these locks. The guard of one is never handed out.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use ubtrfs_format::{Error, Generation, Result, RootId, objectid};
+
+use crate::delayed::tree_view::Tree;
+
+/// Trees by id, and the deletion of subvolumes.
+#[derive(Debug)]
+pub(crate) struct Roots {
+    trees: RwLock<HashMap<RootId, Arc<Tree>>>,
+    /// Deleted subvolumes that nobody uses, in the order in which they are dropped.
+    dead: Mutex<VecDeque<RootId>>,
+    /// Why deleted subvolumes were not dropped, as long as nobody asked.
+    drop_failures: Mutex<Vec<Error>>,
+    /// A subvolume may share blocks with another one; only ever set.
+    shares_blocks: AtomicBool,
+    /// The highest id of a subvolume so far; unknown where nothing is made, or the root tree's end is damaged.
+    last_id: Mutex<Option<u64>>,
+}
+
+impl Roots {
+    /// With the trees that were loaded at open.
+    pub(crate) fn new(trees: HashMap<RootId, Arc<Tree>>) -> Self {
+        let shares_blocks =
+            trees.get(&RootId::FS_TREE).is_some_and(|tree| tree.root.lock().last_snapshot > Generation(0));
+        Self {
+            trees: RwLock::new(trees),
+            dead: Mutex::default(),
+            drop_failures: Mutex::default(),
+            shares_blocks: AtomicBool::new(shares_blocks),
+            last_id: Mutex::default(),
+        }
+    }
+
+    /// A tree that is in memory.
+    pub(crate) fn get(&self, id: RootId) -> Option<Arc<Tree>> {
+        self.trees.read().get(&id).cloned()
+    }
+
+    /// All trees in memory, by id.
+    pub(crate) fn all(&self) -> Vec<Arc<Tree>> {
+        let mut trees: Vec<_> = self.trees.read().values().cloned().collect();
+        trees.sort_by_key(|tree| tree.id());
+        trees
+    }
+
+    /// Keeps a tree that was loaded; of two that were loaded at once, all callers get the first.
+    pub(crate) fn keep(&self, tree: Arc<Tree>) -> Arc<Tree> {
+        Arc::clone(self.trees.write().entry(tree.id()).or_insert(tree))
+    }
+
+    /// Forgets a tree that was dropped.
+    pub(crate) fn forget(&self, id: RootId) {
+        self.trees.write().remove(&id);
+    }
+
+    /// Whether any two subvolumes may share blocks.
+    pub(crate) fn shares_blocks(&self) -> bool {
+        self.shares_blocks.load(Ordering::Relaxed)
+    }
+
+    /// From here on they may.
+    pub(crate) fn note_shared_blocks(&self) {
+        self.shares_blocks.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the next commits drop this subvolume.
+    pub(crate) fn push_dead(&self, id: RootId) {
+        self.dead.lock().push_back(id);
+    }
+
+    /// Deleted subvolumes that are not dropped yet.
+    pub(crate) fn dead(&self) -> Vec<RootId> {
+        self.dead.lock().iter().copied().collect()
+    }
+
+    /// The number of those.
+    pub(crate) fn nr_dead(&self) -> usize {
+        self.dead.lock().len()
+    }
+
+    /// This one is dropped, or is given up.
+    pub(crate) fn remove_dead(&self, id: RootId) {
+        self.dead.lock().retain(|other| *other != id);
+    }
+
+    /// A subvolume could not be dropped.
+    pub(crate) fn note_drop_failure(&self, error: Error) {
+        self.drop_failures.lock().push(error);
+    }
+
+    /// The last of those failures that nobody took.
+    pub(crate) fn take_drop_failure(&self) -> Option<Error> {
+        self.drop_failures.lock().pop()
+    }
+
+    /// The highest id of a subvolume on disk.
+    pub(crate) fn note_highest_id(&self, highest: u64) {
+        *self.last_id.lock() = Some(highest);
+    }
+
+    /// An id that no subvolume has had since the filesystem was opened.
+    pub(crate) fn new_id(&self) -> Result<RootId> {
+        let mut last = self.last_id.lock();
+        let highest = last.ok_or_else(|| Error::Refused {
+            what: "the highest id of a subvolume could not be read when the filesystem was opened".to_owned(),
+            hint: "look at it with `ubtrfs check`",
+        })?;
+        if highest >= objectid::LAST_FREE {
+            return Err(Error::NoSpace);
+        }
+        *last = Some(highest + 1);
+        Ok(RootId(highest + 1))
+    }
+}
