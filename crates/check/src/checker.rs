@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
+use ubtrfs_error::Result;
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::superblock::{CompatRo, Superblock};
-use ubtrfs_format::{Generation, Result, RootId};
+use ubtrfs_format::{Generation, RootId};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 
 use crate::block_group::BlockGroups;

@@ -45,7 +45,7 @@ use std::sync::Arc;
 
 pub use problem::{Code, Limits, Place, Problem};
 use ubtrfs_device::Device;
-use ubtrfs_format::Result;
+use ubtrfs_error::Result;
 
 /// What to check.
 #[derive(Clone, Copy, Debug, Default)]

@@ -7,8 +7,9 @@
 
 use std::thread;
 
+use ubtrfs_error::Error;
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, Logical, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 use ubtrfs_volumes::Volumes;
 
 use crate::problem::Code;

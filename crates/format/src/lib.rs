@@ -28,7 +28,7 @@ pub mod superblock_check;
 
 pub use check::{CheckContext, Expected, check_node};
 pub use csum::CsumType;
-pub use error::{Corrupt, Error, FormatError, Result};
+pub use error::{Corrupt, FormatError};
 pub use ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};
 pub use key::{Key, KeyType};
 pub use superblock_check::check_superblock;

@@ -1,11 +1,13 @@
-//! What filesystem operations fail with, and the one mapping of those failures to errno.
+//! [`Error`]: the failure of a filesystem operation, and its errno.
+
+use rustix::io::Errno;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The engine below failed: corrupt content, a device, no space, read-only.
     #[error(transparent)]
-    Engine(#[from] ubtrfs_format::Error),
+    Engine(#[from] ubtrfs_error::Error),
     /// ENOENT.
     #[error("no such file or directory")]
     NotFound,
@@ -115,68 +117,33 @@ impl From<ubtrfs_format::Corrupt> for Error {
 impl Error {
     /// The error number that Linux's btrfs returns for this.
     pub fn errno(&self) -> i32 {
-        use ubtrfs_format::{Corrupt, Error as Engine, FormatError};
-
-        match self {
-            // What a checksum caught is a bad read; the rest contradicts the format.
-            Self::Engine(Engine::Corrupt(Corrupt { cause: FormatError::Checksum { .. }, .. })) => EIO,
-            Self::Engine(Engine::Corrupt(_)) => EUCLEAN,
-            Self::Engine(Engine::Io { .. }) => EIO,
-            Self::Engine(Engine::NoSpace) => ENOSPC,
-            Self::Engine(Engine::ReadOnly { .. }) => EROFS,
-            Self::Engine(Engine::Unsupported { .. }) => EOPNOTSUPP,
-            Self::Engine(Engine::Refused { .. }) => EINVAL,
-            Self::NotFound => ENOENT,
-            Self::Exists => EEXIST,
-            Self::NotDirectory => ENOTDIR,
-            Self::IsDirectory => EISDIR,
-            Self::NotEmpty => ENOTEMPTY,
-            Self::InvalidArgument(_) | Self::MountOption { .. } | Self::NoSuchSubvolume(_) => EINVAL,
-            Self::NameTooLong => ENAMETOOLONG,
-            Self::TooManyLinks => EMLINK,
-            Self::NotPermitted(_) => EPERM,
-            Self::AccessDenied => EACCES,
-            Self::NoData => ENODATA,
-            Self::Range => ERANGE,
-            Self::TooBig => E2BIG,
-            Self::NoSuchOffset => ENXIO,
-            Self::CrossDevice => EXDEV,
-            Self::FileTooBig => EFBIG,
-            Self::NotSupported(_) => EOPNOTSUPP,
-            Self::ReadOnlySubvolume | Self::ReadOnlyMount => EROFS,
-            Self::SymlinkLoop => ELOOP,
-            Self::ItemFull => ENOSPC,
-            Self::Overflow => EOVERFLOW,
-            Self::Stale => ESTALE,
-            Self::Busy(_) => EBUSY,
-            Self::Writeback { errno } => *errno,
-        }
+        let errno = match self {
+            Self::Engine(error) => return error.errno(),
+            Self::NotFound => Errno::NOENT,
+            Self::Exists => Errno::EXIST,
+            Self::NotDirectory => Errno::NOTDIR,
+            Self::IsDirectory => Errno::ISDIR,
+            Self::NotEmpty => Errno::NOTEMPTY,
+            Self::InvalidArgument(_) | Self::MountOption { .. } | Self::NoSuchSubvolume(_) => Errno::INVAL,
+            Self::NameTooLong => Errno::NAMETOOLONG,
+            Self::TooManyLinks => Errno::MLINK,
+            Self::NotPermitted(_) => Errno::PERM,
+            Self::AccessDenied => Errno::ACCESS,
+            Self::NoData => Errno::NODATA,
+            Self::Range => Errno::RANGE,
+            Self::TooBig => Errno::TOOBIG,
+            Self::NoSuchOffset => Errno::NXIO,
+            Self::CrossDevice => Errno::XDEV,
+            Self::FileTooBig => Errno::FBIG,
+            Self::NotSupported(_) => Errno::OPNOTSUPP,
+            Self::ReadOnlySubvolume | Self::ReadOnlyMount => Errno::ROFS,
+            Self::SymlinkLoop => Errno::LOOP,
+            Self::ItemFull => Errno::NOSPC,
+            Self::Overflow => Errno::OVERFLOW,
+            Self::Stale => Errno::STALE,
+            Self::Busy(_) => Errno::BUSY,
+            Self::Writeback { errno } => return *errno,
+        };
+        errno.raw_os_error()
     }
 }
-
-// Linux's numbers; the engine may run elsewhere, the protocol above speaks Linux.
-const EPERM: i32 = 1;
-const ENOENT: i32 = 2;
-const EIO: i32 = 5;
-const ENXIO: i32 = 6;
-const E2BIG: i32 = 7;
-const EACCES: i32 = 13;
-const EBUSY: i32 = 16;
-const EEXIST: i32 = 17;
-const EXDEV: i32 = 18;
-const ENOTDIR: i32 = 20;
-const EISDIR: i32 = 21;
-const EINVAL: i32 = 22;
-const EFBIG: i32 = 27;
-const ENOSPC: i32 = 28;
-const EROFS: i32 = 30;
-const EMLINK: i32 = 31;
-const ERANGE: i32 = 34;
-const ENAMETOOLONG: i32 = 36;
-const ENOTEMPTY: i32 = 39;
-const ELOOP: i32 = 40;
-const ENODATA: i32 = 61;
-const EOVERFLOW: i32 = 75;
-const EOPNOTSUPP: i32 = 95;
-const ESTALE: i32 = 116;
-const EUCLEAN: i32 = 117;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, Result};
+use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode, Result};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{HookDevice, Medium, MediumDevice, check_medium};
 
@@ -181,14 +181,4 @@ fn fsync_of_data_written_in_place_flushes() {
     fs.close().unwrap();
     bed.fs.close().unwrap();
     check_medium(&bed.medium.content()).unwrap();
-}
-
-#[test]
-fn a_copied_error_has_the_same_errno() {
-    let source = io::Error::from_raw_os_error(28);
-    let error = ubtrfs_format::Error::Io { op: "write", device: "d".into(), offset: 1, len_bytes: 2, source };
-    for error in [error, ubtrfs_format::Error::NoSpace, ubtrfs_format::Error::ReadOnly { reason: "r".into() }] {
-        assert_eq!(error.to_string(), error.clone().to_string());
-        assert_eq!(Error::Engine(error.clone()).errno(), Error::Engine(error).errno());
-    }
 }

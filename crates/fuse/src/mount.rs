@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
@@ -185,7 +186,9 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
     match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(MountError::NoFuse),
-        Err(error) if matches!(error.raw_os_error(), Some(ENODEV | ENXIO)) => return Err(MountError::NoFuse),
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NODEV | Errno::NXIO)) => {
+            return Err(MountError::NoFuse);
+        }
         // fusermount3 opens it for ordinary users.
         Err(_) if !is_root() => {}
         Err(error) => return Err(MountError::FuseDenied(error)),
@@ -203,9 +206,6 @@ fn unusable(dir: &Path, source: io::Error) -> MountError {
         _ => MountError::Mount { dir, source },
     }
 }
-
-const ENODEV: i32 = 19;
-const ENXIO: i32 = 6;
 
 /// Whether we may call mount(2), more or less.
 pub fn is_root() -> bool {

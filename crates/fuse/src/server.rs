@@ -333,7 +333,7 @@ impl Handler for Server {
             Ok(Err(Failure::Errno(errno))) => Err(errno),
             Ok(Err(Failure::Fs(error))) => {
                 if let Error::Engine(cause) = &error
-                    && matches!(cause, ubtrfs_format::Error::Corrupt(_) | ubtrfs_format::Error::Io { .. })
+                    && matches!(cause, ubtrfs_error::Error::Corrupt(_) | ubtrfs_error::Error::Io { .. })
                 {
                     tracing::error!("{cause}");
                 }

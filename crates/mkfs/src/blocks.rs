@@ -9,10 +9,11 @@
 
 use std::collections::BTreeMap;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::Field;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder, NodeBuilder, NodeHeader, finish_block};
-use ubtrfs_format::{Error, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
 
 use crate::layout::Chunk;
 use crate::trees::{self, Facts, Items};

@@ -21,8 +21,9 @@
 //! - I1. Stripes do not overlap, start at or behind 1 MiB and end inside the device.
 //! - I2. The first chunk with the SYSTEM flag holds the chunk tree, the first with METADATA all other trees.
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
-use ubtrfs_format::{Error, Physical, Result, RootId};
+use ubtrfs_format::{Physical, RootId};
 use ubtrfs_volumes::DEVICE_RESERVED;
 
 use crate::{DEVID, MkfsOptions};

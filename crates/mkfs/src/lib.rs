@@ -22,11 +22,13 @@ mod signature;
 mod trees;
 
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, DevItem};
 use ubtrfs_format::superblock::{MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{DevId, Error, Generation, Logical, Result, RootId};
+use ubtrfs_format::{DevId, Generation, Logical, RootId};
 use uuid::Uuid;
 
 use blocks::Filesystem;
@@ -253,11 +255,17 @@ fn write(device: &dyn Device, offset: u64, data: &[u8]) -> Result<()> {
         device: device.describe(),
         offset,
         len_bytes: data.len() as u64,
-        source,
+        source: Arc::new(source),
     })
 }
 
 fn flush(device: &dyn Device) -> Result<()> {
-    let failed = |source| Error::Io { op: "flush", device: device.describe(), offset: 0, len_bytes: 0, source };
+    let failed = |source| Error::Io {
+        op: "flush",
+        device: device.describe(),
+        offset: 0,
+        len_bytes: 0,
+        source: Arc::new(source),
+    };
     device.flush().map_err(failed)
 }

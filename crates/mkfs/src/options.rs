@@ -1,8 +1,9 @@
 //! What the new filesystem is to be like, and which combinations make sense.
 
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::CsumType;
 use ubtrfs_format::item::{BlockGroupFlags, Timespec};
 use ubtrfs_format::superblock::{CompatRo, Incompat, LABEL_LEN_MAX};
-use ubtrfs_format::{CsumType, Error, Result};
 use ubtrfs_volumes::profile_name;
 use uuid::Uuid;
 

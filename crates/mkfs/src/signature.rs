@@ -1,8 +1,10 @@
 //! What lives on a device already, by the magic numbers of common formats; and wiping them.
 
+use std::sync::Arc;
+
 use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use ubtrfs_format::{Error, Result};
 
 struct Signature {
     name: &'static str,
@@ -97,7 +99,8 @@ fn zero(device: &dyn Device, start: u64, end: u64) -> Result<()> {
 
 fn read(device: &dyn Device, offset: u64, buf: &mut [u8]) -> Result<()> {
     let len_bytes = buf.len() as u64;
-    let failed = |source| Error::Io { op: "read", device: device.describe(), offset, len_bytes, source };
+    let failed =
+        |source| Error::Io { op: "read", device: device.describe(), offset, len_bytes, source: Arc::new(source) };
     device.read_at(offset, buf).map_err(failed)
 }
 

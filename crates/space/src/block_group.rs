@@ -14,8 +14,9 @@
 
 use std::ops::Range;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_format::{Corrupt, Error, FormatError, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Logical, RootId};
 
 use crate::Extent;
 use crate::range_set::{FreeSpace, RangeSet};

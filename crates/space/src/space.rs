@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use ubtrfs_error::Result;
 use ubtrfs_format::item::BlockGroupFlags;
-use ubtrfs_format::{Generation, Logical, Result};
+use ubtrfs_format::{Generation, Logical};
 
 use crate::block_group::{BlockGroup, Group, corrupt};
 use crate::space_info::{Fit, SpaceInfo, SpaceState};

@@ -12,7 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use ubtrfs_format::{Generation, Logical, Result};
+use ubtrfs_error::Result;
+use ubtrfs_format::{Generation, Logical};
 
 use crate::block_group::{BlockGroup, Group, corrupt};
 use crate::{Extent, Shortage, SpaceKind};
@@ -388,6 +389,6 @@ fn combine(a: SpaceInfo, b: SpaceInfo, op: impl Fn(u64, u64) -> u64) -> SpaceInf
     }
 }
 
-fn outside(extent: Extent) -> ubtrfs_format::Error {
+fn outside(extent: Extent) -> ubtrfs_error::Error {
     corrupt("extent", "length", extent.len_bytes, "expected an extent inside of a block group", extent.bytenr)
 }

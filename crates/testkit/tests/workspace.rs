@@ -15,23 +15,39 @@ use serde_json::Value;
 /// Each crate of the workspace and the crates below it that it may use.
 const FLOORS: &[(&str, &[&str])] = &[
     ("ubtrfs-format", &[]),
+    ("ubtrfs-error", &["ubtrfs-format"]),
     ("ubtrfs-device", &["ubtrfs-format"]),
-    ("ubtrfs-volumes", &["ubtrfs-format", "ubtrfs-device"]),
-    ("ubtrfs-tree", &["ubtrfs-format"]),
-    ("ubtrfs-space", &["ubtrfs-format"]),
-    ("ubtrfs-mkfs", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes"]),
-    ("ubtrfs-check", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes"]),
-    ("ubtrfs-transaction", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space"]),
+    ("ubtrfs-volumes", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device"]),
+    ("ubtrfs-tree", &["ubtrfs-format", "ubtrfs-error"]),
+    ("ubtrfs-space", &["ubtrfs-format", "ubtrfs-error"]),
+    ("ubtrfs-mkfs", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-volumes"]),
+    ("ubtrfs-check", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-volumes"]),
+    (
+        "ubtrfs-transaction",
+        &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space"],
+    ),
     (
         "ubtrfs-fs",
-        &["ubtrfs-format", "ubtrfs-device", "ubtrfs-volumes", "ubtrfs-tree", "ubtrfs-space", "ubtrfs-transaction"],
+        &[
+            "ubtrfs-format",
+            "ubtrfs-error",
+            "ubtrfs-device",
+            "ubtrfs-volumes",
+            "ubtrfs-tree",
+            "ubtrfs-space",
+            "ubtrfs-transaction",
+        ],
     ),
-    ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-fs"]),
-    ("ubtrfs", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fuse"]),
+    ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-fs"]),
+    (
+        "ubtrfs",
+        &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fuse"],
+    ),
     (
         "ubtrfs-cli",
         &[
             "ubtrfs-format",
+            "ubtrfs-error",
             "ubtrfs-device",
             "ubtrfs-volumes",
             "ubtrfs-tree",

@@ -10,9 +10,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, DevId, Error, Generation, Key, KeyType, Result, RootId};
+use ubtrfs_format::{CsumType, DevId, Generation, Key, KeyType, RootId};
 use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;

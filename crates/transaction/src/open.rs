@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
-use ubtrfs_format::{Corrupt, Error, FormatError, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;

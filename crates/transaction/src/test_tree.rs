@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use ubtrfs_error::Result;
 use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader};
-use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
 
 /// The items of a tree.

@@ -7,8 +7,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
-use ubtrfs_format::{Error, Generation, Key, KeyType, RootId, objectid};
+use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_testkit::{Image, capability};
 use ubtrfs_transaction::{Engine, Operation, Tree};
 

@@ -8,7 +8,8 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::{Key, Result};
+use ubtrfs_error::Result;
+use ubtrfs_format::Key;
 
 use crate::lookup::Item;
 use crate::node::{Node, RootPtr};

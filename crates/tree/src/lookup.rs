@@ -3,7 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use ubtrfs_format::{Key, Result};
+use ubtrfs_error::Result;
+use ubtrfs_format::Key;
 
 use crate::node::{Node, RootPtr};
 use crate::storage::{NodeSource, read};

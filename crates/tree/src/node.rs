@@ -7,8 +7,9 @@
 
 use std::fmt;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, LEVEL_MAX, NodeView};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 
 /// One block of a tree.
 #[derive(Clone)]

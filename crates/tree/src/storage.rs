@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use ubtrfs_error::Result;
 use ubtrfs_format::node::NodeHeader;
-use ubtrfs_format::{Key, Logical, Result};
+use ubtrfs_format::{Key, Logical};
 
 use crate::node::{Node, NodePtr};
 

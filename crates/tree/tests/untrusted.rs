@@ -5,8 +5,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader};
-use ubtrfs_format::{Error, Generation, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::{Cursor, Node, NodePtr, NodeSource, RootPtr, get};
 
 /// Answers what lies at an address, whatever the pointer promises.

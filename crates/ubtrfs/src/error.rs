@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -55,17 +57,20 @@ impl Error {
 
     /// Linux's number for the reason, as the kernel's btrfs would return it.
     pub fn errno(&self) -> i32 {
-        match &self.0.reason {
-            Reason::Filesystem(error) => error.errno(),
-            Reason::Device(ubtrfs_device::OpenError::Io { source, .. }) | Reason::Host(source) => {
-                source.raw_os_error().unwrap_or(EIO)
+        use ubtrfs_device::OpenError;
+
+        let errno = match &self.0.reason {
+            Reason::Filesystem(error) => return error.errno(),
+            Reason::Device(OpenError::Io { source, .. }) | Reason::Host(source) => {
+                return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
-            Reason::Device(ubtrfs_device::OpenError::Missing { .. }) => ENOENT,
-            Reason::Device(ubtrfs_device::OpenError::Exists { .. }) => EEXIST,
-            Reason::Device(ubtrfs_device::OpenError::Permission { .. }) => EACCES,
-            Reason::Device(ubtrfs_device::OpenError::Locked { .. } | ubtrfs_device::OpenError::Mounted { .. }) => EBUSY,
-            Reason::Device(_) => EINVAL,
-        }
+            Reason::Device(OpenError::Missing { .. }) => Errno::NOENT,
+            Reason::Device(OpenError::Exists { .. }) => Errno::EXIST,
+            Reason::Device(OpenError::Permission { .. }) => Errno::ACCESS,
+            Reason::Device(OpenError::Locked { .. } | OpenError::Mounted { .. }) => Errno::BUSY,
+            Reason::Device(_) => Errno::INVAL,
+        };
+        errno.raw_os_error()
     }
 
     /// The kind that [`std::io::Error`] gives to [`errno`](Self::errno).
@@ -75,7 +80,7 @@ impl Error {
 
     /// Whether the reason is content of the device that contradicts the format or its checksum.
     pub fn is_corruption(&self) -> bool {
-        matches!(&self.0.reason, Reason::Filesystem(ubtrfs_fs::Error::Engine(ubtrfs_format::Error::Corrupt(_))))
+        matches!(&self.0.reason, Reason::Filesystem(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::Corrupt(_))))
     }
 }
 
@@ -94,8 +99,8 @@ impl From<ubtrfs_fs::Error> for Cause {
     }
 }
 
-impl From<ubtrfs_format::Error> for Cause {
-    fn from(error: ubtrfs_format::Error) -> Self {
+impl From<ubtrfs_error::Error> for Cause {
+    fn from(error: ubtrfs_error::Error) -> Self {
         Self(ubtrfs_fs::Error::from(error).into())
     }
 }
@@ -122,10 +127,3 @@ impl<T, E: Into<Cause>> ResultExt<T> for std::result::Result<T, E> {
         self.map_err(|cause| Error::new(operation, path, cause))
     }
 }
-
-const ENOENT: i32 = rustix::io::Errno::NOENT.raw_os_error();
-const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
-const EACCES: i32 = rustix::io::Errno::ACCESS.raw_os_error();
-const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
-const EEXIST: i32 = rustix::io::Errno::EXIST.raw_os_error();
-const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();

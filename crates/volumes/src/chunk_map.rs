@@ -12,8 +12,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use ubtrfs_error::Result;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, Result};
+use ubtrfs_format::{Corrupt, DevId, FormatError, Logical};
 
 use crate::profile::Geometry;
 

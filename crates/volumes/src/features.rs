@@ -3,8 +3,8 @@
 //! Invariants:
 //! - I1. A bit that has no name here is refused (incompat) or read-only (compat_ro), with its number.
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
-use ubtrfs_format::{Error, Result};
 
 const WRITABLE: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::DEFAULT_SUBVOL)

@@ -9,7 +9,8 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Logical, Result};
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::{Corrupt, DevId, FormatError, Logical};
 
 use crate::chunk_map::Chunk;
 use crate::profile::Segment;
@@ -141,7 +142,13 @@ impl Volumes {
     fn read_segment(&self, chunk: &Chunk, segment: Segment, piece: &mut [u8]) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
         let offset = stripe.offset.0 + segment.offset;
-        let io_error = |device, source| Error::Io { op: "read", device, offset, len_bytes: segment.len_bytes, source };
+        let io_error = |device, source| Error::Io {
+            op: "read",
+            device,
+            offset,
+            len_bytes: segment.len_bytes,
+            source: Arc::new(source),
+        };
         let not_given = || not_given(chunk.geometry.has_parity());
         let Some(member) = self.member(stripe.devid) else { return Err(io_error(missing(stripe.devid), not_given())) };
         let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given())) };
@@ -220,7 +227,13 @@ impl Volumes {
     fn write_segment(&self, chunk: &Chunk, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
         let offset = stripe.offset.0 + segment.offset;
-        let io_error = |device, source| Error::Io { op: "write", device, offset, len_bytes: segment.len_bytes, source };
+        let io_error = |device, source| Error::Io {
+            op: "write",
+            device,
+            offset,
+            len_bytes: segment.len_bytes,
+            source: Arc::new(source),
+        };
         let member: Arc<Member> =
             self.member(stripe.devid).ok_or_else(|| io_error(missing(stripe.devid), not_given(false)))?;
         let Some(backend) = &member.backend else { return Err(io_error(member.describe(), not_given(false))) };
@@ -262,7 +275,7 @@ impl Volumes {
             device: backend.describe(),
             offset,
             len_bytes: segment.len_bytes,
-            source,
+            source: Arc::new(source),
         })
     }
 }

@@ -9,8 +9,9 @@
 //!   filesystem whose checksum is wrong, or the one that was there before the last write: the device damaged or lost what was
 //!   written, and the next superblock mends it.
 
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::check_superblock;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{Error, Result, check_superblock};
 
 use crate::Volumes;
 use crate::set::{Member, Stat};

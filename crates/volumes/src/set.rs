@@ -19,10 +19,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, DevStatsItem};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{Corrupt, DevId, Error, FormatError, Key, KeyType, Logical, Result, check_superblock, objectid};
+use ubtrfs_format::{Corrupt, DevId, FormatError, Key, KeyType, Logical, check_superblock, objectid};
 use uuid::Uuid;
 
 use crate::allocation::{self, DeviceSpace};
@@ -412,7 +413,7 @@ impl Volumes {
             let Some(backend) = &member.backend else { continue };
             backend.flush().map_err(|source| {
                 member.count(Stat::Flush);
-                Error::Io { op: "flush", device: backend.describe(), offset: 0, len_bytes: 0, source }
+                Error::Io { op: "flush", device: backend.describe(), offset: 0, len_bytes: 0, source: Arc::new(source) }
             })?;
         }
         Ok(())
@@ -470,7 +471,7 @@ impl Volumes {
         backend.write_at(offset, &raw).map_err(|source| {
             member.count(Stat::Write);
             let len_bytes = SUPERBLOCK_SIZE as u64;
-            Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source }
+            Error::Io { op: "write", device: backend.describe(), offset, len_bytes, source: Arc::new(source) }
         })?;
         if let Some(primary) = &mut primary {
             primary.wrote(&raw);

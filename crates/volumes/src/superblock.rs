@@ -8,8 +8,9 @@
 //!   live on the device now.
 
 use ubtrfs_device::Device;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use ubtrfs_format::{Error, FormatError, Result, check_superblock};
+use ubtrfs_format::{FormatError, check_superblock};
 
 /// A device's superblock.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
             device: device.describe(),
             offset: SUPERBLOCK_OFFSETS[0],
             len_bytes: SUPERBLOCK_SIZE as u64,
-            source,
+            source: source.into(),
         },
         Err(Unusable::Invalid { cause, .. }) => Error::Refused {
             what: format!("{} has no valid superblock: {cause}", device.describe()),

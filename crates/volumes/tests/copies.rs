@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{CHUNK, CHUNK_LEN, MIB, Recorder, chunk, dev_item};
 use ubtrfs_device::Device;
+use ubtrfs_error::Error;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{DevId, Error, FormatError, Logical, Physical};
+use ubtrfs_format::{DevId, FormatError, Logical, Physical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 
 fn volumes(device: &std::sync::Arc<Recorder>) -> Volumes {

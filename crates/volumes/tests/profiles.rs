@@ -8,9 +8,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_error::Error;
 use ubtrfs_format::item::{ChunkItem, DevItem};
 use ubtrfs_format::node::{NodeView, verify_csum};
-use ubtrfs_format::{CsumType, Error, KeyType, Logical};
+use ubtrfs_format::{CsumType, KeyType, Logical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 
 fn run(program: &str, args: &[&str]) -> Result<String, String> {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use common::{Asked, MIB, Recorder, dev_item, put, superblock};
 use ubtrfs_device::{Device, MemoryDevice};
+use ubtrfs_error::Error;
 use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{DevId, Error, Generation, Logical};
+use ubtrfs_format::{DevId, Generation, Logical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 use uuid::Uuid;
 

@@ -8,8 +8,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, RegularExtent};
-use ubtrfs_format::{Corrupt, Error as EngineError, Logical};
+use ubtrfs_format::{Corrupt, Logical};
 
 use crate::file::dirty::Decompressed;
 use crate::file::extent_ops::{ExtentAt, extents_in};

@@ -215,8 +215,8 @@ impl Fs {
 
     /// After a failure to reserve space: whether all of `range` is preallocated or can be overwritten in place, so that
     /// a write needs no space.
-    fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_format::Error) -> Result<()> {
-        if !matches!(error, ubtrfs_format::Error::NoSpace) {
+    fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
+        if !matches!(error, ubtrfs_error::Error::NoSpace) {
             return Err(error.into());
         }
         let _writeback = inode.writeback.lock();

@@ -158,7 +158,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
 }
 
 /// Does what the thread was asked for, or answers `None`.
-fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_format::Result<()>> {
+fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
     let flush = shared.flush_asked.swap(false, Ordering::AcqRel);
     if shared.commit_asked.swap(false, Ordering::AcqRel) {
         return Some(fs.engine.commit());

@@ -536,7 +536,7 @@ fn child_of(entry: &DirEntry) -> Option<Ino> {
 
 fn corrupt(log: &Tree, field: &'static str, value: u64, expected: &'static str) -> Error {
     let cause = ubtrfs_format::FormatError::Value { what: "tree log", field, value, expected };
-    Error::Engine(ubtrfs_format::Error::from(cause).in_tree(log.id()))
+    Error::Engine(ubtrfs_error::Error::from(cause).in_tree(log.id()))
 }
 
 /// Items looked at in one go.

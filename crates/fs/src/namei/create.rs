@@ -184,7 +184,7 @@ impl Fs {
         };
         next.nr_given += 1;
         next.nr_dirs += u64::from(for_dir);
-        number.map(Ino).ok_or(ubtrfs_format::Error::NoSpace.into())
+        number.map(Ino).ok_or(ubtrfs_error::Error::NoSpace.into())
     }
 
     fn check_symlink(&self, type_bits: u32, new: &NewInode<'_>) -> Result<Option<Vec<u8>>> {
@@ -300,7 +300,7 @@ pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
     };
     state.next_index = Some(index);
     if index == u64::MAX {
-        return Err(ubtrfs_format::Error::NoSpace.into());
+        return Err(ubtrfs_error::Error::NoSpace.into());
     }
     Ok(index)
 }

@@ -12,9 +12,10 @@
 
 use std::ops::Range;
 
+use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef, is_entry_name};
-use ubtrfs_format::{Error as EngineError, Generation, Ino, Key, KeyType, RootId, objectid};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree, TreeChanges};
 
 use crate::error::{Error, Result};

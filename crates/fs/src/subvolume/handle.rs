@@ -128,13 +128,13 @@ impl Subvolume {
     pub(crate) fn allocate_inos(&self, which: NewInos) -> Result<Range<u64>> {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {
-            Error::Engine(ubtrfs_format::Error::Refused {
+            Error::Engine(ubtrfs_error::Error::Refused {
                 what: format!("subvolume {}: its last inode could not be read when it was entered", self.id),
                 hint: "look at it with `ubtrfs check`",
             })
         })?;
         if highest >= LAST_INO {
-            return Err(ubtrfs_format::Error::NoSpace.into());
+            return Err(ubtrfs_error::Error::NoSpace.into());
         }
         let next = highest + 1;
         let (first, end) = match which {
@@ -153,6 +153,6 @@ impl Subvolume {
 }
 
 /// The last number in use; the root directory's where the tree says nothing.
-fn highest_ino(tree: &Tree) -> ubtrfs_format::Result<u64> {
+fn highest_ino(tree: &Tree) -> ubtrfs_error::Result<u64> {
     Ok(tree.highest_objectid()?.unwrap_or(objectid::FIRST_FREE))
 }

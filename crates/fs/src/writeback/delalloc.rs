@@ -67,13 +67,15 @@ impl Drop for NoFlush {
 
 impl Flusher for Fs {
     /// Writes back what it can get at without waiting for locks.
-    fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_format::Result<()> {
+    fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_error::Result<()> {
         if FLUSHING.get() {
             return Ok(());
         }
         self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
             Error::Engine(error) => error,
-            other => ubtrfs_format::Error::Refused { what: format!("writing data back: {other}"), hint: "try again" },
+            other => {
+                ubtrfs_error::Error::Above { errno: other.errno(), message: format!("writing data back: {other}") }
+            }
         })
     }
 

@@ -163,14 +163,14 @@ mod tests {
         let errors = WritebackErrors::default();
         let (first, second) = (open(&errors), open(&errors));
         assert_eq!(errors.take(FILE, first), None);
-        errors.note(FILE, &Error::Engine(ubtrfs_format::Error::NoSpace));
+        errors.note(FILE, &Error::Engine(ubtrfs_error::Error::NoSpace));
         for descriptor in [first, second] {
             assert_eq!(errors.take(FILE, descriptor), Some(28));
             assert_eq!(errors.take(FILE, descriptor), None);
         }
         let late = open(&errors);
         assert_eq!(errors.take(FILE, late), None, "it happened before, and somebody heard of it");
-        errors.note(FILE, &Error::Engine(ubtrfs_format::Error::NoSpace));
+        errors.note(FILE, &Error::Engine(ubtrfs_error::Error::NoSpace));
         let later = open(&errors);
         assert_eq!(errors.take(FILE, later), Some(28), "nobody heard of it");
         assert_eq!(errors.take(FILE, late), Some(28));

@@ -315,7 +315,7 @@ fn allocate(
                 let extent = match engine.allocate_data(reservation, want, min, hint) {
                     // No piece holds the compressed extent, which cannot be cut. The space is reserved for all bytes:
                     // they go uncompressed into the pieces there are.
-                    Err(ubtrfs_format::Error::NoSpace) if !is_plain => {
+                    Err(ubtrfs_error::Error::NoSpace) if !is_plain => {
                         unit.target = Target::Plain { bytenr: Logical(0) };
                         wanted = wanted - len + unit.disk_len();
                         free = 0..0;

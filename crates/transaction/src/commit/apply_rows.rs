@@ -18,7 +18,8 @@
 
 use std::sync::Arc;
 
-use ubtrfs_format::{Generation, Result};
+use ubtrfs_error::Result;
+use ubtrfs_format::Generation;
 
 use crate::commit::state::CommitWork;
 use crate::delayed::tree_view::Tree;

@@ -12,7 +12,8 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ubtrfs_format::{Generation, Result};
+use ubtrfs_error::Result;
+use ubtrfs_format::Generation;
 use ubtrfs_space::DelayedRefs;
 use ubtrfs_tree::Changes;
 

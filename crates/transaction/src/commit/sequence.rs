@@ -20,10 +20,11 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use ubtrfs_device::AlignedBuf;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_tree::{Batch, Node};
 
 use crate::commit::state::CommitWork;
@@ -212,10 +213,7 @@ impl Engine {
                 return Ok(());
             }
         }
-        Err(Error::Refused {
-            what: format!("the accounting trees did not come to rest in {MAX_ROUNDS} rounds"),
-            hint: "this is a bug: please report it",
-        })
+        Err(Error::Bug { what: format!("the accounting trees did not come to rest in {MAX_ROUNDS} rounds") })
     }
 
     fn run_delayed_refs(

@@ -27,9 +27,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::node::{HEADER_FLAG_RELOC, NodeHeader};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 

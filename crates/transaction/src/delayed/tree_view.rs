@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::RootItem;
-use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
+use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, Value};
 
 use crate::delayed::delayed_item::{DelayedItems, FrozenItems};

@@ -4,9 +4,10 @@
 //! pending chunks before it writes its superblock.
 
 use parking_lot::Mutex;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
 use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
-use ubtrfs_format::{Error, FormatError, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::{BlockGroup, Extent, Shortage, SpaceKind};
 use ubtrfs_tree::Batch;
 

@@ -13,8 +13,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
-use ubtrfs_format::{Corrupt, Error, FormatError, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{Corrupt, FormatError, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 /// Checksums of consecutive sectors, of which some may be absent.

@@ -2,9 +2,10 @@
 
 use std::io::IoSlice;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentItem, InlineRef, RegularExtent};
 use ubtrfs_format::node::hex;
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{Extent, Reservation, SpaceKind};
 
 use crate::engine::Engine;

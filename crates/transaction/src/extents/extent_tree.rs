@@ -12,10 +12,11 @@
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::hash::extent_data_ref_hash;
 use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 

@@ -11,9 +11,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{FREE_SPACE_BITMAP_BITS, FREE_SPACE_BITMAP_SIZE, FreeSpaceInfo};
 use ubtrfs_format::node::ITEM_HEAD_SIZE;
-use ubtrfs_format::{Corrupt, Error, FormatError, Key, KeyType, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 /// The free ranges of a block group, sorted and coalesced.

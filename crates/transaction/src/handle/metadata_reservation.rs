@@ -23,8 +23,9 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use ubtrfs_error::Result;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{KeyType, Result, RootId};
+use ubtrfs_format::{KeyType, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::delayed::delayed_item::is_name;

@@ -3,9 +3,10 @@
 use std::cell::Cell;
 
 use parking_lot::RwLockReadGuard;
+use ubtrfs_error::Result;
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{FileExtent, RegularExtent};
-use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, Result};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical};
 use ubtrfs_space::Extent;
 
 use crate::delayed::delayed_item::LockedItems;
@@ -67,7 +68,7 @@ pub struct TreeChanges<'o> {
 impl Engine {
     /// Reserves metadata for about `nr_items` item changes.
     ///
-    /// May flush and commit; no inode lock may be held. Fails with [`ubtrfs_format::Error::NoSpace`] where nothing helps.
+    /// May flush and commit; no inode lock may be held. Fails with [`ubtrfs_error::Error::NoSpace`] where nothing helps.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, nr_items, Purpose::Change)
     }

@@ -21,7 +21,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ubtrfs_format::Result;
+use ubtrfs_error::Result;
 
 use crate::engine::{BackgroundWork, Engine, OpenOptions};
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
-use ubtrfs_format::{Error, Result};
+use ubtrfs_error::{Error, Result};
 
 use crate::engine::Engine;
 use crate::health::stats::Span;

@@ -10,7 +10,7 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use ubtrfs_format::{Error, Result};
+use ubtrfs_error::{Error, Result};
 
 use crate::engine::Engine;
 use crate::health::unwind::EngineId;

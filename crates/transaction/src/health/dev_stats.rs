@@ -1,7 +1,8 @@
 //! Error counters of the devices, kept in the device tree: key `(0 PERSISTENT_ITEM devid)`.
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::DevStatsItem;
-use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
+use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_space::DelayedRefs;
 use ubtrfs_tree::Batch;
 use ubtrfs_volumes::Volumes;

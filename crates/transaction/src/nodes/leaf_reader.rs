@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_device::AlignedBuf;
-use ubtrfs_format::{Logical, Result};
+use ubtrfs_error::Result;
+use ubtrfs_format::Logical;
 use ubtrfs_tree::{Node, NodePtr, NodeSource};
 
 use crate::nodes::store::{NodeStore, ScanSource};

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use ubtrfs_device::AlignedBuf;
+use ubtrfs_error::Result;
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
-use ubtrfs_format::{Corrupt, FormatError, Generation, Logical, Result};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Logical};
 use ubtrfs_tree::{CacheStats, Node, NodeCache, NodePtr, NodeSource};
 use ubtrfs_volumes::Volumes;
 
@@ -217,7 +218,7 @@ impl NodeStore {
         };
         self.volumes.read(first.bytenr, buf, self.nodesize, &verify).map_err(|error| {
             let error = match failure.take() {
-                Some(corrupt) if matches!(error, ubtrfs_format::Error::Corrupt(_)) => corrupt.into(),
+                Some(corrupt) if matches!(error, ubtrfs_error::Error::Corrupt(_)) => corrupt.into(),
                 _ => error,
             };
             error.at(first.bytenr).in_tree(first.tree)

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
-use ubtrfs_format::{Error, Result};
+use ubtrfs_error::{Error, Result};
 use ubtrfs_tree::Node;
 
 use crate::engine::Engine;

@@ -23,8 +23,9 @@
 //!
 //! Source: the btrfs design notes on mixed back references; what Linux leaves on disk amid deletions.
 
+use ubtrfs_error::Result;
 use ubtrfs_format::item::ExtentFlags;
-use ubtrfs_format::{Generation, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use ubtrfs_format::{Error, Generation, Result, RootId, objectid};
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::{Generation, RootId, objectid};
 
 use crate::delayed::tree_view::Tree;
 

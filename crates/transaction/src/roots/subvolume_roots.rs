@@ -20,10 +20,11 @@
 
 use std::sync::Arc;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem, RootRef, Timespec};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
 use ubtrfs_format::superblock::Incompat;
-use ubtrfs_format::{Error, Generation, Key, KeyType, Result, RootId, objectid};
+use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
 use uuid::Uuid;

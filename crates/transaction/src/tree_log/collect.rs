@@ -24,9 +24,10 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
-use ubtrfs_format::{Error, Ino, Key, KeyType, Result};
+use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_tree::{Batch, Item, Value};
 
 use super::{LoggedInode, SubvolumeLog};

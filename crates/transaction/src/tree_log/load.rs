@@ -12,9 +12,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::RootItem;
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Ino, Key, KeyType, Logical, Result, RootId, objectid};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::Extent;
 use ubtrfs_tree::{Cursor, NodePtr, NodeSource, RootPtr};
 

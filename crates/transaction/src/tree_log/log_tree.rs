@@ -11,8 +11,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader};
-use ubtrfs_format::{Corrupt, Error, FormatError, Generation, Key, Logical, Result, RootId};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 use ubtrfs_space::{Extent, Space, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSink, NodeSource, RootPtr};
 use uuid::Uuid;

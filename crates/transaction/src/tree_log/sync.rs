@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ubtrfs_format::{Error, Generation, Ino, Key, KeyType, Result, RootId};
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
 use ubtrfs_tree::{Batch, Node, RootPtr};
 
 use super::collect::{Collector, Stop};

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use ubtrfs_error::Result;
 use ubtrfs_format::node::NodeBuilder;
-use ubtrfs_format::{Generation, Key, Logical, Result, RootId};
+use ubtrfs_format::{Generation, Key, Logical, RootId};
 
 use super::Applier;
 use crate::node::{Node, NodePtr};

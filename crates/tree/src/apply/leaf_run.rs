@@ -13,8 +13,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder, NodeHeader, NodeView};
-use ubtrfs_format::{Error, FormatError, Key, Result};
+use ubtrfs_format::{FormatError, Key};
 
 use super::Applier;
 use crate::node::{Node, RootPtr};

@@ -29,8 +29,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, LEVEL_MAX};
-use ubtrfs_format::{Error, FormatError, Key, Logical, Result, RootId};
+use ubtrfs_format::{FormatError, Key, Logical, RootId};
 
 pub use self::changes::{Batch, Changes, Value};
 use self::child_run::{ChildRef, ChildRun};

@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use ubtrfs_format::Result;
+use ubtrfs_error::Result;
 
 use super::child_run::ChildRun;
 use super::{Applier, ApplyStats, Touched};

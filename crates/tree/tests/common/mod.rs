@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{HEADER_SIZE, LeafBuilder, NodeHeader};
-use ubtrfs_format::{Error, FormatError, Generation, Key, Logical, Result, RootId};
+use ubtrfs_format::{FormatError, Generation, Key, Logical, RootId};
 use ubtrfs_tree::{
     ApplyStats, Batch, Cursor, Node, NodePtr, NodeSink, NodeSource, PartSink, RootPtr, apply, apply_in_parts,
 };

@@ -141,7 +141,7 @@ impl Blocks {
     }
 
     /// Reads a block (I1); an error only where no copy can be read at all.
-    pub(super) fn read(&self, pointer: &Pointer) -> ubtrfs_format::Result<Block> {
+    pub(super) fn read(&self, pointer: &Pointer) -> ubtrfs_error::Result<Block> {
         let mut raw = vec![0; self.nodesize];
         let csum_type = self.superblock().csum_type().unwrap_or_default();
         let verify = |_: usize, piece: &[u8]| {

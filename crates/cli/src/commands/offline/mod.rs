@@ -289,7 +289,7 @@ pub(crate) fn write_all(fs: &Fs, id: InodeId, mut offset: u64, mut data: &[u8]) 
     while !data.is_empty() {
         let count = fs.write(id, offset, data)?;
         if count == 0 {
-            return Err(ubtrfs_fs::Error::Engine(ubtrfs_format::Error::NoSpace));
+            return Err(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::NoSpace));
         }
         offset += count as u64;
         data = &data[count.min(data.len())..];
