@@ -11,7 +11,7 @@ use ubtrfs_fs::{
 use ubtrfs_testkit::{
     Compare, FsTarget, Image, LoopMount, Rng, btrfs_check, capability, colliding_names, compare_entries, walk_path,
 };
-use ubtrfs_transaction::INODES_A_ROW;
+use ubtrfs_transaction::INODES_PER_ROW;
 
 const ROOT: Caller = Caller::ROOT;
 const IMAGE_BYTES: u64 = 256 << 20;
@@ -498,7 +498,7 @@ fn many_directories_are_in_rows_of_their_own() -> Result<()> {
     let make = |number: u64| dir(fs, fs.root(), number.to_string().as_bytes()).ino.0;
     let inos: Vec<u64> = (0..20).map(make).collect();
     assert!(inos[..8].windows(2).all(|pair| pair[0] + 1 == pair[1]), "as Linux numbers them: {inos:?}");
-    assert!(inos[8..].iter().all(|ino| ino.is_multiple_of(INODES_A_ROW)), "{inos:?}");
+    assert!(inos[8..].iter().all(|ino| ino.is_multiple_of(INODES_PER_ROW)), "{inos:?}");
     assert!(inos.windows(2).all(|pair| pair[0] < pair[1]), "{inos:?}");
     close_and_verify(&image, target)
 }

@@ -30,11 +30,11 @@ mod roots;
 mod test_tree;
 mod tree_log;
 
-pub use delayed::delayed_item::INODES_A_ROW;
+pub use delayed::delayed_item::INODES_PER_ROW;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::data_io::{DataExtent, DataReservation};
-pub use handle::operation::{MetadataReservation, Operation, TreeChanges};
+pub use handle::trans_handle::{MetadataReservation, TransHandle, TreeChanges};
 pub use health::metric::{Metric, prometheus_text};
 pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;

@@ -14,7 +14,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId};
-use ubtrfs_transaction::{Engine, Metric, OpenOptions, Operation, Tree};
+use ubtrfs_transaction::{Engine, Metric, OpenOptions, TransHandle, Tree};
 
 use common::{check, inode};
 
@@ -154,7 +154,7 @@ fn name_of(ino: u64) -> String {
 }
 
 fn change(
-    op: &Operation<'_>,
+    op: &TransHandle<'_>,
     tree: &Tree,
     model: &mut BTreeMap<Key, Vec<u8>>,
     changes: impl IntoIterator<Item = (Key, Option<Vec<u8>>)>,

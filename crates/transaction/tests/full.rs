@@ -11,7 +11,7 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
 use ubtrfs_testkit::{Image, capability};
-use ubtrfs_transaction::{Engine, Operation, Tree};
+use ubtrfs_transaction::{Engine, TransHandle, Tree};
 
 use common::{check, inode, open};
 
@@ -28,13 +28,13 @@ fn close_and_check(engine: Arc<Engine>, path: &Path) {
 }
 
 /// Puts an unlinked inode: it needs no directory entries, only an orphan item.
-fn put_orphan(op: &Operation<'_>, tree: &Tree, ino: u64, size: u64, nbytes: u64) {
+fn put_orphan(op: &TransHandle<'_>, tree: &Tree, ino: u64, size: u64, nbytes: u64) {
     let item = InodeItem { nlink: 0, ..inode(op.generation(), 0o100_644, size, nbytes) };
     op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), item.encode());
     op.put(tree, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino), Vec::new());
 }
 
-fn put_extent(op: &Operation<'_>, tree: &Tree, ino: u64, ram_bytes: u64, body: FileExtentBody) {
+fn put_extent(op: &TransHandle<'_>, tree: &Tree, ino: u64, ram_bytes: u64, body: FileExtentBody) {
     let generation: Generation = op.generation();
     let item =
         FileExtent { generation, ram_bytes, compression: Compression::None, encryption: 0, other_encoding: 0, body };

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, RegularExtent};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical};
-use ubtrfs_transaction::{Operation, Tree};
+use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Result;
 use crate::writeback::compression::MAX_UNCOMPRESSED;
@@ -357,7 +357,7 @@ impl ExtentPlan {
     }
 
     /// Puts the changes.
-    pub(crate) fn apply(self, op: &Operation<'_>, tree: &Tree, ino: Ino) {
+    pub(crate) fn apply(self, op: &TransHandle<'_>, tree: &Tree, ino: Ino) {
         for (offset, change) in self.changes {
             let key = extent_key(ino, offset);
             match change {

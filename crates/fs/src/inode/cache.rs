@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_format::RootId;
-use ubtrfs_transaction::INODES_A_ROW;
+use ubtrfs_transaction::INODES_PER_ROW;
 
 use crate::error::Result;
 use crate::inode::state::Inode;
@@ -71,7 +71,7 @@ impl InodeCache {
 
     fn shard(&self, id: InodeId) -> &Shard {
         // Numbers that are given out together go to one shard, and so to one processor's cache.
-        let row = id.ino.0 / INODES_A_ROW;
+        let row = id.ino.0 / INODES_PER_ROW;
         let mixed = (row ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         &self.shards[usize::try_from(mixed).unwrap_or_default() % NR_SHARDS]
     }

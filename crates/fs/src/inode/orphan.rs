@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::{InodeFlags, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, objectid};
-use ubtrfs_transaction::{Operation, Tree};
+use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ impl UnloadedItems {
     }
 
     /// Deletes them.
-    pub(crate) fn delete(&self, op: &Operation<'_>, tree: &Tree) {
+    pub(crate) fn delete(&self, op: &TransHandle<'_>, tree: &Tree) {
         let mut changes = op.changes(tree);
         self.keys.iter().for_each(|key| changes.delete(*key));
     }
@@ -82,7 +82,7 @@ impl LastItems<'_> {
     }
 
     /// Deletes the inode. The caller still locks it, and takes it out of memory afterwards.
-    pub(crate) fn delete(self, fs: &Fs, op: &Operation<'_>, state: &mut InodeState) {
+    pub(crate) fn delete(self, fs: &Fs, op: &TransHandle<'_>, state: &mut InodeState) {
         state.dead = true;
         state.item.nlink = 0;
         if state.is_regular() {

@@ -4,7 +4,7 @@
 //!   data past it is not on disk yet. Nothing else of it differs, except between a write and its writeback, when dirty
 //!   data keep the inode in memory.
 //! - I2. Everything that belongs to the inode's items is changed under its state lock, held for writing around the
-//!   [`Operation`] that puts the items.
+//!   [`TransHandle`] that puts the items.
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards of
 //!   the inode cache. Nobody waits for a state lock, a reservation or I/O inside an operation.
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Generation, Key, KeyType};
-use ubtrfs_transaction::{Operation, TreeChanges};
+use ubtrfs_transaction::{TransHandle, TreeChanges};
 
 use crate::error::{Error, Result};
 use crate::file::dirty::FileData;
@@ -201,7 +201,7 @@ impl Inode {
     }
 
     /// Puts the `INODE_ITEM` as `state` shows it, as of the operation's transaction (I2).
-    pub(crate) fn put_item(&self, op: &Operation<'_>, state: &mut InodeState) {
+    pub(crate) fn put_item(&self, op: &TransHandle<'_>, state: &mut InodeState) {
         self.put_item_among(&mut op.changes(&self.home.tree), state);
     }
 

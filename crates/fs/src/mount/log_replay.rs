@@ -26,7 +26,7 @@ use std::sync::Arc;
 use ubtrfs_format::item::{Compression, DirEntry, FileExtentBody, FileType, InodeExtref, InodeItem, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_space::RangeSet;
-use ubtrfs_transaction::{Engine, Geometry, ItemRef, Operation, Tree};
+use ubtrfs_transaction::{Engine, Geometry, ItemRef, TransHandle, Tree};
 
 use crate::error::{Error, Result};
 use crate::file::extent_ops::{ExtentAt, ExtentPlan, decode, last_extent_before};
@@ -78,7 +78,7 @@ fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
 
 struct Replay<'a> {
     engine: &'a Engine,
-    op: &'a Operation<'a>,
+    op: &'a TransHandle<'a>,
     tree: &'a Tree,
     log: &'a Tree,
     geometry: Geometry,

@@ -16,7 +16,7 @@ use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef, is_entry_name};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId, objectid};
-use ubtrfs_transaction::{Geometry, ItemRef, Operation, Tree, TreeChanges};
+use ubtrfs_transaction::{Geometry, ItemRef, TransHandle, Tree, TreeChanges};
 
 use crate::error::{Error, Result};
 use crate::types::{InodeId, LAST_INO};
@@ -34,7 +34,7 @@ pub(crate) enum Change {
 }
 
 /// Puts planned changes. Entries of transaction [`PENDING`] are of this one.
-pub(crate) fn put_changes(op: &Operation<'_>, tree: &Tree, changes: Vec<Change>) {
+pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change>) {
     let mut put = op.changes(tree);
     for change in changes {
         match change.into_item(op.generation()) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Ino;
 use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
-use ubtrfs_transaction::Operation;
+use ubtrfs_transaction::TransHandle;
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -256,7 +256,7 @@ fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u
 }
 
 /// One link fewer. Without links the inode becomes an orphan: true.
-pub(crate) fn drop_link(op: &Operation<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
+pub(crate) fn drop_link(op: &TransHandle<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
     state.item.nlink = state.item.nlink.saturating_sub(1);
     inode_changed(state, time);
     let unlinked = state.item.nlink == 0;

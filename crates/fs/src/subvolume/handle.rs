@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use ubtrfs_format::item::{RootFlags, RootItem};
 use ubtrfs_format::{RootId, objectid};
-use ubtrfs_transaction::{INODES_A_ROW, Tree};
+use ubtrfs_transaction::{INODES_PER_ROW, Tree};
 
 use crate::error::{Error, Result};
 use crate::types::LAST_INO;
@@ -32,7 +32,7 @@ pub(crate) struct Subvolume {
     pub(crate) orphans_deleted: Mutex<bool>,
 }
 
-/// Which numbers new inodes get. What belongs to inodes of a row shares locks ([`INODES_A_ROW`]).
+/// Which numbers new inodes get. What belongs to inodes of a row shares locks ([`INODES_PER_ROW`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NewInos {
     /// The first that is not given out.
@@ -139,10 +139,10 @@ impl Subvolume {
         let next = highest + 1;
         let (first, end) = match which {
             NewInos::Next => (next, next + 1),
-            NewInos::RestOfRow => (next, (next / INODES_A_ROW + 1) * INODES_A_ROW),
+            NewInos::RestOfRow => (next, (next / INODES_PER_ROW + 1) * INODES_PER_ROW),
             NewInos::BeginRow => {
                 // The last number begins one.
-                let first = next.next_multiple_of(INODES_A_ROW);
+                let first = next.next_multiple_of(INODES_PER_ROW);
                 (first, first + 1)
             }
         };

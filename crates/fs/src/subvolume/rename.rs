@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ubtrfs_format::item::{FileType, RootRef};
 use ubtrfs_format::{Key, RootId};
-use ubtrfs_transaction::{Operation, Tree};
+use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
@@ -259,7 +259,7 @@ struct Reference {
 }
 
 impl Reference {
-    fn put(&self, op: &Operation<'_>, roots: &Arc<Tree>) {
+    fn put(&self, op: &TransHandle<'_>, roots: &Arc<Tree>) {
         let (old_down, old_up) = root_ref_keys(self.old_parent, self.id);
         let (down, up) = root_ref_keys(self.parent, self.id);
         op.delete(roots, old_down);

@@ -30,7 +30,7 @@ use std::time::Duration;
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical, RootId};
-use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Operation, Reclaim, Span};
+use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Reclaim, Span, TransHandle};
 
 use crate::file::dirty::Run;
 use crate::file::extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
@@ -617,7 +617,7 @@ impl Job<'_> {
     }
 
     /// Puts the checksums of all units. New extents that lie one behind the other are put as one.
-    fn put_csums(&mut self, op: &Operation<'_>, geometry: Geometry) {
+    fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry) {
         let csum_size = geometry.csum_type.size();
         let mut pending: Option<(Logical, Vec<u8>)> = None;
         for unit in &mut self.units {

@@ -7,7 +7,7 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey};
 use ubtrfs_tree::Node;
 
-use crate::handle::operation::regular_extent;
+use crate::handle::trans_handle::regular_extent;
 
 /// Adds and drops references for a tree in a transaction.
 #[derive(Clone, Copy, Debug)]

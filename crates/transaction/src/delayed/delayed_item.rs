@@ -388,7 +388,7 @@ fn shard_of(key: &Key) -> usize {
 
 /// Rows of inodes go to different shards, so that threads in different directories meet seldom.
 fn row_shard(objectid: u64) -> usize {
-    usize::try_from(objectid / INODES_A_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
+    usize::try_from(objectid / INODES_PER_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }
 
 fn entry_shard(objectid: u64) -> usize {
@@ -417,7 +417,7 @@ const NR_SHARDS: u64 = 64;
 const OBJECTID_WORDS: usize = 128;
 /// Inodes whose delayed items share a lock and lie side by side: from one multiple of this to the next. Who gives numbers to
 /// new inodes and keeps those together that one thread makes lets threads work apart.
-pub const INODES_A_ROW: u64 = 16;
+pub const INODES_PER_ROW: u64 = 16;
 
 #[cfg(test)]
 mod tests {

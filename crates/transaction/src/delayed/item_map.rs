@@ -26,7 +26,7 @@ use std::sync::Arc;
 use ubtrfs_format::Key;
 use ubtrfs_tree::Value;
 
-use crate::delayed::delayed_item::INODES_A_ROW;
+use crate::delayed::delayed_item::INODES_PER_ROW;
 use crate::delayed::item_page::ItemPage;
 
 /// What is to become of a key: a new value, or absence.
@@ -347,7 +347,7 @@ fn is_below(key: &Key, other: &Key) -> bool {
 /// rows of their own.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
-    let row = if kind == 0 { key.objectid / INODES_A_ROW } else { key.objectid };
+    let row = if kind == 0 { key.objectid / INODES_PER_ROW } else { key.objectid };
     let mixed = (row ^ (kind << 56)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as usize % NR_RECENT
 }

@@ -32,7 +32,7 @@ use crate::delayed::delayed_item::is_name;
 use crate::delayed::item_map::Growth;
 use crate::engine::{BackgroundWork, Engine, copies};
 use crate::handle::lanes::Lanes;
-use crate::handle::operation::MetadataReservation;
+use crate::handle::trans_handle::MetadataReservation;
 
 /// Who asks for metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

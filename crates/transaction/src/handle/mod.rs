@@ -3,7 +3,7 @@
 pub(crate) mod admission;
 pub(crate) mod lanes;
 pub(crate) mod metadata_reservation;
-pub(crate) mod operation;
 pub(crate) mod running;
 pub(crate) mod throttle;
 pub(crate) mod ticket;
+pub(crate) mod trans_handle;

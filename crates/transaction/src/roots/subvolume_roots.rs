@@ -33,7 +33,7 @@ use crate::commit::state::CommitWork;
 use crate::cow::child_refs::ChildRefs;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
-use crate::handle::operation::{MetadataReservation, Operation};
+use crate::handle::trans_handle::{MetadataReservation, TransHandle};
 use crate::roots::root_item::blank_root_item;
 
 /// A subvolume to be made.
@@ -77,7 +77,7 @@ pub(crate) enum RootChange {
     Delete(RootId),
 }
 
-impl Operation<'_> {
+impl TransHandle<'_> {
     /// A subvolume takes changes, or takes none, from this transaction's commit on.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
         self.change_root(RootChange::SetReadOnly(id, read_only));

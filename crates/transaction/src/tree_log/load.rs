@@ -22,7 +22,7 @@ use ubtrfs_tree::{Cursor, NodePtr, NodeSource, RootPtr};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::extents::csum_tree;
-use crate::handle::operation::{MetadataReservation, Operation, regular_extent};
+use crate::handle::trans_handle::{MetadataReservation, TransHandle, regular_extent};
 use crate::nodes::store::NodeStore;
 
 /// The log that was on the devices when the filesystem was opened.
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Begins an operation that replays a log. Where the filesystem takes no changes, what is put stays in memory.
-    pub fn begin_replay(&self) -> Operation<'_> {
+    pub fn begin_replay(&self) -> TransHandle<'_> {
         self.begin(MetadataReservation::counted(self, 0))
     }
 

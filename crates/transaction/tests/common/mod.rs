@@ -13,7 +13,7 @@ use ubtrfs_format::item::{
     Compression, DirEntry, FileExtent, FileExtentBody, InodeItem, InodeRef, RegularExtent, Timespec,
 };
 use ubtrfs_format::{Generation, Key, KeyType};
-use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, Operation, Tree};
+use ubtrfs_transaction::{DataExtent, Engine, OpenOptions, TransHandle, Tree};
 
 /// Opens an image for writing.
 pub(crate) fn open(path: &Path) -> Arc<Engine> {
@@ -55,7 +55,7 @@ pub(crate) fn inode(generation: Generation, mode: u32, size: u64, nbytes: u64) -
 }
 
 /// Puts the items of a file in the root directory, and the directory's new size.
-pub(crate) fn put_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, size: u64, nbytes: u64) {
+pub(crate) fn put_file(op: &TransHandle<'_>, tree: &Tree, ino: u64, name: &str, size: u64, nbytes: u64) {
     let generation = op.generation();
     let item = inode(generation, 0o100_644, size, nbytes);
     op.put(tree, Key::new(ino, KeyType::INODE_ITEM, 0), item.encode());
@@ -77,14 +77,14 @@ pub(crate) fn put_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, si
     add_to_dir(op, tree, 2 * name.len() as i64);
 }
 
-pub(crate) fn add_to_dir(op: &Operation<'_>, tree: &Tree, delta: i64) {
+pub(crate) fn add_to_dir(op: &TransHandle<'_>, tree: &Tree, delta: i64) {
     let key = Key::new(256, KeyType::INODE_ITEM, 0);
     let mut dir = InodeItem::decode(&tree.get(&key).unwrap().unwrap()).unwrap();
     dir.size = dir.size.checked_add_signed(delta).unwrap();
     op.put(tree, key, dir.encode());
 }
 
-pub(crate) fn remove_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str, size: u64) {
+pub(crate) fn remove_file(op: &TransHandle<'_>, tree: &Tree, ino: u64, name: &str, size: u64) {
     op.delete(tree, Key::new(ino, KeyType::INODE_ITEM, 0));
     op.delete(tree, Key::new(ino, KeyType::INODE_REF, 256));
     op.delete(tree, Key::new(256, KeyType::DIR_ITEM, name_hash(name.as_bytes())));
@@ -95,7 +95,7 @@ pub(crate) fn remove_file(op: &Operation<'_>, tree: &Tree, ino: u64, name: &str,
     add_to_dir(op, tree, -2 * name.len() as i64);
 }
 
-pub(crate) fn put_extent(op: &Operation<'_>, tree: &Tree, ino: u64, extent: DataExtent, csums: Vec<u8>) {
+pub(crate) fn put_extent(op: &TransHandle<'_>, tree: &Tree, ino: u64, extent: DataExtent, csums: Vec<u8>) {
     let item = FileExtent {
         generation: op.generation(),
         ram_bytes: extent.len_bytes,

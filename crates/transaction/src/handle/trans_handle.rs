@@ -1,4 +1,4 @@
-//! [`Operation`]: a group of item changes that is in one transaction as a whole.
+//! [`TransHandle`]: a group of item changes that is in one transaction as a whole.
 
 use std::cell::Cell;
 
@@ -46,7 +46,7 @@ impl Drop for MetadataReservation<'_> {
 
 /// A group of item changes. Short: no I/O, no waiting for locks that others hold across I/O.
 #[derive(Debug)]
-pub struct Operation<'e> {
+pub struct TransHandle<'e> {
     engine: &'e Engine,
     /// What its changes are for the transaction, which learns of it once, when the operation ends: threads would wait for each
     /// other's counting. Until then the reservation stands for it.
@@ -60,7 +60,7 @@ pub struct Operation<'e> {
 /// until this is dropped: meanwhile the tree must not be read, nor changed in another way.
 #[derive(Debug)]
 pub struct TreeChanges<'o> {
-    op: &'o Operation<'o>,
+    op: &'o TransHandle<'o>,
     tree: &'o Tree,
     items: Option<LockedItems<'o>>,
 }
@@ -90,12 +90,12 @@ impl Engine {
     }
 
     /// Enters the transaction gate. The inode locks that the operation needs are held already.
-    pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> Operation<'e> {
-        Operation { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.running.enter() }
+    pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> TransHandle<'e> {
+        TransHandle { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.running.enter() }
     }
 }
 
-impl Operation<'_> {
+impl TransHandle<'_> {
     /// The transaction that this operation belongs to.
     pub fn generation(&self) -> Generation {
         self.engine.generation()
@@ -174,7 +174,7 @@ impl TreeChanges<'_> {
     }
 }
 
-impl Drop for Operation<'_> {
+impl Drop for TransHandle<'_> {
     fn drop(&mut self) {
         // With the gate still held, so that it counts for this transaction.
         self.engine.admission.load.add(&self.load.get());
