@@ -2,6 +2,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod cache;
+pub(crate) mod handle;
 pub(crate) mod orphan;
 pub(crate) mod property;
 pub(crate) mod setattr;

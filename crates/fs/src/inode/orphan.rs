@@ -219,7 +219,7 @@ impl Fs {
 
     /// Deletes unlinked inodes that were still in use when the filesystem is closed.
     pub(crate) fn delete_unused_orphans(&self) -> Result<()> {
-        let subvolumes: Vec<_> = self.subvolumes.read().values().cloned().collect();
+        let subvolumes = self.subvolumes.all();
         for subvolume in subvolumes.iter().filter(|subvolume| !subvolume.is_read_only() && !subvolume.is_deleted()) {
             for ino in orphans(subvolume)? {
                 self.inodes.drop_users(InodeId { root: subvolume.id, ino });

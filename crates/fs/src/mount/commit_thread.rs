@@ -15,7 +15,7 @@ use crate::mount::service_threads::ServiceThreads;
 
 /// Starts, feeds and stops the commit thread.
 #[derive(Debug)]
-pub(crate) struct Committer {
+pub(crate) struct CommitThread {
     shared: Arc<Shared>,
     thread: ServiceThreads,
     interval: Duration,
@@ -37,7 +37,7 @@ struct Shared {
     changed: Condvar,
 }
 
-impl Committer {
+impl CommitThread {
     pub(crate) fn new(commit_secs: u32) -> Self {
         Self {
             shared: Arc::default(),

@@ -17,7 +17,6 @@ use crate::inode::state::{Inherited, Inode, InodeState, NextInos};
 use crate::inode::xattr::{self, KnownXattrs};
 use crate::mount::fs::now;
 use crate::namei::dir_item::{self, Change, HashedName, NameSlot};
-use crate::namei::known_names::KnownNames;
 use crate::subvolume::handle::NewInos;
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 
@@ -115,7 +114,7 @@ impl Fs {
         let mut state = InodeState::new(item);
         if state.is_dir() {
             state.next_index = Some(dir_item::FIRST_INDEX);
-            state.known_names = Some(KnownNames::of_empty(&self.names));
+            state.known_names = Some(self.names.of_empty_dir());
         }
         if let Some(method) = compression {
             property::Value::Method(method).apply(&mut state);

@@ -6,3 +6,4 @@ pub(crate) mod known_names;
 pub(crate) mod link;
 pub(crate) mod lookup;
 pub(crate) mod rename;
+pub(crate) mod state;

@@ -67,7 +67,7 @@ impl Fs {
         }
         loop {
             let reservation = self.reserve(RENAME_ITEMS)?;
-            let _rename = self.rename_lock.lock();
+            let _rename = self.names.lock_renames();
             let from = self.end(&dir, name)?;
             let to = self.end(&new_dir, new_name)?;
             if from.subvolume.or(to.subvolume).is_some() {

@@ -24,7 +24,7 @@ impl Fs {
     /// Makes an empty subvolume at a name of `dir`; durable on return. Its root directory is the caller's, by the umask, and takes
     /// over nothing from `dir`: no group, flag, ACL or property, as on Linux. Answers its root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
-        let _subvolumes = self.subvolume_lock.lock();
+        let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
         self.make_subvolume(dir, name, reservation, |time, transid| {
             let mut item = new_item(None, mode::DIRECTORY | 0o777 & !caller.umask, caller, time);
@@ -54,8 +54,8 @@ impl Fs {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
         self.flush_tagged(Some(source))?;
-        let _subvolumes = self.subvolume_lock.lock();
-        if self.deletions.has(source) {
+        let _subvolumes = self.subvolumes.lock();
+        if self.subvolumes.is_deleted(source) {
             return Err(Error::NotFound);
         }
         let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
@@ -112,7 +112,7 @@ impl Fs {
 
     /// Lets a subvolume take changes, or none; durable on return. What was written before is in it.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
-        let _subvolumes = self.subvolume_lock.lock();
+        let _subvolumes = self.subvolumes.lock();
         let subvolume = self.subvolume(id)?;
         if subvolume.is_read_only() == read_only {
             return Ok(());
@@ -139,7 +139,7 @@ impl Fs {
 
     /// Makes a subvolume the one that is shown where no option names one; durable on return.
     pub fn set_default_subvolume(&self, id: RootId) -> Result<()> {
-        let _subvolumes = self.subvolume_lock.lock();
+        let _subvolumes = self.subvolumes.lock();
         self.subvolume(id)?;
         let reservation = self.reserve(1)?;
         let roots = root_tree(&self.engine)?;

@@ -91,7 +91,7 @@ impl Fs {
         expected: Option<RootId>,
         only_empty: bool,
     ) -> Result<()> {
-        let _subvolumes = self.subvolume_lock.lock();
+        let _subvolumes = self.subvolumes.lock();
         let dir_inode = self.inode_to_change(dir)?;
         let roots = root_tree(&self.engine)?;
         loop {
@@ -132,7 +132,7 @@ impl Fs {
             drop(op);
             locked.of(&root_dir).removed = true;
             subvolume.mark_deleted();
-            self.deletions.add(id);
+            self.subvolumes.deletions.add(id);
             drop(locked);
             self.end_deletion(root_dir.id);
             return Ok(());
@@ -156,15 +156,16 @@ impl Fs {
 
     /// Lets go of a deleted subvolume where this was the last of its inodes that somebody had.
     pub(crate) fn end_deletion(&self, given_back: InodeId) {
-        if self.deletions.nr_used.load(Ordering::SeqCst) > 0 && self.deletions.was_last(given_back, &self.inodes) {
+        if self.subvolumes.deletions.nr_used.load(Ordering::SeqCst) > 0
+            && self.subvolumes.deletions.was_last(given_back, &self.inodes)
+        {
             self.let_go(given_back.root);
         }
     }
 
     /// Directories and names of the inodes of a deleted subvolume that somebody has, one name of each.
     pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
-        let Some(tree) =
-            self.subvolumes.read().get(&id).filter(|found| found.is_deleted()).map(|found| found.tree.clone())
+        let Some(tree) = self.subvolumes.get(id).filter(|found| found.is_deleted()).map(|found| found.tree.clone())
         else {
             return Vec::new();
         };
@@ -175,8 +176,8 @@ impl Fs {
 
     /// Lets go of all deleted subvolumes: the filesystem is being closed, whoever has inodes of them.
     pub(crate) fn end_all_deletions(&self) {
-        let used = std::mem::take(&mut *self.deletions.used.lock());
-        self.deletions.nr_used.store(0, Ordering::SeqCst);
+        let used = std::mem::take(&mut *self.subvolumes.deletions.used.lock());
+        self.subvolumes.deletions.nr_used.store(0, Ordering::SeqCst);
         if self.read_only().is_none() {
             used.into_keys().for_each(|id| self.let_go(id));
         }
@@ -184,7 +185,7 @@ impl Fs {
 
     /// I2
     fn let_go(&self, id: RootId) {
-        if let Some(subvolume) = self.subvolumes.write().remove(&id) {
+        if let Some(subvolume) = self.subvolumes.forget(id) {
             subvolume.mark_gone();
         }
         // Inodes are made under the lock of a directory: more may come until all directories are dead.
@@ -203,7 +204,7 @@ impl Fs {
             }
         }
         self.engine.drop_subvolume(id);
-        self.committer.note_change();
+        self.commit_thread.note_change();
     }
 
     /// Gives back the space of deleted subvolumes now. `progress` is told how many are left. An error where the tree of one

@@ -108,7 +108,7 @@ impl Fs {
         let mut list = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(item) = self.engine.root_item(id)?.filter(|item| item.refs > 0) else { continue };
-            if self.deletions.has(id) {
+            if self.subvolumes.is_deleted(id) {
                 continue;
             }
             list.push(self.info_of(id, &item, &mut paths)?);
@@ -118,7 +118,7 @@ impl Fs {
 
     /// One of them.
     pub fn subvolume_info(&self, id: RootId) -> Result<SubvolumeInfo> {
-        let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.deletions.has(id));
+        let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.subvolumes.is_deleted(id));
         let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
         self.info_of(id, &item.ok_or(Error::NotFound)?, &mut paths)
     }

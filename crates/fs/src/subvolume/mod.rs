@@ -5,3 +5,4 @@ pub(crate) mod delete;
 pub(crate) mod handle;
 pub(crate) mod list;
 pub(crate) mod rename;
+pub(crate) mod state;

@@ -42,7 +42,7 @@ impl Fs {
         flags: RenameFlags,
         caller: &Caller,
     ) -> Result<()> {
-        let _subvolumes = self.subvolume_lock.lock();
+        let _subvolumes = self.subvolumes.lock();
         let roots = root_tree(&self.engine)?;
         loop {
             for (dir, name) in [(dir, name), (new_dir, new_name)] {
@@ -52,7 +52,7 @@ impl Fs {
                 }
             }
             let reservation = self.reserve(RENAME_ITEMS)?;
-            let _rename = self.rename_lock.lock();
+            let _rename = self.names.lock_renames();
             let (from, to) = (self.end(dir, name)?, self.end(new_dir, new_name)?);
             let source = self.thing(&roots, &from)?.ok_or(Error::NotFound)?;
             let target = self.thing(&roots, &to)?;

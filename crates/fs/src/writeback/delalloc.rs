@@ -84,7 +84,7 @@ impl Flusher for Fs {
     }
 
     fn do_soon(&self, work: BackgroundWork) -> bool {
-        self.committer.do_soon(work)
+        self.commit_thread.do_soon(work)
     }
 }
 

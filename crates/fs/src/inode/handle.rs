@@ -1,0 +1,163 @@
+//! Inodes by id: loading them, counting their uses, their attributes and access times.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use ubtrfs_format::item::{InodeItem, Timespec};
+use ubtrfs_format::{FormatError, Ino, Key, KeyType};
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::inode::state::{Inode, InodeState};
+use crate::mount::fs::now;
+use crate::mount::options::AtimeMode;
+use crate::namei::dir_item::{self, in_tree};
+use crate::subvolume::handle::{Home, Subvolume};
+use crate::types::{Attr, InodeId, mode};
+
+impl Fs {
+    /// The inode, loaded if it was not. No inode lock may be held where `id` may be in a subvolume not entered yet.
+    pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
+        self.engine.enter();
+        if let Some(inode) = self.inodes.peek(id) {
+            return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
+        }
+        // Before the inode counts as being loaded: entering a subvolume may load its orphans.
+        let subvolume = self.subvolume(id.root)?;
+        let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
+        // One that was loaded while its subvolume was deleted may have come too late to be taken out of memory with it.
+        if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) }
+    }
+
+    fn load_inode(&self, id: InodeId, subvolume: Arc<Subvolume>) -> Result<Arc<Inode>> {
+        let home = Home::new(subvolume);
+        let tree = &home.tree;
+        if id.is_stub() {
+            let state = RwLock::new(empty_dir(&home)?);
+            return Ok(Arc::new(Inode { id, home, state, writeback: Default::default() }));
+        }
+        let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
+        let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
+        let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
+        if item.size > crate::file::write::MAX_SIZE {
+            // Nothing here expects that the end of a file's last sector may not be a number.
+            let expected = "expected at most 2^63 - 1";
+            let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
+            return Err(in_tree(tree)(cause));
+        }
+        let mut state = InodeState::new(item);
+        if state.is_dir() && state.item.size == 0 && dir_item::is_empty(tree, id.ino)? {
+            state.known_names = Some(self.names.of_empty_dir());
+        }
+        if state.is_regular() || state.is_dir() {
+            state.compression = crate::inode::property::load_compression(tree, id.ino, state.item.flags())?;
+        }
+        state.removed = id.ino == Ino::ROOT_DIR && home.is_deleted();
+        Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
+    }
+
+    /// An inode that is to be changed: fails where its subvolume is read-only.
+    pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<Arc<Inode>> {
+        self.check_open()?;
+        let inode = self.inode(id)?;
+        inode.home.check_writable()?;
+        if id.is_stub() {
+            return Err(Error::AccessDenied);
+        }
+        Ok(inode)
+    }
+
+    /// An inode that a file open for writing is written through: whether that may be was asked when it was opened, and as on
+    /// Linux neither flags nor a read-only subvolume that come later take it back.
+    pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<Arc<Inode>> {
+        self.check_open()?;
+        self.inode(id)
+    }
+
+    /// What `stat` shows of an inode.
+    pub fn getattr(&self, id: InodeId) -> Result<Attr> {
+        let inode = self.inode(id)?;
+        Ok(self.attr_of(&inode, &*inode.read()?))
+    }
+
+    /// What `stat` shows. May read extent items, so not to be called inside of an operation.
+    pub(crate) fn attr_of(&self, inode: &Inode, state: &InodeState) -> Attr {
+        state.attr(inode.id, self.geometry.sectorsize, self.new_bytes(inode, state))
+    }
+
+    /// Keeps the inode, even unlinked, until [`Fs::release_inode`].
+    pub fn open_inode(&self, id: InodeId) -> Result<()> {
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        self.inodes.add_open(id);
+        drop(state);
+        if inode.home.is_gone() {
+            self.release_inode(id);
+            return Err(Error::Stale);
+        }
+        Ok(())
+    }
+
+    /// Ends an [`Fs::open_inode`]. An unlinked inode that nobody else uses is deleted.
+    pub fn release_inode(&self, id: InodeId) {
+        if self.inodes.release(id) {
+            self.delete_if_unlinked(id);
+        }
+        self.end_deletion(id);
+    }
+
+    /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`]).
+    pub fn forget(&self, id: InodeId, n: u64) {
+        if self.inodes.forget(id, n) {
+            self.delete_if_unlinked(id);
+        }
+        self.end_deletion(id);
+    }
+
+    /// Counts the reference of a lookup; the caller holds what keeps the inode linked.
+    pub(crate) fn count_lookup(&self, id: InodeId) {
+        if self.options.track_lookups {
+            self.inodes.add_lookup(id);
+        }
+    }
+
+    /// Updates an access time by the mount's rules; failing to is no failure of the access.
+    pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
+        let now = now();
+        let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
+        if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.read_only().is_some() {
+            return;
+        }
+        let Ok(reservation) = self.reserve(1) else { return };
+        let Ok(mut state) = inode.write() else { return };
+        state.item.atime = now;
+        let op = self.engine.begin(reservation);
+        inode.put_item(&op, &mut state);
+    }
+
+    fn wants_atime(&self, state: &InodeState, now: Timespec) -> bool {
+        let item = &state.item;
+        if state.has_flags(ubtrfs_format::item::InodeFlags::NOATIME) || (state.is_dir() && self.options.nodiratime) {
+            return false;
+        }
+        match self.options.atime {
+            AtimeMode::Noatime => false,
+            AtimeMode::Strictatime => item.atime != now,
+            AtimeMode::Relatime => {
+                item.atime <= item.mtime || item.atime <= item.ctime || now.sec.saturating_sub(item.atime.sec) >= DAY
+            }
+        }
+    }
+}
+
+/// The state of [`InodeId::stub`].
+fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
+    let root_key = Key::new(Ino::ROOT_DIR.0, KeyType::INODE_ITEM, 0);
+    let Some(raw) = subvolume.tree.get(&root_key)? else { return Err(Error::Stale) };
+    let mut item = InodeItem::decode(&raw).map_err(in_tree(&subvolume.tree))?;
+    item.mode = mode::DIRECTORY | 0o755;
+    (item.size, item.nbytes, item.nlink, item.uid, item.gid, item.flags) = (0, 0, 1, 0, 0, 0);
+    Ok(InodeState::new(item))
+}
+
+const DAY: i64 = 24 * 60 * 60;

@@ -1,0 +1,34 @@
+//! [`Names`]: the state of names that the whole filesystem shares.
+//!
+//! Owns the rename lock and the memory for the names of directories. Lock order: the rename lock comes after reservations and
+//! before the locks of inodes.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::namei::known_names::{KnownNames, NameBudget};
+
+/// The rename lock, and memory for the known names of directories.
+#[derive(Debug)]
+pub(crate) struct Names {
+    budget: Arc<NameBudget>,
+    rename_lock: Mutex<()>,
+}
+
+impl Names {
+    /// With about `max_bytes` of memory for the known names of all directories.
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        Self { budget: NameBudget::new(max_bytes), rename_lock: Mutex::default() }
+    }
+
+    /// The known names of an empty directory.
+    pub(crate) fn of_empty_dir(&self) -> KnownNames {
+        KnownNames::of_empty(&self.budget)
+    }
+
+    /// Keeps every directory in its place while the guard lives, so that a rename can rule out loops.
+    pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
+        self.rename_lock.lock()
+    }
+}

@@ -1,0 +1,78 @@
+//! [`Subvolumes`]: the subvolumes that were entered, and those that are being deleted.
+//!
+//! Owns the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the change lock comes before
+//! reservations and the locks of inodes; nothing is taken under the lock of the map.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use ubtrfs_format::RootId;
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::subvolume::delete::Deletions;
+use crate::subvolume::handle::Subvolume;
+
+/// The subvolumes in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Subvolumes {
+    entered: RwLock<HashMap<RootId, Arc<Subvolume>>>,
+    change_lock: Mutex<()>,
+    pub(in crate::subvolume) deletions: Deletions,
+}
+
+impl Subvolumes {
+    /// Keeps all other threads from making, changing or deleting subvolumes.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.change_lock.lock()
+    }
+
+    /// A subvolume that was entered.
+    pub(crate) fn get(&self, id: RootId) -> Option<Arc<Subvolume>> {
+        self.entered.read().get(&id).cloned()
+    }
+
+    /// All subvolumes that were entered.
+    pub(crate) fn all(&self) -> Vec<Arc<Subvolume>> {
+        self.entered.read().values().cloned().collect()
+    }
+
+    /// Whether this subvolume was deleted since the filesystem was opened.
+    pub(crate) fn is_deleted(&self, id: RootId) -> bool {
+        self.deletions.has(id)
+    }
+
+    /// Keeps a subvolume that was entered; if two threads entered it at once, both get the first.
+    fn keep(&self, subvolume: Arc<Subvolume>) -> Arc<Subvolume> {
+        Arc::clone(self.entered.write().entry(subvolume.id).or_insert(subvolume))
+    }
+
+    /// Takes a deleted subvolume out of memory.
+    pub(in crate::subvolume) fn forget(&self, id: RootId) -> Option<Arc<Subvolume>> {
+        self.entered.write().remove(&id)
+    }
+}
+
+impl Fs {
+    /// The subvolume, entered if it was not. Its unlinked inodes are deleted then: no inode lock may be held.
+    pub(crate) fn subvolume(&self, root: RootId) -> Result<Arc<Subvolume>> {
+        if let Some(subvolume) = self.subvolumes.get(root) {
+            return Ok(subvolume);
+        }
+        if !root.is_subvolume() || self.subvolumes.is_deleted(root) {
+            return Err(Error::NotFound);
+        }
+        let item = self.engine.root_item(root)?.filter(|item| item.refs > 0).ok_or(Error::NotFound)?;
+        let tree = self.engine.tree(root)?.ok_or(Error::NotFound)?;
+        let takes_changes = self.read_only().is_none();
+        let subvolume = self.subvolumes.keep(Arc::new(Subvolume::enter(root, tree, &item, takes_changes)));
+        if takes_changes && !subvolume.is_read_only() {
+            // What is left over is not worth refusing the subvolume for.
+            if let Err(error) = self.delete_orphans(&subvolume) {
+                tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");
+            }
+        }
+        Ok(subvolume)
+    }
+}
