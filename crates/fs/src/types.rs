@@ -39,6 +39,8 @@ impl InodeId {
 
 /// Set in the numbers of [`InodeId::stub`]. Inodes count up from 257, so none on disk comes near.
 const STUBS: u64 = 1 << 63;
+/// The largest size of a file, in bytes.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 /// The highest number that an inode gets.
 pub(crate) const LAST_INO: u64 = STUBS - 1;
 

@@ -1,7 +1,8 @@
 //! The rules of the house, read from `cargo metadata` and the sources: floors, licences, sizes, where unsafe may be.
 //!
 //! I1. A crate calls only downward: [`FLOORS`] lists what each may depend on. Dev-dependencies are free.
-//! I2. What ships is permissively licensed: no dependency forces another licence on its users.
+//! I2. A folder of a crate imports only from the folders before it: [`ROOMS`] lists them from the bottom up.
+//! I3. What ships is permissively licensed: no dependency forces another licence on its users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -62,6 +63,10 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"]),
 ];
 
+/// Folders of a crate, from the bottom up. Files beside them belong to all of them.
+const ROOMS: &[(&str, &[&str])] =
+    &[("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "mount"])];
+
 /// SPDX licences that ask for no more than a notice.
 const PERMISSIVE: &[&str] = &[
     "MIT",
@@ -120,6 +125,54 @@ fn crates_depend_only_downward() {
         }
     }
     assert!(wrong.is_empty(), "layering:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn folders_import_only_from_folders_below() {
+    let sources = sources();
+    let mut wrong = Vec::new();
+    for (name, rooms) in ROOMS {
+        let src = Path::new("crates").join(name).join("src");
+        let mut found = BTreeSet::new();
+        for (path, text) in &sources {
+            let Ok(below) = path.strip_prefix(&src) else { continue };
+            let mut parts = below.iter().filter_map(|part| part.to_str());
+            let (Some(room), Some(_)) = (parts.next(), parts.next()) else { continue };
+            found.insert(room);
+            let Some(floor) = rooms.iter().position(|other| *other == room) else { continue };
+            for other in rooms[floor + 1..].iter().filter(|other| imports(text, other)) {
+                wrong.push(format!("{}: imports from {other}, which lies above {room}", path.display()));
+            }
+        }
+        let listed: BTreeSet<&str> = rooms.iter().copied().collect();
+        assert_eq!(found, listed, "folders of {name} and ROOMS");
+    }
+    assert!(wrong.is_empty(), "rooms:\n  {}", wrong.join("\n  "));
+}
+
+/// Whether a source file, without its tests and comments, names this folder of its crate.
+fn imports(text: &str, room: &str) -> bool {
+    let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").map(str::trim_start);
+    let code: String = lines.filter(|line| !line.starts_with("//")).collect::<Vec<_>>().join(" ");
+    code.match_indices("crate::").any(|(at, found)| {
+        let rest = &code[at + found.len()..];
+        let names = match rest.strip_prefix('{') {
+            Some(group) => group.split_once(';').map_or(group, |(group, _)| group),
+            None => return rest.strip_prefix(room).is_some_and(|rest| rest.starts_with("::")),
+        };
+        names.split([',', ' ', '{', '}']).any(|name| name.strip_prefix(room).is_some_and(|rest| rest.starts_with("::")))
+    })
+}
+
+#[test]
+fn an_import_is_found_in_each_form() {
+    for code in ["use crate::mount::fs::Fs;", "use crate::{Error, mount::fs};", "    crate::mount::now()"] {
+        assert!(imports(code, "mount"), "{code}");
+    }
+    for code in ["// crate::mount::fs", "use crate::mounts::fs;", "#[cfg(test)]\nuse crate::mount::fs;", "mount::fs()"]
+    {
+        assert!(!imports(code, "mount"), "{code}");
+    }
 }
 
 #[test]

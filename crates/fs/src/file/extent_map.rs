@@ -5,9 +5,9 @@ use std::ops::Range;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 
-use crate::file::extent_ops::extents_in;
 use crate::file::read::check_regular;
 use crate::inode::state::{Inode, InodeState};
+use crate::items::file_extent::extents_in;
 use crate::{Fs, InodeId, Result};
 
 /// What kind of extent a part of a file is in.

@@ -14,12 +14,12 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::{FileExtentBody, InodeFlags};
 use ubtrfs_transaction::{DataExtent, DataReservation};
 
-use crate::file::extent_ops::{ExtentAt, ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::clock::now;
 use crate::file::read::check_regular;
 use crate::file::truncate::lock;
-use crate::file::write::MAX_SIZE;
 use crate::inode::state::{Inode, InodeState};
-use crate::mount::fs::now;
+use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::types::MAX_SIZE;
 use crate::{Error, FallocateMode, Fs, InodeId, Result};
 
 impl Fs {

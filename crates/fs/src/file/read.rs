@@ -12,10 +12,10 @@ use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, RegularExtent};
 use ubtrfs_format::{Corrupt, Logical};
 
-use crate::file::dirty::Decompressed;
-use crate::file::extent_ops::{ExtentAt, extents_in};
+use crate::compression;
+use crate::inode::file_data::Decompressed;
 use crate::inode::state::{Inode, InodeState};
-use crate::writeback::compression;
+use crate::items::file_extent::{ExtentAt, extents_in};
 use crate::{Error, Fs, InodeId, Result, SeekWhence};
 
 impl Fs {

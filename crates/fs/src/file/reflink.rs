@@ -13,13 +13,14 @@ use std::sync::Arc;
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::InodeFlags;
 
-use crate::file::extent_ops::{ExtentAt, ExtentPlan, extents_in, part_of};
 use crate::file::read::check_regular;
-use crate::file::write::{MAX_SIZE, check_may_write};
+use crate::file::write::check_may_write;
 use crate::inode::state::{Inode, InodeState};
+use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::inode::xattr::check_may_change;
+use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, part_of};
+use crate::types::MAX_SIZE;
 use crate::writeback::delalloc::NoFlush;
-use crate::writeback::lock::ExclusiveGuard;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {

@@ -13,59 +13,61 @@ use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_transaction::{DataExtent, DataReservation};
 
-use crate::file::extent_ops::{ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::clock::now;
 use crate::file::read::check_regular;
-use crate::file::write::MAX_SIZE;
 use crate::inode::state::{Inode, InodeState};
-use crate::mount::fs::now;
+use crate::inode::writeback_lock::ExclusiveGuard;
+use crate::items::file_extent::{ExtentPlan, extents_in, last_extent_before, whole_extent};
+use crate::types::MAX_SIZE;
 use crate::writeback::delalloc::NoFlush;
-use crate::writeback::lock::ExclusiveGuard;
 use crate::{Error, Fs, Result};
 
-/// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime where
-/// the size changes.
-pub(crate) fn set_size(fs: &Fs, inode: &Arc<Inode>, size: u64) -> Result<()> {
-    if size > MAX_SIZE {
-        return Err(Error::FileTooBig);
+impl Fs {
+    /// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime where
+    /// the size changes.
+    pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
+        if size > MAX_SIZE {
+            return Err(Error::FileTooBig);
+        }
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let old_size = inode.read()?.item.size;
+        let needs_sector = size != old_size && (!old_size.min(size).is_multiple_of(sectorsize) || size > old_size);
+        let mut space = match needs_sector {
+            true => Some(self.engine.reserve_data(sectorsize)?),
+            false => None,
+        };
+        let reservation = match size < old_size {
+            true => self.reserve_for_removal(STEP_MIN + 8)?,
+            false => self.reserve(16)?,
+        };
+        let (_locks, mut state) = lock(inode)?;
+        check_regular(&state)?;
+        // At the same size Linux leaves the times alone, but for ftruncate and O_TRUNC, whose callers ask for them.
+        if size != state.item.size {
+            let time = now();
+            state.item.mtime = time;
+            state.item.ctime = time;
+            state.item.sequence += 1;
+        }
+        // At the same size, preallocated extents past it go.
+        if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
+            drop(reservation);
+            return shrink(self, inode, &mut state, size, space);
+        }
+        let mut plan = ExtentPlan::default();
+        if size > state.item.size {
+            let state = &mut *state;
+            self.take_out_inline(inode, state, size.max(sectorsize), &mut space)?;
+            state.item.size = size;
+            let disk_size = state.disk_size;
+            state.advance_disk_size();
+            self.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
+        }
+        let op = self.engine.begin(reservation);
+        plan.apply(&op, &inode.home.tree, inode.id.ino);
+        inode.put_item(&op, &mut state);
+        Ok(())
     }
-    let sectorsize = u64::from(fs.geometry.sectorsize);
-    let old_size = inode.read()?.item.size;
-    let needs_sector = size != old_size && (!old_size.min(size).is_multiple_of(sectorsize) || size > old_size);
-    let mut space = match needs_sector {
-        true => Some(fs.engine.reserve_data(sectorsize)?),
-        false => None,
-    };
-    let reservation = match size < old_size {
-        true => fs.reserve_for_removal(STEP_MIN + 8)?,
-        false => fs.reserve(16)?,
-    };
-    let (_locks, mut state) = lock(inode)?;
-    check_regular(&state)?;
-    // At the same size Linux leaves the times alone, but for ftruncate and O_TRUNC, whose callers ask for them.
-    if size != state.item.size {
-        let time = now();
-        state.item.mtime = time;
-        state.item.ctime = time;
-        state.item.sequence += 1;
-    }
-    // At the same size, preallocated extents past it go.
-    if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
-        drop(reservation);
-        return shrink(fs, inode, &mut state, size, space);
-    }
-    let mut plan = ExtentPlan::default();
-    if size > state.item.size {
-        let state = &mut *state;
-        fs.take_out_inline(inode, state, size.max(sectorsize), &mut space)?;
-        state.item.size = size;
-        let disk_size = state.disk_size;
-        state.advance_disk_size();
-        fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
-    }
-    let op = fs.engine.begin(reservation);
-    plan.apply(&op, &inode.home.tree, inode.id.ino);
-    inode.put_item(&op, &mut state);
-    Ok(())
 }
 
 /// Drops all data and extents of an unlinked regular file in bounded steps: takes its own reservations and locks. The

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_transaction::DataReservation;
 
-use crate::file::buf_pool::{BUF_MAX, Buf};
-use crate::file::extent_ops::extents_in;
+use crate::clock::now;
 use crate::file::read::check_regular;
+use crate::inode::buf_pool::{BUF_MAX, Buf};
 use crate::inode::state::{Inode, InodeState};
-use crate::mount::fs::now;
+use crate::items::file_extent::extents_in;
+use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
-
-/// The largest size of a file.
-pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 impl Fs {
     /// Writes `data` at `offset`; returns how many bytes were taken.

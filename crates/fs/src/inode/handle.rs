@@ -7,12 +7,12 @@ use ubtrfs_format::item::{InodeItem, Timespec};
 use ubtrfs_format::{FormatError, Ino, Key, KeyType};
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
-use crate::mount::fs::now;
-use crate::mount::options::AtimeMode;
-use crate::namei::dir_item::{self, in_tree};
-use crate::subvolume::handle::{Home, Subvolume};
+use crate::inode::subvolume::{Home, Subvolume};
+use crate::items::dir_item::{self, in_tree};
+use crate::options::AtimeMode;
 use crate::types::{Attr, InodeId, mode};
 
 impl Fs {
@@ -39,7 +39,7 @@ impl Fs {
         let key = Key::new(id.ino.0, KeyType::INODE_ITEM, 0);
         let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
         let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
-        if item.size > crate::file::write::MAX_SIZE {
+        if item.size > crate::types::MAX_SIZE {
             // Nothing here expects that the end of a file's last sector may not be a number.
             let expected = "expected at most 2^63 - 1";
             let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };

@@ -3,13 +3,13 @@
 use ubtrfs_format::item::{InodeFlags, Timespec};
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::xattr::{self, check_may_change};
-use crate::mount::fs::now;
-use crate::namei::dir_item;
+use crate::items::dir_item;
 use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
 
 impl Fs {
@@ -39,7 +39,7 @@ impl Fs {
         };
         if let Some(size) = set.size {
             check_may_resize(&*inode.read()?, is_open)?;
-            crate::file::truncate::set_size(self, &inode, size)?;
+            self.set_size(&inode, size)?;
         }
         if *set == (SetAttr { size: set.size, ..SetAttr::default() }) {
             return Ok(self.attr_of(&inode, &*inode.read()?));

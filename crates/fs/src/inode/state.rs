@@ -17,14 +17,14 @@ use ubtrfs_format::{Generation, Key, KeyType};
 use ubtrfs_transaction::{TransHandle, TreeChanges};
 
 use crate::error::{Error, Result};
-use crate::file::dirty::FileData;
 use crate::inode::acl::Acl;
+use crate::inode::file_data::FileData;
+use crate::inode::known_names::KnownNames;
+use crate::inode::subvolume::Home;
+use crate::inode::writeback_lock::WritebackLock;
 use crate::inode::xattr::KnownXattrs;
-use crate::namei::dir_item::HashedName;
-use crate::namei::known_names::KnownNames;
-use crate::subvolume::handle::Home;
+use crate::items::dir_item::HashedName;
 use crate::types::{Attr, InodeId, mode, rdev_of_item};
-use crate::writeback::lock::WritebackLock;
 
 /// A loaded inode.
 #[derive(Debug)]

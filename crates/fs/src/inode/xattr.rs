@@ -10,12 +10,12 @@ use ubtrfs_format::{Ino, Key, KeyType};
 use ubtrfs_transaction::{Geometry, Tree};
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{Inode, InodeState};
-use crate::mount::fs::now;
-use crate::namei::dir_item::{self, Change, PENDING, in_tree};
+use crate::items::dir_item::{self, Change, PENDING, in_tree};
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
 /// Capabilities of an executable, void once it changes.

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use ubtrfs_transaction::BackgroundWork;
 
 use crate::Fs;
-use crate::mount::service_threads::ServiceThreads;
+use crate::service_threads::ServiceThreads;
 
 /// Starts, feeds and stops the commit thread.
 #[derive(Debug)]

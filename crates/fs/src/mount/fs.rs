@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_device::Device;
 use ubtrfs_format::DevId;
-use ubtrfs_format::item::{DevStatsItem, Timespec};
+use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
 use crate::error::{Error, Result};
-use crate::file::readahead::Readahead;
 use crate::inode::cache::InodeCache;
+use crate::inode::readahead::Readahead;
 use crate::mount::commit_thread::CommitThread;
 use crate::mount::memory_budget::MemoryBudget;
-use crate::mount::options::MountOptions;
-use crate::mount::service_threads::ServiceThreads;
 use crate::namei::state::Names;
+use crate::options::MountOptions;
+use crate::service_threads::ServiceThreads;
 use crate::subvolume::state::Subvolumes;
 use crate::types::InodeId;
 use crate::writeback::data_path::DataPath;
@@ -202,12 +202,6 @@ impl Drop for Fs {
             tracing::error!("closing the filesystem: {error}");
         }
     }
-}
-
-/// The clock.
-pub(crate) fn now() -> Timespec {
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timespec { sec: i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX), nsec: since_epoch.subsec_nanos() }
 }
 
 /// Memory of an inode without dirty data, for the cache's bound.

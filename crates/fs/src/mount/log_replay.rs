@@ -29,9 +29,9 @@ use ubtrfs_space::RangeSet;
 use ubtrfs_transaction::{Engine, Geometry, ItemRef, TransHandle, Tree};
 
 use crate::error::{Error, Result};
-use crate::file::extent_ops::{ExtentAt, ExtentPlan, decode, last_extent_before};
+use crate::items::dir_item::{self, Change, in_tree};
+use crate::items::file_extent::{ExtentAt, ExtentPlan, decode, last_extent_before};
 use crate::namei::create::orphan_key;
-use crate::namei::dir_item::{self, Change, in_tree};
 use crate::types::mode;
 
 /// Replays the log of a filesystem that was just opened, if it has one.

@@ -5,7 +5,5 @@ pub(crate) mod fs;
 pub(crate) mod guard;
 pub(crate) mod log_replay;
 pub(crate) mod memory_budget;
-pub(crate) mod options;
-pub(crate) mod service_threads;
 pub(crate) mod statfs;
 pub(crate) mod stats;

@@ -10,14 +10,14 @@ use ubtrfs_format::{Ino, Key, KeyType, objectid};
 use ubtrfs_transaction::TreeChanges;
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::acl::{self, Acl};
 use crate::inode::property;
 use crate::inode::state::{Inherited, Inode, InodeState, NextInos};
+use crate::inode::subvolume::NewInos;
 use crate::inode::xattr::{self, KnownXattrs};
-use crate::mount::fs::now;
-use crate::namei::dir_item::{self, Change, HashedName, NameSlot};
-use crate::subvolume::handle::NewInos;
+use crate::items::dir_item::{self, Change, HashedName, NameSlot};
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 
 /// An inode that is about to be made: its items are planned, its state is not visible yet.

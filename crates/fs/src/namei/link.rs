@@ -8,13 +8,13 @@ use ubtrfs_format::item::{FileType, InodeFlags, Timespec};
 use ubtrfs_transaction::TransHandle;
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::inode::orphan::{LastItems, UnloadedItems};
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::xattr::check_may_change;
-use crate::mount::fs::now;
+use crate::items::dir_item::{self, Change, NameSlot};
 use crate::namei::create::{check_dir_takes_names, entry_changed, next_index, orphan_key};
-use crate::namei::dir_item::{self, Change, NameSlot};
+use crate::namei::orphan::{LastItems, UnloadedItems};
 use crate::types::{Attr, InodeId};
 
 /// State locks of several inodes, taken in the order of their ids.

@@ -8,7 +8,7 @@ use ubtrfs_format::{Key, KeyType};
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
-use crate::namei::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree};
+use crate::items::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree};
 use crate::types::{Attr, DirEntryOut, InodeId, mode};
 
 impl Fs {

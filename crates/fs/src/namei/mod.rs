@@ -1,9 +1,8 @@
-//! Names: looking up, listing directories, creating, linking, removing, renaming.
+//! Names: looking up, listing directories, creating, linking, removing, renaming; unlinked inodes.
 
 pub(crate) mod create;
-pub(crate) mod dir_item;
-pub(crate) mod known_names;
 pub(crate) mod link;
 pub(crate) mod lookup;
+pub(crate) mod orphan;
 pub(crate) mod rename;
 pub(crate) mod state;

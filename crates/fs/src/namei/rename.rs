@@ -9,12 +9,12 @@ use ubtrfs_format::item::{DirEntry, Timespec};
 use ubtrfs_format::{Ino, RootId};
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::inode::state::Inode;
 use crate::inode::xattr::check_may_change;
-use crate::mount::fs::now;
+use crate::items::dir_item::{self, Change, HashedName};
 use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_index};
-use crate::namei::dir_item::{self, Change, HashedName};
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
 use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
 

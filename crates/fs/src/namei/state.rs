@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::namei::known_names::{KnownNames, NameBudget};
+use crate::inode::known_names::{KnownNames, NameBudget};
 
 /// The rename lock, and memory for the known names of directories.
 #[derive(Debug)]

@@ -13,10 +13,10 @@ use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume};
 use uuid::Uuid;
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::mount::fs::now;
+use crate::items::dir_item::{self, Change, HashedName, NameSlot};
 use crate::namei::create::{check_dir_takes_names, entry_changed, new_item, next_index};
-use crate::namei::dir_item::{self, Change, HashedName, NameSlot};
 use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 

@@ -20,13 +20,13 @@ use parking_lot::Mutex;
 use ubtrfs_format::{Ino, Key, KeyType, RootId, objectid};
 
 use crate::Fs;
+use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::file::truncate::forget_dirty_past;
 use crate::inode::cache::InodeCache;
 use crate::inode::xattr::check_may_change;
-use crate::mount::fs::now;
+use crate::items::dir_item;
 use crate::namei::create::entry_changed;
-use crate::namei::dir_item;
 use crate::namei::link::{Locked, check_empty, check_may_remove};
 use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
 use crate::types::InodeId;

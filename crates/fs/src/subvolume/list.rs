@@ -10,8 +10,8 @@ use ubtrfs_transaction::{Engine, Tree};
 
 use crate::Fs;
 use crate::error::{Error, Result};
-use crate::mount::options::MountOptions;
-use crate::namei::dir_item::{self, Target, in_tree};
+use crate::items::dir_item::{self, Target, in_tree};
+use crate::options::MountOptions;
 use crate::types::{InodeId, SubvolumeInfo};
 
 /// The subvolume that the options ask for: `subvol=`, `subvolid=`, else the default one.

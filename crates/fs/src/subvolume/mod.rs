@@ -2,7 +2,6 @@
 
 pub(crate) mod create;
 pub(crate) mod delete;
-pub(crate) mod handle;
 pub(crate) mod list;
 pub(crate) mod rename;
 pub(crate) mod state;

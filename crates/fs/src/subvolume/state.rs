@@ -11,8 +11,8 @@ use ubtrfs_format::RootId;
 
 use crate::Fs;
 use crate::error::{Error, Result};
+use crate::inode::subvolume::Subvolume;
 use crate::subvolume::delete::Deletions;
-use crate::subvolume::handle::Subvolume;
 
 /// The subvolumes in memory.
 #[derive(Debug, Default)]

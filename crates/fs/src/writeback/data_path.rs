@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_format::Logical;
 
-use crate::file::buf_pool::BufPool;
-use crate::file::dirty::{FileData, Run};
+use crate::inode::buf_pool::BufPool;
+use crate::inode::file_data::{FileData, Run};
 use crate::inode::state::Inode;
 use crate::writeback::errors::WritebackErrors;
 use crate::writeback::thread::WritebackThreads;

@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
-//! - I2: lock order: writeback lock of an inode ([`crate::writeback::lock`]) -> its state lock -> operation. A batch waits
+//! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A batch waits
 //!   for at most one writeback lock, its first; who else takes several takes them in ascending order of
 //!   [`InodeId`](crate::InodeId). Space and
 //!   metadata are reserved before locks are taken, or under [`NoFlush`]: then the reservation may commit, for which no
@@ -32,12 +32,12 @@ use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical, RootId};
 use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Reclaim, Span, TransHandle};
 
-use crate::file::dirty::Run;
-use crate::file::extent_ops::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
+use crate::compression::Method;
+use crate::inode::file_data::Run;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
-use crate::writeback::compression::Method;
+use crate::inode::writeback_lock::{BatchGuard, Wait};
+use crate::items::file_extent::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
 use crate::writeback::inline_data::InlineData;
-use crate::writeback::lock::{BatchGuard, Wait};
 use crate::writeback::ordered_data::{self, Batch, Policy, Target, Unit};
 use crate::{Error, Fs, Result};
 

@@ -4,9 +4,9 @@ use ubtrfs_format::Generation;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 
 use crate::Fs;
-use crate::file::dirty::Run;
+use crate::compression;
+use crate::inode::file_data::Run;
 use crate::inode::state::InodeState;
-use crate::writeback::compression;
 use crate::writeback::delalloc::IN_PLACE;
 use crate::writeback::ordered_data::Policy;
 

@@ -1,11 +1,9 @@
 //! Writeback: which dirty data is written when, how it becomes extents, and fsync.
 
-pub(crate) mod compression;
 pub(crate) mod data_path;
 pub(crate) mod delalloc;
 pub(crate) mod errors;
 pub(crate) mod fsync;
 pub(crate) mod inline_data;
-pub(crate) mod lock;
 pub(crate) mod ordered_data;
 pub(crate) mod thread;

@@ -20,9 +20,9 @@ use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
 use ubtrfs_transaction::{DataExtent, DataReservation, Engine};
 
 use crate::Result;
-use crate::file::dirty::Run;
-use crate::file::extent_ops::{ExtentAt, whole_extent};
-use crate::writeback::compression::{self, MAX_UNCOMPRESSED, Method};
+use crate::compression::{self, MAX_UNCOMPRESSED, Method};
+use crate::inode::file_data::Run;
+use crate::items::file_extent::{ExtentAt, whole_extent};
 
 /// The largest extent that writeback makes.
 pub(crate) const MAX_EXTENT: u64 = 128 << 20;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::Fs;
-use crate::mount::service_threads::ServiceThreads;
+use crate::service_threads::ServiceThreads;
 
 /// Starts, wakes and stops the threads.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - I1: who holds the lock exclusively sees no data of the file under writeback.
-//! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::file::dirty`]) and write into new
+//! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::inode::file_data`]) and write into new
 //!   extents only. Each plans and puts its items under [`WritebackLock::extents`], so no plan is put that another
 //!   batch made wrong.
 

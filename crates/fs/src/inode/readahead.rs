@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - I1. Slots of a file are forgotten under its state lock, held for writing, whenever its extent items change
-//!   ([`FileData::extents_changed`](crate::file::dirty::FileData::extents_changed)). What a slot found later is fresh.
+//!   ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). What a slot found later is fresh.
 //! - I2. A reader holds the state lock for reading while it waits for a slot, so a thread that fills one does not wait for
 //!   that lock: it takes it without regard for writers that wait, or gives the slot up. Nobody waits for a slot that no
 //!   thread has begun: the reader takes it over.
@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use ubtrfs_device::AlignedBuf;
 
 use crate::inode::state::{Inode, InodeState};
-use crate::mount::service_threads::ServiceThreads;
+use crate::service_threads::ServiceThreads;
 use crate::{Fs, Result};
 
 /// The filesystem's read-ahead: its threads and its memory.

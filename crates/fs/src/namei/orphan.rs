@@ -13,11 +13,11 @@ use ubtrfs_transaction::{TransHandle, Tree};
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::inode::state::{Inode, InodeState};
+use crate::inode::subvolume::Subvolume;
+use crate::inode::writeback_lock::ExclusiveGuard;
+use crate::items::dir_item::{in_tree, ref_key};
 use crate::namei::create::orphan_key;
-use crate::namei::dir_item::{in_tree, ref_key};
-use crate::subvolume::handle::Subvolume;
 use crate::types::{InodeId, mode};
-use crate::writeback::lock::ExclusiveGuard;
 
 /// An inode that nobody uses, with all of its items but the `INODE_ITEM`: to be deleted with its last name.
 pub(crate) struct LastItems<'i> {

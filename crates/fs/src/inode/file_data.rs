@@ -24,8 +24,8 @@ use parking_lot::Mutex;
 use ubtrfs_format::Logical;
 use ubtrfs_transaction::DataReservation;
 
-use crate::file::buf_pool::{BUF_MAX, Buf, BufPool};
-use crate::file::readahead::ReadWindow;
+use crate::inode::buf_pool::{BUF_MAX, Buf, BufPool};
+use crate::inode::readahead::ReadWindow;
 
 /// Contiguous data taken for writeback.
 #[derive(Debug)]

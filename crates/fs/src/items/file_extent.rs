@@ -17,7 +17,7 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Ino, Key, KeyType, Logical
 use ubtrfs_transaction::{TransHandle, Tree};
 
 use crate::Result;
-use crate::writeback::compression::MAX_UNCOMPRESSED;
+use crate::compression::MAX_UNCOMPRESSED;
 
 /// A file extent item and the sector-aligned range of the file that it stands for.
 #[derive(Clone, Debug)]
