@@ -181,6 +181,19 @@ impl Server {
         self.fs.create(self.id(parent)?, name, new, caller)
     }
 
+    /// Answers with a new file, opened.
+    fn created(&self, attr: &Attr, flags: i32, reply: &mut Reply<'_>) {
+        if is_for_writing(flags) {
+            self.seeker.opened(self.nodes.node(attr.id));
+        }
+        let mut entry = self.entry(attr);
+        if !entry.attr_ttl.is_zero() {
+            // The long lifetime serves: writing and closing the file makes the kernel ask for its blocks again.
+            entry.attr_ttl = TTL;
+        }
+        reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
+    }
+
     /// The attributes that are not on disk but doors to this server.
     fn virtual_xattr(&self, req: &Request<'_>, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
         match name {
@@ -378,15 +391,14 @@ impl Server {
             }
             Operation::Create { name, flags, mode, umask } => {
                 let attr = self.new_inode(node, name, NewInode::file(mode), &caller(req, umask))?;
-                if is_for_writing(flags) {
-                    self.seeker.opened(self.nodes.node(attr.id));
-                }
-                let mut entry = self.entry(&attr);
-                if !entry.attr_ttl.is_zero() {
-                    // The long lifetime serves: writing and closing the file makes the kernel ask for its blocks again.
-                    entry.attr_ttl = TTL;
-                }
-                reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
+                self.created(&attr, flags, reply);
+            }
+            Operation::Tmpfile { flags, mode, umask } => {
+                self.activity.note_change();
+                let attr = self.fs.tmpfile(self.id(node)?, mode, &caller(req, umask))?;
+                // The kernel's reference keeps it from here on, until FORGET.
+                self.fs.release_inode(attr.id);
+                self.created(&attr, flags, reply);
             }
             Operation::Link { node: old, name } => {
                 self.activity.note_change();
@@ -426,7 +438,8 @@ impl Server {
                 let id = self.id(node)?;
                 let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
                 let written = self.fs.write_opened(id, offset, data, keeps_times)?;
-                if kill_suid_sgid {
+                // As on Linux, a store through a mapping leaves the bits; a buffered write took them when it was made.
+                if kill_suid_sgid && !from_cache {
                     self.kill_suid_sgid(req, id)?;
                 }
                 reply.written(u32::try_from(written).unwrap_or(u32::MAX));

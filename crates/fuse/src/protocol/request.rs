@@ -123,6 +123,12 @@ pub enum Operation<'a> {
         mode: u32,
         umask: u32,
     },
+    /// A file without a name in a directory, opened.
+    Tmpfile {
+        flags: i32,
+        mode: u32,
+        umask: u32,
+    },
     Ioctl {
         cmd: u32,
         data: &'a [u8],
@@ -151,7 +157,8 @@ pub enum Operation<'a> {
 pub(crate) fn fixed_len(number: u32) -> usize {
     match number {
         opcode::SETATTR => size_of::<Setattr>(),
-        opcode::MKNOD | opcode::GETATTR | opcode::FSYNC | opcode::FSYNCDIR | opcode::CREATE | opcode::RENAME2 => 16,
+        opcode::MKNOD | opcode::GETATTR | opcode::FSYNC | opcode::FSYNCDIR | opcode::RENAME2 => 16,
+        opcode::CREATE | opcode::TMPFILE => 16,
         opcode::MKDIR | opcode::RENAME | opcode::LINK | opcode::OPEN => 8,
         opcode::SETXATTR | opcode::GETXATTR | opcode::LISTXATTR => 8,
         opcode::READ | opcode::WRITE | opcode::READDIR | opcode::READDIRPLUS => 40,
@@ -237,6 +244,12 @@ impl<'a> Operation<'a> {
                 let flags: i32 = take(fixed)?;
                 let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;
                 Self::Create { name: names.take()?, flags, mode, umask }
+            }
+            // The same struct; the name is one of the kernel's own.
+            opcode::TMPFILE => {
+                let flags: i32 = take(fixed)?;
+                let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;
+                Self::Tmpfile { flags, mode, umask }
             }
             opcode::IOCTL => {
                 let cmd: u32 = take(fixed.get(12..)?)?;

@@ -141,3 +141,31 @@ print('punched', blocks())
 fallocate(fd, 1, 0, 1 << 20)
 os.pwrite(fd, b'a' * 8192, 4096)
 print('preallocated', blocks())
+
+# Files without a name.
+O_TMPFILE = 0o20200000
+os.mkdir('unnamed', 0o2770)
+# Only with a descriptor of a directory does Python follow the link in /proc; an absolute path makes no use of it.
+link = lambda fd, name: os.link('/proc/self/fd/%d' % fd, name, src_dir_fd=fd, follow_symlinks=True)
+for number, flags in enumerate((os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_EXCL, os.O_RDONLY)):
+    fd = tried(os.open, 'unnamed', O_TMPFILE | flags, 0o640)
+    if isinstance(fd, str):
+        print('O_TMPFILE', fd)
+        continue
+    print('O_TMPFILE', oct(os.fstat(fd).st_mode), os.fstat(fd).st_nlink, tried(os.write, fd, b'content' * 2000))
+    print('fsync', tried(os.fsync, fd), os.listdir('unnamed'), os.fstat(fd).st_size)
+    name = 'unnamed/named-%d' % number
+    print('link', tried(lambda: link(fd, name)), os.fstat(fd).st_nlink)
+    print('again', tried(lambda: link(fd, name)))
+    os.close(fd)
+    print(os.listdir('unnamed'), tried(os.unlink, name))
+fd = os.open('unnamed', O_TMPFILE | os.O_RDWR, 0o600)
+os.write(fd, b'kept')
+link(fd, 'unnamed/kept')
+os.unlink('unnamed/kept')
+print('link after unlink', tried(lambda: link(fd, 'unnamed/kept')))
+os.close(fd)
+fd = os.open('unnamed', O_TMPFILE | os.O_RDWR, 0o600)
+link(fd, 'unnamed/kept')
+os.write(fd, b'written later')
+print(open('unnamed/kept').read(), oct(os.stat('unnamed/kept').st_mode))
