@@ -9,9 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use ubtrfs_format::KeyType;
 use ubtrfs_testkit::capability::{kernel_oracle, program};
 use ubtrfs_testkit::hostile::SeedImage;
-use ubtrfs_testkit::{Image, Rng, crafted};
+use ubtrfs_testkit::{Image, Medium, Rng, crafted};
 
 /// Runs a command; fails if it panics or does not end.
 fn ends(title: &str, dir: &Path, args: &[&str]) -> Output {
@@ -99,6 +100,36 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
     }
 }
 
+/// The numbers that chown(2) takes for "leave it as it is" are no owner: the file is named, the others are copied.
+#[test]
+fn an_owner_that_is_no_user_is_refused() {
+    let medium = SeedImage::get(0).edited(&|owner| owner == 5, &|key, data| {
+        if key.item_type == KeyType::INODE_ITEM && key.objectid == 258 {
+            data[44..48].copy_from_slice(&u32::MAX.to_le_bytes());
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    medium.save(&image).unwrap();
+    fs::create_dir(dir.path().join("to")).unwrap();
+    let copied = ends("cp -a", dir.path(), &["cp", "-a", "image:/.", "to"]);
+    assert!(is_refused(&copied), "{copied:?}");
+    assert!(String::from_utf8_lossy(&copied.stderr).contains("is no user"), "{copied:?}");
+    let refused = ends("--owner", dir.path(), &["cp", "-r", "--owner", "4294967295:0", "image:/.", "to"]);
+    assert!(!refused.status.success());
+}
+
+/// Inputs of the fuzz target `walk` that once were findings.
+#[test]
+fn kept_inputs_of_the_fuzzer_are_walked_to_an_end() {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit/corpus/walk");
+    for entry in fs::read_dir(kept).unwrap().map(Result::unwrap) {
+        let input = fs::read(entry.path()).unwrap();
+        let medium = SeedImage::get(usize::from(input[0])).mutated(&input[1..], &SeedImage::chosen_by(input[0]));
+        walk(&entry.path().display().to_string(), &medium);
+    }
+}
+
 /// Images that Linux made, with random lies whose checksums are right.
 #[test]
 fn random_lies_are_walked_to_an_end() {
@@ -109,23 +140,29 @@ fn random_lies_are_walked_to_an_end() {
         let len = 8 * (1 + rng.index(12));
         let program = rng.bytes(len);
         let medium = SeedImage::get(rng.index(SeedImage::COUNT)).mutated(&program, &|owner| owner == 5 || owner >= 256);
-        let dir = tempfile::tempdir().unwrap();
-        let work = dir.path().join("work");
-        fs::create_dir_all(work.join("target")).unwrap();
-        fs::write(work.join("sentinel"), "sentinel").unwrap();
-        let image = dir.path().join("target");
-        medium.save(&image).unwrap();
-        let at = |path: &str| format!("{}:{path}", image.display());
-        let (title, before) = (format!("seed {}", seed + round), outside(dir.path()));
-        ends(&title, &work, &["cp", "-r", &at("/."), "target"]);
-        ends(&title, &work, &["ls", "-lR", &at("/")]);
-        ends(&title, &work, &["export", "-S", "-f", "target/a.tar", &at("/")]);
-        let listed = ends(&title, &work, &["ls", &at("/")]);
-        for name in String::from_utf8_lossy(&listed.stdout).lines() {
-            ends(&title, &work, &["rm", "-r", &at(&format!("/{name}"))]);
-        }
-        assert_eq!(outside(dir.path()), before, "{title}");
+        walk(&format!("seed {}", seed + round), &medium);
     }
+}
+
+/// All commands that walk, on one image; nothing but their targets changes.
+fn walk(title: &str, medium: &Medium) {
+    let dir = tempfile::tempdir().unwrap();
+    let work = dir.path().join("work");
+    fs::create_dir_all(work.join("target")).unwrap();
+    fs::write(work.join("sentinel"), "sentinel").unwrap();
+    let image = dir.path().join("target");
+    medium.save(&image).unwrap();
+    let at = |path: &str| format!("{}:{path}", image.display());
+    let before = outside(dir.path());
+    ends(title, &work, &["cp", "-r", &at("/."), "target"]);
+    ends(title, &work, &["cp", "-a", &at("/."), "target"]);
+    ends(title, &work, &["ls", "-lR", &at("/")]);
+    ends(title, &work, &["export", "-S", "-f", "target/a.tar", &at("/")]);
+    let listed = ends(title, &work, &["ls", &at("/")]);
+    for name in String::from_utf8_lossy(&listed.stdout).lines() {
+        ends(title, &work, &["rm", "-r", &at(&format!("/{name}"))]);
+    }
+    assert_eq!(outside(dir.path()), before, "{title}");
 }
 
 fn no_member_leads_out(title: &str, archive: &[u8]) {

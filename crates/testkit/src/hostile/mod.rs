@@ -5,6 +5,7 @@
 //!
 //! - I1. Bounded work: a walk of a crafted filesystem visits at most [`MAX_ENTRIES`] names and reads [`MAX_READ`] bytes.
 
+mod lies;
 mod seed_image;
 
 use std::sync::Arc;

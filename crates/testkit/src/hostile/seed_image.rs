@@ -20,6 +20,7 @@ use ubtrfs_format::Key;
 use ubtrfs_format::node::{NodeView, finish_block};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
+use super::lies;
 use crate::{Image, Medium, RawBlock};
 
 const PAGE: usize = 4096;
@@ -44,10 +45,10 @@ pub struct SeedImage {
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
     block: u16,
-    place: u16,
-    kind: u8,
-    value: u8,
-    more: u16,
+    pub(super) place: u16,
+    pub(super) kind: u8,
+    pub(super) value: u8,
+    pub(super) more: u16,
 }
 
 impl SeedImage {
@@ -191,8 +192,15 @@ impl SeedImage {
         medium
     }
 
+    /// The trees that a walk of files is fuzzed with: those of files more often than the trees below them, which the target
+    /// `image` has.
+    pub fn chosen_by(first: u8) -> impl Fn(u64) -> bool {
+        let all = (first / 16).is_multiple_of(4);
+        move |owner| all || owner == 5 || (256..1 << 48).contains(&owner)
+    }
+
     /// The image after these changes of the blocks of trees that `wanted` takes, eight bytes each; one in sixteen is of the
-    /// superblock.
+    /// superblock, two are whole lies about items.
     pub fn mutated(&self, program: &[u8], wanted: &dyn Fn(u64) -> bool) -> Medium {
         let mut medium = self.medium.clone();
         let blocks: Vec<&Block> = self.blocks.iter().filter(|block| wanted(block.owner)).collect();
@@ -218,7 +226,10 @@ impl SeedImage {
             let other = blocks[usize::from(mutation.more) % blocks.len()];
             let mut raw = self.read_block(&medium, block);
             let other = self.read_block(&medium, other);
-            self.patch_block(&mut raw, &other, mutation);
+            match mutation.kind >> 4 {
+                12..=13 => lies::tell(&mut raw, mutation),
+                _ => self.patch_block(&mut raw, &other, mutation),
+            }
             finish_block(&mut raw, self.sb.csum_type().unwrap_or_default());
             for copy in &block.copies {
                 medium.write(*copy, &raw);

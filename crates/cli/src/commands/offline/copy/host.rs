@@ -203,7 +203,8 @@ impl HostTarget {
 
     fn set_file_attributes(&self, file: &File, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
         if let Some(owner) = attributes.owner {
-            match rustix::fs::fchown(file, Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1))) {
+            let (uid, gid) = ids_of(owner)?;
+            match rustix::fs::fchown(file, Some(uid), Some(gid)) {
                 // As cp -p: ordinary users keep what they can.
                 Err(Errno::PERM) => {}
                 other => other?,
@@ -372,8 +373,8 @@ impl To for HostTarget {
 
     fn set_owner(&self, path: &[u8], owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
         let (dir, name) = self.place(path)?;
-        let (uid, gid) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
-        match rustix::fs::chownat(&*dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
+        let (uid, gid) = ids_of(owner)?;
+        match rustix::fs::chownat(&*dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
             // As cp -p: ordinary users keep what they can.
             Err(Errno::PERM) => {}
             other => other?,
@@ -425,6 +426,14 @@ impl To for HostTarget {
 
 /// Largest attribute, and list of attributes, of Linux.
 const XATTR_MAX: usize = 64 << 10;
+
+/// A user and a group; an image may name the numbers that chown(2) takes for "leave it as it is".
+fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
+    if uid == u32::MAX || gid == u32::MAX {
+        bail!("its owner {uid}:{gid} is no user and group; copy it without -p, or with --owner");
+    }
+    Ok((Uid::from_raw(uid), Gid::from_raw(gid)))
+}
 
 #[cfg(test)]
 mod tests {

@@ -102,7 +102,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    let parsed = text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    // The last number stands for no user.
+    let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
+    let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
     parsed.ok_or_else(|| format!("'{text}' is no owner; write two numbers, for example 0:0"))
 }
 
