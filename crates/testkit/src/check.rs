@@ -1,5 +1,5 @@
 //! `btrfs check` as a judge: clean means that it exited with 0 and complained about nothing. The checker of this house
-//! gives its opinion beside it.
+//! gives its opinion beside it. Both read the data of files and verify its checksums.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,7 @@ pub fn btrfs_check_after_failures(image: &Path) -> Result<()> {
 }
 
 fn by_btrfs(image: &Path) -> Result<()> {
-    let (success, text) = btrfs_check_output(image, &["--readonly"])?;
+    let (success, text) = btrfs_check_output(image, &["--readonly", "--check-data-csum"])?;
     let complaints: Vec<&str> = text.lines().filter(|line| is_complaint(line)).collect();
     if !success || !complaints.is_empty() {
         bail!("btrfs check of {} is not clean: {}\n{text}", image.display(), complaints.join("; "));
@@ -33,7 +33,7 @@ fn by_btrfs(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails with every problem that `ubtrfs check` finds. A torn copy of the superblock is none here: it is what a power cut
+/// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is none here: it is what a power cut
 /// leaves, and the next commit mends it.
 pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
@@ -47,7 +47,8 @@ fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
             lines.push(problem.to_string());
         }
     };
-    let report = ubtrfs_check::check(vec![device], Options::default(), &(), &mut tell)?;
+    let options = Options { data_csums: true, ..Options::default() };
+    let report = ubtrfs_check::check(vec![device], options, &(), &mut tell)?;
     if !lines.is_empty() || !report.complete {
         bail!("ubtrfs check of {} finds what btrfs check does not:\n{}", image.display(), lines.join("\n"));
     }

@@ -340,7 +340,11 @@ impl<'i> Corruptor<'i> {
             }
             C::QgroupLimitRemoved => self.remove(rng, KeyType::QGROUP_LIMIT, any),
             C::UuidRemoved => self.remove(rng, KeyType::UUID_KEY_SUBVOL, any),
-            C::SuperMirror => self.superblock(rng, &[64 << 20], 200, |rng, old| old ^ (1 + rng.below(1 << 40)), false),
+            C::SuperMirror => {
+                // Any copy, the first one too; two are where an image is small.
+                let offset = *rng.pick(&SUPERBLOCK_OFFSETS[..2]);
+                self.superblock(rng, &[offset], 200, |rng, old| old ^ (1 + rng.below(1 << 40)), false)
+            }
             C::SuperUsed => {
                 self.superblock(rng, &SUPERBLOCK_OFFSETS, 120, |rng, old| old + 4096 * (1 + rng.below(9)), true)
             }

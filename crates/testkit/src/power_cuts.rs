@@ -17,6 +17,7 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 
 use crate::faults::read_all;
+use crate::history::ReadFound;
 use crate::promising::Promising;
 use crate::{
     Compare, CutBuilder, Driver, FsTarget, History, LANES, LoopMount, Medium, MediumDevice, Model, NodeKind,
@@ -151,8 +152,21 @@ impl PowerCuts {
     /// What Linux says of the cut: `btrfs check` before and after Linux's own replay, and the promises as Linux sees them;
     /// `ours` is what [`PowerCuts::verify`] found, and must be the same.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
+        cut.verify_by_linux(ours, image, |found, read| self.history.verify(found, read, cut.made, false))
+    }
+}
+
+impl Cut {
+    /// `btrfs check` before and after Linux's own replay; `promises` judges what Linux shows, which must be the same as
+    /// `ours`.
+    pub(crate) fn verify_by_linux(
+        &self,
+        ours: &[TreeEntry],
+        image: &Path,
+        promises: impl Fn(&[TreeEntry], ReadFound<'_>) -> Result<()>,
+    ) -> Result<()> {
         let judge = || {
-            cut.medium.save(image)?;
+            self.medium.save(image)?;
             btrfs_check(image).context("before the replay")?;
             let mount = LoopMount::new(image, "")?;
             let found = walk_path(mount.path())?;
@@ -160,7 +174,7 @@ impl PowerCuts {
                 use std::os::unix::ffi::OsStrExt;
                 Ok(std::fs::read(mount.path().join(std::ffi::OsStr::from_bytes(path)))?)
             };
-            self.history.verify(&found, &read, cut.made, false)?;
+            promises(&found, &read)?;
             compare_entries(ours, &found, Compare { root: false, ..Compare::ALL })
                 .context("our replay (first) and Linux's (second) differ")?;
             let complaints = mount.kernel_complaints();
@@ -168,11 +182,9 @@ impl PowerCuts {
             mount.close()?;
             btrfs_check(image).context("after the replay")
         };
-        judge().with_context(|| format!("Linux: {}", cut.what))
+        judge().with_context(|| format!("Linux: {}", self.what))
     }
-}
 
-impl Cut {
     /// Keeps what the cut left in an image file.
     pub fn save(&self, image: &Path) -> Result<()> {
         self.medium.save(image)

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno as Sys;
+use ubtrfs_check::{Code, Options, check};
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{CsumType, check_superblock};
@@ -237,6 +239,34 @@ fn superblocks_outlive_writes_to_a_crafted_image() {
         }
     }
     assert!(written > 20, "only {written} images were written to");
+}
+
+/// A wrong byte of a file's data, or a broken copy of the superblock, the first one too: both checkers notice.
+#[test]
+fn the_judges_read_data_and_every_superblock() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = small(&[], some_files);
+    btrfs_check(image.path()).unwrap();
+    let corruptor = Corruptor::new(&image).unwrap();
+    for seed in 0..4 {
+        let damage = corruptor.apply(Corruption::DataFlip, &mut Rng::new(seed)).unwrap().unwrap();
+        assert!(btrfs_check(image.path()).is_err(), "{}", damage.text);
+        assert!(second_opinion(image.path()).is_err(), "{}", damage.text);
+        damage.undo(&image).unwrap();
+    }
+    let mut damaged = BTreeSet::new();
+    for seed in 0..16 {
+        let damage = corruptor.apply(Corruption::SuperMirror, &mut Rng::new(seed)).unwrap().unwrap();
+        damaged.extend(damage.places().map(|(offset, _)| offset));
+        let device = Arc::new(RecordingDevice::from_image(image.path()).unwrap());
+        let mut codes = Vec::new();
+        let checked = check(vec![device], Options::default(), &(), &mut |problem| codes.push(problem.code));
+        assert!(checked.is_err() || codes.contains(&Code::SuperMirror), "{}: {codes:?}", damage.text);
+        damage.undo(&image).unwrap();
+    }
+    assert_eq!(damaged, BTreeSet::from([64 << 10, 64 << 20]));
 }
 
 /// The error of a foreign device item says where it stands.

@@ -39,8 +39,8 @@ use self::snapshots::{Snapshot, Snapshots};
 use crate::faults::caught;
 use crate::target::Target;
 use crate::{
-    Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, LoopMount, Medium, MediumDevice, NodeKind,
-    RecordingDevice, Rng, TreeEntry, btrfs_check, check_medium, compare_entries, walk_path,
+    Cut, CutBuilder, FaultDevice, FaultPlan, FsTarget, Gate, History, LANES, Medium, MediumDevice, NodeKind,
+    RecordingDevice, Rng, TreeEntry, check_medium,
 };
 
 /// Lanes of threads with a directory of their own come first; these two follow.
@@ -339,24 +339,7 @@ impl ThreadedCuts {
 
     /// The same by Linux; it must find what [`ThreadedCuts::verify`] found.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
-        let judge = || {
-            cut.medium.save(image)?;
-            btrfs_check(image).context("before the replay")?;
-            let mount = LoopMount::new(image, "")?;
-            let found = walk_path(mount.path())?;
-            let read = |path: &[u8]| {
-                use std::os::unix::ffi::OsStrExt;
-                Ok(std::fs::read(mount.path().join(std::ffi::OsStr::from_bytes(path)))?)
-            };
-            self.record.verify(&found, &read, &cut.lanes)?;
-            compare_entries(ours, &found, crate::Compare { root: false, ..crate::Compare::ALL })
-                .context("our replay (first) and Linux's (second) differ")?;
-            let complaints = mount.kernel_complaints();
-            ensure!(complaints.is_empty(), "Linux complains:\n{}", complaints.join("\n"));
-            mount.close()?;
-            btrfs_check(image).context("after the replay")
-        };
-        judge().with_context(|| format!("Linux: {}", cut.what))
+        cut.verify_by_linux(ours, image, |found, read| self.record.verify(found, read, &cut.lanes))
     }
 }
 
