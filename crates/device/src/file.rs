@@ -10,7 +10,10 @@
 //!
 //! Invariants:
 //! - I1. The lock is taken before the size is read or changed.
+//! - I2. What a block device is made of (the file behind a loop device, the devices below a device mapper's) is locked with it: a
+//!   file and the loop device over it are one image.
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -67,6 +70,29 @@ pub enum OpenError {
         through: Option<PathBuf>,
         /// Where, if it is in this namespace.
         at: Option<PathBuf>,
+    },
+    /// A server of FUSE has mounted it.
+    Served {
+        /// The file.
+        path: PathBuf,
+        /// The loop device in between, if there is one.
+        through: Option<PathBuf>,
+        /// The mount point.
+        at: PathBuf,
+        /// `fuse.ubtrfs` and the like.
+        kind: String,
+    },
+    /// The file that a block device is made of is in use.
+    BackingInUse {
+        /// The block device.
+        path: PathBuf,
+        /// Why the file cannot be used.
+        backing: Box<OpenError>,
+    },
+    /// The filesystem that holds it, or the block device, takes no changes.
+    ReadOnlyHost {
+        /// The file.
+        path: PathBuf,
     },
     /// Neither a regular file nor a block device.
     NotRegular {
@@ -128,6 +154,24 @@ impl std::fmt::Display for OpenError {
                     None => write!(f, " or part of another device; release it there first"),
                 }
             }
+            Self::Served { path, through, at, kind } => {
+                let by = kind.strip_prefix("fuse.").unwrap_or(kind);
+                write!(f, "{} is mounted by {by}", path.display())?;
+                if let Some(through) = through {
+                    write!(f, " through {}", through.display())?;
+                }
+                let command = if by == "ubtrfs" { "ubtrfs umount" } else { "umount" };
+                write!(f, " at {0}; unmount it first, with: {command} {0}", at.display())
+            }
+            Self::BackingInUse { path, backing } => {
+                write!(f, "{} is made of a file that is in use: {backing}", path.display())
+            }
+            Self::ReadOnlyHost { path } => write!(
+                f,
+                "{} cannot be changed where it lies: that filesystem or device is read-only; remount it read-write, or only read \
+                 the image (-o ro)",
+                path.display()
+            ),
             Self::NotRegular { path, what } => {
                 write!(f, "{} is {what}; give an image file or a block device", path.display())
             }
@@ -168,7 +212,7 @@ pub struct FileDevice {
     is_block: bool,
     /// A flush failed: nothing can be promised any more.
     flush_failed: AtomicBool,
-    /// Loop devices over the image: held, so that the kernel does not mount them.
+    /// Loop devices over the image: held, so that the kernel does not mount them. Of a block device, what it is made of (I2).
     _held: Vec<File>,
 }
 
@@ -177,49 +221,71 @@ impl FileDevice {
     pub fn open(path: &Path, access: Access) -> Result<Self, OpenError> {
         let kind = std::fs::metadata(path).map_err(|source| classify(path, access, source))?;
         let is_block = check_kind(path, &kind)?;
-        if is_block {
-            refuse_mounted_block_device(path, kind.rdev())?;
-        }
+        let parts = match is_block {
+            true => {
+                refuse_mounted_block_device(path, kind.rdev())?;
+                lock_parts(path, access, kind.rdev())?
+            }
+            false => Vec::new(),
+        };
         let mut options = File::options();
         options.read(true).write(access == Access::ReadWrite);
         if is_block && access == Access::ReadWrite {
             options.custom_flags(i32::try_from(OFlags::EXCL.bits()).unwrap_or_default());
         }
         let file = options.open(path).map_err(|source| classify(path, access, source))?;
-        Self::from_file(file, path, access)
+        Self::from_file(file, path, access, parts)
     }
 
     /// Makes an image file of `size_bytes` (sparse) and opens it read-write. With `exclusive_new` an existing file is
     /// refused, else it is resized; a block device must be large enough.
     pub fn create(path: &Path, size_bytes: u64, exclusive_new: bool) -> Result<Self, OpenError> {
-        let wrap = |source| classify(path, Access::ReadWrite, source);
         if !exclusive_new && path.exists() {
             let mut device = Self::open(path, Access::ReadWrite)?;
             device.resize(size_bytes)?;
             return Ok(device);
         }
-        let mut options = File::options();
-        let file =
-            options.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|source| {
-                match source.kind() {
-                    io::ErrorKind::NotFound => OpenError::NoDirectory { path: parent(path).to_owned() },
-                    _ => wrap(source),
-                }
-            })?;
-        let sized =
-            file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path)).map_err(wrap);
-        sized.and_then(|()| Self::from_file(file, path, Access::ReadWrite)).inspect_err(|_| {
-            // It was made just now, and nobody has use for it. The error that led here counts.
-            let _ = std::fs::remove_file(path);
-        })
+        Self::create_new(path, path, size_bytes)
     }
 
-    fn from_file(file: File, path: &Path, access: Access) -> Result<Self, OpenError> {
+    /// As [`create`](Self::create) with `exclusive_new`, but the file has another name in the same directory: the caller renames
+    /// it when it is whole. Messages show `path`.
+    pub fn create_under(path: &Path, name: &OsStr, size_bytes: u64) -> Result<Self, OpenError> {
+        if path.symlink_metadata().is_ok() {
+            return Err(OpenError::Exists { path: path.to_owned() });
+        }
+        Self::create_new(&parent(path).join(name), path, size_bytes)
+    }
+
+    /// `shown`: the name in messages.
+    fn create_new(path: &Path, shown: &Path, size_bytes: u64) -> Result<Self, OpenError> {
+        let wrap = |source| classify(shown, Access::ReadWrite, source);
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => OpenError::NoDirectory { path: parent(shown).to_owned() },
+            _ => wrap(source),
+        })?;
+        let sized =
+            file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path)).map_err(wrap);
+        let opened =
+            sized.and_then(|()| Self::from_file(file, path, Access::ReadWrite, Vec::new())).inspect_err(|_| {
+                // It was made just now, and nobody has use for it. The error that led here counts.
+                let _ = std::fs::remove_file(path);
+            });
+        opened.map(|device| Self { path: shown.to_owned(), ..device })
+    }
+
+    /// `parts`: what the block device is made of, locked.
+    fn from_file(file: File, path: &Path, access: Access, parts: Vec<File>) -> Result<Self, OpenError> {
         let wrap = |source| OpenError::Io { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(wrap)?;
         let is_block = check_kind(path, &metadata)?;
         lock(&file, path, access, &metadata)?;
-        let held = if is_block { Vec::new() } else { claim_image(path, access, &metadata)? };
+        let held = match is_block {
+            true => parts,
+            false => claim_image(path, access, &metadata)?,
+        };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
         let direct = Direct::open(path, &file, access == Access::ReadWrite);
@@ -289,7 +355,8 @@ fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
     match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing { path },
         io::ErrorKind::AlreadyExists => OpenError::Exists { path },
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => OpenError::Permission { path, access },
+        io::ErrorKind::PermissionDenied => OpenError::Permission { path, access },
+        io::ErrorKind::ReadOnlyFilesystem => OpenError::ReadOnlyHost { path },
         _ if mounted::is_busy(&source) => OpenError::Mounted { path, through: None, at: None },
         _ => OpenError::Io { path, source },
     }
@@ -301,29 +368,45 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     if check_kind(path, &metadata)? {
         refuse_mounted_block_device(path, metadata.rdev())?;
-        return lock(file, path, Access::ReadWrite, &metadata);
+        lock(file, path, Access::ReadWrite, &metadata)?;
+        return lock_parts(path, Access::ReadWrite, metadata.rdev()).map(drop);
     }
     lock(file, path, Access::ReadWrite, &metadata)?;
     claim_image(path, Access::ReadOnly, &metadata).map(drop)
 }
 
-fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), OpenError> {
-    match mounted::use_of_block_device(rdev) {
-        None => Ok(()),
-        Some(KernelUse::Mounted(at)) => Err(OpenError::Mounted { path: path.to_owned(), through: None, at: Some(at) }),
-        Some(KernelUse::Exclusive) => Err(OpenError::Mounted { path: path.to_owned(), through: None, at: None }),
+/// Locks what a block device is made of (I2).
+fn lock_parts(path: &Path, access: Access, rdev: u64) -> Result<Vec<File>, OpenError> {
+    let mut locked = Vec::new();
+    for part in mounted::parts_of_block_device(rdev) {
+        let in_use = |backing| OpenError::BackingInUse { path: path.to_owned(), backing: Box::new(backing) };
+        // A part that this user may not open is the business of who attached it.
+        let open = |write| File::options().read(true).write(write).open(&part);
+        let Ok(file) = open(access == Access::ReadWrite).or_else(|_| open(false)) else { continue };
+        let Ok(metadata) = file.metadata() else { continue };
+        lock(&file, &part, access, &metadata).map_err(in_use)?;
+        locked.push(file);
     }
+    Ok(locked)
+}
+
+fn refuse_mounted_block_device(path: &Path, rdev: u64) -> Result<(), OpenError> {
+    mounted::use_of_block_device(rdev).map_or(Ok(()), |kernel_use| Err(in_use(path, None, kernel_use)))
 }
 
 fn claim_image(path: &Path, access: Access, metadata: &Metadata) -> Result<Vec<File>, OpenError> {
     let hold = access == Access::ReadWrite;
-    mounted::use_of_image(metadata.dev(), metadata.ino(), hold).map_err(|(node, kernel_use)| {
-        let at = match kernel_use {
-            KernelUse::Mounted(at) => Some(at),
-            KernelUse::Exclusive => None,
-        };
-        OpenError::Mounted { path: path.to_owned(), through: Some(node), at }
-    })
+    let claimed = mounted::use_of_image(metadata.dev(), metadata.ino(), hold);
+    claimed.map_err(|(node, kernel_use)| in_use(path, Some(node), kernel_use))
+}
+
+fn in_use(path: &Path, through: Option<PathBuf>, kernel_use: KernelUse) -> OpenError {
+    let path = path.to_owned();
+    match kernel_use {
+        KernelUse::Mounted(at) => OpenError::Mounted { path, through, at: Some(at) },
+        KernelUse::Served { at, kind } => OpenError::Served { path, through, at, kind },
+        KernelUse::Exclusive => OpenError::Mounted { path, through, at: None },
+    }
 }
 
 /// Takes the advisory lock. Device managers lock block devices for moments while they look at them: retried.

@@ -1,4 +1,4 @@
-//! Whether the kernel uses a file or block device: mounted directly, or through a loop device.
+//! Whether a file or block device is in use: mounted directly, or through a loop device; and what lies below a block device.
 //!
 //! Invariants:
 //! - I1. What cannot be found out (no permission, no sysfs) counts as not mounted: these checks protect against
@@ -17,6 +17,13 @@ use rustix::io::Errno;
 pub(crate) enum KernelUse {
     /// Mounted here.
     Mounted(PathBuf),
+    /// Mounted here by a server of FUSE.
+    Served {
+        /// The mount point.
+        at: PathBuf,
+        /// `fuse.ubtrfs` and the like.
+        kind: String,
+    },
     /// Opened exclusively: mounted in another namespace, swap, or part of another device.
     Exclusive,
 }
@@ -25,7 +32,10 @@ pub(crate) enum KernelUse {
 pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
     if let Some(point) = mount_points(&mountinfo).find(|mount| block_rdev(&mount.source) == Some(rdev)) {
-        return Some(KernelUse::Mounted(point.target));
+        return Some(match point.kind.starts_with("fuse") {
+            true => KernelUse::Served { at: point.target, kind: point.kind },
+            false => KernelUse::Mounted(point.target),
+        });
     }
     // A btrfs of several devices names only one of them as its source; sysfs lists them all.
     let name = block_name(rdev)?;
@@ -52,6 +62,38 @@ pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, 
         }
     }
     Ok(held)
+}
+
+/// Files and block devices that a block device is made of, at any depth: the file behind a loop device, the devices below a
+/// partition or a device mapper's device. What is known by no path here is left out (I1).
+pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
+    let mut parts: Vec<PathBuf> = Vec::new();
+    let mut todo = vec![sysfs_dir(rdev)];
+    while let Some(dir) = todo.pop() {
+        let Ok(dir) = fs::canonicalize(dir) else { continue };
+        // A partition's directory lies in that of its device.
+        let disk = if dir.join("partition").exists() { dir.parent().unwrap_or(&dir).to_owned() } else { dir.clone() };
+        let mut found: Vec<PathBuf> = Vec::new();
+        if let Ok(file) = fs::read_to_string(disk.join("loop/backing_file")) {
+            found.push(PathBuf::from(file.trim_end_matches('\n')));
+        }
+        let slaves = fs::read_dir(disk.join("slaves")).into_iter().flatten().flatten();
+        found.extend(slaves.map(|entry| Path::new("/dev").join(entry.file_name())));
+        for part in found {
+            if parts.len() < PARTS_MAX && !parts.contains(&part) {
+                todo.extend(block_rdev(&part).map(sysfs_dir));
+                parts.push(part);
+            }
+        }
+    }
+    parts
+}
+
+/// More than any device that people make is made of.
+const PARTS_MAX: usize = 64;
+
+fn sysfs_dir(rdev: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev)))
 }
 
 /// Whether an error of an exclusive open says that someone else has it.
@@ -91,6 +133,7 @@ fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
 
 struct Mount {
     target: PathBuf,
+    kind: String,
     source: PathBuf,
 }
 
@@ -99,8 +142,13 @@ fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
     mountinfo.lines().filter_map(|line| {
         let (head, tail) = line.split_once(" - ")?;
         let target = head.split(' ').nth(4)?;
-        let source = tail.split(' ').nth(1)?;
-        source.starts_with('/').then(|| Mount { target: unescape(target).into(), source: unescape(source).into() })
+        let (kind, rest) = tail.split_once(' ')?;
+        let source = rest.split(' ').next()?;
+        source.starts_with('/').then(|| Mount {
+            target: unescape(target).into(),
+            kind: kind.to_owned(),
+            source: unescape(source).into(),
+        })
     })
 }
 
@@ -115,8 +163,7 @@ fn block_rdev(path: &Path) -> Option<u64> {
 }
 
 fn block_name(rdev: u64) -> Option<std::ffi::OsString> {
-    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    let link = fs::read_link(sysfs_dir(rdev)).ok()?;
     Some(link.file_name()?.to_owned())
 }
 
@@ -147,5 +194,6 @@ mod tests {
         assert_eq!(mounts.len(), 1);
         assert_eq!(mounts[0].target, Path::new("/mnt/a b"));
         assert_eq!(mounts[0].source, Path::new("/dev/loop0"));
+        assert_eq!(mounts[0].kind, "btrfs");
     }
 }

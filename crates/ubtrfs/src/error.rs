@@ -67,7 +67,13 @@ impl Error {
             Reason::Device(OpenError::Missing { .. }) => Errno::NOENT,
             Reason::Device(OpenError::Exists { .. }) => Errno::EXIST,
             Reason::Device(OpenError::Permission { .. }) => Errno::ACCESS,
-            Reason::Device(OpenError::Locked { .. } | OpenError::Mounted { .. }) => Errno::BUSY,
+            Reason::Device(OpenError::ReadOnlyHost { .. }) => Errno::ROFS,
+            Reason::Device(
+                OpenError::Locked { .. }
+                | OpenError::Mounted { .. }
+                | OpenError::Served { .. }
+                | OpenError::BackingInUse { .. },
+            ) => Errno::BUSY,
             Reason::Device(_) => Errno::INVAL,
         };
         errno.raw_os_error()
