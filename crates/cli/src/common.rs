@@ -1,9 +1,14 @@
-//! What all commands share: the only places that print to stdout and stderr, errors in one line, sizes as btrfs-progs reads and prints them, progress on terminals only.
+//! What all commands share: the only places that print to stdout and stderr, errors in one line, sizes as btrfs-progs reads
+//! and prints them, progress on terminals only.
+//!
+//! Output that is lost is an error ([`Stdout`]): it goes up to `main` like any other, so an image that is being changed is
+//! closed. One that was lost because the reader of a pipe went away ends quietly, with the status of SIGPIPE.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use rustix::io::Errno;
 
 /// Parses a size as btrfs-progs does: digits with an optional suffix of K M G T P E (powers of 1024, any case),
 /// optionally followed by `iB` or `B`. A suffix may follow a fraction: `1.5G`.
@@ -44,6 +49,18 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     i64::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
 }
 
+/// Parses the memory that a filesystem may take.
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if bytes < MEMORY_MIN {
+        return Err(format!("{text} is too little memory; give at least {}M", MEMORY_MIN >> 20));
+    }
+    Ok(bytes)
+}
+
+/// The least in which all shares of the memory budget have room.
+const MEMORY_MIN: u64 = 16 << 20;
+
 /// Prints a size as btrfs-progs does: two decimals and KiB, MiB, ...; bytes as `123B`.
 pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -63,6 +80,9 @@ pub(crate) fn format_size(bytes: u64) -> String {
 
 /// One line on stderr, whatever the error's own text holds; exit status 1 (I1 of `main`).
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
+    if has_no_reader(error) {
+        return ExitCode::from(NO_READER);
+    }
     print_err(&error_line(error));
     ExitCode::FAILURE
 }
@@ -72,7 +92,10 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::from("ubtrfs: ");
     let mut previous = String::new();
     for (index, cause) in error.chain().enumerate() {
-        let text = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = match has_server_ended(cause) {
+            true => "that mount's server has ended; take the mount away with: ubtrfs umount".to_owned(),
+            false => without_numbers(&cause.to_string()).split_whitespace().collect::<Vec<_>>().join(" "),
+        };
         // Error types that print their source themselves would say it twice.
         if index > 0 && previous.contains(&text) {
             continue;
@@ -84,6 +107,28 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
         previous = text;
     }
     line
+}
+
+/// Whether a call failed because the path is in a FUSE mount that nobody serves any more.
+fn has_server_ended(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let errno = cause.downcast_ref::<Errno>().copied();
+    let io = || cause.downcast_ref::<io::Error>()?.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno.or_else(io), Some(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
+/// Takes ` (os error 5)` and the like out: the words in front of it say the same.
+fn without_numbers(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(" (os error ") {
+        let Some((_, behind)) = after.split_once(')').filter(|(number, _)| number.parse::<i32>().is_ok()) else {
+            break;
+        };
+        out.push_str(before);
+        rest = behind;
+    }
+    out.push_str(rest);
+    out
 }
 
 /// One line on stderr about something that goes on in spite of it.
@@ -101,6 +146,9 @@ pub(crate) fn each<T>(
     for operand in operands {
         if let Err(error) = work(operand) {
             status = print_error(&error);
+            if has_no_reader(&error) {
+                break;
+            }
         }
     }
     status
@@ -150,12 +198,12 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
     }
 }
 
-/// Help, with colors where stdout is a terminal. A closed pipe has seen enough.
+/// Help, with colors where stdout is a terminal.
 fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
-    match error.print().and_then(|()| std::io::stdout().flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other.context("cannot write to standard output")?),
+    if stdout().is_terminal() {
+        return error.print().and_then(|()| io::stdout().flush()).context(OUTPUT_LOST);
     }
+    print_out(&error.render().to_string())
 }
 
 /// A progress bar over bytes; draws nothing when stderr is not a terminal.
@@ -191,24 +239,72 @@ pub(crate) fn progress_left(what: &'static str) -> indicatif::ProgressBar {
     bar
 }
 
-/// Standard output for a stream of bytes whose writer reports errors itself.
-pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
-    std::io::stdout().lock()
+/// Standard output, whose errors are those of [`Stdout`].
+pub(crate) fn stdout() -> Stdout {
+    Stdout(io::stdout().lock())
 }
 
-/// Writes all of `text` to stdout; a closed pipe (`| head`) ends the program quietly.
+/// Standard output. Where it is closed, or nobody reads it any more, writing fails.
+pub(crate) struct Stdout(io::StdoutLock<'static>);
+
+/// The reader of a pipe went away, as `head` does when it has seen enough.
+#[derive(Debug)]
+struct NoReader;
+
+impl std::fmt::Display for NoReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("nobody reads standard output any more")
+    }
+}
+
+impl std::error::Error for NoReader {}
+
+impl Stdout {
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.0.is_terminal()
+    }
+
+    fn answer<T>(done: io::Result<T>) -> io::Result<T> {
+        match done {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(io::Error::new(error.kind(), NoReader)),
+            done => done,
+        }
+    }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if ubtrfs_device::stdout_was_closed() && !bytes.is_empty() {
+            return Err(io::Error::other("it is closed"));
+        }
+        Self::answer(self.0.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Self::answer(self.0.flush())
+    }
+}
+
+/// Whether an error says that the reader of standard output went away.
+pub(crate) fn has_no_reader(error: &anyhow::Error) -> bool {
+    let is_it = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<NoReader>());
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_it))
+}
+
+/// Writes all of `text` to stdout.
 pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
 /// As [`print_out`].
 pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => other.context("cannot write to standard output"),
-    }
+    let mut out = stdout();
+    out.write_all(bytes).and_then(|()| out.flush()).context(OUTPUT_LOST)
 }
+
+pub(crate) const OUTPUT_LOST: &str = "cannot write to standard output";
+/// Status of a program whose output nobody reads: what a shell shows after SIGPIPE.
+const NO_READER: u8 = 128 + 13;
 
 #[cfg(test)]
 mod tests {
@@ -242,6 +338,14 @@ mod tests {
     }
 
     #[test]
+    fn too_little_memory_is_refused_with_the_least() {
+        assert_eq!(parse_memory("16M"), Ok(16 << 20));
+        for little in ["0", "1", "16383K"] {
+            assert!(parse_memory(little).unwrap_err().contains("at least 16M"), "{little}");
+        }
+    }
+
+    #[test]
     fn sizes_print_as_in_btrfs_progs() {
         assert_eq!(format_size(0), "0.00B");
         assert_eq!(format_size(16384), "16.00KiB");
@@ -253,5 +357,7 @@ mod tests {
     fn an_error_is_one_line_and_says_nothing_twice() {
         let error = anyhow::anyhow!("inner\n  text").context("outer");
         assert_eq!(error_line(&error), "ubtrfs: outer: inner text");
+        let error = anyhow::Error::from(std::io::Error::from_raw_os_error(5)).context("a (os error 5), b");
+        assert_eq!(error_line(&error), "ubtrfs: a, b: Input/output error");
     }
 }

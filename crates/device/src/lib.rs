@@ -10,7 +10,7 @@
 //!   open, and the kernel has not mounted it (see [`open`](FileDevice::open)).
 //! - I4. After a failed flush every later flush fails too: what the failed one lost will never become durable.
 //!
-//! `unsafe` is allowed in four places: the ioctl in `discard.rs`, and io_uring: `queues.rs`, whose memory the kernel shares,
+//! `unsafe` is allowed in five places: the ioctl in `discard.rs`, what runs before `main` in `stdio.rs`, and io_uring: `queues.rs`, whose memory the kernel shares,
 //! and `fuse_ring.rs` and `io_ring.rs`, whose commands name memory for it to read and write.
 
 #![deny(unsafe_code)]
@@ -27,11 +27,13 @@ mod io_ring;
 mod memory;
 mod mounted;
 mod queues;
+mod stdio;
 
 pub use aligned_buf::AlignedBuf;
 pub use file::{Access, FileDevice, OpenError, refuse_in_use};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
+pub use stdio::{stdin_was_closed, stdout_was_closed};
 
 /// One device: a fixed number of bytes with positioned I/O.
 ///

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
-use ubtrfs_check::{Limits, Options, Problem, Progress, Report};
+use ubtrfs_check::{Code, Limits, Options, Problem, Progress, Report};
 use ubtrfs_device::{Access, Device, FileDevice};
 
-use crate::common::{format_size, print_error, print_out, progress_bytes};
+use crate::common::{format_size, has_no_reader, print_error, print_out, progress_bytes};
 
 /// Check an unmounted filesystem for damage, without changing it
 ///
@@ -47,6 +47,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     match checked(&args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
+        Err(error) if has_no_reader(&error) => print_error(&error),
         Err(error) => {
             print_error(&error);
             ExitCode::from(CANNOT_CHECK)
@@ -59,7 +60,8 @@ fn checked(args: &Args) -> anyhow::Result<bool> {
     let started = Instant::now();
     if args.repair {
         anyhow::bail!(
-            "there is no --repair; copy the image before you try btrfs check --repair on it, nothing was checked"
+            "there is no --repair, nothing was checked; `ubtrfs rescue super-recover` repairs superblocks, and before you try btrfs \
+             check --repair on the rest, copy the image"
         );
     }
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
@@ -128,6 +130,9 @@ fn summary(report: &Report, elapsed: Duration, as_json: bool) -> String {
         )),
         (false, _) => text
             .push_str(&format!("damaged ({list}); docs/check.md explains the codes; copy the image before any repair")),
+    }
+    if report.counts.keys().any(|code| *code == Code::SuperMirror) {
+        text.push_str("; `ubtrfs rescue super-recover` writes bad superblocks anew");
     }
     text.push('\n');
     text

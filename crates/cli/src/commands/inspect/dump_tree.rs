@@ -15,7 +15,7 @@ use ubtrfs_format::{Key, KeyType, Logical, RootId};
 use super::blocks::{Block, Blocks, Order, Pointer};
 use super::json_stream::JsonStream;
 use super::trees;
-use crate::common::{stdout, warn};
+use crate::common::{OUTPUT_LOST, stdout, warn};
 
 /// Print the trees of a filesystem
 #[derive(clap::Args)]
@@ -70,9 +70,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut dump = Dump { blocks: &blocks, output, order, is_damaged: false };
     match dump.all(&args) {
-        // The reader of a pipe has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(anyhow::Error::new(error).context(OUTPUT_LOST)),
         Ok(()) if dump.is_damaged => Ok(ExitCode::FAILURE),
         Ok(()) => Ok(ExitCode::SUCCESS),
     }

@@ -25,6 +25,9 @@ impl Input {
     /// Opens a file, or standard input for `-`, and begins to read it.
     pub(in super::super) fn open(path: &Path) -> anyhow::Result<Self> {
         if path == Path::new("-") {
+            if ubtrfs_device::stdin_was_closed() {
+                bail!("standard input is closed; give an archive or a pipe");
+            }
             return Self::stream(io::stdin(), path);
         }
         let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
