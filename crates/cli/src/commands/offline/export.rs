@@ -1,13 +1,13 @@
 //! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
 //!
-//! What cannot be read is named on stderr and left out, the data of a file that was begun is filled up with zeros as by GNU
-//! tar; the archive is whole in either case, and the final status is 1.
+//! What cannot be read is named on stderr and left out. In the data of a file that was begun, zeros take the place of the blocks
+//! that cannot be read, and of no others. The archive is whole in either case, and the final status is 1.
 //!
 //! Names never lead out of the directory that an archive is unpacked in. They are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,8 +19,8 @@ use super::archive::write::Writer;
 use super::archive::{Kind, Member};
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
-    read_pieces, with_image,
+    COPY_LEN, ImageOptions, ImagePath, ImagePathParser, PassedDirs, Use, child_path, data_ranges, lookup, read_names,
+    with_image,
 };
 use crate::common::{print_error, progress_bytes, stdout, warn};
 use crate::host_file::{self, HostFile};
@@ -77,25 +77,17 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
                 file.sync().and_then(|()| file.keep()).with_context(at)?;
                 Ok(status)
             }
-            None => match export(fs, &args, &start, stdout()) {
-                // `| head` has what it wants.
-                Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
-                other => other.map(|(_, status)| status),
-            },
+            None => export(fs, &args, &start, stdout())
+                .map(|(_, status)| status)
+                .context("cannot export to standard output"),
         }
     })
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
 }
 
 /// Answers the status that the command ends with, too.
 fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<(W, ExitCode)> {
     let progress = progress_bytes(None, "export");
-    let writer = Writer::new(io::BufWriter::with_capacity(super::COPY_LEN, out));
+    let writer = Writer::new(io::BufWriter::with_capacity(COPY_LEN, out));
     let (status, out_failed) = (ExitCode::SUCCESS, false);
     let mut export =
         Export { fs, args, writer, first_names: HashMap::new(), buf: Vec::new(), progress, status, out_failed };
@@ -254,30 +246,106 @@ impl<W: Write> Export<'_, W> {
             }
         }
         self.begin(attr, &member)?;
+        let mut lost = Lost::default();
         for (start, len) in ranges {
-            let (mut at, end) = (start, start + len);
             let mut buf = std::mem::take(&mut self.buf);
-            let read = read_pieces(self.fs, attr.id, (start, len), &mut buf, |offset, bytes| {
-                self.progress.inc(bytes.len() as u64);
-                at = offset + bytes.len() as u64;
-                self.put(|writer| writer.data(bytes))
-            });
-            match read {
-                Err(error) if self.out_failed => return Err(error),
-                // The header has said how much comes.
-                Err(error) => {
-                    self.failed(&member.path, error.context(format!("zeros take the place of bytes {at} to {end}")));
-                    buf.fill(0);
-                    while at < end {
-                        let count = buf.len().min(usize::try_from(end - at).unwrap_or(buf.len()));
-                        self.put(|writer| writer.data(&buf[..count]))?;
-                        at += count as u64;
-                    }
-                }
-                Ok(()) => {}
+            buf.resize(COPY_LEN, 0);
+            let (mut at, end) = (start, start + len);
+            while at < end {
+                let count = COPY_LEN.min(usize::try_from(end - at).unwrap_or(COPY_LEN));
+                let piece = &mut buf[..count];
+                read_what_can_be_read(self.fs, attr.id, at, piece, &mut lost);
+                self.progress.inc(count as u64);
+                self.put(|writer| writer.data(piece))?;
+                at += count as u64;
             }
             self.buf = buf;
         }
+        // The header has said how much comes, so the archive has zeros there.
+        if let Some((error, text)) = lost.told() {
+            self.failed(&member.path, error.context(text));
+        }
         self.put(Writer::end)
+    }
+}
+
+/// Fills a buffer from a file. Zeros take the place of blocks that cannot be read; what ends early is zeros from there.
+fn read_what_can_be_read(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut Lost) {
+    match fs.read_into(id, at, buf) {
+        Ok(count) => buf[count..].fill(0),
+        Err(error) if buf.len() <= BLOCK_LEN => {
+            buf.fill(0);
+            lost.note(at, buf.len() as u64, error.into());
+        }
+        Err(_) => {
+            // At a multiple of the block's size in the file, so that a part holds whole blocks.
+            let half = (at + buf.len() as u64 / 2).next_multiple_of(BLOCK_LEN as u64) - at;
+            let half = usize::try_from(half).unwrap_or(0).clamp(1, buf.len() - 1);
+            let (front, back) = buf.split_at_mut(half);
+            read_what_can_be_read(fs, id, at, front, lost);
+            read_what_can_be_read(fs, id, at + half as u64, back, lost);
+        }
+    }
+}
+
+/// Data of a file that could not be read.
+#[derive(Default)]
+struct Lost {
+    /// As start and end, in order; the first few.
+    ranges: Vec<(u64, u64)>,
+    nr_ranges: u64,
+    /// End of the last one.
+    end: Option<u64>,
+    bytes: u64,
+    /// The first one.
+    error: Option<anyhow::Error>,
+}
+
+impl Lost {
+    fn note(&mut self, at: u64, len: u64, error: anyhow::Error) {
+        self.error.get_or_insert(error);
+        self.bytes += len;
+        if self.end == Some(at) {
+            if let Some(last) = self.ranges.last_mut().filter(|last| last.1 == at) {
+                last.1 = at + len;
+            }
+        } else {
+            self.nr_ranges += 1;
+            if self.ranges.len() < RANGES_TOLD {
+                self.ranges.push((at, at + len));
+            }
+        }
+        self.end = Some(at + len);
+    }
+
+    /// The first error, and which bytes are zeros; nothing where all was read.
+    fn told(self) -> Option<(anyhow::Error, String)> {
+        let ranges: Vec<String> = self.ranges.iter().map(|(start, end)| format!("{start} to {end}")).collect();
+        let more = self.nr_ranges - self.ranges.len() as u64;
+        let more = if more > 0 { format!(" and {more} more ranges ({} in all)", self.bytes) } else { String::new() };
+        Some((self.error?, format!("zeros take the place of bytes {}{more}", ranges.join(", "))))
+    }
+}
+
+/// The smallest block of data that has a checksum of its own.
+const BLOCK_LEN: usize = 4096;
+/// Ranges that a message names.
+const RANGES_TOLD: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_ranges_are_joined_and_counted() {
+        let mut lost = Lost::default();
+        for at in [0, 4096, 16384, 40960, 49152, 65536, 69632, 81920] {
+            lost.note(at, 4096, anyhow::anyhow!("at {at}"));
+        }
+        let (error, text) = lost.told().unwrap();
+        assert_eq!(error.to_string(), "at 0");
+        let told = "zeros take the place of bytes 0 to 8192, 16384 to 20480, 40960 to 45056, 49152 to 53248 and 2 more ranges (32768 in all)";
+        assert_eq!(text, told);
+        assert!(Lost::default().told().is_none());
     }
 }
