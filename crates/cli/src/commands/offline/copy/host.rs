@@ -271,8 +271,9 @@ impl To for HostTarget {
         path
     }
 
-    fn there(&self, path: &[u8], named: bool) -> anyhow::Result<Option<Info>> {
-        if named || path == b"/" {
+    /// I1: links below the directory that the user named are not followed.
+    fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>> {
+        if (named && follow) || path == b"/" {
             return Host.info(self.shown(path).as_os_str().as_bytes(), true);
         }
         let (dir, name) = self.place(path)?;
@@ -481,7 +482,7 @@ mod tests {
             assert!(to.set_owner(path, (1, 1), 0o4777).is_err());
             assert!(to.set_xattrs(path, &vec![(b"user.a".to_vec(), b"b".to_vec())]).is_err());
             assert!(to.set_times(path, (info().atime, info().mtime)).is_err());
-            assert!(path == b"/" || to.there(path, false).is_err());
+            assert!(path == b"/" || to.there(path, false, true).is_err());
         }
         let after = fs::metadata(outside.join("there")).unwrap();
         assert_eq!(fs::read(outside.join("there")).unwrap(), b"old");

@@ -1,6 +1,11 @@
 //! An open image as an end of a copy.
+//!
+//! Invariants:
+//! - I1. Content that is copied to a symbolic link goes to the file that the link leads to, inside of the image: its root
+//!   directory is what `/` and too many `..` mean. A link that this copy made is not followed.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 
 use anyhow::{Context, bail};
 use ubtrfs_fs::{
@@ -9,7 +14,7 @@ use ubtrfs_fs::{
 };
 
 use super::super::text::printable;
-use super::super::{data_ranges, join, normal_names, read_names, read_pieces, type_of, write_all};
+use super::super::{child_path, data_ranges, join, normal_names, read_names, read_pieces, type_of, write_all};
 use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::calling_user;
 
@@ -20,6 +25,15 @@ pub(super) struct Image<'f> {
     top: Vec<u8>,
     /// The directory looked up last: neighbours are copied one after the other.
     last_dir: RefCell<Option<(Vec<u8>, InodeId)>>,
+    /// Symbolic links that this copy made.
+    made_links: RefCell<HashSet<InodeId>>,
+}
+
+/// Where content goes: a name in a directory, and what has that name now.
+struct ContentPlace {
+    dir: InodeId,
+    name: Vec<u8>,
+    old: Option<Attr>,
 }
 
 impl<'f> Image<'f> {
@@ -28,7 +42,7 @@ impl<'f> Image<'f> {
     }
 
     pub(super) fn target(fs: &'f Fs, top: &[u8]) -> Self {
-        Self { fs, top: top.to_vec(), last_dir: RefCell::new(None) }
+        Self { fs, top: top.to_vec(), last_dir: RefCell::new(None), made_links: RefCell::default() }
     }
 
     fn attr(&self, path: &[u8], follow: bool) -> anyhow::Result<Attr> {
@@ -59,6 +73,44 @@ impl<'f> Image<'f> {
         Ok(Some((dir.id, name.to_vec())))
     }
 
+    /// Follows the links at the end of a path (I1).
+    fn content_place(&self, path: &[u8]) -> anyhow::Result<ContentPlace> {
+        let Some((mut dir, mut name)) = self.parent(path)? else { bail!("the root directory exists") };
+        let mut dir_path = join(normal_names(path).split_last().map_or(&[][..], |(_, dirs)| dirs));
+        for nr_links in 0..=MAX_LINKS {
+            let old = match self.fs.lookup(dir, &name) {
+                Ok(old) => old,
+                Err(Error::NotFound) if nr_links == 0 => return Ok(ContentPlace { dir, name, old: None }),
+                Err(Error::NotFound) => {
+                    bail!("'{}' is a symbolic link that leads nowhere; remove it first", printable(path))
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if type_of(old.mode) != mode::SYMLINK {
+                return Ok(ContentPlace { dir, name, old: Some(old) });
+            }
+            if self.made_links.borrow().contains(&old.id) {
+                bail!("'{}' is a symbolic link that was copied just now; copy to another directory", printable(path));
+            }
+            let target = self.fs.readlink(old.id)?;
+            let target = if target.starts_with(b"/") { target } else { child_path(&dir_path, &target) };
+            let cut = target.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+            name = target[cut + 1..].to_vec();
+            if matches!(&name[..], b"" | b"." | b"..") {
+                bail!("'{}' leads to a directory; name a file", printable(path));
+            }
+            dir_path = target[..=cut].to_vec();
+            dir = match self.fs.lookup_path(&dir_path, true) {
+                Ok(attr) => attr.id,
+                Err(Error::NotFound | Error::NotDirectory) => {
+                    bail!("'{}' is a symbolic link that leads nowhere; remove it first", printable(path))
+                }
+                Err(error) => return Err(error.into()),
+            };
+        }
+        Err(Error::SymlinkLoop.into())
+    }
+
     fn create(&self, path: &[u8], new: NewInode<'_>) -> anyhow::Result<InodeId> {
         let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
         Ok(self.fs.create(dir, &name, new, &caller())?.id)
@@ -83,6 +135,37 @@ impl<'f> Image<'f> {
         if end < info.size {
             self.fs.setattr(id, &SetAttr { size: Some(info.size), ..SetAttr::default() }, &Caller::ROOT)?;
         }
+        Ok(())
+    }
+
+    fn set_attributes_of(&self, id: InodeId, attributes: &Attributes) -> anyhow::Result<()> {
+        if let Some(owner) = attributes.owner {
+            self.set_owner_of(id, owner, attributes.mode)?;
+        }
+        self.set_xattrs_of(id, &attributes.xattrs)?;
+        attributes.times.map_or(Ok(()), |times| self.set_times_of(id, times))
+    }
+
+    fn set_owner_of(&self, id: InodeId, owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
+        let mode = (type_of(bits) != mode::SYMLINK).then_some(bits & mode::PERMISSIONS);
+        let set = SetAttr { uid: Some(owner.0), gid: Some(owner.1), mode, ..SetAttr::default() };
+        self.fs.setattr(id, &set, &Caller::ROOT)?;
+        Ok(())
+    }
+
+    fn set_xattrs_of(&self, id: InodeId, xattrs: &Xattrs) -> anyhow::Result<()> {
+        for (name, value) in xattrs {
+            self.fs
+                .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
+                .with_context(|| format!("cannot set {}", printable(name)))?;
+        }
+        Ok(())
+    }
+
+    fn set_times_of(&self, id: InodeId, times: Times) -> anyhow::Result<()> {
+        let (atime, mtime) = (Some(SetTime::At(times.0)), Some(SetTime::At(times.1)));
+        let set = SetAttr { atime, mtime, ..SetAttr::default() };
+        self.fs.setattr(id, &set, &Caller::ROOT)?;
         Ok(())
     }
 
@@ -168,8 +251,8 @@ impl To for Image<'_> {
         self.top.clone()
     }
 
-    fn there(&self, path: &[u8], _named: bool) -> anyhow::Result<Option<Info>> {
-        self.info(path, path == self.top)
+    fn there(&self, path: &[u8], _named: bool, follow: bool) -> anyhow::Result<Option<Info>> {
+        self.info(path, follow)
     }
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
@@ -177,7 +260,9 @@ impl To for Image<'_> {
     }
 
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
-        self.create(path, NewInode::symlink(target)).map(|_| ())
+        let made = self.create(path, NewInode::symlink(target))?;
+        self.made_links.borrow_mut().insert(made);
+        Ok(())
     }
 
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
@@ -186,7 +271,7 @@ impl To for Image<'_> {
         self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None }).map(|_| ())
     }
 
-    /// A file that exists stays until the new one is complete.
+    /// A file that exists stays until the new one is complete. Its owner and mode stay, as where cp writes into it.
     fn make_file(
         &self,
         path: &[u8],
@@ -195,24 +280,21 @@ impl To for Image<'_> {
         attributes: &Attributes,
         fill: &mut dyn FnMut(Piece<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let Some((dir, name)) = self.parent(path)? else { bail!("the root directory exists") };
-        let is_there = match self.fs.lookup(dir, &name) {
-            Ok(_) => true,
-            Err(Error::NotFound) => false,
-            Err(error) => return Err(error.into()),
-        };
+        let ContentPlace { dir, name, old } = self.content_place(path)?;
         let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
-        let made = if is_there { temporary.as_bytes() } else { &name };
+        let made = if old.is_some() { temporary.as_bytes() } else { &name };
         let id = self.fs.create(dir, made, NewInode::file(info.mode), &caller())?.id;
         self.fs.open_inode(id)?;
-        let filled = self.fill_file(id, info, fill);
+        let finished = self.fill_file(id, info, fill).and_then(|()| {
+            if let Some(old) = old.as_ref().filter(|old| type_of(old.mode) == mode::REGULAR) {
+                self.set_owner_of(id, (old.uid, old.gid), old.mode)?;
+            }
+            self.set_attributes_of(id, attributes)
+        });
         self.fs.release_inode(id);
-        let mut made_path = path[..path.len() - name.len()].to_vec();
-        made_path.extend(made);
-        let finished = filled.and_then(|()| self.set_attributes(&made_path, attributes));
-        let done = finished.and_then(|()| match is_there {
-            true => Ok(self.fs.rename(dir, made, dir, &name, RenameFlags::empty())?),
-            false => Ok(()),
+        let done = finished.and_then(|()| match old {
+            Some(_) => Ok(self.fs.rename(dir, made, dir, &name, RenameFlags::empty())?),
+            None => Ok(()),
         });
         if done.is_err() {
             // The error that led here counts.
@@ -222,6 +304,7 @@ impl To for Image<'_> {
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
+        // As cp: of a link whose file took the content, the link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)
@@ -233,33 +316,24 @@ impl To for Image<'_> {
     }
 
     fn set_owner(&self, path: &[u8], owner: (u32, u32), bits: u32) -> anyhow::Result<()> {
-        let mode = (type_of(bits) != mode::SYMLINK).then_some(bits & mode::PERMISSIONS);
-        let set = SetAttr { uid: Some(owner.0), gid: Some(owner.1), mode, ..SetAttr::default() };
-        self.fs.setattr(self.attr(path, false)?.id, &set, &Caller::ROOT)?;
-        Ok(())
+        self.set_owner_of(self.attr(path, false)?.id, owner, bits)
     }
 
     fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()> {
         if xattrs.is_empty() {
             return Ok(());
         }
-        let id = self.attr(path, false)?.id;
-        for (name, value) in xattrs {
-            self.fs
-                .setxattr(id, name, value, XattrFlags::empty(), &Caller::ROOT)
-                .with_context(|| format!("cannot set {}", printable(name)))?;
-        }
-        Ok(())
+        self.set_xattrs_of(self.attr(path, false)?.id, xattrs)
     }
 
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()> {
-        let (atime, mtime) = (Some(SetTime::At(times.0)), Some(SetTime::At(times.1)));
-        let set = SetAttr { atime, mtime, ..SetAttr::default() };
-        self.fs.setattr(self.attr(path, false)?.id, &set, &Caller::ROOT)?;
-        Ok(())
+        self.set_times_of(self.attr(path, false)?.id, times)
     }
 
     fn shown_path(&self, path: &[u8]) -> String {
         printable(path)
     }
 }
+
+/// Symbolic links followed on one way, as Linux limits them.
+const MAX_LINKS: usize = 40;

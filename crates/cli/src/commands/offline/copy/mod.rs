@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Copy directories with all that is in them; symbolic links stay links
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
+    /// Copy symbolic links as links also without -r
+    #[arg(short = 'P', long)]
+    no_dereference: bool,
     /// Keep owner, times, extended attributes and hard links
     #[arg(short, long)]
     preserve: bool,
@@ -136,7 +139,8 @@ trait From {
 trait To {
     /// The target's path; other paths are below it.
     fn top(&self) -> Vec<u8>;
-    fn there(&self, path: &[u8], named: bool) -> anyhow::Result<Option<Info>>;
+    /// What is at a path. `follow`: a symbolic link counts as what it leads to, where a copy goes through it.
+    fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>>;
     /// Answers which directory of an image it became.
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()>;
@@ -221,6 +225,7 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<()> {
     let args = Args {
         paths: Vec::new(),
         recursive: true,
+        no_dereference: true,
         preserve: true,
         archive: true,
         owner: None,
@@ -291,7 +296,8 @@ impl<'a> Copy<'a> {
 
     fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
         let to_path = self.to.top();
-        let there = self.to.there(&to_path, true)?;
+        // A link that leads in a circle is no directory; what goes through it fails there.
+        let there = self.to.there(&to_path, true, true).or_else(|_| self.to.there(&to_path, true, false))?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
         let wants_dir = target.path().ends_with(b"/");
         if !is_dir && (self.args.paths.len() > 2 || (there.is_some() && wants_dir)) {
@@ -300,7 +306,7 @@ impl<'a> Copy<'a> {
         let copied = each(sources, |source| {
             let path = source.path();
             let at = || format!("cannot copy '{}'", printable(&path));
-            let info = self.from.info(&path, !self.args.recursive).with_context(at)?;
+            let info = self.from.info(&path, !self.args.recursive && !self.args.no_dereference).with_context(at)?;
             let info = info.with_context(|| format!("'{}' does not exist; check the path", printable(&path)))?;
             let new_path = match normal_names(&path).last() {
                 // `DIR/.` means what is in it.
@@ -374,7 +380,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Names a file that could not be copied. The others have their turn, unless only the whole is of use.
+    /// Names a file that could not be copied. The others have their turn, unless none of them would be taken.
     fn failed(&mut self, path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
         let error = error.context(format!("cannot copy '{}'", printable(path)));
         if self.is_all_or_nothing {
@@ -391,7 +397,9 @@ impl<'a> Copy<'a> {
         }
         let is_stream = named && !self.args.recursive && self.from.is_stream(info);
         let is_content = is_stream || type_of(info.mode) == mode::REGULAR;
-        let there = self.to.there(new_path, named && is_content)?;
+        // As GNU cp: content goes through a link, a link or a special file takes its place.
+        let follow = is_content || (info.is_dir() && new_path == self.to.top());
+        let there = self.to.there(new_path, named, follow)?;
         if let Some(there) = &there {
             if self.shared && there.identity == info.identity {
                 bail!("source and target are the same file");
