@@ -1,8 +1,9 @@
 //! Files of this system that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
 //!
 //! Invariants:
-//! - I1. A regular file that exists keeps its content until the new one is complete: the new one is written beside it
-//!   under a temporary name and renamed over it by [`HostFile::keep`]. Without `keep`, everything new is removed.
+//! - I1. A regular file has its name only when it is complete: it is written beside that name under a temporary one, and renamed
+//!   by [`HostFile::keep`]. Until then a file that exists keeps its content. Without `keep`, or when the program is interrupted,
+//!   everything new is removed; when it is killed, the temporary name is left.
 //! - I2. An image that is in use is never written, whatever path leads to it.
 //! - I3. Devices and FIFOs are written into; they are never removed or replaced.
 //! - I4. [`HostFile::in_dir`] touches nothing but the one name in the one directory; it follows no link.
@@ -17,9 +18,11 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use ubtrfs_format::item::is_entry_name;
+
+use crate::interrupt::{self, Noted};
 
 /// A file of this system that is being written.
 pub(crate) struct HostFile {
@@ -32,10 +35,56 @@ pub(crate) struct HostFile {
 enum Place {
     /// A device, a FIFO, or an open file of a process: written in order.
     Direct,
-    /// A new file: removed unless it is kept.
-    New { dir: Rc<OwnedFd>, name: Vec<u8>, kept: bool },
-    /// A new file that takes the place of another one: renamed to `name` when it is kept.
-    Beside { dir: Rc<OwnedFd>, temporary: String, name: Vec<u8>, kept: bool },
+    /// A new file.
+    New(TemporaryName),
+}
+
+/// A file beside the name that it will have (I1).
+pub(crate) struct TemporaryName {
+    dir: Rc<OwnedFd>,
+    temporary: String,
+    name: Vec<u8>,
+    /// Whether it takes the place of what has that name.
+    replaces: bool,
+    kept: bool,
+    _noted: Option<Noted>,
+}
+
+impl TemporaryName {
+    /// Calls `make` with the temporary name, for a file that will be `name` in this directory.
+    pub(crate) fn make<T, E>(
+        dir: &Rc<OwnedFd>,
+        name: &[u8],
+        replaces: bool,
+        make: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<(T, Self), E> {
+        let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
+        let (made, noted) = interrupt::make(dir, &temporary, || make(&temporary))?;
+        let (dir, name) = (Rc::clone(dir), name.to_vec());
+        Ok((made, Self { dir, temporary, name, replaces, kept: false, _noted: noted }))
+    }
+
+    /// The file is complete: it takes its name.
+    pub(crate) fn keep(mut self) -> io::Result<()> {
+        let (dir, from, to) = (self.dir.as_fd(), self.temporary.as_str(), self.name.as_slice());
+        let flags = if self.replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        match rustix::fs::renameat_with(dir, from, dir, to, flags) {
+            // A filesystem that cannot be told to replace nothing: nothing had the name when this began.
+            Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(dir, from, dir, to)?,
+            done => done?,
+        }
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for TemporaryName {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Errors are not told: the one that led here counts.
+            let _ = rustix::fs::unlinkat(self.dir.as_fd(), self.temporary.as_str(), AtFlags::empty());
+        }
+    }
 }
 
 impl HostFile {
@@ -44,6 +93,9 @@ impl HostFile {
         let shown = path.display();
         if path.as_os_str().as_bytes().ends_with(b"/") && !path.exists() {
             bail!("{shown} is not a directory; make it first, or leave the slash at the end out");
+        }
+        if ubtrfs_device::stdout_was_closed() && STDOUT_NAMES.iter().any(|name| path == Path::new(name)) {
+            bail!("cannot write to {shown}: standard output is closed");
         }
         let there = match std::fs::metadata(path) {
             Ok(there) => there,
@@ -87,17 +139,14 @@ impl HostFile {
         let stat = match rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => {
-                let mode = Mode::from_raw_mode(mode & 0o777);
-                let file = rustix::fs::openat(&**dir, name, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
-                let place = Place::New { dir: Rc::clone(dir), name: name.to_vec(), kept: false };
-                return Ok(Self { file: file.into(), place, written: 0 });
+                return Self::temporary(dir, name, false, mode);
             }
             Err(error) => return Err(error.into()),
         };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => bail!("it is a directory"),
             FileType::Socket => bail!("it is a socket"),
-            FileType::Symlink => Self::temporary(dir, name, mode),
+            FileType::Symlink => Self::temporary(dir, name, true, mode),
             _ => {
                 let file = File::from(rustix::fs::openat(&**dir, name, flags, Mode::empty())?);
                 refuse_in_use(&file, Path::new(OsStr::from_bytes(name)))?;
@@ -112,20 +161,19 @@ impl HostFile {
 
     /// A file that will replace this one, with its mode and, where that is allowed, its owner.
     fn beside(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
-        let this = Self::temporary(dir, name, 0o600)?;
+        let this = Self::temporary(dir, name, true, 0o600)?;
         let owner = (Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
         let _not_allowed = rustix::fs::fchown(&this.file, owner.0, owner.1);
         rustix::fs::fchmod(&this.file, Mode::from_raw_mode(old.mode() & 0o777))?;
         Ok(this)
     }
 
-    fn temporary(dir: &Rc<OwnedFd>, name: &[u8], mode: u32) -> anyhow::Result<Self> {
-        let temporary = format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple());
+    fn temporary(dir: &Rc<OwnedFd>, name: &[u8], replaces: bool, mode: u32) -> anyhow::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-        let file = rustix::fs::openat(&**dir, temporary.as_str(), flags, Mode::from_raw_mode(mode & 0o777))
-            .context("cannot make a temporary file beside it")?;
-        let place = Place::Beside { dir: Rc::clone(dir), temporary, name: name.to_vec(), kept: false };
-        Ok(Self { file: file.into(), place, written: 0 })
+        let mode = Mode::from_raw_mode(mode & 0o777);
+        let open = |temporary: &str| rustix::fs::openat(&**dir, temporary, flags, mode);
+        let (file, place) = TemporaryName::make(dir, name, replaces, open)?;
+        Ok(Self { file: file.into(), place: Place::New(place), written: 0 })
     }
 
     /// Whether it is written as it is, and not replaced.
@@ -178,31 +226,11 @@ impl HostFile {
     }
 
     /// The file is complete: it takes its name (I1).
-    pub(crate) fn keep(mut self) -> io::Result<()> {
-        match &mut self.place {
-            Place::Direct => {}
-            Place::New { kept, .. } => *kept = true,
-            Place::Beside { dir, temporary, name, kept } => {
-                rustix::fs::renameat(dir.as_fd(), temporary.as_str(), dir.as_fd(), name.as_slice())?;
-                *kept = true;
-            }
+    pub(crate) fn keep(self) -> io::Result<()> {
+        match self.place {
+            Place::Direct => Ok(()),
+            Place::New(name) => name.keep(),
         }
-        Ok(())
-    }
-}
-
-impl Drop for HostFile {
-    fn drop(&mut self) {
-        // Errors are not told: the one that led here counts.
-        let _ = match &self.place {
-            Place::New { dir, name, kept: false } => {
-                rustix::fs::unlinkat(dir.as_fd(), name.as_slice(), AtFlags::empty())
-            }
-            Place::Beside { dir, temporary, kept: false, .. } => {
-                rustix::fs::unlinkat(dir.as_fd(), temporary.as_str(), AtFlags::empty())
-            }
-            _ => Ok(()),
-        };
     }
 }
 
@@ -236,7 +264,7 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
 }
 
 /// The opened directory that holds a path's last name, and that name.
-fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
+pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
     let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Rc::new(open_dir(dir)?), name.as_bytes()))
@@ -252,6 +280,9 @@ pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
         other => anyhow::Error::new(other).context(format!("cannot open {}", path.display())),
     })
 }
+
+/// Rust has opened /dev/null in its place where it was closed.
+const STDOUT_NAMES: [&str; 3] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
 /// `/dev/stdout` and its like: the file behind it has a place that others write to as well.
 fn is_open_file_of_a_process(path: &Path) -> bool {

@@ -3,7 +3,7 @@
 //! Invariants:
 //! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1; wrong arguments get clap's tips and the
 //!     usage in lines of their own. Nothing panics on user input, nor because nobody can read what is printed: only `common`
-//!     prints.
+//!     prints. A result that is lost is an error.
 //! I2. stdout carries results only; progress and warnings go to stderr, progress only on a terminal.
 //! I3. The program also answers to `mount.ubtrfs`, `mount.fuse.ubtrfs` and to `ubtrfs DEVICE DIR -o ...`, which is how
 //!     mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
@@ -13,7 +13,9 @@
 mod commands;
 mod common;
 mod host_file;
+mod interrupt;
 mod logging;
+mod new_image;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -54,6 +56,9 @@ enum Command {
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
+    if matches!(command, Command::Mkfs(_) | Command::Import(_) | Command::Export(_) | Command::Cp(_)) {
+        interrupt::watch();
+    }
     match command {
         Command::Mkfs(args) => commands::mkfs::run(args),
         Command::Mount(args) => commands::mount::run(args),

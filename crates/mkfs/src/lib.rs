@@ -20,6 +20,7 @@ mod layout;
 mod options;
 mod signature;
 mod trees;
+mod unfinished;
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use blocks::Filesystem;
 pub use layout::min_size;
 pub use options::MkfsOptions;
 pub use signature::detect;
+pub use unfinished::Unfinished;
 
 /// The one transaction that makes a filesystem.
 const GENERATION: Generation = Generation(1);

@@ -1,8 +1,10 @@
 //! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options are named as mkfs.btrfs names them.
 //!
 //! Invariants:
-//! - I1. An error leaves the target as it was; an image file that this run created is removed again. Only when copying
-//!   fails on a target that had content (and was overwritten by request), an unfinished filesystem is left, and told.
+//! - I1. An error leaves the target as it was. A new image file has a temporary name until it is whole.
+//! - I2. Superblocks are written last, when the directory was copied (`ubtrfs_mkfs::Unfinished`): a run that fails or is
+//!   interrupted on a target that had content, and was overwritten by request, leaves no filesystem.
+//! - I3. A file that cannot be copied is named, and the others have their turn; the filesystem is finished, the status is 1.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -17,12 +19,13 @@ use ubtrfs_format::CsumType;
 use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::superblock::{CompatRo, Incompat};
 use ubtrfs_fs::{Fs, MountOptions};
-use ubtrfs_mkfs::{MkfsOptions, MkfsReport};
+use ubtrfs_mkfs::{MkfsOptions, MkfsReport, Unfinished};
 use uuid::Uuid;
 
 use super::offline::import::parse_owner;
 use super::offline::{Use, copy, with_device};
-use crate::common::{calling_user, format_size, parse_size, print_out};
+use crate::common::{calling_user, format_size, parse_size, print_out, warn};
+use crate::new_image::NewImage;
 
 /// Make a btrfs filesystem on an image file or block device.
 #[derive(clap::Args)]
@@ -94,49 +97,86 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = args.device.clone().context("no device was given; name an image file or block device")?;
     let options = args.options()?;
     let size = match (&args.rootdir, args.byte_count) {
-        (Some(dir), None) if !path.exists() => Some(room_for(dir)?),
-        (Some(dir), _) if !dir.is_dir() => bail!("{} is not a directory; give one, nothing was made", dir.display()),
+        (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; give one, nothing was made", dir.display()),
+        (Some(dir), None) if !path.exists() => Some(room_for(dir)),
         (_, size) => size,
     };
+    if let Some(dir) = &args.rootdir {
+        refuse_inside(&path, dir)?;
+    }
     let target = Target::open(&path, size)?;
-    let made = ubtrfs_mkfs::make(target.device.as_ref(), &options).map_err(anyhow::Error::from);
-    let filled = made.and_then(|report| match &args.rootdir {
-        Some(dir) => match fill(&target, dir) {
-            Err(error) if matches!(target.before, Before::Content) => {
-                Err(error.context(format!("{} holds an unfinished copy", path.display())))
-            }
-            filled => filled.map(|()| report),
-        },
-        None => Ok(report),
+    let device = Arc::new(Unfinished::new(target.device()));
+    let made = ubtrfs_mkfs::make(&*device, &options).map_err(anyhow::Error::from);
+    let was_wiped = made.is_ok();
+    let filled = made.and_then(|report| {
+        let nr_failed = args.rootdir.as_ref().map_or(Ok(0), |dir| fill(&target, device.clone(), dir))?;
+        device.finish()?;
+        Ok((report, nr_failed))
     });
-    let report = match filled {
-        Ok(report) => report,
+    drop(device);
+    let (report, nr_failed) = match filled {
+        Ok(filled) => {
+            target.keep()?;
+            filled
+        }
         Err(error) => {
+            let error = match &target {
+                Target::Content { .. } if was_wiped => {
+                    error.context(format!("{} holds no filesystem any more", path.display()))
+                }
+                _ => error,
+            };
             target.restore();
             return Err(error);
         }
     };
     if args.json {
-        print_out(&format!("{:#}\n", json(&options, &report, &path)))?;
+        let mut value = json(&options, &report, &path);
+        value["not_copied"] = nr_failed.into();
+        print_out(&format!("{value:#}\n"))?;
     } else if !args.quiet {
         print_out(&summary(&options, &report, &path))?;
+    }
+    if nr_failed > 0 {
+        let files = if nr_failed == 1 { "1 file was" } else { &format!("{nr_failed} files were") };
+        warn(&format!("{files} not copied; {} holds the rest", path.display()));
+        return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the target was before this run.
-#[derive(Clone, Copy)]
-enum Before {
-    Missing,
-    Empty,
-    Content,
+fn is_dir(path: &Path) -> anyhow::Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.is_dir()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
 }
 
-/// The opened target.
-struct Target {
-    device: Arc<FileDevice>,
-    path: PathBuf,
-    before: Before,
+/// An image cannot hold itself.
+fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
+    let in_dir = image.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let place = image.canonicalize().or_else(|_| in_dir.canonicalize());
+    if let (Ok(place), Ok(dir)) = (place, dir.canonicalize())
+        && place.starts_with(&dir)
+    {
+        bail!("{} is the image, and lies in {}; choose a place for it outside", image.display(), dir.display());
+    }
+    Ok(())
+}
+
+/// The opened target, by what it was before this run.
+enum Target {
+    Missing(NewImage),
+    /// An empty file.
+    Empty {
+        device: Arc<FileDevice>,
+        path: PathBuf,
+    },
+    Content {
+        device: Arc<FileDevice>,
+        path: PathBuf,
+    },
 }
 
 impl Target {
@@ -145,50 +185,65 @@ impl Target {
         if let Some(size) = byte_count
             && !path.exists()
         {
-            return Ok(Self::new(path, FileDevice::create(path, size, true)?, Before::Missing));
+            return Ok(Self::Missing(NewImage::create(path, size)?));
         }
         let device = FileDevice::open(path, Access::ReadWrite)?;
+        let path = path.to_owned();
         if device.len_bytes() > 0 {
-            return Ok(Self::new(path, device, Before::Content));
+            return Ok(Self::Content { device: Arc::new(device), path });
         }
         drop(device);
         let Some(size) = byte_count else { bail!("{} is empty; give its size with -b", path.display()) };
-        Ok(Self::new(path, FileDevice::create(path, size, false)?, Before::Empty))
+        let device = Arc::new(FileDevice::create(&path, size, false)?);
+        Ok(Self::Empty { device, path })
     }
 
-    fn new(path: &Path, device: FileDevice, before: Before) -> Self {
-        Self { device: Arc::new(device), path: path.to_owned(), before }
+    fn device(&self) -> Arc<FileDevice> {
+        match self {
+            Self::Missing(image) => Arc::clone(image.device()),
+            Self::Empty { device, .. } | Self::Content { device, .. } => Arc::clone(device),
+        }
+    }
+
+    /// Where it is now.
+    fn path(&self) -> &Path {
+        match self {
+            Self::Missing(image) => image.temporary(),
+            Self::Empty { path, .. } | Self::Content { path, .. } => path,
+        }
+    }
+
+    fn keep(self) -> anyhow::Result<()> {
+        match self {
+            Self::Missing(image) => image.keep(),
+            Self::Empty { .. } | Self::Content { .. } => Ok(()),
+        }
     }
 
     /// I1. Errors are not told: the one that led here counts.
     fn restore(self) {
-        let path = self.path;
-        drop(self.device);
-        let _restored = match self.before {
-            Before::Missing => std::fs::remove_file(path),
-            Before::Empty => std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)),
-            Before::Content => Ok(()),
-        };
+        if let Self::Empty { device, path } = self {
+            drop(device);
+            let _ = std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(0));
+        }
     }
 }
 
-/// Copies a directory into the new filesystem.
-fn fill(target: &Target, dir: &Path) -> anyhow::Result<()> {
-    let device: Arc<dyn Device> = target.device.clone();
-    let work = |fs: &Fs| copy::fill(fs, &target.path, dir).with_context(|| format!("cannot copy {}", dir.display()));
-    with_device(&target.path, device, MountOptions::default(), Use::Write, work)
+/// Copies a directory into the new filesystem; answers how many files were not copied (I3).
+fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
+    let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.display()));
+    with_device(target.path(), device, MountOptions::default(), Use::Write, work)
 }
 
 /// A size in which the directory's content fits with room to spare; the image is sparse.
-fn room_for(dir: &Path) -> anyhow::Result<u64> {
+fn room_for(dir: &Path) -> u64 {
     const MIB: u64 = 1 << 20;
     let (mut data, mut nr_entries) = (0u64, 0u64);
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {
-        let at = || format!("cannot read {}", dir.display());
-        for entry in std::fs::read_dir(&dir).with_context(at)? {
-            let entry = entry.with_context(at)?;
-            let metadata = entry.metadata().with_context(at)?;
+        // What cannot be read cannot be copied, and is named then.
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
             nr_entries += 1;
             if metadata.is_dir() {
                 todo.push(entry.path());
@@ -200,7 +255,7 @@ fn room_for(dir: &Path) -> anyhow::Result<u64> {
     }
     // Items of a file, twice with DUP; checksums take a 1024th, twice.
     let metadata = nr_entries * 4096 * 2 + data / 512;
-    Ok(((data + metadata) / 4 * 5 + 256 * MIB).next_multiple_of(MIB))
+    ((data + metadata) / 4 * 5 + 256 * MIB).next_multiple_of(MIB)
 }
 
 impl Args {

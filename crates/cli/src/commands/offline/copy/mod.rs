@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::{Fs, InodeId, mode};
 
@@ -220,8 +221,9 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
     }
 }
 
-/// Copies what is in a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does.
-pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<()> {
+/// Copies what is in a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Answers how many files were
+/// not copied, after naming them; an error says that the image takes no more.
+pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
     let args = Args {
         paths: Vec::new(),
         recursive: true,
@@ -236,9 +238,10 @@ pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<()> {
     let info = Host.info(&path, true)?.with_context(|| format!("{} does not exist", dir.display()))?;
     let mut copy = Copy::new(&args, &Host, &to, false);
     copy.image = identity_of(image);
-    copy.is_all_or_nothing = true;
+    copy.ends_with_target = true;
     copy.tree(path, b"/".to_vec(), info)?;
-    copy.finish_dirs()
+    copy.finish_dirs()?;
+    Ok(copy.nr_failed)
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
@@ -270,10 +273,10 @@ struct Copy<'a> {
     first_names: HashMap<(u64, u64), Vec<u8>>,
     /// Directories that are finished at the end, when nothing changes in them any more.
     dirs: Vec<(Vec<u8>, Vec<u8>, Info)>,
-    /// The first file that fails ends the copy.
-    is_all_or_nothing: bool,
-    /// A file below a source was not copied.
-    has_failed: bool,
+    /// The copy ends where the target takes no more: nobody has use for the part.
+    ends_with_target: bool,
+    /// Files below a source that were not copied.
+    nr_failed: u64,
 }
 
 impl<'a> Copy<'a> {
@@ -289,8 +292,8 @@ impl<'a> Copy<'a> {
             made: HashSet::new(),
             first_names,
             dirs: Vec::new(),
-            is_all_or_nothing: false,
-            has_failed: false,
+            ends_with_target: false,
+            nr_failed: 0,
         }
     }
 
@@ -323,7 +326,7 @@ impl<'a> Copy<'a> {
             self.tree(path.clone(), new_path, info).with_context(at)
         });
         self.finish_dirs()?;
-        Ok(copied == ExitCode::SUCCESS && !self.has_failed)
+        Ok(copied == ExitCode::SUCCESS && self.nr_failed == 0)
     }
 
     /// What is said about directories, when nothing changes in them any more.
@@ -383,11 +386,11 @@ impl<'a> Copy<'a> {
     /// Names a file that could not be copied. The others have their turn, unless none of them would be taken.
     fn failed(&mut self, path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
         let error = error.context(format!("cannot copy '{}'", printable(path)));
-        if self.is_all_or_nothing {
+        if self.ends_with_target && takes_no_more(&error) {
             return Err(error);
         }
         print_error(&error);
-        self.has_failed = true;
+        self.nr_failed += 1;
         Ok(())
     }
 
@@ -460,6 +463,14 @@ impl<'a> Copy<'a> {
             times: preserve.then_some((info.atime, info.mtime)),
         })
     }
+}
+
+/// Whether an error is of the image that is written, and every further file would meet it: full, broken or read-only.
+fn takes_no_more(error: &anyhow::Error) -> bool {
+    let errnos = [Errno::NOSPC, Errno::IO, Errno::ROFS].map(Errno::raw_os_error);
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<ubtrfs_fs::Error>().is_some_and(|error| errnos.contains(&error.errno())))
 }
 
 /// Whether a path of an image is another one or lies below it.

@@ -1,0 +1,79 @@
+//! Files under temporary names, which nobody would miss and nobody removes: they go when a command is interrupted.
+//!
+//! Invariants:
+//! - I1. A temporary file is made and noted in one step under the lock, and a signal keeps the lock until the program has ended:
+//!   no file is made after the noted ones were removed.
+//! - I2. The program ends as the signal ends it by default. A signal that was ignored when the program started stays ignored.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::AtFlags;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// A file that goes when the program is interrupted, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Noted(u64);
+
+#[derive(Debug, Default)]
+struct Files {
+    next: u64,
+    noted: Vec<(u64, OwnedFd, String)>,
+}
+
+static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
+
+/// From now on, temporary files are removed at SIGINT, SIGTERM and SIGHUP. For commands that have no other use for these.
+pub(crate) fn watch() {
+    let ignored = ignored_signals();
+    let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    // Without a thread for them, signals end the program as they would anyway.
+    let Ok(mut signals) = Signals::new(signals) else { return };
+    let remove_all = move || {
+        for signal in &mut signals {
+            let files = lock();
+            for (_, dir, name) in &files.noted {
+                let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
+            }
+            // Does not return: the signal ends the program (I1).
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    let _ = std::thread::Builder::new().name("interrupt".to_owned()).spawn(remove_all);
+}
+
+/// Makes a temporary file and notes it (I1).
+pub(crate) fn make<T, E>(
+    dir: &OwnedFd,
+    name: &str,
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<(T, Option<Noted>), E> {
+    let mut files = lock();
+    let made = make()?;
+    // A directory that cannot be opened once more: the file would be left, no more.
+    let noted = dir.try_clone().ok().map(|dir| {
+        let id = files.next;
+        files.next += 1;
+        files.noted.push((id, dir, name.to_owned()));
+        Noted(id)
+    });
+    Ok((made, noted))
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        lock().noted.retain(|(id, ..)| *id != self.0);
+    }
+}
+
+fn lock() -> MutexGuard<'static, Files> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Signals that this process ignores, as a mask.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}

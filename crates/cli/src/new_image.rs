@@ -1,0 +1,59 @@
+//! An image file that is being made. It has a temporary name until it is whole: an interrupted command leaves no image, and a
+//! killed one none that could be taken for a whole one.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use ubtrfs_device::{FileDevice, OpenError};
+
+use crate::host_file::{TemporaryName, directory_of};
+
+/// Removed when it is dropped.
+pub(crate) struct NewImage {
+    device: Arc<FileDevice>,
+    path: PathBuf,
+    /// Where it is now.
+    temporary: PathBuf,
+    name: TemporaryName,
+}
+
+impl NewImage {
+    /// Makes a file of this size.
+    pub(crate) fn create(path: &Path, size: u64) -> anyhow::Result<Self> {
+        let dir = dir_of(path);
+        if !dir.is_dir() {
+            return Err(OpenError::NoDirectory { path: dir.to_owned() }.into());
+        }
+        let (opened, name) = directory_of(path)?;
+        let mut temporary = PathBuf::new();
+        let (device, name) = TemporaryName::make(&opened, name, false, |name| {
+            temporary = dir.join(name);
+            FileDevice::create_under(path, OsStr::new(name), size)
+        })?;
+        Ok(Self { device: Arc::new(device), path: path.to_owned(), temporary, name })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<FileDevice> {
+        &self.device
+    }
+
+    /// The file under the name that it has now.
+    pub(crate) fn temporary(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// The image is whole: it takes its name, durably.
+    pub(crate) fn keep(self) -> anyhow::Result<()> {
+        let shown = self.path.display();
+        self.name.keep().with_context(|| format!("cannot make {shown}"))?;
+        let synced = File::open(dir_of(&self.path)).and_then(|dir| dir.sync_all());
+        synced.with_context(|| format!("cannot make {shown} durable"))
+    }
+}
+
+fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}

@@ -1,0 +1,152 @@
+//! A device whose filesystem is still being filled.
+//!
+//! Invariants:
+//! - I1. No superblock reaches the device before [`Unfinished::finish`]: whatever interrupts the work leaves no filesystem, never
+//!   half of one. Readers of this value see the superblocks that were written last.
+//! - I2. `finish` writes the primary superblock last, behind a flush.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ubtrfs_device::Device;
+use ubtrfs_format::Result;
+use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+
+/// Keeps superblocks back.
+#[derive(Debug)]
+pub struct Unfinished {
+    device: Arc<dyn Device>,
+    /// By offset.
+    held: Mutex<BTreeMap<u64, Vec<u8>>>,
+}
+
+impl Unfinished {
+    /// What the device holds now stays in sight.
+    pub fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, held: Mutex::default() }
+    }
+
+    /// The filesystem is whole: its superblocks are written (I2).
+    pub fn finish(&self) -> Result<()> {
+        let held = std::mem::take(&mut *self.held());
+        crate::flush(&*self.device)?;
+        for (offset, raw) in held.iter().rev() {
+            if *offset == SUPERBLOCK_OFFSETS[0] {
+                crate::flush(&*self.device)?;
+            }
+            crate::write(&*self.device, *offset, raw)?;
+        }
+        crate::flush(&*self.device)
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the superblock at `start` lies in a range, at least in part.
+fn is_in(start: u64, offset: u64, len: usize) -> bool {
+    start < offset.saturating_add(len as u64) && offset < start + SUPERBLOCK_SIZE as u64
+}
+
+fn holds_superblock(offset: u64, len: usize) -> bool {
+    SUPERBLOCK_OFFSETS.iter().any(|start| is_in(*start, offset, len))
+}
+
+impl Device for Unfinished {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if !holds_superblock(offset, buf.len()) {
+            return self.device.read_at(offset, buf);
+        }
+        let held = self.held();
+        self.device.read_at(offset, buf)?;
+        let end = offset + buf.len() as u64;
+        for (start, raw) in held.iter() {
+            let (from, to) = (offset.max(*start), end.min(start + raw.len() as u64));
+            if from < to {
+                let source = &raw[(from - start) as usize..(to - start) as usize];
+                buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_vectored_at(offset, &[IoSlice::new(buf)])
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if !holds_superblock(offset, len) {
+            return self.device.write_vectored_at(offset, bufs);
+        }
+        let mut held = self.held();
+        if SUPERBLOCK_OFFSETS.contains(&offset) && len == SUPERBLOCK_SIZE {
+            let raw: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+            if raw[64..72] == MAGIC {
+                held.insert(offset, raw);
+                return Ok(());
+            }
+        }
+        // Something else takes the place of a superblock: mkfs clears the device.
+        held.retain(|start, _| !is_in(*start, offset, len));
+        self.device.write_vectored_at(offset, bufs)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.device.discard(offset, len_bytes)
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.device.is_read_only()
+    }
+
+    fn has_io_uring(&self) -> bool {
+        self.device.has_io_uring()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MkfsOptions, detect, make};
+    use ubtrfs_device::MemoryDevice;
+
+    #[test]
+    fn a_filesystem_is_there_when_it_is_finished_and_not_before() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
+        make(&*device, &MkfsOptions::default()).unwrap();
+        let unfinished = Unfinished::new(Arc::clone(&device));
+        make(&unfinished, &MkfsOptions { force: true, ..MkfsOptions::default() }).unwrap();
+        assert_eq!(detect(&*device).unwrap(), None);
+        let mut mirror = [0; SUPERBLOCK_SIZE];
+        device.read_at(SUPERBLOCK_OFFSETS[1], &mut mirror).unwrap();
+        assert_eq!(mirror, [0; SUPERBLOCK_SIZE]);
+        // Readers see what they wrote, whole or in part.
+        let mut seen = vec![0; 3 << 16];
+        unfinished.read_at(0, &mut seen).unwrap();
+        assert_eq!(seen[(1 << 16) + 64..][..8], MAGIC);
+        let mut part = [0; 4];
+        unfinished.read_at(SUPERBLOCK_OFFSETS[1] + 66, &mut part).unwrap();
+        assert_eq!(part, MAGIC[2..6]);
+        unfinished.finish().unwrap();
+        let mut found = vec![0; 3 << 16];
+        device.read_at(0, &mut found).unwrap();
+        assert!(found == seen);
+        device.read_at(SUPERBLOCK_OFFSETS[1], &mut mirror).unwrap();
+        assert_eq!(mirror[64..72], MAGIC);
+    }
+}
