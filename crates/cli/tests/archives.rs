@@ -228,6 +228,81 @@ fn a_hard_link_does_not_remove_its_own_target() {
     ok(run(dir, 0, "check a.img"));
 }
 
+/// The image after a member that was refused or could not be read to its end: what has its name is still there.
+#[test]
+fn a_member_that_fails_removes_nothing() {
+    let long = "x".repeat(4095);
+    let too_long = |path: &str| {
+        let record = record("linkpath", format!("{long}{long}").as_bytes());
+        [member("pax", b'x', &record), header(path, b'2', 0)].concat()
+    };
+    // A device number that Linux has not.
+    let no_device = |path: &str| {
+        let mut block = header(path, b'3', 0);
+        block[329..336].copy_from_slice(b"7777777");
+        summed(block)
+    };
+    // Its header says more than the archive has.
+    let torn = |path: &str| [header(path, b'0', 100_000), vec![7; 50_000]].concat();
+    let small = |path: &str| member(path, b'0', b"new");
+    let hard_link = |path: &str, target: &str| {
+        let mut block = header(path, b'1', 0);
+        block[157..157 + target.len()].copy_from_slice(target.as_bytes());
+        summed(block)
+    };
+    let layer = "--oci-layer ";
+    let cases: [(&str, Vec<u8>, &[&str]); 13] = [
+        (layer, [small("d/new"), small("d")].concat(), &["/d/new"]),
+        (layer, [small("d/sub/new"), small("d")].concat(), &["/d/sub/new"]),
+        (layer, [small("d/sub/new"), no_device("d")].concat(), &["/d/sub/new"]),
+        (layer, too_long("d"), &[]),
+        (layer, no_device("d"), &[]),
+        (layer, torn("d"), &[]),
+        (layer, hard_link("d", "missing"), &[]),
+        (layer, hard_link("d", "d/f"), &[]),
+        (layer, torn("f"), &[]),
+        ("", torn("f"), &[]),
+        ("", too_long("f"), &[]),
+        ("", too_long("l"), &[]),
+        ("", small("d"), &[]),
+    ];
+    for (nr, (option, mut bytes, brought)) in cases.into_iter().enumerate() {
+        for compress in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let dir = dir.path();
+            archive(dir, "lower.tar", &["d/", "d/f", "d/sub/", "d/sub/g", "f", "l -> f"]);
+            ok_but_output(&run(dir, 0, "import --create 200M lower.tar a.img:/"));
+            let mut expected = paths(dir);
+            expected.extend(brought.iter().map(|path| (*path).to_owned()));
+            expected.sort();
+            if compress {
+                bytes = zstd::encode_all(&bytes[..], 1).unwrap();
+            }
+            fs::write(dir.join("a.tar"), &bytes).unwrap();
+            refused(&run(dir, 0, &format!("import {option}a.tar a.img:/")), &["a.tar"]);
+            assert_eq!(paths(dir), expected, "case {nr}");
+            for file in ["d/f", "d/sub/g", "f"] {
+                assert_eq!(ok(run(dir, 0, &format!("cat a.img:/{file}"))), file, "case {nr}");
+            }
+            assert!(ok(run(dir, 0, "stat a.img:/l")).contains("-> f"));
+            ok(run(dir, 0, "check a.img"));
+        }
+    }
+    // What is replaced is replaced as a whole: names, kinds, links.
+    for option in ["", layer] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        archive(dir, "lower.tar", &["d/", "d/f", "f", "l -> f", "m -> d", "h => f"]);
+        ok_but_output(&run(dir, 0, "import --create 200M lower.tar a.img:/"));
+        archive(dir, "a.tar", &["f -> d", "l", "m/", "m/n", "h => d/f"]);
+        ok_but_output(&run(dir, 0, &format!("import {option}a.tar a.img:/")));
+        assert_eq!(paths(dir), ["/d", "/d/f", "/f", "/h", "/l", "/m", "/m/n"]);
+        assert_eq!(ok(run(dir, 0, "cat a.img:/l a.img:/h")), "ld/f");
+        assert!(ok(run(dir, 0, "stat a.img:/f")).contains("-> d"));
+        ok(run(dir, 0, "check a.img"));
+    }
+}
+
 #[track_caller]
 fn ok_but_output(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

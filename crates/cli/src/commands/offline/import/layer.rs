@@ -42,6 +42,13 @@ pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
     }))
 }
 
+/// What a walk does with what is older than the layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Old {
+    Stays,
+    Goes,
+}
+
 impl Layer {
     /// Memory of a name.
     pub(super) fn memory_bytes(name: &[u8]) -> usize {
@@ -77,18 +84,30 @@ impl Layer {
         }
     }
 
-    /// Removes a directory of the layers below in whose place this layer has something else.
-    pub(super) fn replace_dir(&self, fs: &Fs, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
-        let dir = fs.lookup(parent, name)?;
-        if !self.remove_old(fs, dir.id)? {
+    /// Fails where a directory holds something of this layer. Nothing is removed.
+    pub(super) fn check_replaceable(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<()> {
+        if !self.walk_old(fs, dir, Old::Stays)? {
             bail!("the layer has both a directory and something else of that name");
         }
+        Ok(())
+    }
+
+    /// Removes a directory of the layers below in whose place this layer has something else.
+    pub(super) fn remove_dir(&self, fs: &Fs, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+        let dir = fs.lookup(parent, name)?;
+        self.check_replaceable(fs, dir.id)?;
+        self.remove_old(fs, dir.id)?;
         Ok(fs.rmdir(parent, name)?)
     }
 
-    /// Removes what the layers below have in a directory; answers whether nothing is left. Its depth is limited by memory, not
-    /// by the stack.
+    /// Removes what the layers below have in a directory; answers whether nothing is left.
     fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
+        self.walk_old(fs, dir, Old::Goes)
+    }
+
+    /// Walks through what the layers below have in a directory; answers whether there is nothing else. Its depth is limited by
+    /// memory, not by the stack.
+    fn walk_old(&self, fs: &Fs, dir: InodeId, old: Old) -> anyhow::Result<bool> {
         struct Level {
             id: InodeId,
             left: Vec<Name>,
@@ -113,7 +132,7 @@ impl Layer {
                     levels.push(next);
                 } else if self.has(id, &entry.name) {
                     level.is_kept = true;
-                } else {
+                } else if old == Old::Goes {
                     fs.unlink(id, &entry.name).with_context(here)?;
                 }
                 continue;
@@ -124,6 +143,7 @@ impl Layer {
             let Some((parent, name)) = place else { return Ok(!is_kept) };
             match levels.last_mut() {
                 Some(above) if is_kept => above.is_kept = true,
+                _ if old == Old::Stays => {}
                 _ => fs.rmdir(parent, &name).with_context(|| printable(&name))?,
             }
         }

@@ -8,6 +8,8 @@
 //! - I4. What is kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the names
 //!   of the layer.
 //! - I3. The error that is reported is that of the first member that failed, in the archive's order.
+//! - I5. A member whose name is taken is made under a temporary name first, with its data and attributes. What has the name goes
+//!   when the member is complete and may take its place, so a member that fails removes nothing.
 
 mod contents;
 mod layer;
@@ -20,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
-use ubtrfs_device::{Device, FileDevice};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, SetAttr, SetTime, mode, rdev_from_parts};
+use ubtrfs_device::Device;
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, mode, rdev_from_parts};
 
 use self::contents::{Contents, ContentsThread};
 use self::layer::Layer;
@@ -33,6 +35,7 @@ use super::{
     ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_device, with_image,
 };
 use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes};
+use crate::new_image::NewImage;
 
 /// Unpack a tar archive into an image, without a mount and without root
 ///
@@ -84,16 +87,16 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     };
     let image = &args.target.image;
     let counts = match args.create.filter(|_| !image.exists()) {
-        Some(size) => {
-            let device: Arc<dyn Device> = Arc::new(FileDevice::create(image, size, true)?);
-            let made = mount_options(&args.image).and_then(|options| {
-                ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
-                    .with_context(|| format!("cannot format {}", image.display()))?;
-                with_device(image, device, options, Use::Write, work)
-            });
-            // Half of an archive in an image that was not there before is of no use.
-            made.inspect_err(|_| drop(std::fs::remove_file(image)))
-        }
+        // Half of an archive in an image that was not there before is of no use.
+        Some(size) => NewImage::create(image, size).and_then(|made| {
+            let options = mount_options(&args.image)?;
+            let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
+            ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
+                .with_context(|| format!("cannot format {}", image.display()))?;
+            let counts = with_device(image, device, options, Use::Write, work)?;
+            made.keep()?;
+            Ok(counts)
+        }),
         None => with_image(image, &args.image, Use::Write, work),
     };
     progress.finish_and_clear();
@@ -178,6 +181,17 @@ impl FoundDirs {
     fn clear(&mut self) {
         *self = Self::default();
     }
+}
+
+/// An inode of a member.
+struct Made {
+    id: InodeId,
+    /// Its name until it takes the place of what has the member's.
+    temporary: Option<Vec<u8>>,
+}
+
+fn temporary_name() -> Vec<u8> {
+    format!(".ubtrfs-{}", uuid::Uuid::new_v4().simple()).into_bytes()
 }
 
 struct Import<'a> {
@@ -310,15 +324,20 @@ impl<'a> Import<'a> {
             Kind::HardLink => self.hard_link(member, parent, name),
             Kind::Symlink => {
                 self.counts.symlinks += 1;
-                self.make(parent, name, member, NewInode::symlink(&member.link)).map(|_| ())
+                self.make(parent, name, member, NewInode::symlink(&member.link))
             }
             Kind::File => {
                 self.counts.files += 1;
                 self.counts.bytes = self.counts.bytes.saturating_add(member.data_bytes());
                 self.counts.xattrs += member.xattrs.len() as u64;
-                let id = self.create(parent, name, member, NewInode::file(member.mode))?;
-                self.fs.open_inode(id)?;
-                self.contents().file(reader, member, id, thread)
+                let made = self.create(parent, name, member, NewInode::file(member.mode))?;
+                // One that replaces another is completed here, before that goes.
+                let thread = thread.filter(|_| made.temporary.is_none());
+                let id = made.id;
+                self.put_in_place(parent, name, made, |import| {
+                    import.fs.open_inode(id)?;
+                    import.contents().file(reader, member, id, thread)
+                })
             }
             Kind::CharDevice | Kind::BlockDevice | Kind::Fifo => {
                 let kind = match member.kind {
@@ -332,52 +351,88 @@ impl<'a> Import<'a> {
                 let rdev = if kind == mode::FIFO { 0 } else { rdev_from_parts(member.major, member.minor) };
                 *if kind == mode::FIFO { &mut self.counts.fifos } else { &mut self.counts.devices } += 1;
                 let new = NewInode { mode: kind | member.mode, rdev, symlink_target: None };
-                self.make(parent, name, member, new).map(|_| ())
+                self.make(parent, name, member, new)
             }
         }
     }
 
     /// Makes an inode without data and sets its attributes.
-    fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
-        let id = self.create(parent, name, member, new)?;
-        self.contents().attributes(member, id)?;
+    fn make(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<()> {
+        let made = self.create(parent, name, member, new)?;
+        let id = made.id;
+        self.put_in_place(parent, name, made, |import| import.contents().attributes(member, id))?;
         self.counts.xattrs += member.xattrs.len() as u64;
-        Ok(id)
+        Ok(())
     }
 
-    /// Makes an inode in place of whatever has its name; a directory is not replaced.
-    fn create(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<InodeId> {
+    /// Makes an inode with this name, or with a temporary one where something has it that may be replaced (I5).
+    fn create(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<Made> {
         let (uid, gid) = self.contents().owner(member);
         let caller = Caller { uid, gid, umask: 0 };
         match self.fs.create(parent, name, new, &caller) {
-            Ok(attr) => Ok(attr.id),
+            Ok(attr) => Ok(Made { id: attr.id, temporary: None }),
             Err(Error::Exists) => {
-                self.unlink_old(parent, name)?;
-                Ok(self.fs.create(parent, name, new, &caller)?.id)
+                self.check_replaceable(parent, name)?;
+                let temporary = temporary_name();
+                let id = self.fs.create(parent, &temporary, new, &caller)?.id;
+                Ok(Made { id, temporary: Some(temporary) })
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes what has a name. What was found through that name, by a link or in a directory, is forgotten.
-    fn unlink_old(&mut self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
+    /// Fails where what has a name must stay. A directory is replaced by a layer alone, and only if all in it is older.
+    fn check_replaceable(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
+        match &self.layer {
+            _ if !old.is_dir() => Ok(()),
+            Some(layer) => layer.check_replaceable(self.fs, old.id),
+            None => bail!("a directory of that name exists; remove it first"),
+        }
+    }
+
+    /// Completes what was made. Where it has a temporary name, it takes the place of what has its own (I5).
+    fn put_in_place(
+        &mut self,
+        parent: InodeId,
+        name: &[u8],
+        made: Made,
+        complete: impl FnOnce(&mut Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let Some(temporary) = made.temporary else { return complete(self) };
+        let done = complete(self).and_then(|()| self.replace(parent, name, &temporary));
+        if done.is_err() {
+            // The error that led here counts.
+            let removed = self.fs.unlink(parent, &temporary);
+            let _ = removed.or_else(|_| self.fs.rmdir(parent, &temporary));
+        }
+        done
+    }
+
+    /// What was found through the old name, by a link or in a directory, is forgotten.
+    fn replace(&mut self, parent: InodeId, name: &[u8], temporary: &[u8]) -> anyhow::Result<()> {
+        let old = self.fs.lookup(parent, name)?;
+        let is_dir = self.fs.lookup(parent, temporary)?.is_dir();
         if matches!(old.mode & mode::TYPE, mode::DIRECTORY | mode::SYMLINK) {
             self.dirs.clear();
         }
-        if old.is_dir() {
-            if let Some(layer) = &self.layer {
-                return layer.replace_dir(self.fs, parent, name);
-            }
-            bail!("a directory of that name exists; remove it first");
+        if let Some(layer) = self.layer.as_ref().filter(|_| old.is_dir()) {
+            layer.remove_dir(self.fs, parent, name)?;
+        } else if is_dir {
+            self.fs.unlink(parent, name)?;
         }
-        Ok(self.fs.unlink(parent, name)?)
+        Ok(self.fs.rename(parent, temporary, parent, name, RenameFlags::empty())?)
     }
 
     fn make_dir(&mut self, parent: InodeId, name: &[u8], member: &Member) -> anyhow::Result<InodeId> {
         match self.fs.lookup(parent, name) {
             Ok(attr) if attr.is_dir() => Ok(attr.id),
-            Ok(_) | Err(Error::NotFound) => self.create(parent, name, member, NewInode::dir(member.mode)),
+            Ok(_) | Err(Error::NotFound) => {
+                let made = self.create(parent, name, member, NewInode::dir(member.mode))?;
+                let id = made.id;
+                self.put_in_place(parent, name, made, |_| Ok(()))?;
+                Ok(id)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -422,8 +477,10 @@ impl<'a> Import<'a> {
                 if there.is_dir() && self.way_to(dirs)?.contains(&there.id) {
                     bail!("its target '{target}' is in the directory that it would replace");
                 }
-                self.unlink_old(parent, name)?;
-                self.fs.link(old.id, parent, name)?;
+                self.check_replaceable(parent, name)?;
+                let temporary = temporary_name();
+                self.fs.link(old.id, parent, &temporary)?;
+                self.put_in_place(parent, name, Made { id: old.id, temporary: Some(temporary) }, |_| Ok(()))?;
             }
             Err(Error::NotFound) => {
                 self.fs.link(old.id, parent, name)?;
