@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_mkfs::MkfsOptions;
-use ubtrfs_testkit::{Corruption, Corruptor, Image, Rng, capability};
+use ubtrfs_testkit::{Corruption, Corruptor, Image, LoopMount, Rng, btrfs_check, capability};
 
 fn check(args: &[&str], image: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ubtrfs")).arg("check").args(args).arg(image).output().unwrap()
@@ -108,4 +108,78 @@ fn unknown_features_that_allow_reading_are_tolerated() {
     image.patch_superblocks(|raw| raw[185] = 1).unwrap();
     let output = check(&[], image.path());
     assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+}
+
+fn rescue(args: &[&str], image: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+    command.args(["rescue", "super-recover"]).args(args).arg(image).stdin(Stdio::null()).output().unwrap()
+}
+
+/// A first superblock that is gone or damaged: `check` names the remedy, the remedy works, and Linux mounts the result.
+#[test]
+fn a_lost_superblock_is_written_anew_from_a_good_copy() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let pristine = dir.path().join("pristine.img");
+    let mut mkfs = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+    let source = tempfile::tempdir().unwrap();
+    std::fs::write(source.path().join("f"), "content").unwrap();
+    let made = mkfs.args(["mkfs", "-q", "-b", "256M", "-r"]).arg(source.path()).arg(&pristine).status().unwrap();
+    assert!(made.success());
+    let whole = Image::copy_of(&pristine).unwrap();
+    let output = rescue(&["-v"], whole.path());
+    assert!(output.status.success() && stdout(&output).contains("All superblocks are valid"), "{}", stdout(&output));
+
+    let first = whole.read_at(64 << 10, 4096).unwrap();
+    let damage = [vec![0; 4096], Rng::new(7).bytes(4096), [&first[..3000], &[0xff; 1096]].concat()];
+    for (nr, damage) in damage.iter().enumerate() {
+        let image = Image::copy_of(&pristine).unwrap();
+        image.write_at(64 << 10, damage).unwrap();
+        let checked = check(&[], image.path());
+        let told = format!("{}{}", stdout(&checked), String::from_utf8_lossy(&checked.stderr));
+        assert!(told.contains("ubtrfs rescue super-recover"), "{nr}: {told}");
+        let before = image.digest().unwrap();
+        // Nobody was asked.
+        let asked = rescue(&[], image.path());
+        assert_eq!((asked.status.code(), image.digest().unwrap()), (Some(1), before), "{nr}");
+        let output = rescue(&["-y", "-v"], image.path());
+        let text = stdout(&output);
+        assert!(output.status.success(), "{nr}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains(": 65536: bad: ") && text.contains("wrote the superblock at 65536"), "{nr}: {text}");
+        assert!(image.read_at(64 << 10, 4096).unwrap() == first, "{nr}");
+        assert_eq!(check(&[], image.path()).status.code(), Some(0), "{nr}");
+        btrfs_check(image.path()).unwrap();
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        assert_eq!(std::fs::read(mount.join("f")).unwrap(), b"content");
+        mount.scrub().unwrap();
+        mount.close().unwrap();
+    }
+
+    // A mirror that is bad, and no copy that is good.
+    let image = Image::copy_of(&pristine).unwrap();
+    image.write_at(64 << 20, &damage[2]).unwrap();
+    assert!(rescue(&["-y"], image.path()).status.success());
+    assert_eq!(image.digest().unwrap(), whole.digest().unwrap());
+    for offset in [64 << 10, 64 << 20] {
+        image.write_at(offset, &damage[2]).unwrap();
+    }
+    let before = image.digest().unwrap();
+    assert_eq!((rescue(&["-y"], image.path()).status.code(), image.digest().unwrap()), (Some(1), before));
+
+    // A copy that leads nowhere is no source; an image in use is no target.
+    let image = Image::copy_of(&pristine).unwrap();
+    image.patch_superblocks(|raw| raw[80..88].copy_from_slice(&(1u64 << 40).to_le_bytes())).unwrap();
+    image.write_at(64 << 10, &damage[0]).unwrap();
+    let before = image.digest().unwrap();
+    let output = rescue(&["-y"], image.path());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be opened"), "{output:?}");
+    assert_eq!((output.status.code(), image.digest().unwrap()), (Some(1), before));
+    let image = Image::copy_of(&pristine).unwrap();
+    image.write_at(64 << 20, &damage[2]).unwrap();
+    let mount = LoopMount::new(image.path(), "ro").unwrap();
+    let refused = rescue(&["-y"], image.path());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("mounted by the kernel"), "{refused:?}");
+    mount.close().unwrap();
 }

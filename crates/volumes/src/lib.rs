@@ -20,11 +20,13 @@ mod features;
 mod io;
 mod ownership;
 mod profile;
+mod recovery;
 mod set;
 mod superblock;
 
 pub use allocation::DEVICE_RESERVED;
 pub use profile::profile_name;
+pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 
 /// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted: nothing is allocated there. For chunks

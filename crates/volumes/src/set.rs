@@ -535,7 +535,11 @@ fn write_refusal(newest: &Found, found: &[(Found, Arc<dyn Device>)]) -> Option<S
         return Some(reason);
     }
     if let Some((_, device)) = found.iter().find(|(found, _)| found.primary_lost) {
-        return Some(format!("the primary superblock of {} was overwritten; a mirror was used", device.describe()));
+        return Some(format!(
+            "the primary superblock of {0} was overwritten, and a mirror was used; if {0} is this filesystem, write it anew with: \
+             ubtrfs rescue super-recover {0}",
+            device.describe()
+        ));
     }
     if sb.num_devices > found.len() as u64 {
         return Some("a filesystem with missing devices is supported for reading only".to_owned());

@@ -50,7 +50,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
                     "{}: the primary superblock is bad and its mirrors disagree on the fsid",
                     device.describe()
                 ),
-                hint: "restore the right one with `btrfs rescue super-recover`",
+                hint: "look at them with `ubtrfs inspect dump-super --all`, and restore the image from a backup",
             });
         }
         return Ok(Found { superblock, mirror, primary_lost });
@@ -74,7 +74,8 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
     })
 }
 
-enum Unusable {
+/// Why a copy is no superblock to take.
+pub(crate) enum Unusable {
     Io(std::io::Error),
     NotBtrfs,
     /// A btrfs superblock, broken; its fsid, where the checksum vouches for it or a reader can at least see it.
@@ -84,7 +85,7 @@ enum Unusable {
     },
 }
 
-fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblock, Unusable> {
+pub(crate) fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblock, Unusable> {
     let offset = SUPERBLOCK_OFFSETS[mirror];
     if !fits(offset, device.len_bytes()) {
         return Err(Unusable::NotBtrfs);

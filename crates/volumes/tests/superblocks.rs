@@ -12,7 +12,7 @@ use ubtrfs_error::Error;
 use ubtrfs_format::item::DevItem;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Generation, Logical};
-use ubtrfs_volumes::{OpenOptions, Volumes};
+use ubtrfs_volumes::{OpenOptions, SuperCopies, Volumes};
 use uuid::Uuid;
 
 fn open(device: MemoryDevice) -> Result<Volumes, Error> {
@@ -51,6 +51,40 @@ fn an_overwritten_primary_allows_reading_only() {
     let volumes = open(device).unwrap();
     assert!(volumes.write_refusal().unwrap().contains("overwritten"));
     assert!(matches!(volumes.write_superblock(volumes.superblock()), Err(Error::ReadOnly { .. })));
+}
+
+/// Offsets of the copies that are to be written.
+fn bad(device: &MemoryDevice) -> Vec<u64> {
+    SuperCopies::examine(device).unwrap().bad().map(|copy| copy.offset).collect()
+}
+
+#[test]
+fn bad_copies_are_written_anew_from_the_newest_good_one() {
+    let device = MemoryDevice::new(100 * MIB);
+    assert!(matches!(SuperCopies::examine(&device), Err(Error::Refused { .. })), "no copy is good");
+    put(&device, &generation(12, superblock(100 * MIB)), 64 * MIB);
+    for damage in [&[0; 4096][..], b"bits that rotted"] {
+        put(&device, &generation(12, superblock(100 * MIB)), 65536);
+        assert!(bad(&device).is_empty());
+        device.write_at(65536, damage).unwrap();
+        assert_eq!(bad(&device), [65536]);
+        SuperCopies::examine(&device).unwrap().recover(&device).unwrap();
+        assert!(bad(&device).is_empty());
+    }
+    // An older copy is no source, whichever it is; nor is one of another filesystem.
+    put(&device, &generation(11, superblock(100 * MIB)), 65536);
+    assert_eq!(bad(&device), [65536]);
+    put(&device, &generation(13, superblock(100 * MIB)), 65536);
+    assert_eq!(bad(&device), [64 * MIB]);
+    let mut other = generation(1000, superblock(100 * MIB));
+    other.fsid = Uuid::from_bytes([8; 16]);
+    other.dev_item.fsid = other.fsid;
+    put(&device, &other, 64 * MIB);
+    assert_eq!(bad(&device), [64 * MIB]);
+    SuperCopies::examine(&device).unwrap().recover(&device).unwrap();
+    assert!(bad(&device).is_empty());
+    let volumes = open(device).unwrap();
+    assert_eq!((volumes.superblock().generation.0, volumes.write_refusal()), (13, None));
 }
 
 #[test]

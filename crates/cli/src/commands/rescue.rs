@@ -1,0 +1,114 @@
+//! `ubtrfs rescue super-recover`: bad copies of the superblock, written anew from a good one. Named as in btrfs-progs.
+//!
+//! I1. Nothing is written unless the filesystem can be opened by the copy that the others are made of.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_fs::{Fs, MountOptions};
+use ubtrfs_volumes::{SuperCopies, SuperCopy};
+
+use crate::common::{print_err, print_out};
+
+/// Repair what keeps a filesystem from being mounted
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    SuperRecover(SuperRecoverArgs),
+}
+
+/// Write bad copies of the superblock anew, from the newest good one
+///
+/// Refuses where no copy is good, where the filesystem cannot be opened by it, and while the image is in use. What programs had
+/// made durable by fsync since the last commit may be known to the first copy alone, and is lost with it.
+#[derive(clap::Args)]
+struct SuperRecoverArgs {
+    /// The image file or block device; all of them, if the filesystem has several
+    #[arg(value_name = "DEVICE", required = true)]
+    devices: Vec<PathBuf>,
+    /// Do not ask
+    #[arg(short)]
+    yes: bool,
+    /// List all copies
+    #[arg(short)]
+    verbose: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::SuperRecover(args) => super_recover(&args),
+    }
+}
+
+fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
+    let mut found = Vec::new();
+    for path in &args.devices {
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite)?);
+        let copies = SuperCopies::examine(&*device)?;
+        found.push((device, copies));
+    }
+    if args.verbose {
+        print_out(&list(&found))?;
+    }
+    if found.iter().all(|(_, copies)| copies.bad().next().is_none()) {
+        print_out("All superblocks are valid, no need to recover\n")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // I1
+    let devices = found.iter().map(|(device, _)| Arc::clone(device)).collect();
+    Fs::open(devices, MountOptions { read_only: true, ..MountOptions::default() })
+        .and_then(|fs| fs.close())
+        .context("a copy of the superblock is good, but the filesystem cannot be opened by it; nothing was changed")?;
+    if !args.yes && !is_wanted(&found)? {
+        bail!("nothing was changed");
+    }
+    for (device, copies) in &found {
+        copies.recover(&**device)?;
+        for copy in copies.bad() {
+            print_out(&format!("{}: wrote the superblock at {}\n", device.describe(), copy.offset))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks on the terminal.
+fn is_wanted(found: &[(Arc<dyn Device>, SuperCopies)]) -> anyhow::Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        bail!("there is no terminal to ask on; see what would be done with -v, and do it with -y");
+    }
+    for (device, copies) in found {
+        for copy in copies.bad() {
+            print_err(&format!("{}: the superblock at {}", device.describe(), state(copy)));
+        }
+    }
+    print_err("Write these superblocks anew? What is there now is lost. [y/N]");
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn list(found: &[(Arc<dyn Device>, SuperCopies)]) -> String {
+    let mut text = String::new();
+    for (device, copies) in found {
+        for copy in &copies.copies {
+            text.push_str(&format!("{}: {}\n", device.describe(), state(copy)));
+        }
+    }
+    text
+}
+
+fn state(copy: &SuperCopy) -> String {
+    match &copy.problem {
+        Some(problem) => format!("{}: bad: {problem}", copy.offset),
+        None => format!("{}: good", copy.offset),
+    }
+}
