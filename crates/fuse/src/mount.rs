@@ -109,6 +109,11 @@ pub enum MountError {
         "fusermount3 was not found, which mounting as an ordinary user needs; install the package fuse3, or mount as root"
     )]
     NoFusermount,
+    /// The helper asks who the user is.
+    #[error(
+        "fusermount3 refused: user id {0} has no entry in the list of users, which it asks for; add one to /etc/passwd, or mount as root"
+    )]
+    UnknownUser(u32),
     /// The helper said no.
     #[error("fusermount3 refused: {0}")]
     Fusermount(String),
@@ -137,6 +142,14 @@ pub enum MountError {
     Session {
         /// The mount point.
         dir: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A path cannot be opened.
+    #[error("cannot open {path}: {source}")]
+    Open {
+        /// The path.
+        path: String,
         /// Why.
         source: io::Error,
     },
@@ -296,7 +309,7 @@ fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErr
         _ => {
             let text = String::from_utf8_lossy(&output.stderr);
             let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason given");
-            Err(MountError::Fusermount(line.trim_start_matches("fusermount3: ").to_owned()))
+            Err(refused_by_helper(line))
         }
     }
 }
@@ -381,7 +394,30 @@ fn unmount_once(dir: &Path, lazy: bool) -> Result<(), MountError> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if text.contains("busy") { Err(MountError::Busy(shown())) } else { Err(MountError::Fusermount(text)) }
+    if text.contains("busy") { Err(MountError::Busy(shown())) } else { Err(refused_by_helper(&text)) }
+}
+
+fn refused_by_helper(text: &str) -> MountError {
+    if text.contains("could not determine username") {
+        return MountError::UnknownUser(rustix::process::getuid().as_raw());
+    }
+    MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
+}
+
+/// The error of a call on a path in a mount. Where its server has ended, that is what to say.
+pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
+    if !has_server_ended(&source) {
+        return MountError::Session { dir: path.display().to_string(), source };
+    }
+    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let found = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir) && mount.kind.starts_with("fuse"));
+    let dir = found.max_by_key(|mount| mount.dir.as_os_str().len()).map_or(full, |mount| mount.dir);
+    MountError::Dead(dir.display().to_string())
+}
+
+/// Whether an error of a call in a mount says that nobody serves it.
+pub(crate) fn has_server_ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
 }
 
 /// One line of /proc/self/mountinfo.

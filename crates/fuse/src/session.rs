@@ -206,7 +206,7 @@ fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bo
 /// Makes everything written below `path` durable.
 pub fn sync(path: &Path) -> Result<(), MountError> {
     let shown = path.display().to_string();
-    let failed = |source: std::io::Error| MountError::Session { dir: shown.clone(), source };
+    let failed = |source: std::io::Error| mount::failed_in_mount(path, source);
     // First the kernel's dirty pages, then ours.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
@@ -232,7 +232,7 @@ pub fn stats(path: &Path) -> Result<String, MountError> {
         {
             Err(MountError::NotMounted(shown()))
         }
-        Err(source) => Err(MountError::Session { dir: shown(), source }),
+        Err(source) => Err(mount::failed_in_mount(path, source)),
     }
 }
 

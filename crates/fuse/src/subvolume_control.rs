@@ -20,11 +20,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, XattrFlags};
+use rustix::fs::{IFlags, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
 use ubtrfs_fs::SubvolumeInfo;
+
+use crate::mount::{MountError, failed_in_mount, has_server_ended};
 
 pub(crate) const SUBVOLUME_XATTR: &str = "ubtrfs.subvolume";
 /// Before an id.
@@ -49,7 +51,14 @@ pub struct MountedPath {
 
 impl MountedPath {
     /// Opens; `None` for what is not in a mount of ubtrfs.
-    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+    pub fn open(path: &Path) -> Result<Option<Self>, MountError> {
+        Self::open_in_mount(path).map_err(|source| match has_server_ended(&source) {
+            true => failed_in_mount(path, source),
+            false => MountError::Open { path: path.display().to_string(), source },
+        })
+    }
+
+    fn open_in_mount(path: &Path) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let value = match get(&file, SUBVOLUME_XATTR) {
@@ -92,6 +101,12 @@ impl MountedPath {
     /// The default subvolume.
     pub fn default_subvolume(&self) -> io::Result<RootId> {
         parse_id(&get(&self.file, DEFAULT_XATTR)?).ok_or_else(garbled)
+    }
+
+    /// Whether its flags keep names in it from being changed, and it from being deleted (chattr +i, +a).
+    pub fn is_immutable_or_append_only(&self) -> bool {
+        let held = IFlags::IMMUTABLE | IFlags::APPEND;
+        rustix::fs::ioctl_getflags(&self.file).is_ok_and(|flags| flags.intersects(held))
     }
 
     /// Makes an empty subvolume at a name of this directory.

@@ -25,7 +25,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::{Identity, MountConfig, Session, Unmounter};
 
-use crate::common::{parse_size, warn};
+use crate::common::{parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
 
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
     /// Memory for caches and changes that wait to be written
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
     /// Compress new data: zstd, lzo or zlib, with a level as in zstd:3
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true, default_missing_value = "zstd")]
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     timeline: Option<PathBuf>,
     /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp, Landlock),
     /// and is not root but the owner of the image file, or nobody. The default where an ordinary user mounts an image file
-    #[arg(long, overrides_with = "no_sandbox")]
+    #[arg(long, conflicts_with = "no_sandbox")]
     sandbox: bool,
     /// Leave the server the rights of the user who mounts
     #[arg(long)]

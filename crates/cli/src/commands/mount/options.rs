@@ -5,11 +5,11 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_fuse::MountConfig;
 use ubtrfs_fuse::transport::Transport;
 
-use crate::common::parse_size;
+use crate::common::parse_memory;
 
 /// Options that speak to mount(8), systemd or libfuse, not to a filesystem.
 const IGNORED: &[&str] = &[
-    "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "remount", "rw", "defaults",
+    "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "remount", "defaults",
     "silent", "loud",
 ];
 const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "uhelper=", "helper=", "subtype=", "loop=", "max_read="];
@@ -30,6 +30,8 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
         }
         match option {
             "ro" => config.read_only = true,
+            // As for mount(8), the last one counts.
+            "rw" => config.read_only = false,
             "allow_other" => config.allow_other = true,
             "noallow_other" => config.allow_other = false,
             "default_permissions" => config.default_permissions = true,
@@ -61,7 +63,7 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
                 return Err(anyhow!(expected()));
             }
         } else if let Some(size) = option.strip_prefix("memory=") {
-            memory = Some(parse_size(size).map_err(|problem| anyhow!("mount option '{option}': {problem}"))?);
+            memory = Some(parse_memory(size).map_err(|problem| anyhow!("mount option '{option}': {problem}"))?);
         } else if !is_ours(option) {
             btrfs.push(option);
         }
@@ -112,8 +114,14 @@ mod tests {
         assert_eq!((config.fsname.as_str(), config.nr_threads), ("x", 2));
         assert_eq!((options.commit_secs, options.memory_bytes), (5, 64 << 20));
         assert_eq!(options.subvol.as_deref(), Some(&b"a"[..]));
-        let (config, options) = parsed("ro");
-        assert!(config.read_only && options.read_only);
+        for (text, read_only) in
+            [("ro", true), ("rw", false), ("ro,rw", false), ("rw,noatime,ro", true), ("ro,rw,ro", true)]
+        {
+            let (config, options) = parsed(text);
+            assert_eq!((config.read_only, options.read_only), (read_only, read_only), "{text}");
+        }
+        let (config, options) = parse(&["ro".to_owned(), "rw".to_owned()]).unwrap();
+        assert!(!config.read_only && !options.read_only);
     }
 
     #[test]
@@ -141,5 +149,7 @@ mod tests {
         let error = parse(&["frobnicate=1".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("frobnicate=1"), "{error}");
         assert!(parse(&["threads=0".to_owned()]).is_err());
+        let error = parse(&["memory=1".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("memory=1") && error.contains("at least 16M"), "{error}");
     }
 }

@@ -26,7 +26,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::Ino;
 use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
-use crate::common::parse_size;
+use crate::common::parse_memory;
 
 /// `IMAGE:/path`: a file in an image. The last `:/` splits.
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ pub(crate) struct ImageOptions {
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Memory to use for caches and data that is not written yet
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
 }
 

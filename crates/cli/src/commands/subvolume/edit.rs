@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Fs};
+use ubtrfs_fs::{Caller, Fs, InodeId};
 
-use super::problem::{DELETE, SET_DEFAULT, explain, not_a_subvolume};
+use super::problem::{DELETE, Refusal, SET_DEFAULT, explain, explain_delete, not_a_subvolume};
 use super::{Target, lookup_subvolume, open_mounted, open_subvolume, split_name};
 use crate::commands::offline::import::parse_owner;
 use crate::commands::offline::{ImageOptions, ImagePath, Use, lookup_parent, with_image};
@@ -92,9 +92,15 @@ pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
 }
 
 fn delete_in_image(fs: &Fs, at: &ImagePath) -> anyhow::Result<()> {
-    lookup_subvolume(fs, at)?;
+    let id = lookup_subvolume(fs, at)?;
     let (dir, name) = lookup_parent(fs, at)?;
-    fs.delete_subvolume(dir, name, None).map_err(|error| explain(DELETE, at, error))?;
+    let is_held = |inode| fs.inode_flags(inode).is_ok_and(|flags| flags & (FS_IMMUTABLE_FL | FS_APPEND_FL) != 0);
+    let why = || match () {
+        () if fs.default_subvolume().is_ok_and(|default| default == id) => Refusal::Default,
+        () if is_held(InodeId::root_of(id)) || is_held(dir) => Refusal::Flags,
+        () => Refusal::NotAllowed,
+    };
+    fs.delete_subvolume(dir, name, None).map_err(|error| explain_delete(at, error, why))?;
     print_out(&format!("Delete subvolume '{at}'\n"))
 }
 
@@ -109,12 +115,19 @@ fn delete_mounted(path: &Path, commit: bool) -> anyhow::Result<()> {
     // Links and `..` are followed: what goes is what the path leads to.
     let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.display()))?;
     let subvolume = open_subvolume(path)?;
+    let id = subvolume.subvolume().id;
+    let is_held = subvolume.is_immutable_or_append_only();
     let busy = || std::io::Error::from(rustix::io::Errno::BUSY);
     let Ok((dir, name)) = split_name(&full) else { return Err(explain(DELETE, path.display(), busy())) };
-    match ubtrfs_fuse::MountedPath::open(dir).with_context(|| format!("cannot open {}", dir.display()))? {
+    match ubtrfs_fuse::MountedPath::open(dir)? {
         Some(parent) if parent.is_same_mount(&subvolume)? => {
             drop(subvolume);
-            parent.delete(name).map_err(|error| explain(DELETE, path.display(), error))?;
+            let why = || match () {
+                () if parent.default_subvolume().is_ok_and(|default| default == id) => Refusal::Default,
+                () if is_held || parent.is_immutable_or_append_only() => Refusal::Flags,
+                () => Refusal::NotAllowed,
+            };
+            parent.delete(name).map_err(|error| explain_delete(path.display(), error, why))?;
         }
         // The root of the mount.
         _ => return Err(explain(DELETE, path.display(), busy())),
@@ -193,3 +206,7 @@ fn for_each(targets: &[Target], options: &ImageOptions, step: Step<'_>) -> anyho
     }
     Ok(())
 }
+
+/// Flags of inodes, as `chattr` sets them (linux/fs.h).
+const FS_IMMUTABLE_FL: u32 = 0x10;
+const FS_APPEND_FL: u32 = 0x20;

@@ -107,8 +107,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 
 /// Opens a path in a mount of ubtrfs.
 fn open_mounted(path: &Path) -> anyhow::Result<MountedPath> {
-    let opened = MountedPath::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    opened.with_context(|| {
+    MountedPath::open(path)?.with_context(|| {
         format!(
             "{0} is not in a mount of ubtrfs; write IMAGE:/path for an image (mounts: findmnt -t fuse.ubtrfs)",
             path.display()

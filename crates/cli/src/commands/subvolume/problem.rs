@@ -36,16 +36,39 @@ pub(super) fn explain(verb: &str, what: impl Display, error: impl Coded) -> anyh
     }
 }
 
+/// Why a subvolume may not be deleted, where the error number is that of all these.
+pub(super) enum Refusal {
+    /// It is what is mounted where nothing else is said.
+    Default,
+    /// It or its directory is immutable or append-only.
+    Flags,
+    /// Users delete none in this mount.
+    NotAllowed,
+}
+
+/// As [`explain`]; asks `why` where it is not permitted.
+pub(super) fn explain_delete(what: impl Display, error: impl Coded, why: impl FnOnce() -> Refusal) -> anyhow::Error {
+    if error.errno() != Some(Errno::PERM) {
+        return explain(DELETE, what, error);
+    }
+    let why = match why() {
+        Refusal::Default => "it is the default subvolume; choose another one first, with: ubtrfs subvolume set-default",
+        Refusal::Flags => "it or the directory that it is in is immutable or append-only; mount it, and: chattr -i -a",
+        Refusal::NotAllowed => {
+            "users may not delete subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an empty one \
+             with rmdir"
+        }
+    };
+    anyhow!("cannot {DELETE} {what}: {why}")
+}
+
 fn advice(verb: &str, errno: Option<Errno>) -> Option<&'static str> {
     let deletes = verb == DELETE;
     Some(match errno? {
         Errno::EXIST => "it exists; choose another name",
         Errno::NOTEMPTY => "it holds other subvolumes; delete those first (see: ubtrfs subvolume list)",
         Errno::BUSY if deletes => "it is what is mounted or opened; do it with another one as the root (-o subvolid=5)",
-        Errno::PERM if deletes => {
-            "it is the default subvolume (choose another with: ubtrfs subvolume set-default), it has +i or +a, or users may not delete \
-             subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an empty one with rmdir"
-        }
+        Errno::NOTCONN | Errno::CONNABORTED => "this mount's server has ended; take the mount away with: ubtrfs umount",
         Errno::PERM => "it is somebody else's; do it as its owner or as root",
         Errno::ACCESS => "permission denied; do it as a user who may change the directory, or as root",
         Errno::INVAL | Errno::NOTDIR if deletes => "it is not a subvolume; remove it with rm",

@@ -1,0 +1,232 @@
+//! What a message says is true and its remedy works: each case is brought about, the message is read, and what it advises is done.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{ok, refused};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use ubtrfs_testkit::capability::{fuse, kernel_oracle};
+use ubtrfs_testkit::run as sh;
+
+struct Bed(TempDir);
+
+impl Bed {
+    /// `a.img` with `/f`, and the directory `mnt`.
+    fn new() -> Self {
+        let bed = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(bed.join("root")).unwrap();
+        fs::create_dir(bed.join("mnt")).unwrap();
+        fs::write(bed.join("root/f"), "content").unwrap();
+        ok(bed.run("mkfs -q -r root a.img"));
+        bed
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ubtrfs"));
+        command.args(line.split(' ')).current_dir(self.0.path()).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// The server of the mount, by the image that it has open.
+    fn server(&self) -> Pid {
+        let image = fs::canonicalize(self.join("a.img")).unwrap();
+        let has_open = |pid: i32| {
+            let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            files.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|file| file == image)
+        };
+        let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        let mut found = pids.filter(|pid| has_open(*pid));
+        Pid::from_raw(found.next().unwrap()).unwrap()
+    }
+}
+
+/// A test that fails leaves no mount.
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for dir in ["mnt", "host"] {
+            let _ = Command::new("umount").args(["-l", "-q"]).arg(self.join(dir)).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn an_image_on_a_read_only_filesystem_is_read_as_the_message_says() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let host = bed.join("host");
+    fs::create_dir(&host).unwrap();
+    sh("mount", ["-t".as_ref(), "tmpfs".as_ref(), "none".as_ref(), host.as_os_str()]).unwrap();
+    fs::copy(bed.join("a.img"), host.join("a.img")).unwrap();
+    sh("mount", ["-o".as_ref(), "remount,ro".as_ref(), host.as_os_str()]).unwrap();
+    for line in ["mount host/a.img mnt", "mkdir host/a.img:/d", "mkfs -q -f host/a.img", "mkfs -q -b 200M host/new.img"]
+    {
+        let output = bed.run(line);
+        refused(&output, &["is read-only", "-o ro"]);
+        assert!(!stderr(&output).contains("mode or owner"), "{}", stderr(&output));
+    }
+    for line in ["mount -o ro host/a.img mnt", "mount -r host/a.img mnt"] {
+        ok(bed.run(line));
+        assert_eq!(fs::read_to_string(bed.join("mnt/f")).unwrap(), "content");
+        ok(bed.run("umount mnt"));
+    }
+    assert_eq!(ok(bed.run("cat -o ro host/a.img:/f")), "content");
+}
+
+#[test]
+fn a_subvolume_that_stays_says_which_rule_keeps_it() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    for line in ["subvolume create a.img:/s", "subvolume create a.img:/t", "subvolume create a.img:/u"] {
+        assert!(bed.run(line).status.success());
+    }
+    ok(bed.run("subvolume set-default a.img:/s"));
+    let only = |output: &Output, words: &[&str]| {
+        refused(output, words);
+        let text = stderr(output);
+        let guesses = ["default subvolume", "immutable", "users may not"];
+        assert_eq!(guesses.iter().filter(|guess| text.contains(**guess)).count(), 1, "{text}");
+    };
+    only(&bed.run("subvolume delete -o subvolid=5 a.img:/s"), &["set-default"]);
+    fs::set_permissions(bed.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    ok(bed.run("mount -o subvolid=5 a.img mnt"));
+    only(&bed.run("subvolume delete mnt/s"), &["set-default"]);
+    ok(bed.run("subvolume set-default 5 mnt"));
+    sh("chattr", ["+i".as_ref(), bed.join("mnt/t").as_os_str()]).unwrap();
+    only(&bed.run("subvolume delete mnt/t"), &["chattr"]);
+    sh("chattr", ["-i".as_ref(), bed.join("mnt/t").as_os_str()]).unwrap();
+    chown(bed.join("mnt/u"), Some(4711), Some(4711)).unwrap();
+    fs::set_permissions(bed.join("mnt"), fs::Permissions::from_mode(0o777)).unwrap();
+    let as_user = |line: &str| bed.command(line).uid(4711).gid(4711).output().unwrap();
+    only(&as_user("subvolume delete mnt/u"), &["user_subvol_rm_allowed"]);
+    for line in ["subvolume delete mnt/s", "subvolume delete mnt/t"] {
+        assert!(bed.run(line).status.success(), "{line}");
+    }
+    sh("chattr", ["+a".as_ref(), bed.join("mnt/u").as_os_str()]).unwrap();
+    ok(bed.run("umount mnt"));
+    // In an image by the same rules.
+    only(&bed.run("subvolume delete -o subvolid=5 a.img:/u"), &["chattr"]);
+    ok(bed.run("check a.img"));
+}
+
+/// Every command that takes a path in a mount, after its server was killed.
+#[test]
+fn a_mount_whose_server_has_ended_is_told_as_such() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    assert!(bed.run("subvolume create a.img:/s").status.success());
+    ok(bed.run("mount a.img mnt"));
+    kill_process(bed.server(), Signal::KILL).unwrap();
+    while fs::metadata(bed.join("mnt/f")).is_ok() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for line in [
+        "sync mnt",
+        "filesystem sync mnt",
+        "stats mnt",
+        "mount a.img mnt",
+        "subvolume create mnt/new",
+        "subvolume list mnt",
+        "subvolume show mnt",
+        "subvolume get-default mnt",
+        "subvolume set-default 5 mnt",
+        "subvolume set-read-only mnt/s true",
+        "subvolume snapshot mnt/s mnt/t",
+        "subvolume delete mnt/s",
+        "cp mnt/f a.img:/g",
+        "import mnt/f a.img:/",
+        "mkfs -q -r mnt b.img",
+    ] {
+        let output = bed.run(line);
+        let text = stderr(&output);
+        assert_ne!(output.status.code(), Some(0), "{line}");
+        assert!(!text.contains("os error"), "{line}: {text}");
+        assert!(text.contains("server has ended") && text.contains("ubtrfs umount"), "{line}: {text}");
+        assert!(!bed.join("b.img").exists());
+    }
+    // The last commit is all there is: umount says so, and does its work.
+    let output = bed.run("umount mnt");
+    assert!(!stderr(&output).contains("os error"), "{}", stderr(&output));
+    assert!(fs::read_dir(bed.join("mnt")).unwrap().next().is_none());
+    ok(bed.run("check a.img"));
+    assert_eq!(ok(bed.run("cat a.img:/f")), "content");
+}
+
+#[test]
+fn a_user_without_a_name_is_told_why_fusermount_refuses() {
+    if !kernel_oracle() || !fuse() || !Path::new("/usr/bin/fusermount3").exists() {
+        return;
+    }
+    let bed = Bed::new();
+    for name in ["a.img", "mnt", "."] {
+        chown(bed.join(name), Some(54_321), Some(54_321)).unwrap();
+    }
+    let output = bed.command("mount a.img mnt").uid(54_321).gid(54_321).output().unwrap();
+    refused(&output, &["54321", "/etc/passwd", "mount as root"]);
+    ok(bed.run("mount a.img mnt"));
+    ok(bed.run("umount mnt"));
+}
+
+#[test]
+fn the_last_of_ro_and_rw_counts() {
+    if !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    for (options, writable) in [
+        ("-o ro,rw", true),
+        ("-o rw,ro", false),
+        ("-o ro -o rw", true),
+        ("-o ro -o noatime", false),
+        ("-r -o rw", false),
+    ] {
+        ok(bed.run(&format!("mount {options} a.img mnt")));
+        assert_eq!(fs::write(bed.join("mnt/new"), options).is_ok(), writable, "{options}");
+        ok(bed.run("umount mnt"));
+    }
+    ok(bed.run("check a.img"));
+}
+
+#[test]
+fn options_that_contradict_each_other_or_are_too_little_are_refused() {
+    let bed = Bed::new();
+    for line in ["mount --sandbox --no-sandbox a.img mnt", "mount --no-sandbox --sandbox a.img mnt"] {
+        refused(&bed.run(line), &["cannot be used with"]);
+    }
+    for line in ["mount -o memory=1 a.img mnt", "mount --memory 1M a.img mnt", "ls --memory 1 a.img"] {
+        refused(&bed.run(line), &["at least 16M"]);
+    }
+    ok(bed.run("ls --memory 16M a.img"));
+    if fuse() {
+        ok(bed.run("mount -o memory=16M a.img mnt"));
+        fs::write(bed.join("mnt/big"), vec![7; 40 << 20]).unwrap();
+        ok(bed.run("umount mnt"));
+        ok(bed.run("check --check-data-csum a.img"));
+    }
+}
