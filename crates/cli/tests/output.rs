@@ -206,4 +206,8 @@ fn a_change_is_kept_where_its_report_is_lost() {
         assert_eq!(String::from_utf8_lossy(&listed.stdout), "s\n", "{lost:?}");
         assert_eq!(run("check a.img", work, Sink::Null, Sink::Null).status.code(), Some(0));
     }
+    // A closed input is no empty archive.
+    let output = run("import - a.img:/ <&-", work, Sink::Null, Sink::Pipe);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && stderr.contains("standard input is closed"), "{stderr}");
 }

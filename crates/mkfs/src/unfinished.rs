@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ubtrfs_device::Device;
-use ubtrfs_format::Result;
+use ubtrfs_error::Result;
 use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 
 /// Keeps superblocks back.
