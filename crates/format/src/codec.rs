@@ -16,7 +16,7 @@ impl<'a> Reader<'a> {
         Self { what, data, at: 0 }
     }
 
-    /// A reader of the next `len_bytes` bytes.
+    /// Returns a reader over the next `len_bytes` bytes.
     #[inline]
     pub fn part(&mut self, len_bytes: usize) -> Result<Self, FormatError> {
         Ok(Self { what: self.what, data: self.bytes(len_bytes)?, at: 0 })
@@ -60,11 +60,11 @@ impl<'a> Reader<'a> {
 pub trait Field: Sized {
     /// Bytes on disk.
     const SIZE: usize;
-    /// Reads one.
+    /// Reads the value.
     fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError>;
-    /// Writes one over `out`, which has [`Field::SIZE`] bytes.
+    /// Writes the value over `out`, which has [`Field::SIZE`] bytes.
     fn store(&self, out: &mut [u8]);
-    /// Appends one.
+    /// Appends the value to `out`.
     fn write(&self, out: &mut Vec<u8>) {
         let before = out.len();
         out.resize(before.saturating_add(Self::SIZE), 0);
@@ -174,12 +174,12 @@ macro_rules! disk_struct {
                 <Self as $crate::codec::Field>::read(&mut reader)
             }
 
-            /// Its bytes on disk.
+            /// Encodes the structure as its bytes on disk.
             pub fn encode(&self) -> Vec<u8> {
                 self.encode_array().to_vec()
             }
 
-            /// The same without an allocation.
+            /// Encodes the structure into an array, without allocating.
             pub fn encode_array(&self) -> [u8; Self::SIZE] {
                 let mut out = [0; Self::SIZE];
                 $crate::codec::Field::store(self, &mut out);
@@ -190,7 +190,7 @@ macro_rules! disk_struct {
         impl $crate::codec::Field for $name {
             const SIZE: usize = Self::SIZE;
             fn read(reader: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::error::FormatError> {
-                // Whether all is there is asked once.
+                // One length check covers all fields.
                 let mut fields = reader.part(Self::SIZE)?;
                 Ok(Self { $($field: $crate::codec::Field::read(&mut fields)?),* })
             }

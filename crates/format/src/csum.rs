@@ -19,11 +19,11 @@ pub enum CsumType {
     Blake2 = 3,
 }
 
-/// Bytes that a superblock or node keeps for its checksum.
+/// Size in bytes of the checksum field of superblocks and nodes; it comes first.
 pub const CSUM_SIZE_MAX: usize = 32;
 
 impl CsumType {
-    /// From the superblock's field.
+    /// The algorithm for the value of the superblock's `csum_type` field, `None` if it is unknown.
     pub fn from_disk(value: u16) -> Option<Self> {
         Some(match value {
             0 => Self::Crc32c,
@@ -43,7 +43,7 @@ impl CsumType {
         }
     }
 
-    /// The name as mkfs.btrfs takes it.
+    /// The name that `mkfs.btrfs --csum` accepts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32c => "crc32c",
@@ -53,7 +53,7 @@ impl CsumType {
         }
     }
 
-    /// The checksum of `data`, padded with zeros to 32 bytes; [`CsumType::size`] of them count.
+    /// Computes the checksum of `data`: [`CsumType::size`] bytes, padded with zeros to 32.
     pub fn compute(self, data: &[u8]) -> [u8; CSUM_SIZE_MAX] {
         let mut out = [0; CSUM_SIZE_MAX];
         match self {

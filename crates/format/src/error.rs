@@ -5,7 +5,7 @@ use std::fmt;
 use crate::ids::{Logical, RootId};
 use crate::key::Key;
 
-/// Why bytes are not what the format says. Carries the field and the value found.
+/// A violation of the disk format. Names the field and the value found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A structure is cut off.
@@ -13,9 +13,9 @@ pub enum FormatError {
     Short {
         /// The structure.
         what: &'static str,
-        /// Bytes that it takes.
+        /// Bytes it needs.
         need: usize,
-        /// Bytes that were there.
+        /// Bytes available.
         have: usize,
     },
     /// A field holds a value that it cannot have.
@@ -30,7 +30,7 @@ pub enum FormatError {
         /// What is allowed, as a phrase: "expected a multiple of the sector size".
         expected: &'static str,
     },
-    /// A field differs from what refers to it.
+    /// A field differs from the value that its referrer promises.
     #[error("{what}: {field} is {found}, expected {expected}")]
     Mismatch {
         /// The structure.
@@ -45,9 +45,9 @@ pub enum FormatError {
     /// Keys do not ascend.
     #[error("key {key} follows key {prev}, expected keys to ascend")]
     KeyOrder {
-        /// The key before.
+        /// The preceding key.
         prev: Key,
-        /// The key that is not above it.
+        /// The key that is not greater.
         key: Key,
     },
     /// A checksum does not match.
@@ -65,9 +65,9 @@ pub enum FormatError {
 /// Disk content that contradicts the format, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Corrupt {
-    /// The tree it belongs to, where known.
+    /// The tree that the block belongs to, if known.
     pub tree: Option<RootId>,
-    /// The block, or the start of the data.
+    /// The address of the block or of the data.
     pub bytenr: Option<Logical>,
     /// The slot inside the block.
     pub slot: Option<usize>,
@@ -77,24 +77,24 @@ pub struct Corrupt {
 }
 
 impl Corrupt {
-    /// Wrong content whose place is not known yet.
+    /// An error whose place is not known yet.
     pub fn new(cause: FormatError) -> Self {
         Self { tree: None, bytenr: None, slot: None, cause }
     }
 
-    /// The same, in this tree.
+    /// Sets the tree, if none is set.
     pub fn in_tree(mut self, tree: RootId) -> Self {
         self.tree.get_or_insert(tree);
         self
     }
 
-    /// The same, in this block.
+    /// Sets the block's address, if none is set.
     pub fn at(mut self, bytenr: Logical) -> Self {
         self.bytenr.get_or_insert(bytenr);
         self
     }
 
-    /// The same, in this slot.
+    /// Sets the slot, if none is set.
     pub fn in_slot(mut self, slot: usize) -> Self {
         self.slot.get_or_insert(slot);
         self

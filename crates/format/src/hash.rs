@@ -1,12 +1,12 @@
-//! Hashes that keys are made of: all are crc32c with particular seeds, without the usual inversions.
+//! Hashes used as key offsets: crc32c with particular seeds, without the usual inversions.
 //!
 //! Source: the btrfs on-disk format page ("Directory item", "Inode extref", "Extent data ref").
 
 use crate::ids::{Ino, RootId};
 
-/// crc32c as btrfs uses it for hashing: `seed` in, raw register out, no inversion at either end.
+/// Updates a raw crc32c register with `data`, starting from `seed`, without inverting it before or after.
 pub fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
-    // Names and keys are short: choosing and starting the fast algorithm would take longer than they do.
+    // For short names and keys, selecting and starting the fast algorithm takes longer than this loop.
     if data.len() > SHORT_MAX {
         return !crc32c::crc32c_append(!seed, data);
     }
@@ -19,7 +19,7 @@ pub fn crc32c_raw(seed: u32, data: &[u8]) -> u32 {
 
 const SHORT_MAX: usize = 32;
 
-/// The register after one byte, for each byte.
+/// The register after each possible byte.
 static TABLE: [u32; 256] = table();
 
 #[allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "evaluated by the compiler")]
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_data_hashes_as_long_data_does() {
+    fn short_and_long_data_use_equal_hashes() {
         let data: Vec<u8> = (0..=255).collect();
         for len in 0..64 {
             for seed in [0, 1, !1, u32::MAX, 0x1234_5678] {
@@ -78,9 +78,9 @@ mod tests {
         }
     }
 
-    /// Values that the kernel and mkfs.btrfs put into keys.
+    /// Compares with keys that the kernel and mkfs.btrfs wrote.
     #[test]
-    fn hashes_are_those_of_the_kernel() {
+    fn hashes_equal_the_kernels() {
         assert_eq!(name_hash(b"default"), 0x8dbf_c2d2);
         assert_eq!(name_hash(b"user.one"), 135_686_088);
         let name = [&[b'x'; 200][..], b"129"].concat();

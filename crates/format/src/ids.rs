@@ -19,7 +19,7 @@ macro_rules! newtype {
 }
 
 newtype!(
-    /// A logical byte address (bytenr): what tree pointers and file extents hold; the chunk map turns it into
+    /// A logical byte address (bytenr), as tree pointers and file extents hold it. The chunk map translates it to
     /// device addresses.
     Logical
 );
@@ -28,7 +28,8 @@ newtype!(
     Physical
 );
 newtype!(
-    /// The objectid of a tree (root): well-known trees below 256, subvolumes from 256 on and tree 5.
+    /// The objectid of a tree (root). Tree 5 and the trees from 256 on are subvolumes; other well-known trees have
+    /// small or negative ids.
     RootId
 );
 newtype!(
@@ -99,7 +100,7 @@ impl RootId {
     }
 }
 
-/// Objectids with a meaning of their own, outside of [`RootId`].
+/// Well-known objectids that are not tree ids.
 pub mod objectid {
     /// Device statistics in the device tree.
     pub const DEV_STATS: u64 = 0;
@@ -109,7 +110,7 @@ pub mod objectid {
     pub const FIRST_CHUNK_TREE: u64 = 256;
     /// Balance state in the root tree.
     pub const BALANCE: u64 = (-4i64).cast_unsigned();
-    /// Orphan items of unlinked open inodes and dying subvolumes.
+    /// Orphan items of unlinked open inodes and of subvolumes being deleted.
     pub const ORPHAN: u64 = (-5i64).cast_unsigned();
     /// Data checksums.
     pub const EXTENT_CSUM: u64 = (-10i64).cast_unsigned();

@@ -1,4 +1,4 @@
-//! Keys: what every tree is ordered by.
+//! Keys, by which every tree is ordered.
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -40,11 +40,11 @@ key_types! {
 /// A key: `(objectid, type, offset)`, ordered in that sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// What the item belongs to: an inode, a bytenr, a tree...
+    /// The owner of the item: an inode number, a bytenr, a tree id, ...
     pub objectid: u64,
     /// The item's type.
     pub item_type: KeyType,
-    /// Its meaning depends on the type.
+    /// A number whose meaning depends on the type.
     pub offset: u64,
 }
 
@@ -56,7 +56,7 @@ impl Key {
     /// The largest key.
     pub const MAX: Self = Self { objectid: u64::MAX, item_type: KeyType(u8::MAX), offset: u64::MAX };
 
-    /// A key of its three parts.
+    /// Builds a key from its three parts.
     pub const fn new(objectid: u64, item_type: KeyType, offset: u64) -> Self {
         Self { objectid, item_type, offset }
     }
@@ -71,7 +71,7 @@ impl Key {
         }
     }
 
-    /// The 17 bytes of this key on disk.
+    /// Encodes the key as its 17 bytes on disk.
     pub fn encode(&self) -> [u8; Self::SIZE] {
         let mut raw = [0; Self::SIZE];
         raw[..8].copy_from_slice(&self.objectid.to_le_bytes());

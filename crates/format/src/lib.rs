@@ -1,6 +1,6 @@
 //! The btrfs on-disk format: structures, keys, items, superblock, checksums, hashes and the tree checker.
 //!
-//! Lowest floor of the house: no I/O, no policy. Disk bytes are untrusted; nothing here panics on them.
+//! The lowest crate: no I/O, no policy. Disk bytes are untrusted, and no function here panics on them.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! The layout of tree blocks: header, then item heads growing up and item data growing down (leaf), or child
+//! The layout of tree blocks: a header, then either item heads growing up and item data growing down (leaf), or child
 //! pointers (internal node).
 //!
 //! Header, 101 bytes:
@@ -20,7 +20,7 @@
 //! Internal pointer, 33 bytes: key 17, blockptr u64, generation u64.
 //!
 //! Invariants:
-//! - I1. The readers never panic: a slot or range outside of the block reads as `None`.
+//! - I1. Readers never panic: a slot or range outside the block reads as `None`.
 //! - I2. [`LeafBuilder`] and [`NodeBuilder`] write blocks that pass [`crate::check`].
 
 mod build;
@@ -45,7 +45,7 @@ pub const LEVEL_MAX: u8 = 7;
 pub const HEADER_FLAG_WRITTEN: u64 = 1;
 /// Header flag: the block belongs to a relocation tree.
 pub const HEADER_FLAG_RELOC: u64 = 2;
-/// Mixed backrefs, the only revision since 2009.
+/// Backref revision: mixed backrefs, the only revision since 2009.
 pub const BACKREF_REV_MIXED: u8 = 1;
 
 /// A view of a block's header, leaf items and child pointers over its raw bytes.
@@ -147,7 +147,7 @@ impl<'a> NodeView<'a> {
         Some(Key::decode(&self.array(self.slot_at(slot, size)?)?))
     }
 
-    /// Where this leaf item's data lies in the block.
+    /// The byte range of this leaf item's data in the block.
     pub fn item_range(&self, slot: usize) -> Option<std::ops::Range<usize>> {
         let at = self.slot_at(slot, ITEM_HEAD_SIZE)?;
         let offset = usize::try_from(u32::from_le_bytes(self.array(at.checked_add(17)?)?)).ok()?;
@@ -170,7 +170,7 @@ impl<'a> NodeView<'a> {
         Some((Logical(bytenr), Generation(generation)))
     }
 
-    /// Binary search over the keys: `Ok(slot)` of an equal key, else `Err(slot)` where it would stand.
+    /// Searches the keys: `Ok(slot)` of an equal key, or else `Err(slot)` of the first greater key.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.nritems());
         while low < high {
@@ -186,7 +186,7 @@ impl<'a> NodeView<'a> {
     }
 }
 
-/// Whether the stored checksum matches.
+/// Compares the stored checksum with the computed one.
 pub fn verify_csum(raw: &[u8], csum_type: CsumType) -> Result<(), FormatError> {
     let size = csum_type.size();
     let (Some(found), Some(body)) = (raw.get(..size), raw.get(32..)) else {

@@ -14,15 +14,15 @@ use crate::item::DevItem;
 
 /// Bytes of a superblock.
 pub const SUPERBLOCK_SIZE: usize = 4096;
-/// Where the superblock and its mirrors stand on a device; those past its end do not exist.
+/// Device offsets of the superblock and its mirrors. A mirror past the device's end does not exist.
 pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
-/// `_BHRfS_M`.
+/// The magic number of a btrfs superblock.
 pub const MAGIC: [u8; 8] = *b"_BHRfS_M";
 /// Bytes of the system chunk array.
 pub const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
 /// Number of root backups.
 pub const NR_ROOT_BACKUPS: usize = 4;
-/// Longest label in bytes, without its final zero.
+/// Longest label in bytes, without its terminating zero.
 pub const LABEL_LEN_MAX: usize = 255;
 
 disk_struct! {
@@ -36,7 +36,7 @@ disk_struct! {
         chunk_root: Logical,
         /// Its generation.
         chunk_root_gen: Generation,
-        /// Extent tree (block group tree's, with that feature, is not kept).
+        /// Extent tree. There is no field for the block group tree.
         extent_root: Logical,
         /// Its generation.
         extent_root_gen: Generation,
@@ -138,7 +138,7 @@ disk_struct! {
         dev_item: DevItem,
         /// Label, padded with zeros.
         label: [u8; 256],
-        /// Generation of the free space cache; u64::MAX: not valid.
+        /// Generation of the free space cache; `u64::MAX` if it is not valid.
         cache_generation: u64,
         /// Generation of the UUID tree.
         uuid_tree_generation: u64,
@@ -148,7 +148,7 @@ disk_struct! {
         nr_global_roots: u64,
         /// Reserved.
         reserved: [u64; 27],
-        /// System chunks: key and chunk item in turn.
+        /// System chunks: a key and a chunk item for each.
         sys_chunk_array: [u8; SYS_CHUNK_ARRAY_SIZE],
         /// Ring of root backups.
         super_roots: [RootBackup; NR_ROOT_BACKUPS],
@@ -170,7 +170,7 @@ impl Field for [RootBackup; NR_ROOT_BACKUPS] {
 const _: () = assert!(Superblock::SIZE == SUPERBLOCK_SIZE);
 
 bitflags! {
-    /// Features that an older writer cannot keep.
+    /// Features that a program must know to open the filesystem at all.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Incompat: u64 {
         /// Mixed backrefs.
@@ -207,12 +207,12 @@ bitflags! {
         const SIMPLE_QUOTA = 1 << 16;
     }
 
-    /// Features that an older program may read but not write.
+    /// Features that a program must know to write to the filesystem.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct CompatRo: u64 {
         /// Free space tree.
         const FREE_SPACE_TREE = 1 << 0;
-        /// It is valid.
+        /// The free space tree is valid.
         const FREE_SPACE_TREE_VALID = 1 << 1;
         /// fs-verity.
         const VERITY = 1 << 2;
@@ -248,7 +248,7 @@ impl Superblock {
         self.label.get(..end).unwrap_or_default()
     }
 
-    /// The 4096 bytes with a fresh checksum.
+    /// Encodes the superblock as 4096 bytes with a new checksum.
     pub fn encode_with_csum(&self) -> Vec<u8> {
         let mut raw = self.encode();
         if let Some((csum, body)) = raw.split_first_chunk_mut::<32>() {

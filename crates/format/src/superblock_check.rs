@@ -1,7 +1,7 @@
-//! Is a superblock what the format says? Unknown feature bits are judged by whoever opens the filesystem.
+//! Checks a superblock against the format. Unknown feature bits pass here; `volumes::features` judges them.
 //!
 //! Invariants:
-//! - I1. After `Ok`, sizes and levels are in the format's bounds, and the system chunk array decodes.
+//! - I1. After `Ok`, sizes and levels are within the format's bounds, and the system chunk array decodes.
 
 use crate::check::{CheckContext, check_chunk, chunk_size};
 use crate::csum::CsumType;
@@ -17,8 +17,8 @@ const WHAT: &str = "superblock";
 /// Flags that a superblock may have: written, relocated, error, seeding, and the two kinds of metadata images.
 const KNOWN_FLAGS: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 32 | 1 << 33 | 1 << 34;
 
-/// Flags of a conversion of the whole filesystem that was interrupted, and how to finish it. Such a filesystem has metadata of
-/// both states. Source: the on-disk format page, and btrfs-progs' `dump-super`, which names them.
+/// Flags of an interrupted conversion of the whole filesystem, and how to finish it. Such a filesystem has metadata in
+/// the old and the new state. Source: the on-disk format page, and the output of btrfs-progs' `dump-super`.
 const INTERRUPTED: [(u64, &str); 5] = [
     (1 << 35, "CHANGING_FSID: a change of the filesystem id was interrupted; run the same btrfstune command again"),
     (1 << 36, "CHANGING_FSID_V2: a change of the metadata UUID was interrupted; run btrfstune -m again"),
@@ -95,7 +95,7 @@ fn check_sizes(superblock: &Superblock) -> Result<(), FormatError> {
     if !stripesize.is_power_of_two() {
         return Err(bad("stripesize", stripesize, "expected a power of two"));
     }
-    // The six trees of the smallest filesystem.
+    // The smallest filesystem has six trees.
     if superblock.bytes_used < u64::from(nodesize).saturating_mul(6) {
         return Err(bad("bytes_used", superblock.bytes_used, "expected at least six tree blocks"));
     }
@@ -126,7 +126,7 @@ fn check_roots(superblock: &Superblock) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Features that do not go together.
+/// Refuses features that exclude each other.
 fn check_features(superblock: &Superblock) -> Result<(), FormatError> {
     let (incompat, compat_ro) = (superblock.incompat(), superblock.compat_ro());
     if incompat.contains(Incompat::MIXED_GROUPS) && superblock.nodesize != superblock.sectorsize {
@@ -142,7 +142,7 @@ fn check_features(superblock: &Superblock) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Key and chunk item in turn; only system chunks.
+/// Checks the array of keys and chunk items; all must be system chunks.
 fn check_sys_chunk_array(superblock: &Superblock) -> Result<(), FormatError> {
     let size = superblock.sys_chunk_array_size;
     let smallest = Key::SIZE.saturating_add(ChunkItem::HEADER_SIZE).saturating_add(Stripe::SIZE);

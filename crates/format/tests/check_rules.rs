@@ -1,5 +1,5 @@
-//! Each rule of the tree checker and the superblock check refuses what breaks it. Method: a leaf of right items passes;
-//! one change breaks one rule; the error names the field and the slot.
+//! Tests each rule of the tree checker and the superblock check. Method: a leaf of correct items passes; each case
+//! changes one thing to break one rule; the error names the field and the slot.
 
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::hash::name_hash;
@@ -65,7 +65,7 @@ fn key(objectid: u64, item_type: KeyType, offset: u64) -> Key {
     Key::new(objectid, item_type, offset)
 }
 
-/// One item under test, right as it is made.
+/// A test case: one item, correct when made.
 #[derive(Clone)]
 struct Case {
     owner: RootId,
@@ -94,7 +94,7 @@ impl Case {
         self.check().unwrap_or_else(|corrupt| panic!("{} should pass: {corrupt}", self.key));
     }
 
-    /// Refused, with this in the error, in this item's slot.
+    /// Expects an error that contains `expected` and names this item's slot.
     fn fails(&self, expected: &str) {
         let Err(corrupt) = self.check() else { panic!("{} passes, expected an error about {expected}", self.key) };
         assert!(corrupt.to_string().contains(expected), "{corrupt}, expected an error about {expected}");
@@ -160,7 +160,7 @@ fn inode_items() {
     case.with_u32(52, 0o040_755).with_u32(40, 2).fails("nlink");
     case.with_u64(64, 1 << 20).fails("flags");
     case.with_u64(64, 1 << 32).passes();
-    // An unknown flag of the upper half lets the filesystem be read.
+    // An unknown flag in the upper half still allows reading.
     let newer = case.with_u64(64, 1 << 40);
     newer.fails("flags");
     check_node(&leaf(FS, &[(newer.key, newer.data)]), &context().for_reading_only(true)).expect("may be read");
@@ -189,7 +189,7 @@ fn names() {
     case.with_bytes(16, &[0, 0]).fails("name_len");
 }
 
-/// Programs join names to paths: one with a slash, or `..`, leads out of its directory.
+/// Programs join names to paths, so a name with a slash, or `..`, would lead out of its directory.
 #[test]
 fn no_name_leads_out_of_its_directory() {
     for bad in [&b"a/b"[..], b"/", b"/etc", b"..", b".", b"a\0b", b"\0"] {
@@ -215,7 +215,7 @@ fn no_name_leads_out_of_its_directory() {
         case(FS, key(257, KeyType::INODE_EXTREF, 77), extref(bad)).fails("InodeExtref: name");
         case(RootId::ROOT_TREE, key(5, KeyType::ROOT_REF, 256), root_ref(bad)).fails("RootRef: name");
         case(RootId::ROOT_TREE, key(256, KeyType::ROOT_BACKREF, 5), root_ref(bad)).fails("RootRef: name");
-        // The root directory of a tree refers to itself; attributes have rules of their own.
+        // The root directory of a tree refers to itself. Attribute names follow other rules.
         let itself = case(FS, key(256, KeyType::INODE_REF, 256), inode_ref(bad));
         if bad == b".." {
             itself.passes()
@@ -399,7 +399,7 @@ fn data_extents() {
     case.with_key(key((1 << 20) + 1, KeyType::EXTENT_ITEM, 8192)).fails("bytenr");
     let before = key((1 << 20) - 4096, KeyType::EXTENT_ITEM, 8192);
     case.clone().after(before, extent(1, 1, vec![data_ref(257, 1)])).fails("bytenr");
-    // Not hidden by an item between them.
+    // An item between the two extents does not hide the overlap.
     let keyed = key((1 << 20) - 4096, KeyType::SHARED_DATA_REF, 8192);
     case.after(before, extent(1, 1, vec![])).after(keyed, vec![1, 0, 0, 0]).fails("bytenr");
 }
@@ -528,7 +528,7 @@ fn devices_and_small_items() {
     Case::new(RootId::QUOTA_TREE, key(0, KeyType::QGROUP_LIMIT, 5), vec![0; 40]).longer().fails("size");
     Case::new(RootId::QUOTA_TREE, key(5, KeyType::QGROUP_RELATION, 6), Vec::new()).longer().fails("size");
     Case::new(RootId::UUID_TREE, key(5, KeyType::UUID_KEY_SUBVOL, 6), vec![0; 16]).shorter().fails("size");
-    // Types that are not known pass.
+    // Items of unknown types pass.
     Case::new(FS, key(5, KeyType(77), 6), vec![0; 3]);
 }
 

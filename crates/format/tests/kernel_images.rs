@@ -1,5 +1,5 @@
-//! Blocks and superblocks that mkfs.btrfs and the kernel wrote: the checks must accept all of them, every item must
-//! survive decoding and encoding, and the hashes in their keys must be the ones computed here.
+//! Tests with blocks and superblocks that mkfs.btrfs and the kernel wrote: all pass the checks, every item survives
+//! decoding and encoding, and the hashes in keys equal the computed ones.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn a_flipped_byte_is_an_error_and_never_a_panic() {
     let mut seen = std::collections::BTreeSet::new();
     let (mut nr_flips, mut nr_unseen) = (0u32, 0u32);
     image.walk_all(&mut |tree, raw| {
-        // A block of each tree and level shows every structure.
+        // One block of each tree and level covers every structure.
         let is_copy = tree.is_subvolume() && tree != RootId::FS_TREE;
         if is_copy || !seen.insert((tree, raw[100])) {
             return;
@@ -142,7 +142,7 @@ fn unused_bytes(raw: &[u8]) -> std::ops::Range<usize> {
     }
 }
 
-/// Decodes each item, whatever it says.
+/// Decodes each item, valid or not.
 fn decode_everything(raw: &[u8]) {
     let Ok(view) = ubtrfs_format::node::NodeView::new(raw) else { return };
     for slot in 0..view.nritems().min(4096) {

@@ -1,5 +1,5 @@
-//! What this crate prints of a block, against `btrfs inspect-internal`: on images of the kernel, and on a block that
-//! holds every type of item with unusual values.
+//! Compares printed blocks with the output of `btrfs inspect-internal`: for kernel images, and for a block that holds
+//! every type of item with unusual values.
 
 mod common;
 
@@ -16,13 +16,13 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Items of every type; most would not stand in one tree.
+/// Items of every type, in one leaf although they belong to different trees.
 fn unusual_items() -> Items {
     let mut items = Items::new();
     let mut put = |objectid: u64, item_type: KeyType, offset: u64, data: Vec<u8>| {
         items.push((Key::new(objectid, item_type, offset), data));
     };
-    // Numbers without meaning. Times would be years that do not fit a date.
+    // Arbitrary bytes. Not used for times, because their years would not fit into a date.
     let numbers = |len: usize| (0..len).map(|at| u8::try_from(at * 7 % 251).expect("small")).collect::<Vec<u8>>();
     let special = |id: i64| u64::from_ne_bytes(id.to_ne_bytes());
     for flags in [0u64, 0xfff, 1 << 31, 1 << 32, 0xffff_f000, u64::MAX] {
@@ -147,7 +147,7 @@ fn unusual_items() -> Items {
     items
 }
 
-/// Puts a leaf of these items in the place of the top-level subvolume's root. Returns how many fit.
+/// Replaces the top-level subvolume's root by a leaf of these items. Returns how many fit.
 fn plant(image: &Path, at: &Image, items: &[(Key, Vec<u8>)]) -> (Vec<u8>, usize) {
     let (_, bytenr) = at.trees().into_iter().find(|(tree, _)| *tree == RootId::FS_TREE).expect("a top level");
     let nodesize = usize::try_from(at.superblock.nodesize).expect("small");
@@ -172,7 +172,7 @@ fn plant(image: &Path, at: &Image, items: &[(Key, Vec<u8>)]) -> (Vec<u8>, usize)
     (raw, nr_fit)
 }
 
-/// What btrfs-progs printed, cut into blocks by their address. A block that stands in many trees is the same each time.
+/// Splits the output of btrfs-progs into blocks by address. A shared block prints equally in each tree.
 fn blocks_of(dump: &str) -> BTreeMap<u64, String> {
     let mut blocks = BTreeMap::new();
     let mut current: Option<(u64, String)> = None;
@@ -207,7 +207,7 @@ fn printed(raw: &[u8], options: &PrintOptions) -> String {
     text
 }
 
-/// Compares line by line, to show the first that differs.
+/// Compares line by line, to show the first difference.
 fn assert_same_text(ours: &str, theirs: &str) {
     for (index, (ours, theirs)) in ours.lines().zip(theirs.lines()).enumerate() {
         assert_eq!(ours, theirs, "line {index}");
@@ -228,7 +228,7 @@ fn unusual_items_print_as_btrfs_progs_prints_them() {
     let bytenr = NodeView::new(&raw).expect("a block").bytenr().0;
     let options = PrintOptions::new(&image.superblock);
     assert_same_text(&printed(&raw, &options), &blocks_of(&theirs)[&bytenr]);
-    // Has a JSON form, too.
+    // The block also has a JSON form.
     let json = node_json(&raw, &options);
     assert_eq!(json["items"].as_array().expect("items").len(), items.len());
 }

@@ -1,5 +1,5 @@
-//! Everything that decodes encodes to the same bytes, unknown bits included; and no bytes make a decoder, the checker
-//! or the printer panic. Method: random bytes and random structures (proptest).
+//! Decoded structures encode to the original bytes, unknown bits included, and no bytes make a decoder, the checker or
+//! the printer panic. Method: random bytes and random structures (proptest).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use ubtrfs_format::print::{PrintOptions, node_json, print_node, print_superblock
 use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{CsumType, DevId, Generation, Ino, Key, KeyType, Logical, Physical, RootId, check_superblock};
 
-/// Random bytes of a structure of fixed layout survive.
+/// Checks that random bytes of fixed layouts survive decoding and encoding.
 macro_rules! fixed_layouts {
     ($($name:ident: $structure:ty),* $(,)?) => {
         proptest! {
@@ -228,7 +228,7 @@ proptest! {
         let _ = NodeView::new(&raw);
     }
 
-    /// Items of known types in a leaf that is laid out well: the items' own rules see random content.
+    /// Puts random items of known types into a correct leaf, so that the rules of each item type see random content.
     #[test]
     fn no_items_make_the_checker_or_the_printer_panic(
         items in proptest::collection::btree_map(

@@ -26,7 +26,7 @@ pub(crate) fn chunk_size(num_stripes: u16) -> usize {
     usize::from(num_stripes).saturating_mul(Stripe::SIZE).saturating_add(ChunkItem::HEADER_SIZE)
 }
 
-/// Checks a chunk that starts at `logical`; `data` holds its item, perhaps followed by more.
+/// Checks a chunk that starts at `logical`. `data` starts with its item; more bytes may follow.
 pub(crate) fn check_chunk(logical: u64, data: &[u8], ctx: &CheckContext) -> Check {
     const WHAT: &str = "ChunkItem";
     let u64_at = |at| array_at(WHAT, data, at).map(u64::from_le_bytes);
@@ -41,13 +41,13 @@ pub(crate) fn check_chunk(logical: u64, data: &[u8], ctx: &CheckContext) -> Chec
         return Err(bad(WHAT, "sector_size", sector_size, "expected the sector size"));
     }
     if length == 0 || logical.checked_add(length).is_none() {
-        return Err(bad(WHAT, "length", length, "expected to end inside of the address space"));
+        return Err(bad(WHAT, "length", length, "expected to end inside the address space"));
     }
     aligned(ctx, WHAT, "length", length)?;
     if stripe_len != ChunkItem::STRIPE_LEN {
         return Err(bad(WHAT, "stripe_len", stripe_len, "expected 65536"));
     }
-    // Stripe numbers are counted in 32 bits.
+    // Stripe numbers have 32 bits.
     if length >= ChunkItem::STRIPE_LEN << 32 {
         return Err(bad(WHAT, "length", length, "expected less than 2^48"));
     }
@@ -56,7 +56,7 @@ pub(crate) fn check_chunk(logical: u64, data: &[u8], ctx: &CheckContext) -> Chec
     check_stripes(flags, num_stripes, sub_stripes)
 }
 
-/// No unknown bit, and at most one profile.
+/// Checks that there are no unknown bits and at most one profile.
 fn check_profile(what: &'static str, flags: BlockGroupFlags) -> Check {
     let unknown = flags.difference(BlockGroupFlags::all());
     if !unknown.is_empty() {
@@ -75,7 +75,7 @@ fn check_types(what: &'static str, flags: BlockGroupFlags, ctx: &CheckContext) -
         return Err(bad(what, "type", flags.bits(), "expected data, metadata or system"));
     }
     if types.contains(BlockGroupFlags::SYSTEM) && types != BlockGroupFlags::SYSTEM {
-        return Err(bad(what, "type", flags.bits(), "expected nothing else with system"));
+        return Err(bad(what, "type", flags.bits(), "expected system to be the only type"));
     }
     if types == mixed && !ctx.incompat.contains(Incompat::MIXED_GROUPS) {
         return Err(bad(what, "type", flags.bits(), "expected data or metadata, not both"));
@@ -96,7 +96,7 @@ fn check_stripes(flags: BlockGroupFlags, num_stripes: u16, sub_stripes: u16) -> 
         _ => num_stripes == 1,
     };
     if !fits {
-        return Err(bad("ChunkItem", "num_stripes", num_stripes, "expected as many as the profile has"));
+        return Err(bad("ChunkItem", "num_stripes", num_stripes, "expected a number that the profile allows"));
     }
     if profile == BlockGroupFlags::RAID10 && sub_stripes != 2 {
         return Err(bad("ChunkItem", "sub_stripes", sub_stripes, "expected 2 for RAID10"));
@@ -114,7 +114,7 @@ pub(super) fn check_dev_item(item: &Item<'_>) -> Check {
     if devid != item.key.offset {
         return Err(bad(WHAT, "devid", devid, "expected the offset of its key"));
     }
-    // A device that is being removed has 0 bytes in total and in use.
+    // A device being removed has 0 in both fields.
     let (total_bytes, bytes_used) = (item.u64(WHAT, 8)?, item.u64(WHAT, 16)?);
     if bytes_used > total_bytes {
         return Err(bad(WHAT, "bytes_used", bytes_used, "expected at most total_bytes"));
@@ -138,13 +138,13 @@ pub(super) fn check_dev_extent(item: &Item<'_>) -> Check {
     let length = item.u64(WHAT, 24)?;
     item.aligned(WHAT, "length", length)?;
     if length == 0 || item.key.offset.checked_add(length).is_none() {
-        return Err(bad(WHAT, "length", length, "expected to end inside of the device"));
+        return Err(bad(WHAT, "length", length, "expected to end below 2^64"));
     }
     let prev = item.prev_of(KeyType::DEV_EXTENT).filter(|(prev, _)| prev.objectid == item.key.objectid);
     if let Some((prev, data)) = prev {
         let prev_length = u64::from_le_bytes(array_at(WHAT, data, 24)?);
         if prev.offset.saturating_add(prev_length) > item.key.offset {
-            return Err(bad(WHAT, "physical", item.key.offset, "expected behind the device extent before"));
+            return Err(bad(WHAT, "physical", item.key.offset, "expected no overlap with the preceding device extent"));
         }
     }
     Ok(())
@@ -156,7 +156,7 @@ pub(super) fn check_block_group(item: &Item<'_>) -> Check {
     item.aligned(WHAT, "start", item.key.objectid)?;
     let length = item.key.offset;
     if length == 0 || item.key.objectid.checked_add(length).is_none() {
-        return Err(bad(WHAT, "length", length, "expected to end inside of the address space"));
+        return Err(bad(WHAT, "length", length, "expected to end inside the address space"));
     }
     item.aligned(WHAT, "length", length)?;
     let used = item.u64(WHAT, 0)?;

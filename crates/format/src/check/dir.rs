@@ -8,7 +8,7 @@ use crate::item::{DirEntry, FileType};
 use crate::key::{Key, KeyType};
 use crate::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 
-/// Type bit of an entry whose name is encrypted.
+/// Bit of the type byte for an encrypted name.
 const ENCRYPTED: u8 = 0x80;
 
 pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
@@ -28,7 +28,7 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
         let file_type = item.u8(what, at.saturating_add(29))? & !ENCRYPTED;
         match FileType::from_disk(file_type) {
             Some(known) if (known == FileType::Xattr) == is_xattr => {}
-            _ => return Err(bad(what, "type", file_type, "expected a type that fits the item")),
+            _ => return Err(bad(what, "type", file_type, "expected a type that belongs in this item")),
         }
         check_name_len(what, name_len)?;
         if !is_xattr && data_len != 0 {
@@ -37,7 +37,7 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
         let name_and_data = name_len.saturating_add(data_len);
         if name_and_data > size_max(item) {
             let size = u64::try_from(name_and_data).unwrap_or(u64::MAX);
-            return Err(bad(what, "size of name and data", size, "expected as much as fits into a leaf"));
+            return Err(bad(what, "size of name and data", size, "expected at most what fits into a leaf"));
         }
         let name_at = at.saturating_add(DirEntry::HEADER_SIZE);
         let name = item.bytes(what, name_at, name_len)?;
@@ -55,7 +55,7 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
     }
 }
 
-/// Bytes of the longest name and value of one entry: a leaf that holds nothing else.
+/// Most bytes of an entry's name and value: the entry fills a leaf alone.
 fn size_max(item: &Item<'_>) -> usize {
     let nodesize = usize::try_from(item.ctx.nodesize).unwrap_or(usize::MAX);
     nodesize.saturating_sub(HEADER_SIZE + ITEM_HEAD_SIZE + DirEntry::HEADER_SIZE)

@@ -1,6 +1,6 @@
 //! Extent items and references to extents.
 //!
-//! Inline references ascend by type, and descend by address, tree or hash inside a type.
+//! Inline references ascend by type. Within a type, they descend by address, tree or hash.
 
 use super::bad;
 use super::item::{Check, Item};
@@ -14,12 +14,17 @@ use crate::superblock::Incompat;
 
 const WHAT: &str = "ExtentItem";
 
-/// `extent_end` is the end of the extents before, in this leaf.
+/// Checks an extent item. `extent_end` is the end of the preceding extents in this leaf.
 pub(super) fn check_extent_item(item: &Item<'_>, extent_end: &mut u64) -> Check {
     let key = &item.key;
     let is_skinny = key.item_type == KeyType::METADATA_ITEM;
     if is_skinny && !item.ctx.incompat.contains(Incompat::SKINNY_METADATA) {
-        return Err(bad(WHAT, "key type", key.item_type.0, "expected no skinny items without that feature"));
+        return Err(bad(
+            WHAT,
+            "key type",
+            key.item_type.0,
+            "expected no skinny items without the skinny-metadata feature",
+        ));
     }
     item.aligned(WHAT, "bytenr", key.objectid)?;
     if is_skinny && key.offset > u64::from(LEVEL_MAX) {
@@ -44,7 +49,7 @@ pub(super) fn check_extent_item(item: &Item<'_>, extent_end: &mut u64) -> Check 
     check_overlap(item, is_data, extent_end)
 }
 
-/// Whether this is a data extent.
+/// Checks flags and length; returns whether this is a data extent.
 fn check_kind(item: &Item<'_>, flags: ExtentFlags, is_skinny: bool) -> Result<bool, FormatError> {
     let (data, tree) = (flags.contains(ExtentFlags::DATA), flags.contains(ExtentFlags::TREE_BLOCK));
     if data == tree {
@@ -65,7 +70,7 @@ fn check_kind(item: &Item<'_>, flags: ExtentFlags, is_skinny: bool) -> Result<bo
         return Err(bad(WHAT, "length", 0u64, "expected at least a sector"));
     }
     if flags.contains(ExtentFlags::FULL_BACKREF) {
-        return Err(bad(WHAT, "flags", flags.bits(), "expected no full backrefs of data"));
+        return Err(bad(WHAT, "flags", flags.bits(), "expected no full backrefs in a data extent"));
     }
     Ok(true)
 }
@@ -73,16 +78,16 @@ fn check_kind(item: &Item<'_>, flags: ExtentFlags, is_skinny: bool) -> Result<bo
 fn check_overlap(item: &Item<'_>, is_data: bool, extent_end: &mut u64) -> Check {
     let start = item.key.objectid;
     if *extent_end > start {
-        return Err(bad(WHAT, "bytenr", start, "expected behind the extent before"));
+        return Err(bad(WHAT, "bytenr", start, "expected no overlap with the preceding extent"));
     }
     let len_bytes = if is_data { item.key.offset } else { u64::from(item.ctx.nodesize) };
     *extent_end = start
         .checked_add(len_bytes)
-        .ok_or_else(|| bad(WHAT, "length", len_bytes, "expected to end inside of the address space"))?;
+        .ok_or_else(|| bad(WHAT, "length", len_bytes, "expected to end inside the address space"))?;
     Ok(())
 }
 
-/// Checks all references from `at` on; returns how many references they count for.
+/// Checks all inline references from `at` on; returns the sum of their counts.
 fn check_inline_refs(item: &Item<'_>, mut at: usize, is_data: bool) -> Result<u64, FormatError> {
     let mut refs: u64 = 0;
     let mut last_type = KeyType(0);
@@ -111,14 +116,14 @@ fn check_inline_refs(item: &Item<'_>, mut at: usize, is_data: bool) -> Result<u6
             }
             KeyType::EXTENT_OWNER_REF if item.ctx.incompat.contains(Incompat::SIMPLE_QUOTA) => (8, 0),
             KeyType(other) => {
-                return Err(bad(WHAT, "inline ref type", other, "expected a type that fits the extent"));
+                return Err(bad(WHAT, "inline ref type", other, "expected a type that belongs to this kind of extent"));
             }
         };
         if item_type < last_type {
             return Err(bad(WHAT, "inline ref type", item_type.0, "expected types to ascend"));
         }
         if item_type == last_type && sequence > last_sequence {
-            return Err(bad(WHAT, "inline ref", sequence, "expected to descend inside a type"));
+            return Err(bad(WHAT, "inline ref", sequence, "expected to descend within a type"));
         }
         (last_type, last_sequence) = (item_type, sequence);
         refs = refs.saturating_add(count.into());
@@ -134,7 +139,7 @@ fn check_data_ref(item: &Item<'_>, what: &'static str, at: usize) -> Result<(u64
     let objectid = item.u64(what, at.saturating_add(8))?;
     let offset = item.u64(what, at.saturating_add(16))?;
     let count = item.u32(what, at.saturating_add(24))?;
-    // The root tree holds the files of the old free space cache.
+    // The root tree holds the files of the free space cache (v1).
     if !root.is_fs_tree() && root != RootId::ROOT_TREE {
         return Err(bad(what, "data ref root", root.0, "expected a tree with files"));
     }
@@ -154,7 +159,7 @@ fn check_count(what: &'static str, count: u32) -> Check {
     Ok(())
 }
 
-/// `TREE_BLOCK_REF`, `SHARED_BLOCK_REF` and `SHARED_DATA_REF` that are items of their own.
+/// Checks keyed `TREE_BLOCK_REF`, `SHARED_BLOCK_REF` and `SHARED_DATA_REF` items.
 pub(super) fn check_keyed_ref(item: &Item<'_>) -> Check {
     const WHAT: &str = "extent ref item";
     item.aligned(WHAT, "bytenr", item.key.objectid)?;
@@ -168,7 +173,7 @@ pub(super) fn check_keyed_ref(item: &Item<'_>) -> Check {
     item.exact_size(WHAT, 0)
 }
 
-/// `EXTENT_DATA_REF` items. The offset of the key is the hash, or above it where hashes collide.
+/// Checks keyed `EXTENT_DATA_REF` items. The key's offset is the hash, or greater if hashes collide.
 pub(super) fn check_keyed_data_ref(item: &Item<'_>) -> Check {
     const WHAT: &str = "ExtentDataRef";
     item.aligned(WHAT, "bytenr", item.key.objectid)?;
@@ -179,12 +184,17 @@ pub(super) fn check_keyed_data_ref(item: &Item<'_>) -> Check {
     Ok(())
 }
 
-/// `RAID_STRIPE`: a row of devid and physical address.
+/// Checks `RAID_STRIPE` items: pairs of devid and physical address.
 pub(super) fn check_raid_stripe(item: &Item<'_>) -> Check {
     const WHAT: &str = "RaidStripe";
     item.aligned(WHAT, "logical", item.key.objectid)?;
     if !item.ctx.incompat.contains(Incompat::RAID_STRIPE_TREE) {
-        return Err(bad(WHAT, "key type", item.key.item_type.0, "expected no stripe items without that feature"));
+        return Err(bad(
+            WHAT,
+            "key type",
+            item.key.item_type.0,
+            "expected no stripe items without the raid-stripe-tree feature",
+        ));
     }
     item.multiple_size(WHAT, 16)
 }

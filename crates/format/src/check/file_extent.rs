@@ -34,7 +34,7 @@ fn check_inline(item: &Item<'_>, ram_bytes: u64, compression: u8) -> Check {
     if item.key.offset != 0 {
         return Err(bad(WHAT, "file offset", item.key.offset, "expected 0 for inline data"));
     }
-    // Compressed data is as long as it is; what it decompresses to is checked where that happens.
+    // The length of compressed data says nothing about ram_bytes; decompression checks the result.
     let data_len = u64::try_from(item.data.len().saturating_sub(FileExtent::HEADER_SIZE));
     if compression == 0 && data_len != Ok(ram_bytes) {
         return Err(bad(WHAT, "ram_bytes", ram_bytes, "expected the length of the inline data"));
@@ -53,21 +53,21 @@ fn check_regular(item: &Item<'_>, ram_bytes: u64) -> Check {
     let num_bytes = item.u64(WHAT, 45)?;
     item.aligned(WHAT, "num_bytes", num_bytes)?;
     if item.key.offset.checked_add(num_bytes).is_none() {
-        return Err(bad(WHAT, "num_bytes", num_bytes, "expected to end inside of a file"));
+        return Err(bad(WHAT, "num_bytes", num_bytes, "expected to end below 2^64"));
     }
     if disk_bytenr.checked_add(disk_num_bytes).is_none() {
-        return Err(bad(WHAT, "disk_num_bytes", disk_num_bytes, "expected to end inside of the address space"));
+        return Err(bad(WHAT, "disk_num_bytes", disk_num_bytes, "expected to end inside the address space"));
     }
     let prev = item.prev_of(KeyType::EXTENT_DATA).filter(|(prev, _)| prev.objectid == item.key.objectid);
     match prev.and_then(|(prev, data)| extent_end(prev.offset, data, item.ctx.sectorsize)) {
         Some(end) if end > item.key.offset => {
-            Err(bad(WHAT, "file offset", item.key.offset, "expected behind the extent before"))
+            Err(bad(WHAT, "file offset", item.key.offset, "expected no overlap with the preceding extent"))
         }
         _ => Ok(()),
     }
 }
 
-/// Where in the file an extent that was checked ends.
+/// The file offset at which a checked extent ends.
 fn extent_end(offset: u64, data: &[u8], sectorsize: u32) -> Option<u64> {
     if data.get(20) == Some(&0) {
         let ram_bytes = u64::from_le_bytes(array_at(WHAT, data, 8).ok()?);
@@ -84,12 +84,12 @@ pub(super) fn check_csum(item: &Item<'_>) -> Check {
     item.aligned(WHAT, "start", item.key.offset)?;
     item.multiple_size(WHAT, item.ctx.csum_type.size())?;
     if csum_end(item, item.key.offset, item.data.len()).is_none() {
-        return Err(bad(WHAT, "start", item.key.offset, "expected to end inside of the address space"));
+        return Err(bad(WHAT, "start", item.key.offset, "expected to end inside the address space"));
     }
     let prev = item.prev_of(KeyType::EXTENT_CSUM);
     match prev.and_then(|(prev, data)| csum_end(item, prev.offset, data.len())) {
         Some(end) if end > item.key.offset => {
-            Err(bad(WHAT, "start", item.key.offset, "expected behind the range before"))
+            Err(bad(WHAT, "start", item.key.offset, "expected no overlap with the preceding range"))
         }
         _ => Ok(()),
     }

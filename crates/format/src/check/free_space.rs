@@ -1,4 +1,4 @@
-//! Free space tree items and the headers of the old free space cache.
+//! Free space tree items and the headers of the free space cache (v1).
 
 use super::bad;
 use super::item::{Check, Item};
@@ -35,12 +35,12 @@ pub(super) fn check_bitmap(item: &Item<'_>) -> Check {
     check_overlap(item, WHAT)
 }
 
-/// The key of these items is `(start, type, length)`.
+/// Checks the key of these items: `(start, type, length)`.
 fn check_range(item: &Item<'_>, what: &'static str) -> Check {
     item.aligned(what, "start", item.key.objectid)?;
     item.aligned(what, "length", item.key.offset)?;
     if item.key.offset == 0 || item.key.objectid.checked_add(item.key.offset).is_none() {
-        return Err(bad(what, "length", item.key.offset, "expected to end inside of the address space"));
+        return Err(bad(what, "length", item.key.offset, "expected to end inside the address space"));
     }
     Ok(())
 }
@@ -50,13 +50,13 @@ fn check_overlap(item: &Item<'_>, what: &'static str) -> Check {
     let prev = item.prev.filter(|(prev, _)| free.contains(&prev.item_type));
     match prev.and_then(|(prev, _)| prev.objectid.checked_add(prev.offset)) {
         Some(end) if end > item.key.objectid => {
-            Err(bad(what, "start", item.key.objectid, "expected behind the range before"))
+            Err(bad(what, "start", item.key.objectid, "expected no overlap with the preceding range"))
         }
         _ => Ok(()),
     }
 }
 
-/// Items of type 0: headers of free space caches, `(FREE_SPACE 0 block group)`, in the root tree.
+/// Checks items of type 0: headers of free space caches, `(FREE_SPACE 0 block group)`, in the root tree.
 pub(super) fn check_cache_header(item: &Item<'_>) -> Check {
     if item.key.objectid != objectid::FREE_SPACE {
         return Ok(());

@@ -28,7 +28,7 @@ pub(super) fn check_inode_item(item: &Item<'_>) -> Check {
     }
     let flags = InodeFlags::from_bits_retain(item.u64(WHAT, 64)?);
     let unknown = flags.difference(InodeFlags::all()).bits();
-    // The upper half is for flags that an older program may read.
+    // Flags in the upper half allow older programs to read.
     let refused = if item.ctx.read_only { unknown & u64::from(u32::MAX) } else { unknown };
     if refused != 0 {
         return Err(bad(WHAT, "flags", refused, "unknown flag"));
@@ -36,7 +36,7 @@ pub(super) fn check_inode_item(item: &Item<'_>) -> Check {
     Ok(())
 }
 
-/// The key of an inode item, or the location of a directory entry that names one.
+/// Checks the key of an inode item, or the location of a directory entry that refers to an inode.
 pub(super) fn check_inode_key(what: &'static str, key: &Key) -> Check {
     let numbers = objectid::FIRST_FREE..=objectid::LAST_FREE;
     if !numbers.contains(&key.objectid) && key.objectid != RootId::ROOT_TREE_DIR.0 && key.objectid != objectid::FREE_INO
@@ -49,13 +49,13 @@ pub(super) fn check_inode_key(what: &'static str, key: &Key) -> Check {
     Ok(())
 }
 
-/// Items of an inode stand behind others of that inode in a subvolume; a log lacks items.
+/// Checks that another item of the inode precedes this one. A log tree may lack items.
 pub(super) fn check_prev_ino(item: &Item<'_>, what: &'static str) -> Check {
     let Some((prev, _)) = item.prev else { return Ok(()) };
     if !item.owner.is_subvolume() || prev.objectid == item.key.objectid {
         return Ok(());
     }
-    Err(bad(what, "key objectid", item.key.objectid, "expected the inode item of that number before it"))
+    Err(bad(what, "key objectid", item.key.objectid, "expected an inode item of that number to precede it"))
 }
 
 pub(super) fn check_inode_ref(item: &Item<'_>) -> Check {
@@ -88,13 +88,18 @@ fn check_names(item: &Item<'_>, what: &'static str, len_at: usize, head: usize) 
     }
 }
 
-/// A name that a directory entry may have; programs join it to paths.
+/// Checks that a directory entry may have this name, because programs join it to paths.
 pub(super) fn check_name(what: &'static str, name: &[u8]) -> Result<(), FormatError> {
     if is_entry_name(name) {
         return Ok(());
     }
     let wrong = name.iter().find(|byte| matches!(byte, b'/' | 0)).or(name.first());
-    Err(bad(what, "name", wrong.copied().unwrap_or(0), "expected neither '.' nor '..', and no slash or zero byte"))
+    Err(bad(
+        what,
+        "name",
+        wrong.copied().unwrap_or(0),
+        "expected a name other than '.' and '..', without slash or zero byte",
+    ))
 }
 
 pub(super) fn check_name_len(what: &'static str, name_len: usize) -> Result<(), FormatError> {

@@ -1,4 +1,4 @@
-//! One leaf item under check: its key and bytes, what stands before it, and small readers that name it in errors.
+//! A leaf item under check: its key and bytes, the preceding item, and small readers that name the item in errors.
 
 use super::{CheckContext, bad};
 use crate::error::FormatError;
@@ -13,7 +13,7 @@ pub(super) struct Item<'a> {
     pub(super) owner: RootId,
     pub(super) key: Key,
     pub(super) data: &'a [u8],
-    /// The item in the slot before.
+    /// The item in the preceding slot.
     pub(super) prev: Option<(Key, &'a [u8])>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Item<'a> {
         self.data.get(at..end).ok_or(FormatError::Short { what, need: end, have: self.data.len() })
     }
 
-    /// The item is exactly this long.
+    /// Checks that the item has exactly this size.
     pub(super) fn exact_size(&self, what: &'static str, size: usize) -> Check {
         if self.data.len() == size {
             return Ok(());
@@ -60,7 +60,7 @@ impl<'a> Item<'a> {
         Err(self.bad_size(what, "expected the size of the structure"))
     }
 
-    /// The item is at least this long.
+    /// Checks that the item has at least this size.
     pub(super) fn min_size(&self, what: &'static str, size: usize) -> Check {
         if self.data.len() >= size {
             return Ok(());
@@ -68,7 +68,7 @@ impl<'a> Item<'a> {
         Err(FormatError::Short { what, need: size, have: self.data.len() })
     }
 
-    /// The item is a row of pieces of this size, at least one.
+    /// Checks that the item consists of one or more entries of this size.
     pub(super) fn multiple_size(&self, what: &'static str, piece: usize) -> Check {
         if !self.data.is_empty() && self.data.len().is_multiple_of(piece) {
             return Ok(());
@@ -80,12 +80,12 @@ impl<'a> Item<'a> {
         bad(what, "size", u64::try_from(self.data.len()).unwrap_or(u64::MAX), expected)
     }
 
-    /// A value that must be a multiple of the sector size.
+    /// Checks that a value is a multiple of the sector size.
     pub(super) fn aligned(&self, what: &'static str, field: &'static str, value: u64) -> Check {
         aligned(self.ctx, what, field, value)
     }
 
-    /// A generation that cannot be later than the running transaction.
+    /// Checks that a generation is not later than the running transaction.
     pub(super) fn generation(&self, what: &'static str, field: &'static str, value: u64) -> Check {
         match self.ctx.generation_limit {
             Some(Generation(limit)) if value > limit => {
@@ -95,13 +95,13 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// The item in the slot before, if it has this type.
+    /// The item in the preceding slot, if it has this type.
     pub(super) fn prev_of(&self, item_type: KeyType) -> Option<(Key, &'a [u8])> {
         self.prev.filter(|(key, _)| key.item_type == item_type)
     }
 }
 
-/// A value that must be a multiple of the sector size.
+/// Checks that a value is a multiple of the sector size.
 pub(super) fn aligned(ctx: &CheckContext, what: &'static str, field: &'static str, value: u64) -> Check {
     if value.is_multiple_of(u64::from(ctx.sectorsize)) {
         return Ok(());

@@ -24,7 +24,7 @@ pub(super) fn check_qgroup_status(item: &Item<'_>) -> Check {
     item.exact_size(WHAT, 32)
 }
 
-/// Device statistics; further kinds of persistent items are not known.
+/// Checks device statistics, the only known kind of persistent item.
 pub(super) fn check_persistent(item: &Item<'_>) -> Check {
     if item.key.objectid != objectid::DEV_STATS {
         return Ok(());

@@ -1,15 +1,17 @@
-//! The tree checker: is a tree block what the format says, before anything trusts it and before it is written?
+//! The tree checker: checks a tree block against the format, after it is read and before it is written.
 //!
-//! It sees one block alone; what spans blocks (references, space accounting) is for a filesystem check. Items of
-//! unknown types pass: the feature bits of the superblock decide whether a filesystem may be used.
+//! The checker sees a single block. A filesystem check covers rules that span blocks (references, space accounting).
+//! Items of unknown types pass, because the superblock's feature bits decide whether a filesystem may be used.
 //!
 //! Invariants:
-//! - I1. No input panics, and none is read out of range.
-//! - I2. No allocation on the path of a block that passes.
-//! - I3. After `Ok`, every slot has a key above the one before, and in a leaf, data inside of the block; each known
-//!   item has the size that its decoder reads.
+//! - I1. The checker never panics and never reads out of range, on any input.
+//! - I2. A block that passes causes no allocation.
+//! - I3. After `Ok`, keys ascend from slot to slot, a leaf's item data is inside the block, and each known item has the
+//!   size that its decoder reads.
+//! - I4. After `Ok`, these ranges end below 2^64: chunks, block groups, device extents, extents, file extents (in the
+//!   file and on disk), checksum items and free space items.
 //!
-//! Source: the btrfs on-disk format page; the rules are those that Linux holds blocks to.
+//! Source: the btrfs on-disk format page; the rules match those by which Linux refuses blocks.
 
 mod chunk;
 mod dir;
@@ -33,7 +35,7 @@ use crate::key::Key;
 use crate::node::NodeView;
 use crate::superblock::{Incompat, Superblock};
 
-/// What a block is checked against.
+/// Everything that a block is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckContext {
     /// Bytes of a data block.
@@ -46,34 +48,34 @@ pub struct CheckContext {
     pub node_fsid: Uuid,
     /// Features of the filesystem.
     pub incompat: Incompat,
-    /// The highest generation that anything in the block may carry: the superblock's, plus one for the transaction
-    /// that runs. `None` does not limit.
+    /// The highest generation allowed in the block: the superblock's, plus one for the running transaction. `None` for
+    /// no limit.
     pub generation_limit: Option<Generation>,
-    /// What the pointer to the block says.
+    /// Facts that the pointer to the block promises.
     pub expected: Expected,
-    /// Whether the checksum is verified, and that the block is marked as written: for what comes from a device.
+    /// Whether the checksum must match and the block be marked as written: true for blocks read from a device.
     pub verify_csum: bool,
-    /// Whether the filesystem is only read: unknown flags that allow reading pass.
+    /// Whether the filesystem is only read, so that unknown flags that allow reading pass.
     pub read_only: bool,
 }
 
-/// What is known of a block from where it is referred to; `None` is not compared.
+/// Facts about a block that its referrer promises; `None` is not compared.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
     /// Its address.
     pub bytenr: Option<Logical>,
     /// Its level.
     pub level: Option<u8>,
-    /// The tree that it is reached through. Blocks of subvolumes may be owned by other subvolumes.
+    /// The tree that leads to the block. A subvolume's block may be owned by another subvolume.
     pub tree: Option<RootId>,
     /// Its generation.
     pub generation: Option<Generation>,
-    /// Its first key. Set, it also says that the block is not a root, so must not be empty.
+    /// Its first key. A value here also means that the block is not a root and must not be empty.
     pub first_key: Option<Key>,
 }
 
 impl CheckContext {
-    /// The context that a superblock gives; expects nothing in particular, verifies checksums.
+    /// The context of a filesystem with this superblock. Verifies checksums; has no expectations.
     pub fn new(superblock: &Superblock) -> Self {
         Self {
             sectorsize: superblock.sectorsize,
@@ -88,21 +90,21 @@ impl CheckContext {
         }
     }
 
-    /// The same with other expectations.
+    /// Replaces the expectations.
     #[must_use]
     pub fn expecting(mut self, expected: Expected) -> Self {
         self.expected = expected;
         self
     }
 
-    /// The same with or without verifying the checksum.
+    /// Sets whether checksums are verified.
     #[must_use]
     pub fn with_csum(mut self, verify: bool) -> Self {
         self.verify_csum = verify;
         self
     }
 
-    /// The same for a filesystem that is only read.
+    /// Sets whether the filesystem is only read.
     #[must_use]
     pub fn for_reading_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
@@ -131,7 +133,7 @@ fn check_unplaced(raw: &[u8], ctx: &CheckContext) -> Result<(), Corrupt> {
     if view.is_leaf() { node::check_leaf(&view, ctx) } else { node::check_internal(&view, ctx) }
 }
 
-/// An error about one field.
+/// Makes an error about one field.
 #[cold]
 fn bad(what: &'static str, field: &'static str, value: impl Into<u64>, expected: &'static str) -> FormatError {
     FormatError::Value { what, field, value: value.into(), expected }

@@ -53,7 +53,7 @@ pub(super) fn check_header(view: &NodeView<'_>, ctx: &CheckContext) -> Check {
     let head_size = if view.is_leaf() { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
     if view.nritems().saturating_mul(head_size) > capacity {
         let nritems = u64::try_from(view.nritems()).unwrap_or(u64::MAX);
-        return Err(bad(HEADER, "nritems", nritems, "expected as many as fit into the block"));
+        return Err(bad(HEADER, "nritems", nritems, "expected at most what fits into the block"));
     }
     match expected.first_key {
         Some(_) if view.nritems() == 0 => {
@@ -69,11 +69,11 @@ pub(super) fn check_header(view: &NodeView<'_>, ctx: &CheckContext) -> Check {
     }
 }
 
-/// Blocks of subvolumes are shared among subvolumes; every other tree owns its blocks.
+/// Checks the owner. Subvolumes share blocks with each other; every other tree owns all its blocks.
 fn check_owner(owner: RootId, ctx: &CheckContext) -> Check {
     let Some(tree) = ctx.expected.tree else { return Ok(()) };
     let fits = match tree {
-        // A relocation tree is made of the blocks of the tree that it relocates.
+        // A relocation tree consists of blocks of the tree that it relocates.
         RootId::TREE_RELOC => true,
         _ if tree.is_subvolume() => owner.is_subvolume(),
         _ => owner == tree,
@@ -136,24 +136,29 @@ pub(super) fn check_leaf(view: &NodeView<'_>, ctx: &CheckContext) -> Result<(), 
     if view.nritems() == 0 {
         return Ok(check_empty(owner, ctx)?);
     }
-    // The data of slot 0 ends the block, each further one ends where the one before starts.
+    // Item data is contiguous: slot 0 ends with the block, and each next slot ends where the preceding one starts.
     let mut data_end = view.raw().len();
     let heads_end = view.nritems().saturating_mul(ITEM_HEAD_SIZE).saturating_add(HEADER_SIZE);
     let mut prev: Option<(Key, &[u8])> = None;
     let mut extent_end = 0;
     for slot in 0..view.nritems() {
         let here = |cause| Corrupt::new(cause).in_slot(slot);
-        let outside = || here(bad("leaf item", "data range", size_of_slot(view, slot), "expected inside of the block"));
+        let outside = || here(bad("leaf item", "data range", size_of_slot(view, slot), "expected inside the block"));
         let key = view.key(slot).ok_or_else(outside)?;
         check_order(prev.map(|(key, _)| key), key).map_err(here)?;
         let range = view.item_range(slot).ok_or_else(outside)?;
         if range.end != data_end {
             let end = u64::try_from(range.end).unwrap_or(u64::MAX);
-            return Err(here(bad("leaf item", "data end", end, "expected the start of the item before, or the end")));
+            return Err(here(bad(
+                "leaf item",
+                "data end",
+                end,
+                "expected the start of the preceding item's data, or the block's end",
+            )));
         }
         if range.start < heads_end {
             let start = u64::try_from(range.start).unwrap_or(u64::MAX);
-            return Err(here(bad("leaf item", "data start", start, "expected behind the item heads")));
+            return Err(here(bad("leaf item", "data start", start, "expected no overlap with the item heads")));
         }
         data_end = range.start;
         let data = view.item(slot).ok_or_else(outside)?;
@@ -168,7 +173,7 @@ fn size_of_slot(view: &NodeView<'_>, slot: usize) -> u64 {
     view.item_range(slot).map_or(u64::MAX, |range| u64::try_from(range.len()).unwrap_or(u64::MAX))
 }
 
-/// Trees that always hold something have no empty root.
+/// Checks that an empty leaf belongs to a tree that can be empty.
 fn check_empty(owner: RootId, ctx: &CheckContext) -> Check {
     let always_filled = match owner {
         RootId::ROOT_TREE | RootId::CHUNK_TREE | RootId::DEV_TREE | RootId::FS_TREE | RootId::DATA_RELOC_TREE => true,

@@ -12,17 +12,17 @@ bitflags! {
     /// Type and profile of a chunk or block group. No profile bit means single.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct BlockGroupFlags: u64 {
-        /// Holds data.
+        /// File data.
         const DATA = 1 << 0;
-        /// Holds the chunk tree.
+        /// The chunk tree.
         const SYSTEM = 1 << 1;
-        /// Holds the other trees.
+        /// All other trees.
         const METADATA = 1 << 2;
         /// Striped.
         const RAID0 = 1 << 3;
         /// Two copies on two devices.
         const RAID1 = 1 << 4;
-        /// Two copies, same device allowed.
+        /// Two copies, which may be on one device.
         const DUP = 1 << 5;
         /// Striped mirrors.
         const RAID10 = 1 << 6;
@@ -57,7 +57,7 @@ disk_struct! {
     Stripe {
         /// The device.
         devid: DevId,
-        /// Where on it the stripe starts.
+        /// Offset of the stripe on the device.
         offset: Physical,
         /// The device's UUID.
         dev_uuid: Uuid,
@@ -102,10 +102,10 @@ pub struct ChunkItem {
 impl ChunkItem {
     /// Bytes before the stripes.
     pub const HEADER_SIZE: usize = 48;
-    /// Stripe element length that btrfs uses.
+    /// The only stripe element length in use.
     pub const STRIPE_LEN: u64 = 64 * 1024;
 
-    /// Reads one chunk item in sequence; the system chunk array holds several behind their keys.
+    /// Reads a chunk item; the reader then stands behind it, as decoding the system chunk array needs.
     pub fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let length = u64::read(reader)?;
         let owner = u64::read(reader)?;
@@ -125,7 +125,7 @@ impl ChunkItem {
         Self::read(&mut Reader::new("ChunkItem", data))
     }
 
-    /// Its bytes on disk.
+    /// Encodes the item as its bytes on disk.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.length.write(&mut out);
@@ -147,7 +147,7 @@ disk_struct! {
     DevItem {
         /// The device.
         devid: DevId,
-        /// Its size in bytes.
+        /// Size of the device in bytes.
         total_bytes: u64,
         /// Bytes allocated to device extents.
         bytes_used: u64,
@@ -181,7 +181,7 @@ disk_struct! {
     DevExtent {
         /// The chunk tree.
         chunk_tree: u64,
-        /// 256.
+        /// Always 256.
         chunk_objectid: u64,
         /// Logical start of the chunk.
         chunk_offset: u64,
@@ -197,7 +197,7 @@ disk_struct! {
     BlockGroupItem {
         /// Bytes used by extents.
         used: u64,
-        /// 256.
+        /// Always 256.
         chunk_objectid: u64,
         /// Bits of [`BlockGroupFlags`].
         flags: u64,
@@ -205,9 +205,9 @@ disk_struct! {
 }
 
 disk_struct! {
-    /// `PERSISTENT_ITEM`, key `(0 PERSISTENT_ITEM devid)`: write, read, flush, corruption, generation errors.
+    /// `PERSISTENT_ITEM`, key `(0 PERSISTENT_ITEM devid)`: error counters of a device.
     DevStatsItem {
-        /// The counters, in that order.
+        /// Write, read, flush, corruption and generation errors.
         values: [u64; 5],
     }
 }

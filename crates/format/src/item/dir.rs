@@ -9,7 +9,7 @@ use crate::key::Key;
 /// Longest name of a directory entry or attribute, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
 
-/// Whether a directory entry may have this name: 1 to 255 bytes, no slash, no zero byte, neither `.` nor `..`.
+/// Whether a directory entry may have this name: 1 to 255 bytes, no slash or zero byte, not `.` or `..`.
 pub fn is_entry_name(name: &[u8]) -> bool {
     let has_good_bytes = !name.iter().any(|byte| matches!(byte, b'/' | 0));
     (1..=NAME_LEN_MAX).contains(&name.len()) && has_good_bytes && !matches!(name, b"." | b"..")
@@ -38,7 +38,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// From the byte on disk.
+    /// The type for the byte on disk, `None` if it is unknown.
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {
             1 => Self::Regular,
@@ -53,7 +53,7 @@ impl FileType {
         })
     }
 
-    /// From the type bits of `st_mode`.
+    /// The type for the type bits of `st_mode`.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o100_000 => Self::Regular,
@@ -69,9 +69,9 @@ impl FileType {
 }
 
 disk_struct! {
-    /// What is before the name of a [`DirEntry`], 30 bytes.
+    /// The header of a [`DirEntry`], 30 bytes; the name follows.
     DirEntryHeader {
-        /// Where the entry points.
+        /// Key of the item that the entry refers to.
         location: Key,
         /// Transaction that wrote the entry.
         transid: Generation,
@@ -85,9 +85,9 @@ disk_struct! {
 }
 
 /// One entry of a `DIR_ITEM` (key `(dir DIR_ITEM hash(name))`), `DIR_INDEX` (key `(dir DIR_INDEX index)`) or
-/// `XATTR_ITEM` (key `(ino XATTR_ITEM hash(name))`); names whose hashes collide share an item.
+/// `XATTR_ITEM` (key `(ino XATTR_ITEM hash(name))`). Names with colliding hashes share an item.
 ///
-/// On disk a [`DirEntryHeader`], then the name, then the data.
+/// On disk: a [`DirEntryHeader`], the name, the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     /// `(ino INODE_ITEM 0)`, or `(root id ROOT_ITEM u64::MAX or 0)` for a subvolume; zero for an attribute.
@@ -102,10 +102,10 @@ pub struct DirEntry {
     pub data: Vec<u8>,
 }
 
-/// A [`DirEntry`] as it lies in its item.
+/// A [`DirEntry`] borrowed from the bytes of its item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntryView<'i> {
-    /// As of [`DirEntry`].
+    /// Key of the item that the entry refers to, as in [`DirEntry`].
     pub location: Key,
     /// Transaction that wrote the entry.
     pub transid: Generation,
@@ -118,7 +118,7 @@ pub struct DirEntryView<'i> {
 }
 
 impl<'i> DirEntryView<'i> {
-    /// The entries of an item, one by one. An error is the last one.
+    /// Iterates over the entries of an item. Iteration ends after an error.
     pub fn all(item: &'i [u8]) -> impl Iterator<Item = Result<Self, FormatError>> {
         let mut reader = Reader::new("DirEntry", item);
         let mut failed = false;
@@ -137,7 +137,7 @@ impl<'i> DirEntryView<'i> {
         Ok(Self { location, transid, file_type, name, data })
     }
 
-    /// The entry with its own name and data.
+    /// Copies name and data.
     pub fn to_owned(self) -> DirEntry {
         let Self { location, transid, file_type, name, data } = self;
         DirEntry { location, transid, file_type, name: name.to_vec(), data: data.to_vec() }
@@ -158,8 +158,7 @@ impl DirEntry {
         Self::append(out, (self.location, self.file_type), self.transid, &self.name, &self.data);
     }
 
-    /// Appends an entry to an item's bytes: where it points, as what type, the transaction that writes it, its name, its
-    /// data.
+    /// Appends an entry to an item's bytes. `transid` is the transaction that writes it.
     pub fn append(out: &mut Vec<u8>, (location, file_type): (Key, u8), transid: Generation, name: &[u8], data: &[u8]) {
         let (data_len, name_len) = (super::inode::name_len(data), super::inode::name_len(name));
         let header = DirEntryHeader { location, transid, data_len, name_len, file_type };

@@ -1,4 +1,4 @@
-//! Extent items: who refers to a tree block or a data extent.
+//! Extent items, which record the references to a tree block or a data extent.
 
 use bitflags::bitflags;
 
@@ -16,13 +16,13 @@ bitflags! {
         const DATA = 1 << 0;
         /// A tree block.
         const TREE_BLOCK = 1 << 1;
-        /// The block's children are referred to by its address, not by its owner.
+        /// References to the block's children name the block's address, not its owner.
         const FULL_BACKREF = 1 << 8;
     }
 }
 
 disk_struct! {
-    /// First key and level of a tree block; follows the head of a non-skinny `EXTENT_ITEM` of a tree block.
+    /// First key and level of a tree block; follows the header of a tree block's non-skinny `EXTENT_ITEM`.
     #[derive(Copy)]
     TreeBlockInfo {
         /// First key in the block.
@@ -33,7 +33,7 @@ disk_struct! {
 }
 
 disk_struct! {
-    /// `EXTENT_DATA_REF`: files of one tree that refer to a data extent.
+    /// `EXTENT_DATA_REF`: a file's references to a data extent.
     #[derive(Copy, Hash, PartialOrd, Ord)]
     ExtentDataRef {
         /// The subvolume.
@@ -42,12 +42,12 @@ disk_struct! {
         objectid: Ino,
         /// File offset minus the offset into the extent.
         offset: u64,
-        /// How many file extent items.
+        /// Number of file extent items that refer to the extent.
         count: u32,
     }
 }
 
-/// A reference, inline in an extent item or as an item of its own.
+/// A reference, either inline in an extent item or stored as a keyed item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InlineRef {
     /// `TREE_BLOCK_REF`: a tree block used by this tree.
@@ -60,10 +60,10 @@ pub enum InlineRef {
     SharedData {
         /// The leaf.
         parent: Logical,
-        /// How many file extent items.
+        /// Number of file extent items that refer to the extent.
         count: u32,
     },
-    /// `EXTENT_OWNER_REF`: who allocated the extent (simple quotas); counts no reference.
+    /// `EXTENT_OWNER_REF`: the tree that allocated the extent (simple quotas). Not counted as a reference.
     Owner(RootId),
 }
 
@@ -79,7 +79,7 @@ impl InlineRef {
         }
     }
 
-    /// How many references it counts for.
+    /// The number of references that it stands for.
     pub fn count(&self) -> u32 {
         match self {
             Self::TreeBlock(_) | Self::SharedBlock(_) => 1,
@@ -89,7 +89,7 @@ impl InlineRef {
         }
     }
 
-    /// The offset that a keyed item of this reference has: tree, parent, or hash of a data reference.
+    /// The key offset of this reference as a keyed item: tree, parent, or hash of a data reference.
     pub fn key_offset(&self) -> u64 {
         match self {
             Self::TreeBlock(root) | Self::Owner(root) => root.0,
@@ -98,7 +98,7 @@ impl InlineRef {
         }
     }
 
-    /// Reads one inline reference: type byte, then its body.
+    /// Reads an inline reference: a type byte, then the body.
     pub fn read_inline(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let item_type = KeyType(u8::read(reader)?);
         Ok(match item_type {
@@ -121,7 +121,7 @@ impl InlineRef {
         })
     }
 
-    /// Appends it as an inline reference.
+    /// Appends the reference in its inline form.
     pub fn write_inline(&self, out: &mut Vec<u8>) {
         self.key_type().0.write(out);
         if let Self::TreeBlock(_) | Self::SharedBlock(_) | Self::Owner(_) = self {
@@ -134,7 +134,7 @@ impl InlineRef {
         out.extend_from_slice(&self.encode_keyed());
     }
 
-    /// Reads a reference that is an item of its own, from its key and bytes.
+    /// Reads a reference from the key and bytes of a keyed item.
     pub fn decode_keyed(key: &Key, data: &[u8]) -> Result<Self, FormatError> {
         Ok(match key.item_type {
             KeyType::TREE_BLOCK_REF => Self::TreeBlock(RootId(key.offset)),
@@ -156,7 +156,7 @@ impl InlineRef {
         })
     }
 
-    /// The bytes of a reference that is an item of its own.
+    /// Encodes the reference as the bytes of a keyed item.
     pub fn encode_keyed(&self) -> Vec<u8> {
         match self {
             Self::TreeBlock(_) | Self::SharedBlock(_) => Vec::new(),
@@ -186,7 +186,7 @@ pub struct ExtentItem {
     pub flags: ExtentFlags,
     /// Present in an `EXTENT_ITEM` of a tree block.
     pub tree_block: Option<TreeBlockInfo>,
-    /// In disk order: by type, and within a type by descending offset or hash.
+    /// References in disk order: ascending by type, within a type descending by offset or hash.
     pub inline_refs: Vec<InlineRef>,
 }
 
@@ -209,7 +209,7 @@ impl ExtentItem {
         Ok(Self { refs, generation, flags, tree_block, inline_refs })
     }
 
-    /// Its bytes on disk.
+    /// Encodes the item as its bytes on disk.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::HEADER_SIZE + 40);
         self.refs.write(&mut out);

@@ -1,4 +1,4 @@
-//! File extents: where a file's bytes are.
+//! File extent items, which locate a file's bytes.
 
 use crate::codec::{Field, Reader};
 use crate::disk_struct;
@@ -31,7 +31,7 @@ impl Compression {
         }
     }
 
-    /// From the byte on disk.
+    /// The algorithm for the byte on disk, `None` if it is unknown.
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {
             0 => Self::None,
@@ -51,14 +51,14 @@ disk_struct! {
         disk_bytenr: Logical,
         /// Length of the extent on disk (compressed length), 0 for a hole.
         disk_num_bytes: u64,
-        /// Where in the (decompressed) extent this file range starts.
+        /// Offset of this file range in the (decompressed) extent.
         offset: u64,
         /// Length of this file range.
         num_bytes: u64,
     }
 }
 
-/// What follows the header of a file extent.
+/// The part of a file extent that follows its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileExtentBody {
     /// Data inside the leaf (compressed if the header says so).
@@ -86,13 +86,13 @@ pub struct FileExtent {
     pub generation: Generation,
     /// Length of the whole decompressed extent.
     pub ram_bytes: u64,
-    /// How it is compressed.
+    /// Compression of the data.
     pub compression: Compression,
     /// Always 0 so far.
     pub encryption: u8,
     /// Always 0 so far.
     pub other_encoding: u16,
-    /// Where the data is.
+    /// The data itself, or its place.
     pub body: FileExtentBody,
 }
 
@@ -132,7 +132,7 @@ impl FileExtent {
         Ok(Self { generation, ram_bytes, compression, encryption, other_encoding, body })
     }
 
-    /// Its bytes on disk.
+    /// Encodes the item as its bytes on disk.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::REGULAR_SIZE);
         self.generation.write(&mut out);
@@ -165,7 +165,7 @@ impl FileExtent {
         }
     }
 
-    /// The extent on disk that this item refers to: none for inline data and holes.
+    /// The extent on disk that this item refers to; `None` for inline data and holes.
     pub fn disk_extent(&self) -> Option<RegularExtent> {
         match &self.body {
             FileExtentBody::Regular(extent) | FileExtentBody::Prealloc(extent) if extent.disk_bytenr.0 != 0 => {

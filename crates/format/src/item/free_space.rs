@@ -1,11 +1,11 @@
-//! Items of the free space tree, and the header of the old free space cache.
+//! Items of the free space tree, and the header of the free space cache (v1).
 
 use crate::disk_struct;
 use crate::key::Key;
 
 /// Bytes of a full free space bitmap.
 pub const FREE_SPACE_BITMAP_SIZE: usize = 256;
-/// Bits of a full free space bitmap, one a sector.
+/// Bits of a full free space bitmap; each stands for a sector.
 pub const FREE_SPACE_BITMAP_BITS: u64 = 2048;
 
 disk_struct! {
@@ -14,13 +14,13 @@ disk_struct! {
     FreeSpaceInfo {
         /// Number of separate free ranges.
         extent_count: u32,
-        /// 1: the block group's free space is kept in bitmaps.
+        /// 0, or [`FreeSpaceInfo::USING_BITMAPS`].
         flags: u32,
     }
 }
 
 impl FreeSpaceInfo {
-    /// Flag: bitmaps are used.
+    /// Flag: bitmaps hold the block group's free space.
     pub const USING_BITMAPS: u32 = 1;
 }
 
@@ -29,7 +29,7 @@ disk_struct! {
     FreeSpaceHeader {
         /// The cache's inode.
         location: Key,
-        /// Generation it is valid for.
+        /// Generation for which the cache is valid.
         generation: u64,
         /// Number of entries.
         num_entries: u64,

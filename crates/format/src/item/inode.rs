@@ -23,7 +23,7 @@ disk_struct! {
     InodeItem {
         /// Transaction that created the inode.
         generation: Generation,
-        /// Transaction that last changed it.
+        /// Transaction that last changed the inode.
         transid: Generation,
         /// File size in bytes; for a directory, twice the sum of its entries' name lengths.
         size: u64,
@@ -101,7 +101,7 @@ bitflags! {
 }
 
 disk_struct! {
-    /// What is before the name of an [`InodeRef`], 10 bytes.
+    /// The header of an [`InodeRef`], 10 bytes; the name follows.
     InodeRefHeader {
         /// Sequence number of the name in its directory.
         index: u64,
@@ -131,7 +131,7 @@ impl InodeRef {
         Ok(refs)
     }
 
-    /// The index of a name of an item, `None` where it is not there.
+    /// The index of this name in an item, `None` if the item does not hold the name.
     pub fn find_index(data: &[u8], name: &[u8]) -> Result<Option<u64>, FormatError> {
         let mut reader = Reader::new("InodeRef", data);
         while !reader.is_empty() {
@@ -161,7 +161,7 @@ impl InodeRef {
 }
 
 /// One name in an `INODE_EXTREF` item, key `(ino INODE_EXTREF hash(parent, name))`: parent u64, index u64,
-/// name_len u16, name. Used where an `INODE_REF` item of the parent is full.
+/// name_len u16, name. Used when the `INODE_REF` item for that parent is full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InodeExtref {
     /// Inode number of the directory.
@@ -195,7 +195,7 @@ impl InodeExtref {
     }
 }
 
-/// A name's length field; names are at most 255 bytes by the callers' checks.
+/// The length field of a name. Callers check that names have at most 255 bytes.
 pub(super) fn name_len(name: &[u8]) -> u16 {
     u16::try_from(name.len()).unwrap_or(u16::MAX)
 }

@@ -1,6 +1,6 @@
-//! The items that leaves hold: each decodes and encodes itself.
+//! Leaf items; each type decodes and encodes itself.
 //!
-//! Source: the btrfs on-disk format page; sizes are checked against images that mkfs.btrfs and the kernel make.
+//! Source: the btrfs on-disk format page. Tests compare sizes with images made by mkfs.btrfs and the kernel.
 
 mod chunk;
 mod dir;

@@ -3,9 +3,9 @@
 use crate::disk_struct;
 
 disk_struct! {
-    /// `QGROUP_STATUS`, key `(0 QGROUP_STATUS 0)`; a further u64 follows with simple quotas.
+    /// `QGROUP_STATUS`, key `(0 QGROUP_STATUS 0)`. With simple quotas, the generation that enabled them follows (u64).
     QgroupStatus {
-        /// 1.
+        /// Always 1.
         version: u64,
         /// Generation of the last consistent state.
         generation: u64,
@@ -19,9 +19,9 @@ disk_struct! {
 impl QgroupStatus {
     /// Quotas are on.
     pub const ON: u64 = 1;
-    /// A rescan runs.
+    /// A rescan is running.
     pub const RESCAN: u64 = 2;
-    /// The numbers cannot be trusted.
+    /// The counters are not reliable.
     pub const INCONSISTENT: u64 = 4;
     /// Simple quotas.
     pub const SIMPLE_MODE: u64 = 8;
@@ -46,7 +46,7 @@ disk_struct! {
 disk_struct! {
     /// `QGROUP_LIMIT`, key `(0 QGROUP_LIMIT qgroupid)`.
     QgroupLimit {
-        /// Which limits hold.
+        /// Bits that select the limits in force.
         flags: u64,
         /// Most bytes referenced.
         max_rfer: u64,

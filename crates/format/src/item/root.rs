@@ -1,4 +1,4 @@
-//! Root items: where each tree starts, and how subvolumes are named.
+//! Root items, which locate each tree's root node, and the names of subvolumes.
 
 use bitflags::bitflags;
 use uuid::Uuid;
@@ -16,7 +16,7 @@ bitflags! {
     pub struct RootFlags: u64 {
         /// Read-only subvolume.
         const RDONLY = 1 << 0;
-        /// Being deleted.
+        /// The subvolume is being deleted.
         const DEAD = 1 << 48;
     }
 }
@@ -30,23 +30,23 @@ disk_struct! {
         inode: InodeItem,
         /// Transaction of the last change.
         generation: Generation,
-        /// Inode of the root directory: 256 for subvolumes, else 0.
+        /// Inode number of the root directory: 256 for subvolumes, else 0.
         root_dirid: u64,
-        /// Its root node.
+        /// Address of the root node.
         bytenr: Logical,
         /// Unused.
         byte_limit: u64,
-        /// Bytes of its nodes (unused by the kernel).
+        /// Bytes of the tree's nodes (unused by the kernel).
         bytes_used: u64,
-        /// Transaction of the last snapshot taken of it.
+        /// Transaction of the last snapshot of this subvolume.
         last_snapshot: Generation,
         /// Bits of [`RootFlags`].
         flags: u64,
-        /// Always 1; 0 while it is deleted.
+        /// 1; 0 while the subvolume is being deleted.
         refs: u32,
         /// Progress of a deletion.
         drop_progress: Key,
-        /// Level of that progress.
+        /// Level of the node that `drop_progress` refers to.
         drop_level: u8,
         /// Level of the root node.
         level: u8,
@@ -54,9 +54,9 @@ disk_struct! {
         generation_v2: Generation,
         /// The subvolume's UUID.
         uuid: Uuid,
-        /// The subvolume it is a snapshot of.
+        /// UUID of the snapshot's source.
         parent_uuid: Uuid,
-        /// The subvolume it was received from.
+        /// UUID of the subvolume that was sent.
         received_uuid: Uuid,
         /// Transaction of the last change to its content.
         ctransid: Generation,
@@ -83,7 +83,8 @@ impl RootItem {
     /// Bytes of the layout before `generation_v2`.
     pub const SIZE_V1: usize = 239;
 
-    /// Reads either layout; what the old one lacks, and what a mismatching `generation_v2` invalidates, is zero.
+    /// Reads either layout. Fields are zero if the old layout lacks them or a mismatch of `generation_v2` makes them
+    /// invalid.
     pub fn decode_any(data: &[u8]) -> Result<Self, FormatError> {
         if data.len() >= Self::SIZE {
             let mut item = Self::decode(data)?;
@@ -120,7 +121,7 @@ impl RootItem {
 pub struct RootRef {
     /// Directory that holds the name.
     pub dirid: u64,
-    /// Its index there.
+    /// Index of the name in that directory.
     pub sequence: u64,
     /// The name.
     pub name: Vec<u8>,
@@ -136,7 +137,7 @@ impl RootRef {
         Ok(Self { dirid, sequence, name: reader.bytes(usize::from(name_len))?.to_vec() })
     }
 
-    /// Its bytes on disk.
+    /// Encodes the item as its bytes on disk.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.name.len().saturating_add(18));
         self.dirid.write(&mut out);

@@ -1,9 +1,8 @@
 //! Writing of tree blocks: headers, leaves and internal nodes.
 //!
 //! Invariants:
-//! - I1. Only what this program computed is written through here; no offset comes from a disk unchecked, so that a
-//!   wrong index is a bug of ours and panics.
-//! - I2. Blocks are at most 64 KiB, so that offsets fit into 32 bits.
+//! - I1. Offsets are computed by this program or checked, so a wrong index is our own bug and panics.
+//! - I2. Blocks are at most 64 KiB, so offsets fit in 32 bits.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -20,7 +19,7 @@ use crate::csum::CsumType;
 use crate::ids::{Generation, Logical, RootId};
 use crate::key::Key;
 
-/// What a block's header holds, apart from its checksum and item count.
+/// The header fields of a block, except for checksum and item count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeHeader {
     /// Filesystem id that blocks carry.
@@ -29,17 +28,17 @@ pub struct NodeHeader {
     pub chunk_tree_uuid: Uuid,
     /// The block's own address.
     pub bytenr: Logical,
-    /// Running transaction.
+    /// The running transaction.
     pub generation: Generation,
     /// The tree that allocates the block.
     pub owner: RootId,
     /// 0 for a leaf.
     pub level: u8,
-    /// Header flags; [`HEADER_FLAG_WRITTEN`] is added by [`finish_block`].
+    /// Header flags; [`finish_block`] adds [`HEADER_FLAG_WRITTEN`].
     pub flags: u64,
 }
 
-/// Writes the header fields of a block, all but csum.
+/// Writes the header fields of a block, except for the checksum.
 pub fn write_header(raw: &mut [u8], header: &NodeHeader, nritems: usize) {
     let mut at = 32;
     let mut put = |bytes: &[u8]| {
@@ -73,7 +72,7 @@ pub struct LeafBuilder {
 }
 
 impl LeafBuilder {
-    /// Bytes that items (heads and data) may take in a leaf.
+    /// Bytes available to items (heads and data) in a leaf.
     pub fn capacity(nodesize: usize) -> usize {
         nodesize - HEADER_SIZE
     }
@@ -93,7 +92,7 @@ impl LeafBuilder {
         self.nritems
     }
 
-    /// Appends an item; `false` (and no change) where it does not fit. Keys must ascend.
+    /// Appends an item; returns `false`, without a change, if it does not fit. Keys must ascend.
     #[must_use]
     pub fn push(&mut self, key: &Key, data: &[u8]) -> bool {
         if data.len() + ITEM_HEAD_SIZE > self.free_bytes() {
@@ -111,13 +110,13 @@ impl LeafBuilder {
         true
     }
 
-    /// Bytes that heads and data take so far.
+    /// Bytes used by heads and data so far.
     pub fn used_bytes(&self) -> usize {
         Self::capacity(self.raw.len()) - self.free_bytes()
     }
 
-    /// Appends as many of a leaf's items in these slots as fit, and answers how many. Data that lies in one piece, as
-    /// it does in every leaf that passed the checker, is copied in one piece.
+    /// Appends as many of a leaf's items in these slots as fit, and returns their number. Contiguous data is copied at
+    /// once; in a leaf that passed the checker, all data is contiguous.
     pub fn extend(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
         let mut at = slots.start;
         while at < slots.end {
@@ -129,7 +128,7 @@ impl LeafBuilder {
         at - slots.start
     }
 
-    /// The same for the first items whose data lies in one piece.
+    /// Appends the first items of these slots whose data is contiguous, and returns their number.
     fn extend_piece(&mut self, leaf: &NodeView<'_>, slots: std::ops::Range<usize>) -> usize {
         let mut data: Option<std::ops::Range<usize>> = None;
         let (mut count, mut free_bytes) = (0, self.free_bytes());
@@ -154,7 +153,7 @@ impl LeafBuilder {
         let heads = &mut self.raw[at..at + count * ITEM_HEAD_SIZE];
         let Some(old_heads) = leaf.raw().get(from..from + heads.len()) else { return 0 };
         heads.copy_from_slice(old_heads);
-        // All offsets move by one distance.
+        // All data offsets change by an equal distance.
         let moved = (start as u32).wrapping_sub(data.start as u32);
         for head in heads.chunks_exact_mut(ITEM_HEAD_SIZE) {
             let [.., o0, o1, o2, o3, _, _, _, _] = head else { break };
@@ -181,7 +180,7 @@ pub struct NodeBuilder {
 }
 
 impl NodeBuilder {
-    /// Pointers that fit in a node.
+    /// The number of pointers that fit in a node.
     pub fn capacity(nodesize: usize) -> usize {
         (nodesize - HEADER_SIZE) / KEY_PTR_SIZE
     }
@@ -196,7 +195,7 @@ impl NodeBuilder {
         self.nritems
     }
 
-    /// Appends a pointer; `false` (and no change) where the node is full. Keys must ascend.
+    /// Appends a pointer; returns `false`, without a change, if the node is full. Keys must ascend.
     #[must_use]
     pub fn push(&mut self, key: &Key, bytenr: Logical, generation: Generation) -> bool {
         if self.nritems == Self::capacity(self.raw.len()) {

@@ -12,10 +12,10 @@ use crate::item::{
 use crate::key::{Key, KeyType};
 use crate::node::{HEADER_SIZE, NodeView};
 
-/// Prints one item; what cannot be decoded prints as an error.
+/// Prints an item; an undecodable item prints as an error.
 pub(super) fn print_item(view: &NodeView<'_>, slot: usize, options: &PrintOptions, out: &mut dyn Write) -> fmt::Result {
     let (Some(key), Some(range)) = (view.key(slot), view.item_range(slot)) else {
-        return writeln!(out, "\titem {slot} corrupt: its data lies outside of the block");
+        return writeln!(out, "\titem {slot} corrupt: its data lies outside the block");
     };
     let offset = range.start.saturating_sub(HEADER_SIZE);
     writeln!(out, "\titem {slot} key {} itemoff {offset} itemsize {}", KeyText(&key), range.len())?;
@@ -131,7 +131,7 @@ fn print_dir_entries(data: &[u8], options: &PrintOptions, out: &mut dyn Write) -
     Ok(())
 }
 
-/// Prints what the header says even where the body's type is not known.
+/// Prints the header even if the type is unknown.
 fn print_file_extent(data: &[u8], out: &mut dyn Write) -> Printed {
     let mut reader = crate::codec::Reader::new("FileExtent", data);
     let head: [u8; FileExtent::HEADER_SIZE] = reader.array()?;
@@ -176,7 +176,7 @@ fn print_csums(key: &Key, data: &[u8], options: &PrintOptions, out: &mut dyn Wri
         return Ok(());
     }
     let mut at = start;
-    // As many as fit into a line.
+    // 16 bytes of checksums per line, at least one checksum.
     for row in data.chunks(size.saturating_mul(16usize.checked_div(size).unwrap_or_default().max(1))) {
         let mut texts = Vec::new();
         for csum in row.chunks_exact(size) {
@@ -189,7 +189,7 @@ fn print_csums(key: &Key, data: &[u8], options: &PrintOptions, out: &mut dyn Wri
 }
 
 fn print_root(data: &[u8], out: &mut dyn Write) -> Printed {
-    // Not through `decode_any`, which would clear what the generations say is not valid.
+    // `decode_any` would clear the fields that the generations mark as invalid.
     let mut padded = data.to_vec();
     if data.len() >= RootItem::SIZE_V1 {
         padded.resize(RootItem::SIZE.max(data.len()), 0);

@@ -1,6 +1,6 @@
-//! Tree blocks and superblocks as JSON: numbers as they are on disk, well-known ones with their name beside.
+//! Tree blocks and superblocks as JSON. Numbers appear as on disk; keys and owners also as text with well-known names.
 //!
-//! Names that are not UTF-8 are escaped as in the text form, and given in hex beside.
+//! Names that are not UTF-8 are escaped as in the text form, and also given in hex.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::key::{Key, KeyType};
 use crate::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, NodeView, hex};
 use crate::superblock::{MAGIC, RootBackup, SUPERBLOCK_SIZE, Superblock};
 
-/// What has a JSON form.
+/// A value that can be converted to JSON.
 pub trait ToJson {
     /// The value as JSON.
     fn to_json(&self) -> Value;
@@ -140,7 +140,7 @@ fn child_json(view: &NodeView<'_>, slot: usize) -> Option<Value> {
 
 fn item_json(view: &NodeView<'_>, slot: usize, options: &PrintOptions) -> Value {
     let (Some(key), Some(range)) = (view.key(slot), view.item_range(slot)) else {
-        return json!({ "slot": slot, "error": "its data lies outside of the block" });
+        return json!({ "slot": slot, "error": "its data lies outside the block" });
     };
     let mut item = json!({
         "slot": slot,
@@ -156,7 +156,7 @@ fn item_json(view: &NodeView<'_>, slot: usize, options: &PrintOptions) -> Value 
     item
 }
 
-/// Adds a name to an object, in hex too if it is not UTF-8.
+/// Adds a name to an object, also in hex if it is not UTF-8.
 fn with_name(mut object: Value, field: &str, bytes: &[u8], options: &PrintOptions) -> Value {
     let name = match std::str::from_utf8(bytes) {
         _ if options.hide_names => "HIDDEN".to_owned(),

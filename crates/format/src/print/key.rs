@@ -1,4 +1,4 @@
-//! Keys and objectids as text: well-known numbers by name, as far as the item's type gives them that meaning.
+//! Keys and objectids as text. Well-known objectids print by name; the item's type decides which names apply.
 
 use std::fmt;
 

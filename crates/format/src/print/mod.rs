@@ -1,8 +1,8 @@
 //! Tree blocks and superblocks as text, close to what `btrfs inspect-internal` prints, and as JSON.
 //!
 //! Invariants:
-//! - I1. Any bytes print: what does not decode prints as an error in its place, and the rest goes on.
-//! - I2. Names and values are escaped, so that no disk content reaches a terminal as control characters.
+//! - I1. Any bytes can be printed. An undecodable part prints as an error in its place, and printing continues.
+//! - I2. Names and values are escaped, so no disk content reaches a terminal as control characters.
 
 mod item;
 mod json;
@@ -24,14 +24,14 @@ use crate::item::{BlockGroupFlags, ChunkItem};
 use crate::node::{HEADER_FLAG_RELOC, HEADER_FLAG_WRITTEN, HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, NodeView};
 use crate::superblock::Superblock;
 
-/// How blocks are printed.
+/// Options for printing blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct PrintOptions {
     /// Checksum algorithm.
     pub csum_type: CsumType,
     /// Bytes of a data block.
     pub sectorsize: u32,
-    /// Print HIDDEN in the place of names and values.
+    /// Print `HIDDEN` instead of names and values.
     pub hide_names: bool,
     /// Print the checksum of each block.
     pub csum_headers: bool,
@@ -40,7 +40,7 @@ pub struct PrintOptions {
 }
 
 impl PrintOptions {
-    /// What a filesystem needs, and nothing else.
+    /// The options for a filesystem with this superblock, with everything optional off.
     pub fn new(superblock: &Superblock) -> Self {
         Self {
             csum_type: superblock.csum_type().unwrap_or_default(),
@@ -52,7 +52,7 @@ impl PrintOptions {
     }
 }
 
-/// Prints a tree block: its header, then its pointers, or its items with their content.
+/// Prints a tree block: its header, then its child pointers or its items.
 pub fn print_node(raw: &[u8], options: &PrintOptions, out: &mut dyn Write) -> fmt::Result {
     let view = match NodeView::new(raw) {
         Ok(view) => view,
@@ -91,7 +91,7 @@ fn print_header(view: &NodeView<'_>, options: &PrintOptions, out: &mut dyn Write
     writeln!(out, "\nfs uuid {}\nchunk uuid {}", view.fsid(), view.chunk_tree_uuid())
 }
 
-/// Bytes left in a leaf, pointers left in a node; negative where the block says that it holds more than fits.
+/// Free bytes in a leaf, or free pointers in a node. Negative if `nritems` exceeds the capacity.
 fn free_space(view: &NodeView<'_>) -> i64 {
     let number = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     let capacity = number(view.raw().len().saturating_sub(HEADER_SIZE));
@@ -103,7 +103,7 @@ fn free_space(view: &NodeView<'_>) -> i64 {
     data_start.saturating_sub(number(view.nritems().saturating_mul(ITEM_HEAD_SIZE)))
 }
 
-/// Why printing an item ended early.
+/// The reason why printing an item stopped.
 enum Stop {
     Write(fmt::Error),
     Item(FormatError),
@@ -123,7 +123,7 @@ impl From<FormatError> for Stop {
 
 type Printed = Result<(), Stop>;
 
-/// Type and profile of a chunk, as `DATA|RAID1` or `METADATA|single`.
+/// Formats type and profile of a chunk, as `DATA|RAID1` or `METADATA|single`.
 fn block_group_flags(flags: BlockGroupFlags) -> String {
     let types = [
         (BlockGroupFlags::DATA.bits(), "DATA"),

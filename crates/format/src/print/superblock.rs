@@ -117,7 +117,7 @@ fn print_sys_chunks(superblock: &Superblock, out: &mut dyn Write) -> fmt::Result
     Ok(())
 }
 
-/// The system chunks; ends after the first that does not decode.
+/// Iterates over the system chunks; ends after the first decoding error.
 pub(super) fn sys_chunks(
     superblock: &Superblock,
 ) -> impl Iterator<Item = Result<(Key, ChunkItem), crate::FormatError>> + '_ {
@@ -154,7 +154,7 @@ fn print_backup(index: usize, backup: &RootBackup, out: &mut dyn Write) -> fmt::
     writeln!(out, "\t\tbackup_num_devices:\t{}\n", backup.num_devices)
 }
 
-/// Names of the flags that are set, one a line, then what has no name.
+/// Prints the names of the set flags, one per line, then the unknown bits.
 fn print_flags(head: &str, bits: u64, names: &[(u64, &str)], out: &mut dyn Write) -> fmt::Result {
     writeln!(out, "{head}0x{bits:x}")?;
     let mut lines: Vec<String> =
@@ -169,7 +169,7 @@ fn print_flags(head: &str, bits: u64, names: &[(u64, &str)], out: &mut dyn Write
     writeln!(out, "\t\t\t( {} )", lines.join(" |\n\t\t\t  "))
 }
 
-/// Bytes as ASCII, with a dot for what does not print.
+/// Prints bytes as ASCII, with a dot for each unprintable byte.
 fn dotted(bytes: &[u8]) -> String {
     let text = |&byte: &u8| if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '.' };
     bytes.iter().map(text).collect()

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use crate::csum::CsumType;
 use crate::item::Timespec;
 
-/// Bytes as text: control characters are escaped as `\n` or `\u{1b}`, what is not UTF-8 as `\xff`; the rest stands.
+/// Escapes bytes as text: control characters as `\n` or `\u{1b}`, invalid UTF-8 as `\xff`. Other characters are
+/// unchanged.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -24,7 +25,7 @@ pub fn escaped(bytes: &[u8]) -> String {
     out
 }
 
-/// The names of the bits that are set, joined by `|`; `none` if no named bit is.
+/// The names of the set bits, joined by `|`; `none` if there are none.
 pub(super) fn flags(bits: u64, names: &[(u64, &'static str)], none: &'static str) -> String {
     let set: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
     if set.is_empty() { none.to_owned() } else { set.join("|") }
@@ -40,9 +41,9 @@ pub(super) fn time(at: &Timespec) -> String {
     format!("{seconds}.{} ({year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02})", at.nsec)
 }
 
-/// Year, month and day of a count of days since 1970 in the proleptic Gregorian calendar. Years are counted from
-/// March, so that the leap day is a year's last; 400 years have 146,097 days.
-#[allow(clippy::arithmetic_side_effects, reason = "days are far inside of i64: at most 2^63 / 86,400")]
+/// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar. Years start in March here, so
+/// the leap day is the last day of a year; 400 years have 146,097 days.
+#[allow(clippy::arithmetic_side_effects, reason = "days are at most 2^63 / 86,400, far below the limits of i64")]
 fn civil_date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

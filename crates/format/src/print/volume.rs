@@ -1,4 +1,4 @@
-//! Leaf items as text: chunks, devices, block groups, free space, quotas, and what is left.
+//! Leaf items as text: chunks, devices, block groups, free space, quotas, and the remaining types.
 
 use std::fmt::Write;
 
@@ -93,7 +93,7 @@ fn print_qgroup_info(item: &QgroupInfo, out: &mut dyn Write) -> Printed {
 
 fn print_qgroup_limit(item: &QgroupLimit, out: &mut dyn Write) -> Printed {
     let QgroupLimit { flags, max_rfer, max_excl, rsv_rfer, rsv_excl } = *item;
-    // u64::MAX stands for "none" and is shown signed.
+    // btrfs-progs prints these as signed numbers: "none" is -1.
     let [max_rfer, max_excl, rsv_rfer, rsv_excl] = [max_rfer, max_excl, rsv_rfer, rsv_excl].map(u64::cast_signed);
     writeln!(out, "\t\tflags {flags:x}")?;
     writeln!(out, "\t\tmax_referenced {max_rfer} max_exclusive {max_excl}")?;
@@ -126,8 +126,8 @@ fn print_temporary(key: &Key, data: &[u8], out: &mut dyn Write) -> Printed {
     Ok(())
 }
 
-/// Filters of a balance, 136 bytes: profiles u64, usage u32 x 2, devid u64, pstart, pend, vstart, vend, target, flags
-/// u64, limit u32 x 2, stripes u32 x 2, unused u64 x 6.
+/// Prints the filters of a balance, 136 bytes: profiles u64, usage u32 x 2, devid u64, pstart, pend, vstart, vend,
+/// target, flags u64, limit u32 x 2, stripes u32 x 2, unused u64 x 6.
 fn print_balance_args(reader: &mut Reader<'_>, out: &mut dyn Write) -> Printed {
     let profiles = u64::read(reader)?;
     let (usage_min, usage_max) = (u32::read(reader)?, u32::read(reader)?);

@@ -1,6 +1,6 @@
-//! Images that mkfs.btrfs and the kernel made, and a plain reader of their trees that uses this crate alone.
+//! Images made by mkfs.btrfs and the kernel, and a simple reader of their trees that uses only this crate.
 //!
-//! The reader takes the first stripe of each chunk, which holds the bytes of single and dup chunks.
+//! The reader uses the first stripe of each chunk, which suffices for single and DUP chunks.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -15,7 +15,7 @@ use ubtrfs_format::node::NodeView;
 use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{Key, KeyType, RootId};
 
-/// Why kernel-made images cannot be had here, if so; in CI that is a failure.
+/// The reason why kernel images cannot be made here, if any. In CI a reason is a failure.
 pub(crate) fn cannot_run() -> Option<&'static str> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let is_root = status.lines().any(|line| line.starts_with("Uid:") && line.split_whitespace().nth(2) == Some("0"));
@@ -36,7 +36,7 @@ pub(crate) fn cannot_run() -> Option<&'static str> {
     Some(reason)
 }
 
-/// Runs a command; its standard output. Panics with its errors if it fails.
+/// Runs a command and returns its standard output. Panics with its error output if it fails.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().expect(program);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -44,7 +44,7 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A directory that is removed, with whatever is mounted in it unmounted, when it goes out of scope.
+/// A temporary directory; dropping it unmounts the mount point in it and removes it.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
@@ -129,7 +129,7 @@ impl Image {
         raw
     }
 
-    /// Where the copies of a logical address are on the device.
+    /// Device offsets of all copies of a logical address.
     pub(crate) fn copies(&self, logical: u64) -> Vec<u64> {
         let (start, chunk) = self.chunks.range(..=logical).next_back().expect("a chunk");
         chunk.stripes.iter().map(|stripe| stripe.offset.0 + (logical - start)).collect()
@@ -147,7 +147,7 @@ impl Image {
         }
     }
 
-    /// Tree ids and the addresses of their root nodes: root and chunk tree, then all in the root tree.
+    /// Ids and root node addresses of all trees: root and chunk tree, then all trees that the root tree lists.
     pub(crate) fn trees(&self) -> Vec<(RootId, u64)> {
         let mut trees =
             vec![(RootId::ROOT_TREE, self.superblock.root.0), (RootId::CHUNK_TREE, self.superblock.chunk_root.0)];
