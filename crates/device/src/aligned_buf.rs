@@ -1,8 +1,8 @@
-//! [`AlignedBuf`]: bytes that start on a page boundary, which a device can take from memory without a copy.
+//! [`AlignedBuf`]: a buffer aligned to pages, as direct I/O requires.
 //!
 //! Invariants:
-//! - I1. The memory starts at a multiple of [`AlignedBuf::ALIGN`], and so does every multiple of it inside.
-//! - I2. Capacity is a whole number of pages and never grows: who needs more takes a larger buffer.
+//! - I1. The memory starts at a multiple of [`AlignedBuf::ALIGN`].
+//! - I2. The capacity is a whole number of pages and never grows.
 
 use std::ops::{Deref, DerefMut};
 
@@ -19,10 +19,10 @@ pub struct AlignedBuf {
 struct Page([u8; AlignedBuf::ALIGN]);
 
 impl AlignedBuf {
-    /// Alignment in memory, and what direct I/O wants of addresses and lengths.
+    /// Alignment of the memory, and the alignment of addresses and lengths that direct I/O requires.
     pub const ALIGN: usize = 4096;
 
-    /// An empty buffer with room for at least `capacity` bytes. Memory that is not touched yet costs nothing.
+    /// Makes an empty buffer with room for at least `capacity` bytes. Untouched memory costs nothing.
     pub fn with_capacity(capacity: usize) -> Self {
         let nr_pages = capacity.div_ceil(Self::ALIGN);
         let pages = Page::new_vec_zeroed(nr_pages).unwrap_or_else(|_| {
@@ -31,20 +31,20 @@ impl AlignedBuf {
         Self { pages, len: 0 }
     }
 
-    /// Bytes that fit in.
+    /// The capacity in bytes.
     pub fn capacity(&self) -> usize {
         self.pages.len() * Self::ALIGN
     }
 
-    /// Appends bytes; they must fit (I2).
+    /// Appends bytes, which must fit (I2).
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         let end = self.len + bytes.len();
         self.pages.as_mut_bytes()[self.len..end].copy_from_slice(bytes);
         self.len = end;
     }
 
-    /// Appends `len` bytes, which must fit (I2), as `fill` puts them: it is given what the memory held before. After an
-    /// error nothing was appended.
+    /// Appends `len` bytes, which must fit (I2), written by `fill`. `fill` gets memory with arbitrary old content. An
+    /// error of `fill` leaves the buffer unchanged.
     pub fn extend_with<E>(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
         let end = self.len + len;
         fill(&mut self.pages.as_mut_bytes()[self.len..end])?;
@@ -52,12 +52,12 @@ impl AlignedBuf {
         Ok(())
     }
 
-    /// Keeps the first `len` bytes, if there are more.
+    /// Shortens the buffer to at most `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Makes it `len` bytes long, which must fit (I2); new bytes are zero.
+    /// Sets the length to `len` bytes, which must fit (I2). New bytes are zero.
     pub fn resize(&mut self, len: usize) {
         if len > self.len {
             self.pages.as_mut_bytes()[self.len..len].fill(0);
@@ -65,7 +65,7 @@ impl AlignedBuf {
         self.len = len;
     }
 
-    /// Keeps nothing; the memory stays.
+    /// Removes all bytes and keeps the memory.
     pub fn clear(&mut self) {
         self.len = 0;
     }

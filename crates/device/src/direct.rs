@@ -1,23 +1,24 @@
-//! Large aligned reads and writes past the page cache (`O_DIRECT`): the device works on the engine's buffers.
+//! Large aligned reads and writes that bypass the page cache (`O_DIRECT`).
 //!
-//! A copy into the page cache, and the memory for it, cost more than everything else that a large write does. Small or
-//! unaligned writes go through the page cache, where neighbours meet. Linux keeps the two coherent: a direct write writes
-//! out and drops what the page cache holds of its range.
+//! A copy into the page cache, and the memory for it, are the largest costs of a large write. Small or unaligned writes
+//! use the page cache, which merges adjacent ones. Linux keeps the two coherent: a direct write first writes out and
+//! drops the cached pages of its range.
 //!
-//! What is large enough goes to the device as several requests at once, through io_uring ([`crate::io_ring`]) where the
-//! kernel has it. Where it has not, or all rings are in use, threads that read and write side by side are all there is.
+//! A large read or write becomes several concurrent requests of an io_uring ([`crate::io_ring`]). If the kernel has no
+//! io_uring, or all rings are in use, it is a single system call.
 //!
-//! What is written from many small buffers, such as sectors that were changed here and there, is joined in a large one first:
-//! a copy costs less than requests of so many pieces, or than a write that others wait for.
+//! Many small buffers, such as scattered changed sectors, are copied into a large one first, because the copy costs
+//! less than requests with many segments.
 //!
-//! Large writes take turns: the next one starts when the last one is half done. So the device always has work, and writes
-//! end one after the other; if they were all started at once, they would all end at once, and the device would wait while
-//! everybody prepares the next one.
+//! Large writes take turns: the next one starts when half of the previous one is done. This keeps the device busy.
+//! Writes that start together would also end together, and the device would idle while all threads prepare their next
+//! write.
 //!
 //! Invariants:
-//! - I1. What does not suit is left to the caller; nothing was written then.
-//! - I2. A filesystem that refuses direct I/O is asked once, and a ring that is denied is not used again.
-//! - I3. All rings are made before the process gives up the right to make any.
+//! - I1. A result of 0 bytes means that direct I/O was not used and nothing was transferred; the caller does the I/O.
+//! - I2. After a filesystem refused direct I/O, it is not tried again. After the kernel denied a ring, that ring is
+//!   dropped.
+//! - I3. All rings are made at open, before the process gives up the right to make rings.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -33,32 +34,33 @@ use crate::AlignedBuf;
 use crate::file::NR_BUFS_MAX;
 use crate::io_ring::IoRing;
 
-/// A second handle of an image file or block device, for direct I/O.
+/// A second file descriptor of an image file or block device, for direct I/O.
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: Option<File>,
     refused: AtomicBool,
-    /// Rings that nobody uses at the moment.
+    /// Rings not in use.
     rings: Mutex<Vec<Ring>>,
     nr_rings: AtomicUsize,
-    /// Held by the large write that was started last.
+    /// Held by the most recent large write until half of it is done.
     turn: Mutex<()>,
 }
 
-/// For the requests of one call at a time.
+/// A ring and a buffer, used by one call at a time.
 #[derive(Debug)]
 struct Ring {
     io: IoRing,
-    /// For joining small buffers: of [`JOINED_BYTES`] once that was wanted.
+    /// The copy of small buffers; allocated with [`JOINED_BYTES`] at the first use.
     joined: AlignedBuf,
 }
 
 impl Direct {
-    /// A handle for `file`, which `path` led to; one that takes nothing where the filesystem has no direct I/O.
+    /// Opens `path`, which must still be `file`, for direct I/O. On failure, all reads and writes transfer 0 bytes
+    /// (I1).
     pub(crate) fn open(path: &Path, file: &File, writable: bool) -> Self {
         let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
         let opened = File::options().read(true).write(writable).custom_flags(flags).open(path).ok();
-        // The path may lead elsewhere by now.
+        // The path may name another file by now.
         let same = |other: &File| {
             let (a, b) = (rustix::fs::fstat(file), rustix::fs::fstat(other));
             matches!((a, b), (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
@@ -77,19 +79,19 @@ impl Direct {
         }
     }
 
-    /// Whether large requests are cut into several that are worked on at once.
+    /// Whether large reads and writes are split into concurrent requests.
     pub(crate) fn has_rings(&self) -> bool {
         !self.refused.load(Ordering::Relaxed) && self.nr_rings.load(Ordering::Relaxed) > 0
     }
 
-    /// As where the kernel has no io_uring.
+    /// Simulates a kernel without io_uring.
     #[cfg(test)]
     pub(crate) fn deny_rings(&self) {
         lock(&self.rings).clear();
         self.nr_rings.store(0, Ordering::Relaxed);
     }
 
-    /// Writes from the start of `bufs`; how many bytes, which is 0 where this is not for direct I/O (I1).
+    /// Writes a prefix of `bufs` and returns its length; 0 if direct I/O was not used (I1).
     pub(crate) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         if !suits(offset, bufs.iter().map(|buf| &**buf)) {
             return Ok(0);
@@ -109,7 +111,7 @@ impl Direct {
         }
     }
 
-    /// Reads into the start of `buf`; how many bytes, which is 0 where this is not for direct I/O (I1).
+    /// Reads into a prefix of `buf` and returns its length; 0 if direct I/O was not used (I1).
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         if !suits(offset, std::iter::once(&*buf)) {
             return Ok(0);
@@ -120,8 +122,8 @@ impl Direct {
         }
     }
 
-    /// Has `call` done with a ring, where one is free and `total` bytes are worth it; 0 where nothing was done: what the
-    /// ring could not do is tried without one, which tells why.
+    /// Runs `call` with a ring, if one is free and `total` bytes justify it. Returns the transferred bytes. After 0,
+    /// the caller tries without a ring, which also reveals the error.
     fn with_ring(&self, total: usize, call: impl FnOnce(&mut Ring, &File) -> usize) -> usize {
         let file = self.file.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed) && total >= RING_MIN_BYTES);
         let Some(file) = file else { return 0 };
@@ -151,7 +153,7 @@ impl Direct {
 }
 
 impl Ring {
-    /// Joins the start of `bufs`, as much as a write of its own takes.
+    /// Copies a prefix of `bufs`, at most [`JOINED_BYTES`], into `joined`.
     fn join(&mut self, bufs: &[IoSlice<'_>]) {
         if self.joined.capacity() == 0 {
             self.joined = AlignedBuf::with_capacity(JOINED_BYTES);
@@ -168,7 +170,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether all borders are where a device can take them, and it is worth a trip of its own.
+/// Whether offset, addresses and lengths are aligned, and the total is large enough for direct I/O.
 fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool {
     let aligned = |value: usize| value.is_multiple_of(AlignedBuf::ALIGN);
     let total: usize = bufs.clone().map(<[u8]>::len).sum();
@@ -177,17 +179,17 @@ fn suits<'b>(offset: u64, bufs: impl Iterator<Item = &'b [u8]> + Clone) -> bool 
         && bufs.into_iter().all(|buf| aligned(buf.len()) && aligned(buf.as_ptr().addr()))
 }
 
-/// Below this, the page cache is faster: it gathers neighbours.
+/// Smallest direct read or write. Below, the page cache is faster, because it merges adjacent writes.
 const MIN_BYTES: usize = 64 << 10;
-/// A request of a ring.
+/// Bytes of a ring's request.
 const PIECE_BYTES: usize = 1 << 20;
-/// From here on it is worth a ring.
+/// Smallest read or write that uses a ring.
 const RING_MIN_BYTES: usize = 2 * PIECE_BYTES;
-/// Buffers shorter than this on average are joined.
+/// Buffers with a smaller average size are copied together.
 const SMALL_BUF: usize = 5 << 10;
-/// Of buffers shorter than this, a thread of ours makes requests with less work than one of the kernel's.
+/// Buffers with a smaller average size do not use a ring: the calling thread does the I/O cheaper than a kernel worker.
 const LARGE_BUF: usize = 64 << 10;
-/// Large reads and writes at a time: threads that write back, and that read ahead. Others go without.
+/// Number of concurrent large reads and writes with a ring: enough for the writeback and readahead threads.
 const NR_RINGS: usize = 8;
-/// What is joined from small buffers: a write.
+/// Most bytes that are copied together for a write.
 const JOINED_BYTES: usize = RING_MIN_BYTES;

@@ -1,4 +1,4 @@
-//! Giving ranges back: holes in image files, BLKDISCARD on block devices.
+//! Discarding ranges: holes in image files, BLKDISCARD on block devices.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,13 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::ioctl;
 
-/// Makes a hole in an image file. A file system that cannot is no error.
+/// Punches a hole into an image file. Missing support by the file system is ignored.
 pub(crate) fn punch_hole(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     best_effort(rustix::fs::fallocate(file, mode, offset, len_bytes))
 }
 
-/// Discards a range of a block device, shrunk to whole sectors of 4096 bytes. A device that cannot is no error.
+/// Discards a range of a block device, shrunk to whole sectors of 4096 bytes. Missing support by the device is ignored.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 pub(crate) fn discard_blocks(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
     const ALIGN: u64 = 4096;

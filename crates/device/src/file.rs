@@ -1,6 +1,6 @@
 //! Image files and block devices.
 //!
-//! What keeps others out:
+//! Protection against other users:
 //!
 //! | | image file | block device |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //!
 //! Invariants:
 //! - I1. The lock is taken before the size is read or changed.
-//! - I2. What a block device is made of (the file behind a loop device, the devices below a device mapper's) is locked with it: a
-//!   file and the loop device over it are one image.
+//! - I2. What a block device is made of (the file behind a loop device, the devices below a device mapper's) is locked
+//!   with it: a file and the loop device over it are one image.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -28,16 +28,16 @@ use crate::direct::Direct;
 use crate::mounted::{self, KernelUse};
 use crate::{Device, check_range, discard};
 
-/// What a device is opened for.
+/// The access for which a device is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading; several may.
+    /// Reading; several readers may share the device.
     ReadOnly,
-    /// Reading and writing, alone.
+    /// Reading and writing; excludes all others.
     ReadWrite,
 }
 
-/// Why a device cannot be opened. Prints one line that says what to do.
+/// The reason why a device cannot be opened. Displays as one line that says what to do.
 #[derive(Debug)]
 pub enum OpenError {
     /// There is no such file.
@@ -45,12 +45,12 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// The directory that is to hold a new file does not exist.
+    /// The parent directory of a new file does not exist.
     NoDirectory {
         /// The directory.
         path: PathBuf,
     },
-    /// The file to be made exists.
+    /// A file to create exists already.
     Exists {
         /// The file.
         path: PathBuf,
@@ -59,16 +59,16 @@ pub enum OpenError {
     Locked {
         /// The file.
         path: PathBuf,
-        /// Who, if it can be found out.
+        /// The process, if known.
         by: Option<String>,
     },
     /// The kernel has mounted it.
     Mounted {
         /// The file.
         path: PathBuf,
-        /// The loop device in between, if there is one.
+        /// The loop device over the file, if there is one.
         through: Option<PathBuf>,
-        /// Where, if it is in this namespace.
+        /// The mount point, if it is in this namespace.
         at: Option<PathBuf>,
     },
     /// A server of FUSE has mounted it.
@@ -98,30 +98,30 @@ pub enum OpenError {
     NotRegular {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
     },
-    /// The system does not allow it.
+    /// The system denies access.
     Permission {
         /// The file.
         path: PathBuf,
-        /// For what.
+        /// The wanted access.
         access: Access,
     },
-    /// A block device is smaller than asked for.
+    /// A block device is smaller than requested.
     TooSmall {
         /// The device.
         path: PathBuf,
-        /// Its size.
+        /// Size of the device.
         len_bytes: u64,
-        /// Size asked for.
+        /// Requested size.
         wanted: u64,
     },
-    /// The system failed.
+    /// Any other error of the system.
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -137,12 +137,12 @@ impl std::fmt::Display for OpenError {
                 )
             }
             Self::NoDirectory { path } => {
-                write!(f, "the directory {} does not exist; check the path, or make it first", path.display())
+                write!(f, "the directory {} does not exist; check the path, or create the directory", path.display())
             }
             Self::Exists { path } => write!(f, "{} exists already; choose another name or remove it", path.display()),
             Self::Locked { path, by } => {
                 let by = by.as_deref().unwrap_or("another process");
-                write!(f, "{} is in use by {by}; unmount it there or wait until that ends", path.display())
+                write!(f, "{} is in use by {by}; unmount it, or wait until that process ends", path.display())
             }
             Self::Mounted { path, through, at } => {
                 write!(f, "{} is mounted by the kernel", path.display())?;
@@ -150,8 +150,8 @@ impl std::fmt::Display for OpenError {
                     write!(f, " through {}", through.display())?;
                 }
                 match at {
-                    Some(at) => write!(f, " at {}; umount it first", at.display()),
-                    None => write!(f, " or part of another device; release it there first"),
+                    Some(at) => write!(f, " at {}; unmount it first", at.display()),
+                    None => write!(f, " or part of another device; unmount or release it first"),
                 }
             }
             Self::Served { path, through, at, kind } => {
@@ -184,7 +184,7 @@ impl std::fmt::Display for OpenError {
                 )
             }
             Self::TooSmall { path, len_bytes, wanted } => {
-                write!(f, "{} has {len_bytes} bytes, {wanted} were asked for; ask for less", path.display())
+                write!(f, "{} has {len_bytes} bytes, not {wanted}; give a smaller size", path.display())
             }
             Self::Io { path, source } => write!(f, "cannot open {}: {source}", path.display()),
         }
@@ -204,15 +204,16 @@ impl std::error::Error for OpenError {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// For large reads and writes.
+    /// Used by large reads and writes.
     direct: Direct,
     path: PathBuf,
     len_bytes: u64,
     access: Access,
     is_block: bool,
-    /// A flush failed: nothing can be promised any more.
+    /// A flush failed; no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
-    /// Loop devices over the image: held, so that the kernel does not mount them. Of a block device, what it is made of (I2).
+    /// Files held open for their locks: loop devices over the image, which the kernel cannot mount then, or the files
+    /// and devices that a block device is made of (I2).
     _held: Vec<File>,
 }
 
@@ -237,8 +238,8 @@ impl FileDevice {
         Self::from_file(file, path, access, parts)
     }
 
-    /// Makes an image file of `size_bytes` (sparse) and opens it read-write. With `exclusive_new` an existing file is
-    /// refused, else it is resized; a block device must be large enough.
+    /// Creates a sparse image file of `size_bytes` and opens it read-write. An existing file is refused if
+    /// `exclusive_new` is set, or else resized. A block device must be large enough.
     pub fn create(path: &Path, size_bytes: u64, exclusive_new: bool) -> Result<Self, OpenError> {
         if !exclusive_new && path.exists() {
             let mut device = Self::open(path, Access::ReadWrite)?;
@@ -248,8 +249,8 @@ impl FileDevice {
         Self::create_new(path, path, size_bytes)
     }
 
-    /// As [`create`](Self::create) with `exclusive_new`, but the file has another name in the same directory: the caller renames
-    /// it when it is whole. Messages show `path`.
+    /// As [`create`](Self::create) with `exclusive_new`, but the file has another name in the same directory: the
+    /// caller renames it when it is whole. Messages show `path`.
     pub fn create_under(path: &Path, name: &OsStr, size_bytes: u64) -> Result<Self, OpenError> {
         if path.symlink_metadata().is_ok() {
             return Err(OpenError::Exists { path: path.to_owned() });
@@ -318,12 +319,12 @@ impl FileDevice {
         Ok(())
     }
 
-    /// The path it was opened by.
+    /// The path given to open.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is a block device.
+    /// Whether the device is a block device.
     pub fn is_block_device(&self) -> bool {
         self.is_block
     }
@@ -336,7 +337,7 @@ impl FileDevice {
     }
 }
 
-/// Whether it is a block device; an error for what can be neither.
+/// Whether this is a block device. Anything else than a block device or a regular file is an error.
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     let kind = metadata.file_type();
     let refuse = |what| Err(OpenError::NotRegular { path: path.to_owned(), what });
@@ -362,8 +363,8 @@ fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
     }
 }
 
-/// Fails where an open file is an image or a block device that somebody uses: locked by a process, mounted or held by the
-/// kernel, by whatever path. On success the lock is held until `file` is closed.
+/// Fails if an open image file or block device is in use, by any path: locked by a process, or mounted or held by the
+/// kernel. On success, `file` holds the lock until it is closed.
 pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     let metadata = file.metadata().map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     if check_kind(path, &metadata)? {
@@ -409,18 +410,18 @@ fn in_use(path: &Path, through: Option<PathBuf>, kernel_use: KernelUse) -> OpenE
     }
 }
 
-/// Takes the advisory lock. Device managers lock block devices for moments while they look at them: retried.
+/// Takes the advisory lock. Retries, because device managers lock block devices briefly while they probe them.
 fn lock(file: &File, path: &Path, access: Access, metadata: &Metadata) -> Result<(), OpenError> {
     let operation = match access {
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
     };
-    // A lock also lives in a process that was forked and has not come to its exec yet.
+    // A forked process shares the lock until its exec, so image files are retried too.
     let nr_tries = if metadata.file_type().is_block_device() { 20 } else { 8 };
     for nr_try in 1..=nr_tries {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
-            // A file system without locks: there is no way to keep others out, and no reason to refuse.
+            // The file system has no locks. There is no protection then, but no reason to refuse either.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => return Ok(()),
             Err(Errno::WOULDBLOCK) if nr_try < nr_tries => std::thread::sleep(Duration::from_millis(25)),
             Err(Errno::WOULDBLOCK) => break,
@@ -439,7 +440,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Buffers that one system call takes (`IOV_MAX`).
+/// Most buffers of a system call (`IOV_MAX`).
 pub(crate) const NR_BUFS_MAX: usize = 1024;
 
 impl Device for FileDevice {
@@ -493,7 +494,7 @@ impl Device for FileDevice {
         if self.access == Access::ReadOnly {
             return Ok(());
         }
-        // After one failure the kernel has dropped the dirty pages' error and would report success.
+        // The kernel reports a writeback error only once: the next sync would succeed although data is lost.
         if self.flush_failed.load(Ordering::Acquire) {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "an earlier flush failed"));
         }
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn large_writes_arrive_with_rings_and_without() {
+    fn large_writes_work_with_and_without_rings() {
         const LEN: usize = 40 << 20;
         let (_dir, path) = image(64 << 20);
         let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
@@ -574,8 +575,8 @@ mod tests {
                 device.direct.deny_rings();
                 assert!(!device.has_io_uring());
             }
-            // More than a ring takes in one go; buffers that end where no request does; in the second round small ones, which
-            // are joined; in the last one also one whose length does not suit direct I/O.
+            // The data exceeds one call of a ring, and buffers do not end where requests end. Round 1 has small
+            // buffers, which are copied together. Round 3 adds a buffer whose length is not aligned for direct I/O.
             let (nr_lens, nr_shifts) = if round == 1 { (2, 1) } else { (7, 9) };
             let parts: Vec<AlignedBuf> = (0..)
                 .map(|nr: usize| (nr % nr_lens + 1) << (12 + nr % nr_shifts))
@@ -642,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused_by_name() {
+    fn files_that_are_no_devices_are_refused_by_name() {
         let (dir, path) = image(4096);
         assert!(matches!(FileDevice::open(dir.path(), Access::ReadOnly), Err(OpenError::NotRegular { .. })));
         let missing = dir.path().join("missing");

@@ -1,18 +1,19 @@
-//! [`FuseRing`]: one place in which the kernel puts one FUSE request at a time (FUSE over io_uring, Linux 6.14).
+//! [`FuseRing`]: a ring entry into which the kernel puts one FUSE request at a time (FUSE over io_uring, Linux 6.14).
 //!
-//! A server has a queue for every processor, and in each queue one place or more. A thread answers a request and waits for
-//! the next one in a single system call. What the bytes mean is not known here.
+//! A server has a queue for every processor, and one or more entries in each queue. A single system call answers a
+//! request and waits for the next one. This module does not interpret the bytes.
 //!
 //! ```text
-//! [new] --enable--> [idle] --register--> [with the kernel] --a request--> [with us] --answer--> [with the kernel] ...
+//! [new] --enable--> [idle] --register--> [kernel owns] --a request--> [we own] --answer--> [kernel owns] ...
 //! ```
 //!
 //! Invariants:
-//! - I1. While the place is with the kernel, nobody here has a reference to its memory: [`FuseRing::buffers`] refuses.
-//! - I2. The memory is unmapped only when it is with us. A place that is dropped while it is with the kernel leaves its
-//!   memory mapped for ever, so that a late request cannot be written over something else.
-//! - I3. The ring takes the one command that it is for, on whatever descriptor, and nothing else: a program that takes over
-//!   the server cannot open files with it.
+//! - I1. While the kernel owns the entry, this process has no reference to its memory: [`FuseRing::buffers`] returns
+//!   `None`.
+//! - I2. The memory is unmapped only while we own it. If an entry is dropped while the kernel owns it, its memory stays
+//!   mapped forever, so a late request cannot overwrite other data.
+//! - I3. The ring accepts only the io_uring operation `URING_CMD`, so an attacker who takes over the server cannot use
+//!   it to open files.
 
 use std::fs::File;
 use std::io;
@@ -25,23 +26,23 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::queues::{Mapping, Queues};
 
-/// Bytes of the header that comes with a request and goes back with its answer (`struct fuse_uring_req_header`).
+/// Bytes of the header of requests and answers (`struct fuse_uring_req_header`).
 pub const FUSE_RING_HEADER: usize = 288;
 
-/// A ring with one place for one request.
+/// A ring with one entry, for one request at a time.
 #[derive(Debug)]
 pub struct FuseRing {
     queues: Queues<Command>,
     memory: Option<Mapping>,
     payload_len: usize,
     owner: Owner,
-    /// `struct iovec[2]` of header and payload, which the kernel reads when the place is registered.
+    /// `struct iovec[2]` of header and payload, which the kernel reads when the entry is registered.
     places: Box<[[u64; 2]; 2]>,
-    /// The kernel takes commands only of the thread that enabled the ring.
+    /// The kernel accepts commands only from the thread that enabled the ring.
     not_sync: PhantomData<std::cell::Cell<()>>,
 }
 
-/// Who may touch the memory.
+/// The side that may access the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Us,
@@ -49,8 +50,8 @@ enum Owner {
 }
 
 impl FuseRing {
-    /// A ring that does nothing before it is [enabled](Self::enable), with room for `payload_len` bytes beside the header;
-    /// memory that no request touches costs nothing. Fails where the kernel has no such rings or denies them to us.
+    /// Makes a ring with room for `payload_len` bytes besides the header; [`enable`](Self::enable) starts it. Untouched
+    /// memory costs nothing. Fails if the kernel does not support such rings or denies them to this process.
     pub fn new(payload_len: usize) -> io::Result<Self> {
         let flags = IoringSetupFlags::SQE128
             | IoringSetupFlags::NO_SQARRAY
@@ -64,12 +65,13 @@ impl FuseRing {
         Ok(Self { queues, memory, payload_len, owner, places, not_sync: PhantomData })
     }
 
-    /// Makes the calling thread the one that uses the ring from now on.
+    /// Enables the ring for the calling thread, which alone may use it from now on.
     pub fn enable(&mut self) -> io::Result<()> {
         self.queues.enable()
     }
 
-    /// Offers the place to the connection `fuse` for requests of processor `queue`, and waits for the first one.
+    /// Registers the entry with the connection `fuse` for requests of processor `queue`, and waits for the first
+    /// request.
     pub fn register(&mut self, fuse: BorrowedFd<'_>, queue: u16) -> io::Result<()> {
         let mut command = Command::new(fuse, CMD_REGISTER, queue, 0);
         command.addr = self.places.as_ptr().expose_provenance() as u64;
@@ -77,19 +79,19 @@ impl FuseRing {
         self.submit_and_wait(&command)
     }
 
-    /// Answers the request with what [`buffers`](Self::buffers) hold, and waits for the next one. `commit_id` comes with
-    /// the request.
+    /// Answers the request with the content of [`buffers`](Self::buffers), and waits for the next request. `commit_id`
+    /// is the number in the header of the answered request.
     pub fn answer(&mut self, fuse: BorrowedFd<'_>, queue: u16, commit_id: u64) -> io::Result<()> {
         self.submit_and_wait(&Command::new(fuse, CMD_COMMIT_AND_FETCH, queue, commit_id))
     }
 
-    /// Header and payload of the request that has arrived, and of its answer.
-    #[allow(unsafe_code, reason = "memory that the kernel writes to between two calls")]
+    /// Header and payload, of the request that has arrived and then of its answer. `None` while the kernel owns them.
+    #[allow(unsafe_code, reason = "the kernel writes to this memory between two calls")]
     pub fn buffers(&mut self) -> Option<(&mut [u8; FUSE_RING_HEADER], &mut [u8])> {
         let memory = self.memory.as_ref().filter(|_| self.owner == Owner::Us)?;
-        // SAFETY: the mapping is HEADER_ROOM + payload_len bytes long, zeroed by the kernel when it was made, and lives as
-        // long as `self`, whose exclusive borrow is in the result; the two parts do not overlap, and by I1 the kernel does
-        // not write to them before `submit_and_wait`, which needs `self` again.
+        // SAFETY: the mapping has HEADER_ROOM + payload_len bytes, which the kernel zeroed, and lives as long as
+        // `self`, which the result borrows exclusively. The two parts do not overlap. By I1 the kernel does not write
+        // to them until `submit_and_wait`, which borrows `self` again.
         let (header, payload) = unsafe {
             let payload = memory.start().as_ptr().add(HEADER_ROOM);
             (
@@ -107,8 +109,8 @@ impl FuseRing {
         }
         self.owner = Owner::Kernel;
         loop {
-            // SAFETY: the commands in the queue are `Command`s of this file: memory that they name is `places`, and through
-            // it `memory`, which live as long as the kernel may use them (I2).
+            // SAFETY: the queue holds only `Command`s of this file. They name `places`, and through it `memory`; both
+            // live as long as the kernel may use them (I2).
             match unsafe { self.queues.enter(1) } {
                 Ok(()) | Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => return Err(errno.into()),
@@ -132,7 +134,8 @@ impl Drop for FuseRing {
     }
 }
 
-/// What goes into the submission queue: `struct io_uring_sqe` of 128 bytes with `struct fuse_uring_cmd_req` in its last 80.
+/// An entry of the submission queue: `struct io_uring_sqe` of 128 bytes with `struct fuse_uring_cmd_req` in its last
+/// 80.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 struct Command {
@@ -185,10 +188,10 @@ const OP_URING_CMD: u8 = 46;
 /// `FUSE_IO_URING_CMD_REGISTER`, `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
 const CMD_REGISTER: u32 = 1;
 const CMD_COMMIT_AND_FETCH: u32 = 2;
-/// The header's part of the memory; the payload begins on a page.
+/// Bytes of memory for the header; the payload starts on the next page.
 const HEADER_ROOM: usize = 4096;
 
-/// Whether the kernel's FUSE lets servers use rings: a switch of the module, off by default.
+/// Whether the kernel lets FUSE servers use rings: a parameter of the fuse module, off by default.
 pub fn has_fuse_rings() -> bool {
     let mut switch = [0];
     let read = File::open("/sys/module/fuse/parameters/enable_uring")
@@ -202,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// A ring, where the kernel has io_uring.
+    /// Makes a ring; `None` if the kernel has no io_uring.
     fn ring_of(payload_len: usize) -> Option<FuseRing> {
         match FuseRing::new(payload_len) {
             Ok(ring) => Some(ring),
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_takes_its_own_command_and_fails_on_what_is_not_fuse() {
+    fn a_ring_takes_its_own_command_and_fails_on_other_files() {
         let Some(mut ring) = ring_of(1 << 16) else { return };
         let (header, payload) = ring.buffers().unwrap();
         assert_eq!((header.len(), payload.len()), (FUSE_RING_HEADER, 1 << 16));
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_can_be_done_with_the_ring() {
+    fn a_ring_denies_other_operations() {
         let Some(mut ring) = ring_of(4096) else { return };
         ring.enable().unwrap();
         let null = File::open("/dev/null").unwrap();

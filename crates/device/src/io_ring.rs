@@ -1,14 +1,15 @@
-//! [`IoRing`]: one large read or write as several requests that the device works on at once, through io_uring.
+//! [`IoRing`]: performs a large read or write as several concurrent requests, through io_uring.
 //!
-//! One request at a time leaves a device idle between the end of one and the start of the next, and a filesystem below an
-//! image file keeps the file locked during a whole synchronous write. Requests of a ring are handed over in one system call,
-//! and the lock is held only while each is started.
+//! With a single request at a time, the device idles between requests, and the filesystem below an image file keeps the
+//! file locked during a whole synchronous write. A ring submits several requests in one system call, and the file is
+//! locked only while each request starts.
 //!
 //! Invariants:
-//! - I1. A call returns, whatever happens, only after the kernel is done with all that it took: it has the caller's memory.
-//! - I2. What a call answers was read or written from the start on, without a gap. All else is for the caller to do again
-//!   on the usual way, which also finds out what the error is.
-//! - I3. A ring takes reads and writes alone.
+//! - I1. A call returns only after the kernel has finished all requests that it took, because they use the caller's
+//!   memory.
+//! - I2. The returned count is a contiguous prefix that was read or written. The caller repeats the rest without a
+//!   ring, which also reveals the error.
+//! - I3. A ring accepts only reads and writes.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -31,10 +32,10 @@ pub(crate) struct IoRing {
 }
 
 impl IoRing {
-    /// Requests that a call makes at most: more is left to the next call.
+    /// Most requests of a call.
     pub(crate) const NR_REQUESTS: usize = 16;
 
-    /// A ring; fails where the kernel has none or denies it to us.
+    /// Makes a ring. Fails if the kernel does not support io_uring or denies it to this process.
     pub(crate) fn new() -> io::Result<Self> {
         let nr_commands = Self::NR_REQUESTS as u32;
         let mut queues = Queues::new(nr_commands, IoringSetupFlags::empty(), &[OP_WRITEV, OP_READ])?;
@@ -43,13 +44,13 @@ impl IoRing {
         Ok(Self { queues, is_denied: false })
     }
 
-    /// Whether the kernel does not take requests any more.
+    /// Whether the kernel refuses further requests.
     pub(crate) fn is_denied(&self) -> bool {
         self.is_denied
     }
 
-    /// Writes from the start of `bufs`, in pieces of about `piece_bytes`; how many bytes (I2). Who holds `turn` goes first:
-    /// it is given up when half of the requests are done.
+    /// Writes a prefix of `bufs` in pieces of about `piece_bytes`, and returns its length (I2). Releases `turn`, which
+    /// lets the next large write start, when half of the requests are done.
     #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
     pub(crate) fn write(
         &mut self,
@@ -68,13 +69,13 @@ impl IoRing {
             requests.push(Request { command, len, done: None });
             at += len as u64;
         }
-        // SAFETY: the commands name `pieces`, each a list of `struct iovec` (the layout of `IoSlice`), and through them
-        // bytes of the caller, which are borrowed until this returns and only read.
+        // SAFETY: the commands name `pieces`, each an array of `struct iovec` (the layout of `IoSlice`), and through
+        // them bytes of the caller. The bytes are borrowed until this returns, and the kernel only reads them.
         unsafe { self.run(&mut requests, Some(turn)) };
         done_from_start(&requests)
     }
 
-    /// Reads to the start of `buf`, in pieces of `piece_bytes`; how many bytes (I2).
+    /// Reads into a prefix of `buf` in pieces of `piece_bytes`, and returns its length (I2).
     #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
     pub(crate) fn read(&mut self, file: &File, offset: u64, buf: &mut [u8], piece_bytes: usize) -> usize {
         let mut at = offset;
@@ -84,18 +85,17 @@ impl IoRing {
             requests.push(Request { command, len: piece.len(), done: None });
             at += piece.len() as u64;
         }
-        // SAFETY: the commands name parts of `buf` that do not overlap, which are borrowed from the caller until this
-        // returns, and nobody looks at them before.
+        // SAFETY: the commands name disjoint parts of `buf`, which is borrowed exclusively until this returns.
         unsafe { self.run(&mut requests, None) };
         done_from_start(&requests)
     }
 
-    /// Has the kernel do the requests, at most [`Self::NR_REQUESTS`], and waits for those that it took (I1). Does not panic
-    /// while it has any.
+    /// Submits the requests, at most [`Self::NR_REQUESTS`], and waits for all that the kernel takes (I1). Does not
+    /// panic while the kernel has any.
     ///
     /// # Safety
     ///
-    /// The memory that the commands name must be what they are for until this returns.
+    /// The memory that the commands name must stay valid for their reads and writes until this returns.
     #[allow(unsafe_code, reason = "the kernel uses the memory that commands name")]
     unsafe fn run(&mut self, requests: &mut [Request], mut turn: Option<MutexGuard<'_, ()>>) {
         let mut nr_waiting = 0u32;
@@ -112,11 +112,11 @@ impl IoRing {
                 turn = None;
             }
             let nr_results = if turn.is_some() { nr_waiting - half } else { nr_waiting };
-            // SAFETY: the caller's promise, for as long as results are waited for here.
+            // SAFETY: the caller guarantees the memory until this function returns, and it waits for all results.
             match unsafe { self.queues.enter(nr_results) } {
                 Ok(()) | Err(Errno::INTR) => {}
-                // No memory for a request, or the call is denied by now: what was not taken is left undone, and what was
-                // taken comes to an end without us.
+                // The kernel has no memory for a request, or denies the call by now. Requests not taken are abandoned;
+                // requests taken complete without further calls.
                 Err(errno) => {
                     self.is_denied |= !matches!(errno, Errno::AGAIN | Errno::BUSY | Errno::NOMEM);
                     nr_waiting -= self.queues.nr_unsent().min(nr_waiting);
@@ -137,16 +137,16 @@ impl IoRing {
     }
 }
 
-/// One of the requests of a call.
+/// A request of a call.
 #[derive(Debug)]
 struct Request {
     command: Command,
     len: usize,
-    /// Bytes, if it succeeded.
+    /// Transferred bytes; `None` if the request failed.
     done: Option<usize>,
 }
 
-/// Bytes up to the first request that was not done in full.
+/// Transferred bytes up to the first request that was not completed in full.
 fn done_from_start(requests: &[Request]) -> usize {
     let mut total = 0;
     for request in requests {
@@ -159,7 +159,8 @@ fn done_from_start(requests: &[Request]) -> usize {
     total
 }
 
-/// Cuts a list of buffers into at most `nr_most` lists of `piece_bytes`, the last one shorter.
+/// Splits a list of buffers into at most `nr_most` lists of `piece_bytes` each. A list is shorter if it is the last one
+/// or has [`NR_BUFS_MAX`] buffers.
 fn cut<'b>(bufs: &'b [IoSlice<'_>], piece_bytes: usize, nr_most: usize) -> Vec<Vec<IoSlice<'b>>> {
     let mut pieces = Vec::new();
     let mut piece = Vec::new();
@@ -186,7 +187,7 @@ fn cut<'b>(bufs: &'b [IoSlice<'_>], piece_bytes: usize, nr_most: usize) -> Vec<V
     pieces
 }
 
-/// What goes into the submission queue: `struct io_uring_sqe`.
+/// An entry of the submission queue: `struct io_uring_sqe`.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 struct Command {
@@ -206,7 +207,7 @@ struct Command {
 }
 
 impl Command {
-    /// `len` counts bytes, or buffers where the address is of a list.
+    /// Makes a command. `len` counts bytes, or buffers if `addr` is an array of them.
     fn new(opcode: u8, file: &File, offset: u64, addr: usize, len: usize) -> Self {
         Self {
             opcode,
@@ -230,7 +231,7 @@ const _: () = assert!(size_of::<Command>() == 64);
 
 const OP_WRITEV: u8 = 2;
 const OP_READ: u8 = 22;
-/// Between two looks for results that cannot be waited for.
+/// Interval for polling when the kernel denies waiting.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -256,7 +257,7 @@ mod tests {
     fn write(ring: &mut IoRing, file: &File, offset: u64, bufs: &[IoSlice<'_>], piece_bytes: usize) -> usize {
         let turn = Mutex::new(());
         let written = ring.write(file, offset, bufs, piece_bytes, turn.lock().unwrap());
-        assert!(turn.try_lock().is_ok(), "the turn is given up");
+        assert!(turn.try_lock().is_ok(), "the turn was released");
         written
     }
 
@@ -264,7 +265,7 @@ mod tests {
     fn pieces_arrive_in_their_places() {
         let Some(mut ring) = ring() else { return };
         let file = tempfile::tempfile().unwrap();
-        // Buffers of all lengths, none of which ends where a piece does.
+        // Buffers of different lengths, which do not end where pieces end.
         let parts: Vec<Vec<u8>> = (1..60).map(|nr| pattern(nr * 37, nr)).collect();
         let bufs: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         let whole = parts.concat();
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_takes_no_more_buffers_than_the_system_does() {
+    fn a_request_has_at_most_iov_max_buffers() {
         let Some(mut ring) = ring() else { return };
         let file = tempfile::tempfile().unwrap();
         let parts: Vec<Vec<u8>> = (0..3000).map(|nr| pattern(3, nr)).collect();
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_ends_where_the_file_does() {
+    fn reads_end_at_the_end_of_the_file() {
         let Some(mut ring) = ring() else { return };
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&pattern(10_000, 0), 0).unwrap();
@@ -306,16 +307,16 @@ mod tests {
     }
 
     #[test]
-    fn one_failed_request_of_many_ends_what_counts() {
+    fn only_the_prefix_before_a_failed_request_counts() {
         use rustix::fs::{MemfdFlags, SealFlags};
         let Some(mut ring) = ring() else { return };
         let file = File::from(rustix::fs::memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap());
         file.set_len(3 * 4096).unwrap();
         rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).unwrap();
         let data = pattern(4 * 4096, 5);
-        // The last one would make the file grow.
+        // The last request would make the file grow.
         assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 3 * 4096);
-        // None is allowed.
+        // Now no write is allowed.
         rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
         assert_eq!(write(&mut ring, &file, 0, &[IoSlice::new(&data)], 4096), 0);
         let mut found = vec![0; 3 * 4096];
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_behind_a_failed_request_does_not_count() {
+    fn requests_after_a_failed_one_do_not_count() {
         let mut requests: Vec<Request> = (0..4)
             .map(|_| Request {
                 command: Command::new(OP_READ, &File::open("/dev/null").unwrap(), 0, 0, 0),
@@ -334,9 +335,9 @@ mod tests {
             .collect();
         assert_eq!(done_from_start(&requests), 40);
         requests[2].done = Some(3);
-        assert_eq!(done_from_start(&requests), 23, "a short one ends it");
+        assert_eq!(done_from_start(&requests), 23, "a short request ends the prefix");
         requests[1].done = None;
-        assert_eq!(done_from_start(&requests), 10, "so does a failed one");
+        assert_eq!(done_from_start(&requests), 10, "a failed request ends the prefix");
         requests[0].done = Some(11);
         assert_eq!(done_from_start(&requests), 10, "no more than asked for");
     }
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_can_be_done_with_the_ring() {
+    fn a_ring_denies_other_operations() {
         let Some(mut ring) = ring() else { return };
         let null = File::open("/dev/null").unwrap();
         // IORING_OP_OPENAT
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_have_rings_of_their_own() {
+    fn many_threads_use_separate_rings() {
         let file = tempfile::tempfile().unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4usize {

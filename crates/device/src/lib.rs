@@ -1,17 +1,18 @@
-//! Devices: where the bytes of a filesystem are kept. Image files, block devices, and memory for tests.
+//! Devices store the bytes of a filesystem: image files, block devices, and memory for tests.
 //!
-//! Second floor of the house, above `format` (which it does not need): positioned, exact I/O on one device, its
-//! durability barrier, and the locks that keep a second writer out.
+//! This crate offers positioned, exact I/O on one device, a durability barrier, and locks against a second writer. It
+//! depends on no other crate of the workspace.
 //!
 //! Invariants:
-//! - I1. A read or write is done in full or fails; nothing past the device's end is touched.
-//! - I2. Data written before [`Device::flush`] was called is durable when it returns `Ok`.
-//! - I3. A [`FileDevice`] that was opened read-write is the only user of its file: no other process of ours has it
-//!   open, and the kernel has not mounted it (see [`open`](FileDevice::open)).
-//! - I4. After a failed flush every later flush fails too: what the failed one lost will never become durable.
+//! - I1. A read or write completes in full or fails, and never touches anything past the device's end.
+//! - I2. When [`Device::flush`] returns `Ok`, all data written before the call is durable.
+//! - I3. A [`FileDevice`] opened read-write is the only user of its file: no other ubtrfs process has the file open,
+//!   and the kernel has not mounted it (see [`open`](FileDevice::open)).
+//! - I4. After a failed flush every later flush fails, because data may be lost.
 //!
-//! `unsafe` is allowed in five places: the ioctl in `discard.rs`, what runs before `main` in `stdio.rs`, and io_uring: `queues.rs`, whose memory the kernel shares,
-//! and `fuse_ring.rs` and `io_ring.rs`, whose commands name memory for it to read and write.
+//! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main`,
+//! `queues.rs` for memory that it shares with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring commands
+//! that name memory for the kernel to read and write.
 
 #![deny(unsafe_code)]
 
@@ -35,10 +36,9 @@ pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
 pub use stdio::{stdin_was_closed, stdout_was_closed};
 
-/// One device: a fixed number of bytes with positioned I/O.
+/// A device: a fixed number of bytes with positioned I/O.
 ///
-/// All methods take `&self` and may be called from any thread at once; overlapping concurrent writes give either
-/// content.
+/// Threads may call all methods concurrently. After overlapping concurrent writes, each byte comes from one of them.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Size in bytes.
     fn len_bytes(&self) -> u64;
@@ -49,7 +49,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Writes all of `buf` at `offset`. Never extends the device.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
 
-    /// Writes all of `bufs`, one behind the other, at `offset`.
+    /// Writes all of `bufs` consecutively, from `offset` on.
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let mut at = offset;
         for buf in bufs {
@@ -59,25 +59,25 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Makes everything written so far durable.
+    /// Makes all completed writes durable.
     fn flush(&self) -> io::Result<()>;
 
-    /// Tells the device that a range is not needed any more: best effort; its content is undefined afterwards.
+    /// Tells the device that a range is no longer needed. Best effort; the range's content is undefined afterwards.
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
 
-    /// A name for messages: the path.
+    /// The name for messages: the path.
     fn describe(&self) -> String;
 
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
 
-    /// Whether large reads and writes are handed over as several requests at once, through io_uring.
+    /// Whether large reads and writes use io_uring, as several concurrent requests.
     fn has_io_uring(&self) -> bool {
         false
     }
 }
 
-/// The error for a range that ends past the device.
+/// Makes the error for a range that ends past the device.
 pub(crate) fn past_end(offset: u64, len_bytes: usize, device_len: u64, kind: io::ErrorKind) -> io::Error {
     io::Error::new(kind, format!("{len_bytes} bytes at {offset} end past the device's {device_len} bytes"))
 }

@@ -21,12 +21,12 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// A device of `len_bytes` zeros; memory is taken as it is written to.
+    /// Makes a device of `len_bytes` zeros. Writes allocate memory.
     pub fn new(len_bytes: u64) -> Self {
         Self { len_bytes, shards: Default::default() }
     }
 
-    /// Bytes of memory that its pages take.
+    /// Bytes of memory in use by its pages.
     pub fn resident_bytes(&self) -> u64 {
         let nr_pages: usize =
             self.shards.iter().map(|shard| shard.read().unwrap_or_else(PoisonError::into_inner).len()).sum();
@@ -44,7 +44,7 @@ impl std::fmt::Debug for MemoryDevice {
     }
 }
 
-/// Cuts `len` bytes at `offset` into pieces that lie in one page each: page, offset in it, range of the buffer.
+/// Splits `len` bytes at `offset` by page. Yields page number, offset in the page, and range of the buffer.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_ends_past_the_device() {
+    fn refuses_ranges_that_end_past_the_device() {
         let device = MemoryDevice::new(1000);
         assert_eq!(device.read_at(990, &mut [0; 11]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(device.write_at(u64::MAX, &[0; 11]).unwrap_err().kind(), io::ErrorKind::WriteZero);

@@ -1,8 +1,9 @@
-//! Whether a file or block device is in use: mounted directly, or through a loop device; and what lies below a block device.
+//! Finds out whether a file or block device is in use, directly or through a loop device, and what a block device is
+//! made of.
 //!
 //! Invariants:
-//! - I1. What cannot be found out (no permission, no sysfs) counts as not mounted: these checks protect against
-//!   mistakes; the locks in `file.rs` protect against other processes of ours.
+//! - I1. If the state is unknown (no permission, no sysfs), the device counts as not mounted. These checks protect
+//!   against mistakes; the locks in `file.rs` protect against other ubtrfs processes.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,20 +16,20 @@ use rustix::io::Errno;
 /// How the kernel uses a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KernelUse {
-    /// Mounted here.
+    /// Mounted at this path.
     Mounted(PathBuf),
-    /// Mounted here by a server of FUSE.
+    /// Mounted at this path by a FUSE server.
     Served {
         /// The mount point.
         at: PathBuf,
-        /// `fuse.ubtrfs` and the like.
+        /// The filesystem type, such as `fuse.ubtrfs`.
         kind: String,
     },
-    /// Opened exclusively: mounted in another namespace, swap, or part of another device.
+    /// Opened exclusively: mounted in another namespace, in use as swap, or part of another device.
     Exclusive,
 }
 
-/// How the kernel uses the block device with this number.
+/// Finds out how the kernel uses the block device with this number.
 pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
     if let Some(point) = mount_points(&mountinfo).find(|mount| block_rdev(&mount.source) == Some(rdev)) {
@@ -37,15 +38,15 @@ pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
             false => KernelUse::Mounted(point.target),
         });
     }
-    // A btrfs of several devices names only one of them as its source; sysfs lists them all.
+    // mountinfo names only one device of a btrfs with several devices; sysfs lists all of them.
     let name = block_name(rdev)?;
     let filesystems = fs::read_dir("/sys/fs/btrfs").ok()?;
     let is_member = |dir: PathBuf| dir.join("devices").join(&name).symlink_metadata().is_ok();
     filesystems.flatten().any(|entry| is_member(entry.path())).then_some(KernelUse::Exclusive)
 }
 
-/// How the kernel uses an image file, through each of the loop devices that it backs. With `hold`, unused loop devices
-/// are returned opened exclusively: while they are held the kernel does not mount them.
+/// Finds out whether the kernel uses an image file through a loop device. If it does not, and `hold` is set, returns
+/// the loop devices over the file, opened exclusively: the kernel cannot mount them while they are open.
 pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, (PathBuf, KernelUse)> {
     let mut held = Vec::new();
     for name in loop_devices_of(dev, ino) {
@@ -64,8 +65,8 @@ pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, 
     Ok(held)
 }
 
-/// Files and block devices that a block device is made of, at any depth: the file behind a loop device, the devices below a
-/// partition or a device mapper's device. What is known by no path here is left out (I1).
+/// Files and block devices that a block device is made of, at any depth: the file behind a loop device, the devices
+/// below a partition or a device mapper's device. What is known by no path here is left out (I1).
 pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     let mut parts: Vec<PathBuf> = Vec::new();
     let mut todo = vec![sysfs_dir(rdev)];
@@ -96,18 +97,18 @@ fn sysfs_dir(rdev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev)))
 }
 
-/// Whether an error of an exclusive open says that someone else has it.
+/// Whether an exclusive open failed because the device is in use.
 pub(crate) fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
 }
 
 fn open_exclusive(node: &Path) -> io::Result<File> {
-    // The kernel takes O_EXCL without O_CREAT on a block device as a claim that excludes mounts and other claims.
+    // On a block device, O_EXCL without O_CREAT is an exclusive claim: it excludes mounts and other claims.
     let flags = i32::try_from(OFlags::EXCL.bits()).unwrap_or_default();
     File::options().read(true).custom_flags(flags).open(node)
 }
 
-/// Names of the loop devices, and of their partitions, that this file backs.
+/// Names of the loop devices over this file, and of their partitions.
 fn loop_devices_of(dev: u64, ino: u64) -> Vec<String> {
     let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
     let mut names = Vec::new();
@@ -137,7 +138,7 @@ struct Mount {
     source: PathBuf,
 }
 
-/// The mounts with a path as source, from the text of /proc/self/mountinfo.
+/// Parses /proc/self/mountinfo: the mounts with a path as source.
 fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
     mountinfo.lines().filter_map(|line| {
         let (head, tail) = line.split_once(" - ")?;
@@ -152,7 +153,7 @@ fn mount_points(mountinfo: &str) -> impl Iterator<Item = Mount> + '_ {
     })
 }
 
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
+/// Undoes the escapes of mountinfo: space, tab, newline and backslash appear as three octal digits.
 fn unescape(field: &str) -> String {
     field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
@@ -167,13 +168,13 @@ fn block_name(rdev: u64) -> Option<std::ffi::OsString> {
     Some(link.file_name()?.to_owned())
 }
 
-/// The process that holds a lock on this inode, as /proc/locks tells: "pid 12 (name)".
+/// Finds the process that holds a lock on this inode in /proc/locks: "pid 12 (name)".
 pub(crate) fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let wanted = format!("{:02x}:{:02x}:{ino}", rustix::fs::major(dev), rustix::fs::minor(dev));
     let pid = locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // A line of a waiter has "->" as its second field.
+        // The line of a waiting process has "->" as its second field.
         (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&wanted.as_str())).then(|| fields[4].to_owned())
     })?;
     match fs::read_to_string(format!("/proc/{pid}/comm")) {

@@ -1,11 +1,12 @@
-//! [`Queues`]: the two queues of an io_uring, in memory that the kernel shares. What the commands mean is for who makes
-//! them ([`crate::fuse_ring`], [`crate::io_ring`]).
+//! [`Queues`]: the submission and completion queue of an io_uring, in memory shared with the kernel. The modules
+//! [`crate::fuse_ring`] and [`crate::io_ring`] define the commands.
 //!
 //! Invariants:
-//! - I1. Where something lies in the shared memory is the kernel's word; it is checked against the mapping when
-//!   the ring is made, and again at each use.
-//! - I2. The memory behind a [`Mapping`] is reached as atomic numbers, but by who asks for its address.
-//! - I3. Nothing here touches the memory that commands name: who enters the kernel answers for that.
+//! - I1. The kernel says where the queues lie in the shared memory. The offsets are checked against the mapping when
+//!   the ring is made, and at each use.
+//! - I2. This module accesses the memory of a [`Mapping`] only as atomic numbers. Callers of [`Mapping::start`] are
+//!   responsible for their accesses.
+//! - I3. This module never accesses the memory that commands name. Callers of [`Queues::enter`] are responsible for it.
 
 use std::io;
 use std::marker::PhantomData;
@@ -21,7 +22,7 @@ use rustix::io_uring::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use zerocopy::{Immutable, IntoBytes};
 
-/// An io_uring that takes commands `C` (`struct io_uring_sqe`, of whatever size it was made for).
+/// An io_uring with commands of type `C`, a `struct io_uring_sqe` of 64 or 128 bytes.
 #[derive(Debug)]
 pub(crate) struct Queues<C> {
     ring: OwnedFd,
@@ -31,7 +32,7 @@ pub(crate) struct Queues<C> {
     kind: PhantomData<C>,
 }
 
-/// Where the shared counters lie.
+/// Offsets of the counters and results in the shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Offsets {
     sq_head: usize,
@@ -44,9 +45,9 @@ struct Offsets {
 }
 
 impl<C: IntoBytes + Immutable> Queues<C> {
-    /// A ring with room for so many commands (a power of two) at a time, which does nothing before it is
-    /// [enabled](Self::enable), and then takes these operations alone: a program that takes over ours cannot open files
-    /// with it. Fails where the kernel has no such rings or denies them to us.
+    /// Makes a ring with room for `nr_commands` (a power of two); [`enable`](Self::enable) starts it. The ring accepts
+    /// only the `allowed` operations, so an attacker who takes over the process cannot use it to open files. Fails if
+    /// the kernel does not support such rings or denies them to this process.
     pub(crate) fn new(nr_commands: u32, flags: IoringSetupFlags, allowed: &[u8]) -> io::Result<Self> {
         let mut params = io_uring_params::default();
         params.flags = flags | IoringSetupFlags::R_DISABLED;
@@ -60,7 +61,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         let shared = Mapping::of_ring(&ring, cq_len.max(sq_len).max(4096), SQ_RING)?;
         let commands = Mapping::of_ring(&ring, params.sq_entries as usize * size_of::<C>(), SQES)?;
         if !flags.contains(IoringSetupFlags::NO_SQARRAY) {
-            // Commands are taken in the order of their places.
+            // The indirection array is the identity.
             for (place, number) in
                 shared.words(params.sq_off.array as usize, params.sq_entries as usize).iter().zip(0..)
             {
@@ -76,13 +77,13 @@ impl<C: IntoBytes + Immutable> Queues<C> {
             sq_mask: params.sq_entries - 1,
             cq_mask: params.cq_entries - 1,
         };
-        // I1: what is not inside is found before the kernel has any memory of ours.
+        // I1: these accesses check all offsets, before any command names memory.
         let _counters = [at.sq_head, at.sq_tail, at.cq_head, at.cq_tail].map(|offset| shared.word(offset));
         let _results = shared.words(at.cqes, params.cq_entries as usize * RESULT_LEN / size_of::<u32>());
         Ok(Self { ring, shared, commands, at, kind: PhantomData })
     }
 
-    /// Lets it take commands; where it was made for one thread, of the calling one.
+    /// Enables the ring. With `SINGLE_ISSUER`, only the calling thread may then use it.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn enable(&mut self) -> io::Result<()> {
         // SAFETY: this operation takes no memory.
@@ -90,11 +91,11 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         Ok(())
     }
 
-    /// Lets at most one thread of the kernel's work for each thread of ours that uses the ring: several would start requests
-    /// out of order, and wait for each other's locks. Older kernels have more.
+    /// Limits the kernel to one worker for each thread that uses the ring: several workers would start requests out of
+    /// order and wait for each other's locks. Older kernels ignore the limit.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn limit_workers(&self) {
-        // For requests that end some time, and for others: 0 leaves it as it is.
+        // Limits for bounded and unbounded work; 0 keeps the default.
         let mut most = [1u32, 0];
         // SAFETY: the kernel reads and writes two numbers and keeps no pointer to them.
         let _ = unsafe {
@@ -102,7 +103,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         };
     }
 
-    /// Puts a command into the queue; false where that is full.
+    /// Puts a command into the queue; returns false if the queue is full.
     pub(crate) fn push(&mut self, command: &C) -> bool {
         let tail = self.shared.word(self.at.sq_tail);
         let next = tail.load(Ordering::Relaxed);
@@ -111,7 +112,7 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         }
         let slot = (next & self.at.sq_mask) as usize;
         let words = self.commands.words(slot * size_of::<C>(), size_of::<C>() / size_of::<u32>());
-        // The kernel reads the place after the tail has moved, and is done with what was there before.
+        // The kernel reads this slot only after the tail has moved, and has finished with the slot's old command.
         for (place, bytes) in words.iter().zip(command.as_bytes().as_chunks::<4>().0) {
             place.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
@@ -119,38 +120,39 @@ impl<C: IntoBytes + Immutable> Queues<C> {
         true
     }
 
-    /// Commands that the kernel has not taken yet.
+    /// The number of commands that the kernel has not taken yet.
     pub(crate) fn nr_unsent(&self) -> u32 {
         let head = self.shared.word(self.at.sq_head).load(Ordering::Acquire);
         self.shared.word(self.at.sq_tail).load(Ordering::Relaxed).wrapping_sub(head)
     }
 
-    /// Takes back what the kernel has not taken: it looks at the queue only while somebody enters it.
+    /// Takes back the commands that the kernel has not taken. The kernel reads the queue only during
+    /// [`enter`](Self::enter).
     pub(crate) fn take_back(&mut self) {
         let head = self.shared.word(self.at.sq_head).load(Ordering::Acquire);
         self.shared.word(self.at.sq_tail).store(head, Ordering::Relaxed);
     }
 
-    /// Hands over what is in the queue and waits for so many results; there may be fewer when this returns.
+    /// Submits the queued commands and waits for `nr_results` results. Fewer may have arrived when this returns.
     ///
     /// # Safety
     ///
-    /// The memory that the commands name must stay what it is for, until their results have come.
+    /// The memory that the commands name must stay valid for their reads and writes until their results have arrived.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) unsafe fn enter(&self, nr_results: u32) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the memory.
         unsafe { io_uring_enter(&self.ring, self.nr_unsent(), nr_results, IoringEnterFlags::GETEVENTS) }.map(drop)
     }
 
-    /// The next result: `user_data` of the command, and what came of it.
+    /// Removes the next result: the command's `user_data`, and its return value.
     pub(crate) fn pop(&mut self) -> Option<(u64, i32)> {
         let head = self.shared.word(self.at.cq_head);
         let next = head.load(Ordering::Relaxed);
         if next == self.shared.word(self.at.cq_tail).load(Ordering::Acquire) {
             return None;
         }
-        // `struct io_uring_cqe`: user_data (8 bytes), res (4), flags (4). The kernel leaves it alone until the head has
-        // moved past it.
+        // `struct io_uring_cqe`: user_data (8 bytes), res (4), flags (4). The kernel does not overwrite it until the
+        // head has moved past it.
         let words = self.shared.words(self.at.cqes + (next & self.at.cq_mask) as usize * RESULT_LEN, 4);
         let [first, second, result, _flags] = std::array::from_fn(|n| words[n].load(Ordering::Relaxed).to_ne_bytes());
         head.store(next.wrapping_add(1), Ordering::Release);
@@ -160,18 +162,18 @@ impl<C: IntoBytes + Immutable> Queues<C> {
     }
 }
 
-/// `IORING_OFF_SQ_RING`, where the completion queue lies too, and `IORING_OFF_SQES`.
+/// Offsets for mmap: `IORING_OFF_SQ_RING`, which maps both queues, and `IORING_OFF_SQES`.
 const SQ_RING: u64 = 0;
 const SQES: u64 = 0x1000_0000;
 const RESULT_LEN: usize = 16;
 
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 fn setup(nr_commands: u32, params: &mut io_uring_params) -> io::Result<OwnedFd> {
-    // SAFETY: `params` asks for no memory or descriptor of ours to be used.
+    // SAFETY: `params` names no memory or descriptor of this process.
     Ok(unsafe { io_uring_setup(nr_commands, params) }?)
 }
 
-/// These operations of the submission queue are allowed, before the ring is enabled.
+/// Restricts the ring to these operations of the submission queue. Possible only before it is enabled.
 #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
 fn restrict(ring: &OwnedFd, allowed: &[u8]) -> io::Result<()> {
     /// `struct io_uring_restriction` with `IORING_RESTRICTION_SQE_OP`.
@@ -185,7 +187,7 @@ fn restrict(ring: &OwnedFd, allowed: &[u8]) -> io::Result<()> {
     let list: Vec<_> =
         allowed.iter().map(|&sqe_op| Restriction { opcode: 1, sqe_op, resv: 0, resv2: [0; 3] }).collect();
     let nr = u32::try_from(list.len()).unwrap_or_default();
-    // SAFETY: the kernel reads `nr` times `struct io_uring_restriction` and keeps no pointer to them.
+    // SAFETY: the kernel reads an array of `nr` `struct io_uring_restriction` and keeps no pointer to it.
     unsafe { io_uring_register(ring, IoringRegisterOp::RegisterRestrictions, list.as_ptr().cast(), nr) }?;
     Ok(())
 }
@@ -197,25 +199,25 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the memory belongs to the value, wherever that goes; nothing about a mapping is of one thread, and what is shared
-// is reached as atomic numbers (I2).
-#[allow(unsafe_code, reason = "memory that is owned through a pointer")]
+// SAFETY: the value owns the memory, a mapping is not tied to a thread, and memory shared with the kernel is accessed
+// as atomic numbers (I2).
+#[allow(unsafe_code, reason = "the value owns memory through a pointer")]
 unsafe impl Send for Mapping {}
 
 impl Mapping {
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     fn of_ring(ring: &OwnedFd, len: usize, offset: u64) -> io::Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        // SAFETY: the kernel chooses the address, so the new mapping touches no existing memory.
         let start = unsafe { mmap(null_mut(), len, prot, flags, ring.as_fd(), offset) }?;
         Self::at(start.cast(), len)
     }
 
-    /// Memory of our own, zeroed; what is not touched costs nothing.
+    /// Maps zeroed private memory. Untouched pages cost nothing.
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: as above.
+        // SAFETY: as in `of_ring`.
         let start = unsafe { mmap_anonymous(null_mut(), len, prot, flags) }?;
         Self::at(start.cast(), len)
     }
@@ -225,30 +227,30 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Where it begins.
+    /// The start address.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// A number that the kernel shares.
+    /// A number shared with the kernel.
     fn word(&self, offset: usize) -> &AtomicU32 {
         &self.words(offset, 1)[0]
     }
 
-    /// Numbers that the kernel shares.
+    /// Consecutive numbers shared with the kernel.
     #[allow(unsafe_code, reason = "memory shared with the kernel")]
     fn words(&self, offset: usize, nr: usize) -> &[AtomicU32] {
         let end = offset.checked_add(nr * size_of::<u32>());
         assert!(
             end.is_some_and(|end| end <= self.len) && offset.is_multiple_of(4),
-            "I1: the kernel's offsets are inside"
+            "I1: the kernel's offsets lie inside the mapping"
         );
-        // SAFETY: inside of the mapping, which is as aligned as a page, and aligned itself, checked above; both sides
-        // access the memory as atomic numbers (I2).
+        // SAFETY: the range is inside the mapping, which is page-aligned, and `offset` is a multiple of 4; both are
+        // checked above. Both sides access the memory as atomic numbers (I2).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset).cast::<AtomicU32>(), nr) }
     }
 
-    /// Gives up the memory without unmapping it.
+    /// Leaks the memory: keeps it mapped.
     pub(crate) fn leave(mut self) {
         self.len = 0;
     }
@@ -258,7 +260,7 @@ impl Drop for Mapping {
     #[allow(unsafe_code, reason = "the system call has no safe wrapper")]
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the mapping is this value's own, and references into it borrow the value.
+            // SAFETY: this value owns the mapping, and references into it borrow the value.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }

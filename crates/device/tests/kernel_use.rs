@@ -1,18 +1,18 @@
-//! Devices that the kernel uses are refused. Method: an image made with mkfs.btrfs is attached to a loop device and
-//! mounted; needs root, loop devices and mkfs.btrfs, and says so where they are missing.
+//! Devices in use by the kernel are refused. Method: an image made by mkfs.btrfs is attached to a loop device and
+//! mounted. Needs root, loop devices and mkfs.btrfs; prints SKIPPED without them.
 
 use std::path::Path;
 use std::process::Command;
 
 use ubtrfs_device::{Access, Device, FileDevice, OpenError};
 
-/// Runs a command; its output if it succeeded.
+/// Runs a command and returns its output, `None` if it failed.
 fn run(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Undoes mount and loop device, also when the test fails.
+/// Unmounts and detaches the loop device, also when the test fails.
 struct Cleanup<'a> {
     mount: &'a str,
     node: String,
@@ -40,7 +40,7 @@ fn a_mounted_image_and_its_loop_device_are_refused_until_unmounted() {
     };
     let cleanup = Cleanup { mount: &mount, node: node.clone() };
 
-    // Attached, not mounted: a writer holds the loop device, so the kernel cannot mount it meanwhile.
+    // The image is attached but not mounted. The writer holds the loop device, so the kernel cannot mount it.
     let writer = FileDevice::open(Path::new(&image), Access::ReadWrite).unwrap();
     assert_eq!(run("mount", &[&node, &mount]), None);
     drop(writer);
