@@ -1,10 +1,10 @@
-//! Where the next chunk goes: its size and its place on the devices.
+//! Plans new chunks: size, and place on the devices.
 //!
-//! Sizes are the kernel's: data 1 GiB a stripe, metadata 256 MiB (1 GiB on more than 50 GiB), system 32 MiB; and never
-//! more than a tenth of the filesystem.
+//! Sizes follow the kernel: data 1 GiB, metadata 256 MiB (1 GiB on filesystems above 50 GiB), system 32 MiB, and at
+//! most a tenth of the filesystem.
 //!
 //! Invariants:
-//! - I1. The first MiB of a device belongs to no stripe: boot loaders and the primary superblock live there.
+//! - I1. No stripe covers the first MiB of a device, which holds boot loaders and the primary superblock.
 //! - I2. A planned stripe overlaps no stripe of a chunk in the map, and ends inside the device.
 
 use std::ops::Range;
@@ -15,15 +15,15 @@ use uuid::Uuid;
 
 use crate::profile::STRIPE_LEN;
 
-/// Device bytes that no chunk uses (I1).
+/// Bytes at the start of a device that no chunk uses (I1).
 pub const DEVICE_RESERVED: u64 = 1 << 20;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// A chunk smaller than this is more bookkeeping than room.
+/// Smallest stripe of a new chunk. The bookkeeping of a smaller chunk would cost more than its space.
 const STRIPE_LEN_MIN: u64 = MIB;
 
-/// One device as the planner sees it.
+/// A device and its used ranges, as the planner sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSpace {
     pub(crate) devid: DevId,
@@ -34,7 +34,7 @@ pub(crate) struct DeviceSpace {
 }
 
 impl DeviceSpace {
-    /// Free ranges from [`DEVICE_RESERVED`] on, in whole stripe elements.
+    /// Free ranges from [`DEVICE_RESERVED`] on, aligned to stripe elements.
     pub(crate) fn holes(&self) -> Vec<Range<u64>> {
         let mut holes = Vec::new();
         let mut at = DEVICE_RESERVED;
@@ -58,24 +58,24 @@ impl DeviceSpace {
         holes
     }
 
-    /// Bytes in holes that a chunk could use.
+    /// Bytes in holes that are large enough for a chunk.
     pub(crate) fn unallocated_bytes(&self) -> u64 {
         self.holes().iter().map(|hole| hole.end - hole.start).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 
-    /// Logical bytes that chunks with this many stripes, all in one hole, could hold.
+    /// Logical bytes of new chunks with `nr_stripes` stripes, all in one hole.
     fn allocatable_bytes(&self, nr_stripes: u64) -> u64 {
         let of_hole = |hole: Range<u64>| (hole.end - hole.start) / nr_stripes / STRIPE_LEN * STRIPE_LEN;
         self.holes().into_iter().map(of_hole).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 }
 
-/// Logical bytes that new chunks of this profile could hold on these devices.
+/// Logical bytes of new chunks of this profile that these devices have room for.
 pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags) -> u64 {
     nr_stripes(flags).map_or(0, |nr| devices.iter().map(|device| device.allocatable_bytes(nr)).sum())
 }
 
-/// Stripes of a chunk, of the profiles that are written.
+/// Stripes of a chunk; `None` for profiles that this program does not write.
 fn nr_stripes(flags: BlockGroupFlags) -> Option<u64> {
     match flags.intersection(BlockGroupFlags::PROFILES) {
         BlockGroupFlags::DUP => Some(2),
@@ -84,7 +84,7 @@ fn nr_stripes(flags: BlockGroupFlags) -> Option<u64> {
     }
 }
 
-/// The largest logical length that a chunk of this type gets on a filesystem of `total_bytes`.
+/// Largest logical length of a chunk of this type on a filesystem of `total_bytes`.
 pub(crate) fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
     let by_type = if flags.contains(BlockGroupFlags::DATA) {
         GIB
@@ -97,7 +97,7 @@ pub(crate) fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
     by_type.min(tenth.max(STRIPE_LEN_MIN))
 }
 
-/// Plans a chunk of the single or DUP profile; other profiles and full devices give `None`.
+/// Plans a chunk of the single or DUP profile. Returns `None` for other profiles, and if the devices are full.
 pub(crate) fn plan(
     devices: &[DeviceSpace],
     flags: BlockGroupFlags,
@@ -133,7 +133,7 @@ pub(crate) fn plan(
     Some((Logical(logical), chunk))
 }
 
-/// The first hole that is large enough, cut to `wanted`; else the largest.
+/// The first hole of at least `wanted` bytes, cut to `wanted`, or else the largest hole.
 fn best_hole(holes: &[Range<u64>], wanted: u64) -> Option<Range<u64>> {
     let len = |hole: &Range<u64>| hole.end - hole.start;
     let fitting = holes.iter().find(|hole| len(hole) >= wanted).map(|hole| hole.start..hole.start + wanted);

@@ -1,11 +1,11 @@
-//! The chunk map: logical addresses to chunks, and device addresses to the stripes that take them.
+//! The chunk map: translates logical addresses to chunks, and records the device extents of their stripes.
 //!
 //! Invariants:
-//! - I1. Chunks in the map overlap neither in logical addresses nor on a device, and each passed [`Geometry::of`].
-//! - I2. `next_logical` never goes down: an address of a removed chunk is not used again while the filesystem is open,
-//!   so nothing cached by address can be mistaken for newer content.
+//! - I1. Chunks in the map do not overlap, in logical addresses or on a device, and each passed [`Geometry::of`].
+//! - I2. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
+//!   open, so caches by address stay correct.
 //!
-//! Lock order: the map's lock is a leaf; nothing is called under it.
+//! Lock order: the map's lock is a leaf.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl Chunk {
         self.start + self.item.length
     }
 
-    /// The device extents of its stripes.
+    /// The device extents of the chunk's stripes.
     fn device_extents(&self) -> impl Iterator<Item = (DevId, Range<u64>)> {
         let len = self.geometry.stripe_len_bytes();
         self.item.stripes.iter().map(move |stripe| (stripe.devid, stripe.offset.0..stripe.offset.0 + len))
@@ -46,7 +46,7 @@ struct Inner {
     next_logical: u64,
 }
 
-/// All chunks by their start.
+/// All chunks, by start address.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMap {
     inner: RwLock<Inner>,
@@ -58,7 +58,7 @@ fn conflict(logical: u64, expected: &'static str) -> Corrupt {
 }
 
 impl ChunkMap {
-    /// Adds a chunk (I1). The same chunk again is fine; one that overlaps another is not.
+    /// Adds a chunk (I1). Adding an equal chunk again is allowed; a chunk that overlaps another is an error.
     pub(crate) fn add(&self, logical: Logical, item: ChunkItem, sectorsize: u32) -> Result<()> {
         let geometry = Geometry::of(logical.0, &item, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
         let chunk = Chunk { start: logical.0, geometry, item: Arc::new(item) };
@@ -114,7 +114,7 @@ impl ChunkMap {
         self.inner.read().chunks.values().cloned().collect()
     }
 
-    /// Where a new chunk goes: behind every chunk that was ever in the map (I2).
+    /// The logical address for a new chunk: after every chunk that was ever in the map (I2).
     pub(crate) fn next_logical(&self) -> u64 {
         self.inner.read().next_logical
     }

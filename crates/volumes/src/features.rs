@@ -1,7 +1,7 @@
-//! Which format features this program writes, reads, and refuses; superblock flags that forbid writing.
+//! Format features that this program writes, reads, or refuses, and superblock flags that forbid writing.
 //!
 //! Invariants:
-//! - I1. A bit that has no name here is refused (incompat) or read-only (compat_ro), with its number.
+//! - I1. An unknown incompat bit is refused, and an unknown compat_ro bit forbids writing; the message has its number.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
@@ -22,8 +22,7 @@ const READABLE: Incompat = WRITABLE.union(Incompat::RAID56).union(Incompat::RAID
 const WRITABLE_COMPAT_RO: CompatRo =
     CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID).union(CompatRo::BLOCK_GROUP_TREE);
 
-/// Superblock flags that forbid writing, and what they mean. Others are refused as unknown when the superblock is
-/// checked.
+/// Superblock flags that forbid writing, and their meanings. The superblock check refuses unknown flags.
 const REFUSED_FLAGS: [(u64, &str); 4] = [
     (1 << 2, "an error was recorded in the superblock"),
     (1 << 32, "it is a seed filesystem"),
@@ -31,7 +30,7 @@ const REFUSED_FLAGS: [(u64, &str); 4] = [
     (1 << 34, "it is a metadata dump without data"),
 ];
 
-/// Names of the bits: "RAID56, bit 15".
+/// Names the bits: "RAID56, bit 15".
 fn names(known: impl Iterator<Item = (&'static str, u64)>, bits: u64) -> String {
     let mut rest = bits;
     let mut names = Vec::new();
@@ -51,7 +50,7 @@ fn compat_ro_names(bits: u64) -> String {
     names(CompatRo::all().iter_names().map(|(name, bit)| (name, bit.bits())), bits)
 }
 
-/// Refuses a filesystem with features that cannot even be read.
+/// Refuses a filesystem with features that this program cannot read.
 pub(crate) fn check_readable(sb: &Superblock) -> Result<()> {
     let unknown = sb.incompat_flags & !READABLE.bits();
     if unknown == 0 {
@@ -63,7 +62,7 @@ pub(crate) fn check_readable(sb: &Superblock) -> Result<()> {
     })
 }
 
-/// Why a filesystem with this superblock must not be written, if so.
+/// The reason why a filesystem with this superblock must not be written, if any.
 pub(crate) fn write_refusal(sb: &Superblock) -> Option<String> {
     let incompat = sb.incompat_flags & !WRITABLE.bits();
     if incompat != 0 {

@@ -1,10 +1,10 @@
 //! Reading with verification, retry and repair; writing to all copies.
 //!
 //! Invariants:
-//! - I1. A bad piece is looked for in every copy before a read fails; the error is the one of the first copy.
-//! - I2. A repair checks good and bad copy again under the exclusive lock: a write that came in between wins.
-//! - I3. Content that is verified when it is read survives the loss of a copy while it is written; content without
-//!   checksums does not, because a stale copy of it looks like a good one.
+//! - I1. A read fails only after a piece was bad in every copy. The error is that of the first copy.
+//! - I2. A repair reads good and bad copies again under the exclusive lock, so it never undoes a newer write.
+//! - I3. A write of content that readers verify needs one successful copy. A write of other content needs all copies,
+//!   because a stale copy without checksums looks like a good one.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::chunk_map::Chunk;
 use crate::profile::Segment;
 use crate::set::{Member, Stat, Volumes, unmapped};
 
-/// Copies without which a write fails.
+/// The copies that a write must complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needed {
     All,
     One,
 }
 
-/// Asks whether a piece (by its index in the read) is what it should be.
+/// Checks a piece, given its index in the read and its content.
 type Verify<'v> = dyn Fn(usize, &[u8]) -> Result<(), FormatError> + 'v;
 
 impl Volumes {
-    /// Reads `buf.len()` bytes. `verify(index, piece)` is asked for each piece of `unit_bytes`; one that fails, or
-    /// whose device fails, is tried from the other copies, and the good copy is written over the bad one (unless the
-    /// filesystem is read-only). A piece with no good copy fails the read. `verify` must not call back into here.
+    /// Reads `buf.len()` bytes and calls `verify(index, piece)` for each piece of `unit_bytes`. A piece that fails the
+    /// check, or cannot be read, is read from the other copies, and the good copy is written over the bad ones unless
+    /// the filesystem is read-only. A piece without a good copy fails the read.
     pub fn read(&self, logical: Logical, buf: &mut [u8], unit_bytes: usize, verify: &Verify<'_>) -> Result<()> {
         let unit_bytes = unit_bytes.max(1);
         let whole = self.read_copy(logical, buf, 0);
@@ -58,7 +58,7 @@ impl Volumes {
         verify(index, piece).map_err(|cause| Corrupt::new(cause).at(at).into())
     }
 
-    /// The piece's first copy is bad: finds a good one, and puts it over the bad ones.
+    /// Reads a piece from its other copies after its first copy was bad. Repairs the bad copies.
     fn read_other_copies(
         &self,
         at: Logical,
@@ -84,7 +84,7 @@ impl Volumes {
         Err(first_error)
     }
 
-    /// Read errors are counted where they happen; this counts wrong content.
+    /// Counts wrong content in the device's statistics. [`Volumes::read_segment`] counts read errors.
     fn count_bad(&self, at: Logical, copy: usize, error: &Error) {
         if let Error::Corrupt(_) = error
             && let Some(chunk) = self.chunks.get(at)
@@ -95,8 +95,8 @@ impl Volumes {
         }
     }
 
-    /// Writes a good piece over its bad copies, unless something changed meanwhile (I2). Failing is not an error: the
-    /// reader has its data.
+    /// Writes a good piece over its bad copies, unless it has changed (I2). Errors are ignored, because the reader has
+    /// its data.
     fn repair(&self, at: Logical, good: &[u8], bad: &[usize], good_copy: usize, is_good: &dyn Fn(&[u8]) -> bool) {
         if self.check_writable().is_err() {
             return;
@@ -115,7 +115,7 @@ impl Volumes {
         }
     }
 
-    /// Reads one copy without any check; `copy` counts from 0 to [`Volumes::num_copies`].
+    /// Reads one copy without a check; `copy` is below [`Volumes::num_copies`].
     pub fn read_copy(&self, logical: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
         let mut rest = buf;
         let mut at = logical;
@@ -163,14 +163,13 @@ impl Volumes {
         self.write_vectored(logical, &[IoSlice::new(data)])
     }
 
-    /// Writes all copies of several buffers, one behind the other. An error means that the copies may differ.
+    /// Writes consecutive buffers to all copies. After an error the copies may differ.
     pub fn write_vectored(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
         self.write_copies(logical, bufs, Needed::All)
     }
 
-    /// The same for content that readers verify, so that they never take for it what stood there before: it fails only
-    /// where no copy could be written. A copy that was not is counted in the device's statistics, and mended by who reads
-    /// it (I3).
+    /// Writes consecutive buffers of content that readers verify; fails only if no copy could be written (I3). The
+    /// device's statistics count each failed copy, and the next reader repairs it.
     pub fn write_verifiable(&self, logical: Logical, bufs: &[IoSlice<'_>]) -> Result<()> {
         self.write_copies(logical, bufs, Needed::One)
     }
@@ -247,7 +246,7 @@ impl Volumes {
         })
     }
 
-    /// Tells the devices that a range is not needed any more: best effort. What is freed must be committed before.
+    /// Tells the devices that a range is no longer needed (best effort). Commit the removal of its content first.
     pub fn discard(&self, logical: Logical, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();
@@ -286,13 +285,13 @@ fn missing(devid: DevId) -> String {
 
 fn not_given(has_parity: bool) -> std::io::Error {
     let text = match has_parity {
-        true => "the device was not given, and RAID5 and RAID6 are not rebuilt from parity yet: give all devices",
+        true => "the device was not given, and ubtrfs cannot rebuild RAID5 and RAID6 from parity: give all devices",
         false => "the device was not given: give all devices of the filesystem",
     };
     std::io::Error::new(std::io::ErrorKind::NotFound, text)
 }
 
-/// The part of `bufs` from byte `start`, `len` bytes long.
+/// The `len` bytes of `bufs` from byte `start` on.
 fn slice_bufs<'a>(bufs: &'a [IoSlice<'_>], start: usize, len: usize) -> Vec<IoSlice<'a>> {
     let (mut skip, mut left) = (start, len);
     let mut out = Vec::new();

@@ -1,16 +1,17 @@
-//! The devices of one filesystem as one logical address space: superblock mirrors, chunk map, profiles, copies.
+//! Presents the devices of a filesystem as one logical address space: superblock mirrors, chunk map, profiles, copies.
 //!
-//! Third floor of the house, above `device`. Knows chunks and superblocks, but reads no tree: whoever reads the chunk
-//! tree adds its chunks here ([`Volumes::add_chunk`]); the system chunks come from the superblock.
+//! This crate is above `device`. It knows chunks and superblocks, but reads no tree. System chunks come from the
+//! superblock; the reader of the chunk tree adds the other chunks ([`Volumes::add_chunk`]).
 //!
 //! ```text
 //! logical --chunk_map--> chunk --profile--> (stripe, offset) --set--> device, physical
 //! ```
 //!
-//! Invariants (each file has its own besides):
-//! - I1. Nothing is written to a device that was opened read-only, not even a repair.
-//! - I2. A piece that was handed out passed its check, whichever copy it came from.
-//! - I3. A repair writes only what passed the check, over what failed it, while no other write runs.
+//! Invariants (each file adds more):
+//! - I1. A filesystem that is read-only gets no writes, not even repairs.
+//! - I2. Every piece that [`Volumes::read`] returns passed its check, from whichever copy it came.
+//! - I3. A repair writes only content that passed the check, only over content that failed it, and only while no other
+//!   write runs.
 
 #![forbid(unsafe_code)]
 
@@ -29,8 +30,8 @@ pub use profile::profile_name;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};
 
-/// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted: nothing is allocated there. For chunks
-/// that are not in a map yet; an error if the chunk contradicts itself.
+/// Logical ranges of a chunk at `logical` that cover superblock mirrors, sorted. Nothing is allocated there. For chunks
+/// that are not in a map yet; fails if the chunk's fields contradict each other.
 pub fn reserved_ranges(
     logical: ubtrfs_format::Logical,
     chunk: &ubtrfs_format::item::ChunkItem,

@@ -1,13 +1,14 @@
-//! Whether the primary superblocks are still those that this filesystem read or wrote last.
+//! Detects another writer: compares the primary superblocks with the last ones that this process read or wrote.
 //!
-//! No lock keeps the kernel from attaching a loop device to an image file that a process has open, and `mount -o loop` from
-//! writing to it. Two writers destroy a filesystem, so each commit looks first, and again before it writes a superblock.
+//! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`).
+//! Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock.
 //!
-//! - O1. A primary superblock that is neither what was read when the device was opened nor what was written last belongs to
-//!   somebody else: it is never overwritten.
-//! - O2. A superblock that cannot be read proves nothing: devices fail, and the other copies carry on. Nor does one of this
-//!   filesystem whose checksum is wrong, or the one that was there before the last write: the device damaged or lost what was
-//!   written, and the next superblock mends it.
+//! Invariants:
+//! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. It is
+//!   never overwritten.
+//! - O2. Three cases are device failures, not another writer: the superblock cannot be read; it belongs to this
+//!   filesystem and is invalid; it is the one from before the last write. They are counted, and the next superblock
+//!   write repairs them.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check_superblock;
@@ -16,35 +17,35 @@ use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock}
 use crate::Volumes;
 use crate::set::{Member, Stat};
 
-/// What the primary superblock of a device may hold.
+/// The expected content of a device's primary superblock.
 #[derive(Debug, Default)]
 pub(crate) struct Primary {
-    /// What was read at open or written last; `None` where that is not known.
+    /// The bytes read at open or written last; `None` if unknown.
     last: Option<Vec<u8>>,
-    /// What was there before.
+    /// The bytes before the last write.
     before: Option<Vec<u8>>,
 }
 
 impl Primary {
-    /// What the device holds now, as far as it can be read.
+    /// Reads the device's current primary superblock. A failed read leaves it unknown.
     pub(crate) fn read(backend: &dyn ubtrfs_device::Device) -> Self {
         let mut raw = vec![0; SUPERBLOCK_SIZE];
         Self { last: backend.read_at(SUPERBLOCK_OFFSETS[0], &mut raw).ok().map(|()| raw), before: None }
     }
 
-    /// A write begins. What it leaves is not known if it fails.
+    /// Notes the start of a write. If the write fails, the content stays unknown.
     pub(crate) fn begin_write(&mut self) {
         self.before = self.last.take();
     }
 
-    /// The write ended.
+    /// Notes a successful write.
     pub(crate) fn wrote(&mut self, raw: &[u8]) {
         self.last = Some(raw.to_vec());
     }
 }
 
 impl Volumes {
-    /// Fails where something else has written a superblock since this filesystem did (O1).
+    /// Fails if another writer has changed a primary superblock (O1).
     pub fn check_superblocks_are_ours(&self) -> Result<()> {
         self.members().iter().try_for_each(|member| check(member))
     }
@@ -67,7 +68,7 @@ fn check(member: &Member) -> Result<()> {
     }
     if primary.before.as_ref() == Some(&found) || is_damaged_copy(&found, ours) {
         tracing::warn!(
-            "{}: the superblock that was written last is damaged or lost; it is written anew",
+            "{}: the last superblock written is damaged or lost; the next commit writes it again",
             backend.describe()
         );
         member.count(Stat::Corruption);
@@ -80,20 +81,20 @@ fn check(member: &Member) -> Result<()> {
     let (found, ours) = (generation(&found), generation(ours));
     let device = backend.describe();
     tracing::error!(
-        "{device}: SOMETHING ELSE WRITES TO THIS FILESYSTEM: its superblock is {found}, and {ours} was written last. \
-         Nothing more is written."
+        "{device}: ANOTHER PROGRAM OR THE KERNEL WRITES TO THIS FILESYSTEM: its superblock has {found}, ubtrfs wrote \
+         {ours} last. ubtrfs writes nothing more."
     );
     Err(Error::Refused {
-        what: format!("{device} was changed by something else: its superblock is {found}, and {ours} was written last"),
-        hint: "unmount it everywhere, look whether a loop device is attached to it (losetup -j), and run `ubtrfs check`",
+        what: format!("{device} was changed by something else: its superblock has {found}, not {ours}"),
+        hint: "unmount it everywhere, look for a loop device over it with `losetup -j`, and run `ubtrfs check`",
     })
 }
 
-/// Whether a superblock is of the filesystem of `ours` and not valid (O2). Another writer leaves valid ones.
+/// Whether `found` is an invalid superblock of the filesystem of `ours` (O2). Another writer leaves valid ones.
 fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
     let (Ok(found_sb), Ok(ours_sb)) = (Superblock::decode(found), Superblock::decode(ours)) else { return false };
     found_sb.magic == ours_sb.magic && found_sb.fsid == ours_sb.fsid && check_superblock(&found_sb, found).is_err()
 }
 
-/// A transfer may go wrong once.
+/// Number of reads, because a single transfer may go wrong.
 const ATTEMPTS: usize = 3;

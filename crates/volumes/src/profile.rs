@@ -1,9 +1,9 @@
-//! How each profile lays a chunk's logical bytes over its stripes.
+//! Maps a chunk's logical bytes to its stripes, by profile.
 //!
-//! Source: the btrfs on-disk format page ("Chunk item") and the layout that the kernel writes. With `n` stripes, logical
-//! offset `o` in the chunk, element `e = o / 64 KiB`:
+//! Source: the btrfs on-disk format page ("Chunk item") and the layout that the kernel writes. With `n` stripes,
+//! logical offset `o` in the chunk, element `e = o / 64 KiB`:
 //!
-//! | profile | copies | data stripes | element `e` lies in stripe | at row |
+//! | profile | copies | data stripes | stripe of element `e` | row of element `e` |
 //! |---|---|---|---|---|
 //! | single, dup, raid1, raid1c3, raid1c4 | n | 1 | every | not striped |
 //! | raid0 | 1 | n | e % n | e / n |
@@ -11,7 +11,7 @@
 //! | raid5, raid6 | 1 | n - 1, n - 2 | (e % data + row) % n | e / data |
 //!
 //! Invariants:
-//! - I1. A [`Geometry`] exists only for a chunk whose fields passed [`Geometry::of`]; mapping then cannot overflow.
+//! - I1. A [`Geometry`] exists only for a chunk whose fields passed [`Geometry::of`]; its mapping cannot overflow.
 
 use std::ops::Range;
 
@@ -22,20 +22,20 @@ use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
 /// Bytes of a stripe element.
 pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
 
-/// No device is that large; keeps sums of lengths inside 64 bits.
+/// Largest length of a chunk. Keeps sums of lengths within 64 bits; no device is that large.
 const LENGTH_MAX: u64 = 1 << 60;
 
-/// The facts about one profile.
+/// The properties of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Profile {
     flag: BlockGroupFlags,
-    /// Stripes that the chunk has at least.
+    /// Least number of stripes of a chunk.
     nr_stripes_min: usize,
-    /// Stripes that it has at most.
+    /// Largest number of stripes of a chunk.
     nr_stripes_max: usize,
     /// Stripes that hold parity.
     nr_parity: usize,
-    /// Copies of each byte; 0: one in each stripe.
+    /// Copies of each byte.
     nr_copies: usize,
     is_striped: bool,
 }
@@ -62,7 +62,7 @@ impl Profile {
     }
 }
 
-/// The name of a profile, as btrfs-progs prints it.
+/// The name of a profile, as in the output of btrfs-progs.
 pub fn profile_name(flags: BlockGroupFlags) -> &'static str {
     match flags.intersection(BlockGroupFlags::PROFILES) {
         BlockGroupFlags::RAID0 => "RAID0",
@@ -89,12 +89,12 @@ pub(crate) struct Segment {
     pub(crate) len_bytes: u64,
 }
 
-/// How one chunk is laid out.
+/// The layout of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
     profile: Profile,
     nr_stripes: u64,
-    /// Stripes' worth of logical bytes in a row.
+    /// Number of stripe elements of data in a row.
     nr_data: u64,
     length: u64,
 }
@@ -104,7 +104,7 @@ fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError
 }
 
 impl Geometry {
-    /// The layout of a chunk at `logical`; an error if its fields contradict each other.
+    /// Makes the layout of a chunk at `logical`; fails if its fields contradict each other.
     pub(crate) fn of(logical: u64, chunk: &ChunkItem, sectorsize: u32) -> Result<Self, FormatError> {
         let sectorsize = u64::from(sectorsize.max(1));
         if chunk.length == 0 || !chunk.length.is_multiple_of(sectorsize) {
@@ -130,7 +130,7 @@ impl Geometry {
         ))?;
         let nr_stripes = chunk.stripes.len();
         if !(profile.nr_stripes_min..=profile.nr_stripes_max).contains(&nr_stripes) {
-            return Err(value("num_stripes", nr_stripes as u64, "expected as many as the profile takes"));
+            return Err(value("num_stripes", nr_stripes as u64, "expected a number that the profile allows"));
         }
         let nr_data = match profile.is_striped {
             true => (nr_stripes - profile.nr_parity) / profile.nr_copies,
@@ -143,7 +143,7 @@ impl Geometry {
         let geometry = Self { profile, nr_stripes: nr_stripes as u64, nr_data: nr_data as u64, length: chunk.length };
         let len = geometry.stripe_len_bytes();
         match chunk.stripes.iter().find(|stripe| stripe.offset.0.checked_add(len).is_none()) {
-            Some(stripe) => Err(value("stripe offset", stripe.offset.0, "expected one inside the device")),
+            Some(stripe) => Err(value("stripe offset", stripe.offset.0, "expected the stripe to end below 2^64")),
             None => Ok(geometry),
         }
     }
@@ -156,17 +156,18 @@ impl Geometry {
         }
     }
 
-    /// Copies of each byte that can be read.
+    /// Number of readable copies of each byte.
     pub(crate) fn nr_copies(&self) -> usize {
         self.profile.nr_copies
     }
 
-    /// Whether writing needs parity.
+    /// Whether the profile has parity stripes.
     pub(crate) fn has_parity(&self) -> bool {
         self.profile.nr_parity > 0
     }
 
-    /// Where `len_bytes` at `offset` in the chunk lie, in order, in this copy. The range must be inside the chunk.
+    /// Maps `len_bytes` at `offset` in the chunk to segments of this copy, in order. The range must be inside the
+    /// chunk.
     pub(crate) fn segments(&self, offset: u64, len_bytes: u64, copy: usize) -> impl Iterator<Item = Segment> + use<> {
         let this = *self;
         let end = offset + len_bytes;
@@ -200,9 +201,8 @@ impl Geometry {
         }
     }
 
-    /// The offset in the chunk of the first logical byte of the row element that covers `offset` of this stripe, and
-    /// how many logical bytes the row element stands for; the inverse of [`Geometry::segments`] as the kernel uses it
-    /// to exclude superblock mirrors. `None` where the offset is past the stripe.
+    /// Maps `offset` of this stripe to a range of the chunk: the 64 KiB from the byte at `offset` on, or a whole row
+    /// with parity. The kernel excludes superblock mirrors by this rule. `None` if the offset is past the stripe.
     pub(crate) fn logical_range_of(&self, stripe: usize, offset: u64) -> Option<Range<u64>> {
         if offset >= self.stripe_len_bytes() {
             return None;
@@ -219,11 +219,11 @@ impl Geometry {
     }
 }
 
-/// Logical ranges of a chunk that cover superblock mirrors, sorted and merged, as the kernel excludes them: a stripe
-/// element (a row of them, with parity) for each mirror. Nothing is ever allocated there.
+/// Logical ranges of a chunk that cover superblock mirrors, sorted and merged. For each mirror the kernel excludes 64
+/// KiB, or a whole row with parity. Nothing is ever allocated there.
 pub(crate) fn reserved_ranges(start: u64, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
-    // Below the primary superblock's address nothing is allocated either.
+    // The kernel also excludes the logical addresses below 64 KiB.
     if start < SUPERBLOCK_OFFSETS[0] {
         ranges.push(start..SUPERBLOCK_OFFSETS[0].min(start + chunk.length));
     }

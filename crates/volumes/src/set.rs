@@ -1,16 +1,15 @@
-//! [`Volumes`]: the set of devices, opened; what is known about them; chunks and superblocks.
+//! [`Volumes`]: the open devices of a filesystem, their items, chunks and superblocks.
 //!
 //! Invariants:
-//! - I1. Device ids in the set are unique; a device that was not given but is named by a device item is there without
-//!   a backend.
-//! - I2. A device item is what the chunk tree says or is about to say: `bytes_used` is counted by who records device
-//!   extents there. The map may know more: chunks not recorded yet, and chunks whose removal is not durable yet.
-//! - I3. The mirrors of a superblock are written after the primary is durable, so at any moment a durable valid
-//!   superblock exists.
-//! - I4. The device item of a present device keeps the UUIDs of the superblock that was read from that device. Nothing is
-//!   written as a superblock that [`check_superblock`] would refuse, so disk content cannot end a filesystem that way.
+//! - I1. Device ids in the set are unique. A device that a device item names but that was not given has no backend.
+//! - I2. A device item equals the chunk tree's, or the one that the running commit will store there; callers that
+//!   record device extents update `bytes_used`. The chunk map may differ: it includes chunks not recorded yet, and
+//!   chunks whose removal is not durable yet.
+//! - I3. Mirrors of a superblock are written after the primary is durable, so a valid durable superblock always exists.
+//! - I4. The device item of a present device keeps the UUIDs of the superblock read from that device. A superblock that
+//!   [`check_superblock`] would refuse is never written, so crafted items cannot make the next open fail.
 //!
-//! Lock order: `devices` before `stats` of a device; both are leaves otherwise.
+//! Lock order: `devices` before the `item` and `primary` locks of a device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,25 +31,25 @@ use crate::ownership::Primary;
 use crate::superblock::{self, Found};
 use crate::{features, profile};
 
-/// How to open a filesystem's devices.
+/// Options for opening a filesystem's devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Nothing is written, not even repairs.
+    /// Write nothing, not even repairs.
     pub read_only: bool,
 }
 
-/// A device as users see it.
+/// Facts about a device, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSummary {
-    /// Its id.
+    /// Device id.
     pub devid: DevId,
-    /// Its UUID.
+    /// Device UUID.
     pub uuid: Uuid,
-    /// Its size as the filesystem uses it.
+    /// Size in bytes that the filesystem uses.
     pub total_bytes: u64,
     /// Bytes in device extents.
     pub bytes_used: u64,
-    /// The path, or `None` where it is missing.
+    /// Path of the device, or `None` if it is missing.
     pub path: Option<String>,
 }
 
@@ -63,14 +62,14 @@ pub(crate) enum Stat {
     Corruption = 3,
 }
 
-/// One device of the set.
+/// A device of the set.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// From the superblock, then from the chunk tree, then from who changes it there (I2).
+    /// The device item: first the superblock's, then the chunk tree's, then with the commit's changes (I2).
     item: RwLock<DevItem>,
-    /// `None`: missing.
+    /// The device, or `None` if it is missing.
     pub(crate) backend: Option<Arc<dyn Device>>,
-    /// Its primary superblock as it was read or written last (see `ownership`).
+    /// The primary superblock as last read or written (see `ownership`).
     pub(crate) primary: Mutex<Primary>,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
@@ -106,26 +105,26 @@ pub struct Volumes {
     superblock: Superblock,
     superblock_mirror: usize,
     write_refusal: Option<String>,
-    /// Devices given to open.
+    /// Number of devices given to open.
     nr_given: u64,
-    /// Asked for by the opener.
+    /// Whether the caller or a device requires read-only access.
     read_only: bool,
     devices: RwLock<BTreeMap<u64, Arc<Member>>>,
     pub(crate) chunks: ChunkMap,
-    /// Shared by writes, exclusive for a repair: a repair must not put old content over a newer write.
+    /// Shared for writes, exclusive for a repair, because a repair must not overwrite newer content.
     pub(crate) repair_lock: RwLock<()>,
 }
 
 impl Volumes {
-    /// Opens a filesystem from all its devices. Its features must be readable; see [`Volumes::write_refusal`] for
-    /// whether it can be written.
+    /// Opens a filesystem on these devices. Its features must be readable; [`Volumes::write_refusal`] tells whether it
+    /// can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
         let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());
         for device in devices {
             found.push((superblock::find(device.as_ref())?, device));
         }
         let Some(newest) = found.iter().map(|(found, _)| found).max_by_key(|found| found.superblock.generation) else {
-            return Err(Error::Refused { what: "no device was given".to_owned(), hint: "name at least one" });
+            return Err(Error::Refused { what: "no device was given".to_owned(), hint: "give at least one device" });
         };
         let newest = newest.clone();
         features::check_readable(&newest.superblock)?;
@@ -138,7 +137,7 @@ impl Volumes {
             if let Some(other) = members.insert(devid, member) {
                 return Err(Error::Refused {
                     what: format!("{} and {} are both device {devid}", other.describe(), device.describe()),
-                    hint: "give one of them",
+                    hint: "give only one of them",
                 });
             }
         }
@@ -180,9 +179,9 @@ impl Volumes {
         Ok(())
     }
 
-    /// Why the filesystem cannot be written, if it cannot: features, profiles, several devices, and always which devices are
-    /// missing. Ask again when all device items and chunks were added. Whether the opener asked for read-only does not matter
-    /// here.
+    /// The reason why the filesystem cannot be written, if any: features, profiles, several devices. Also names missing
+    /// devices. The answer is final once all device items and chunks are added. It does not depend on
+    /// [`OpenOptions::read_only`].
     pub fn write_refusal(&self) -> Option<String> {
         let reason = self.write_refusal.clone().or_else(|| {
             let is_other = |chunk: &&Arc<Chunk>| {
@@ -199,7 +198,7 @@ impl Volumes {
         })
     }
 
-    /// Which devices were not given, if any: by number once their items are known.
+    /// Names the devices that were not given, if any; by number until their items are known.
     fn missing_devices(&self) -> Option<String> {
         if !self.may_lack_devices() {
             return None;
@@ -216,17 +215,17 @@ impl Volumes {
         Some(if named.is_empty() { counted } else { format!("{counted}; missing: {}", named.join(", ")) })
     }
 
-    /// The superblock, as read at open.
+    /// The superblock read at open.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// Which mirror it came from: 0 for the primary at 64 KiB.
+    /// The mirror from which the superblock was read; 0 is the primary at 64 KiB.
     pub fn superblock_mirror(&self) -> usize {
         self.superblock_mirror
     }
 
-    /// Whether fewer devices were given than the superblock counts; such a filesystem is never written.
+    /// Whether fewer devices were given than the superblock counts. The filesystem is then never written.
     fn may_lack_devices(&self) -> bool {
         self.superblock.num_devices > self.nr_given
     }
@@ -241,8 +240,8 @@ impl Volumes {
         Err(Error::ReadOnly { reason })
     }
 
-    /// Adds a chunk of the chunk tree. The same chunk again is fine; one that overlaps another, contradicts itself or
-    /// ends past its device is corrupt.
+    /// Adds a chunk of the chunk tree. Adding an equal chunk again is allowed. A chunk that overlaps another,
+    /// contradicts itself or ends past its device is corrupt.
     pub fn add_chunk(&self, logical: Logical, chunk: ChunkItem) -> Result<()> {
         let stripe_len = profile::Geometry::of(logical.0, &chunk, self.superblock.sectorsize)
             .map_err(|cause| Corrupt::new(cause).at(logical))?
@@ -274,56 +273,57 @@ impl Volumes {
         self.chunks.add(logical, chunk, self.superblock.sectorsize)
     }
 
-    /// Forgets a chunk; its device space can be planned again at once, so call it when the removal is committed. Its
+    /// Removes a chunk from the map. Its device space is free at once, so call this after the removal is committed. Its
     /// logical addresses are not used again while the filesystem is open.
     pub fn remove_chunk(&self, logical: Logical) {
         self.chunks.remove(logical);
     }
 
-    /// The chunk that covers an address, and its start.
+    /// The start and item of the chunk that covers an address.
     pub fn chunk_at(&self, logical: Logical) -> Option<(Logical, Arc<ChunkItem>)> {
         self.chunks.get(logical).map(|chunk| (Logical(chunk.start), chunk.item.clone()))
     }
 
-    /// All chunks in order.
+    /// All chunks, by ascending address.
     pub fn chunks(&self) -> Vec<(Logical, Arc<ChunkItem>)> {
         self.chunks.all().iter().map(|chunk| (Logical(chunk.start), chunk.item.clone())).collect()
     }
 
-    /// Bytes that each stripe of this chunk takes on its device: the length of its device extents.
+    /// Length of this chunk's device extents.
     pub fn stripe_len_bytes(&self, logical: Logical) -> Option<u64> {
         self.chunks.get(logical).map(|chunk| chunk.geometry.stripe_len_bytes())
     }
 
-    /// Plans a new chunk of this type and profile, at most `max_len` logical bytes; it is not added to the map yet.
-    /// `None` where no device has room for a useful one, or the profile is not written.
+    /// Plans a new chunk of this type and profile with at most `max_len` logical bytes, without adding it to the map.
+    /// Returns `None` if no device has room for a useful chunk, or the profile is not supported for writing.
     pub fn plan_chunk(&self, flags: BlockGroupFlags, max_len: u64) -> Option<(Logical, ChunkItem)> {
         let devices = self.device_spaces(true);
         allocation::plan(&devices, flags, max_len, self.superblock.sectorsize, self.chunks.next_logical())
     }
 
-    /// Bytes of all devices that new chunks could still use.
+    /// Device bytes available to new chunks.
     pub fn unallocated_bytes(&self) -> u64 {
         self.device_spaces(true).iter().map(DeviceSpace::unallocated_bytes).sum()
     }
 
-    /// Logical bytes that new chunks of this type and profile could hold.
+    /// Logical bytes of new chunks of this type and profile that the devices have room for.
     pub fn allocatable_bytes(&self, flags: BlockGroupFlags) -> u64 {
         allocation::allocatable_bytes(&self.device_spaces(true), flags)
     }
 
-    /// Logical ranges of that chunk that cover superblock mirrors: see [`reserved_ranges`](crate::reserved_ranges).
+    /// Logical ranges of the chunk at this address that cover superblock mirrors: see
+    /// [`reserved_ranges`](crate::reserved_ranges).
     pub fn reserved_ranges(&self, logical: Logical) -> Vec<Range<u64>> {
         let chunk = self.chunks.get(logical);
         chunk.map(|chunk| profile::reserved_ranges(chunk.start, &chunk.item, &chunk.geometry)).unwrap_or_default()
     }
 
-    /// Copies that can be read at this address; 0 where no chunk is.
+    /// Number of readable copies at this address; 0 outside chunks.
     pub fn num_copies(&self, logical: Logical) -> usize {
         self.chunks.get(logical).map_or(0, |chunk| chunk.geometry.nr_copies())
     }
 
-    /// All devices, missing ones too.
+    /// All devices, including missing ones.
     pub fn devices(&self) -> Vec<DeviceSummary> {
         let spaces = self.device_spaces(false);
         let summary = |space: &DeviceSpace| DeviceSummary {
@@ -336,18 +336,18 @@ impl Volumes {
         spaces.iter().map(summary).collect()
     }
 
-    /// The device item as it was last set; superblocks carry it too.
+    /// The current device item, which the device's superblock also carries.
     pub fn dev_item(&self, devid: DevId) -> Option<DevItem> {
         Some(self.member(devid)?.item.read().clone())
     }
 
-    /// Takes over a device item of the chunk tree, which also tells of missing devices. An item that contradicts the
-    /// device at hand is corrupt (I4).
+    /// Sets a device item from the chunk tree. An unknown device id adds a missing device. An item that contradicts its
+    /// device is corrupt (I4).
     pub fn set_dev_item(&self, item: &DevItem) -> Result<()> {
         let mut devices = self.devices.write();
         let Some(member) = devices.get(&item.devid.0) else {
             if !self.may_lack_devices() {
-                let expected = "expected as many devices as the superblock counts";
+                let expected = "expected a device that the superblock counts";
                 let cause = FormatError::Value { what: "DevItem", field: "devid", value: item.devid.0, expected };
                 return Err(Corrupt::new(cause).in_tree(ubtrfs_format::RootId::CHUNK_TREE).into());
             }
@@ -382,19 +382,19 @@ impl Volumes {
         self.devices.read().iter().map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
     }
 
-    /// Whether there are counters to take.
+    /// Whether counters changed since they were last taken.
     pub fn have_stats_changed(&self) -> bool {
         self.devices.read().values().any(|member| member.stats_changed.load(Ordering::Acquire))
     }
 
-    /// The counters that changed since they were last taken: what the next commit stores in the device tree.
+    /// Takes the counters that changed since the last call. The next commit stores them in the device tree.
     pub fn take_changed_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         let devices = self.devices.read();
         let changed = devices.iter().filter(|(_, member)| member.stats_changed.swap(false, Ordering::AcqRel));
         changed.map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
     }
 
-    /// Takes over the counters that the device tree holds; later errors are added to them.
+    /// Adds the counters that the device tree holds.
     pub fn set_stats(&self, devid: DevId, stats: &DevStatsItem) {
         let Some(member) = self.member(devid) else { return };
         for (counter, value) in member.stats.iter().zip(stats.values) {
@@ -402,12 +402,12 @@ impl Volumes {
         }
     }
 
-    /// Whether large reads and writes are handed to a device as several requests at once, through io_uring.
+    /// Whether a device uses io_uring for large reads and writes.
     pub fn has_io_uring(&self) -> bool {
         self.members().iter().filter_map(|member| member.backend.as_ref()).any(|backend| backend.has_io_uring())
     }
 
-    /// Makes everything written so far durable on every device.
+    /// Makes all completed writes durable on every device.
     pub fn flush(&self) -> Result<()> {
         for member in self.members() {
             let Some(backend) = &member.backend else { continue };
@@ -419,11 +419,11 @@ impl Volumes {
         Ok(())
     }
 
-    /// Writes the superblock to all devices; `bytenr`, `dev_item` and `csum` are filled in for each mirror.
+    /// Writes the superblock to all devices, and fills in `bytenr`, `dev_item` and `csum` for each mirror.
     ///
-    /// What it points to must be durable before: call [`Volumes::flush`] first. When this returns `Ok`, the primary
-    /// superblocks are durable (I3); the mirrors are written and become durable with the next flush. An error leaves
-    /// it open which superblock a later mount finds.
+    /// Call [`Volumes::flush`] first, because everything the superblock refers to must be durable. After `Ok`, the
+    /// primary superblocks are durable (I3); the mirrors become durable with the next flush. After an error, a later
+    /// mount may find the old or the new superblock.
     pub fn write_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_superblocks_are_ours()?;
@@ -434,15 +434,15 @@ impl Volumes {
         self.flush()?;
         for member in &members {
             for offset in &SUPERBLOCK_OFFSETS[1..] {
-                // A lost mirror is counted, and no reason to fail a commit that is durable already.
+                // The commit is durable already, so a failed mirror is only counted.
                 let _counted = self.write_mirror(sb, member, *offset);
             }
         }
         Ok(())
     }
 
-    /// Writes the primary superblock of all devices alone, for one that differs from the last in its log; durable on
-    /// return. The mirrors stay those of the last commit.
+    /// Writes only the primary superblocks, for a superblock that differs from the last one in its log root. They are
+    /// durable on return. The mirrors stay at the last commit.
     pub fn write_log_superblock(&self, sb: &Superblock) -> Result<()> {
         self.check_writable()?;
         self.check_superblocks_are_ours()?;
@@ -457,7 +457,7 @@ impl Volumes {
         let devid = member.item.read().devid;
         let Some(dev_item) = self.dev_item(devid) else { return Ok(()) };
         if !superblock::fits(offset, dev_item.total_bytes) {
-            // A commit without its primary superblock would be lost.
+            // Without a primary superblock, the commit would be lost.
             return if offset == SUPERBLOCK_OFFSETS[0] { Err(too_small(&dev_item)) } else { Ok(()) };
         }
         let own = Superblock { bytenr: offset, dev_item, ..sb.clone() };
@@ -504,14 +504,18 @@ fn too_small(item: &DevItem) -> Error {
     FormatError::Value { what, field, value, expected: "expected room for a superblock" }.into()
 }
 
-/// The error for an address in no chunk.
+/// Makes the error for an address outside all chunks.
 pub(crate) fn unmapped(logical: Logical) -> Error {
-    let cause =
-        FormatError::Value { what: "address", field: "bytenr", value: logical.0, expected: "expected one in a chunk" };
+    let cause = FormatError::Value {
+        what: "address",
+        field: "bytenr",
+        value: logical.0,
+        expected: "expected an address in a chunk",
+    };
     Corrupt::new(cause).at(logical).into()
 }
 
-/// Whether a device can be a member of the filesystem with this superblock.
+/// Checks that a device belongs to the filesystem with this superblock and is not truncated.
 fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> Result<()> {
     if own.fsid != newest.fsid {
         return Err(Error::Refused {
@@ -522,8 +526,8 @@ fn check_member(own: &Superblock, newest: &Superblock, device: &dyn Device) -> R
     let (wanted, have) = (own.dev_item.total_bytes, device.len_bytes());
     if have < wanted {
         return Err(Error::Refused {
-            what: format!("{} is cut off: it has {have} bytes, the filesystem on it needs {wanted}", device.describe()),
-            hint: "restore the whole image; nothing was changed",
+            what: format!("{} is cut off: it has {have} bytes, the filesystem needs {wanted}", device.describe()),
+            hint: "restore the whole image; ubtrfs changed nothing",
         });
     }
     Ok(())

@@ -1,11 +1,11 @@
-//! Finding the superblock of a device among its mirrors, and of a filesystem among its devices.
+//! Finds the superblock of a device among its mirrors.
 //!
 //! Invariants:
-//! - I1. A superblock is taken only if its magic, own offset, checksum and fields are right.
-//! - I2. Among the mirrors of one device, those with another fsid than the primary's are left-overs of an older
-//!   filesystem and never taken; of the others the newest generation wins, the primary among equals.
-//! - I3. Where the primary is not a btrfs superblock at all, a mirror is only read, never written: something else may
-//!   live on the device now.
+//! - I1. A superblock is used only if its magic, own offset, checksum and fields are valid.
+//! - I2. A mirror with another fsid than the primary's is left over from an older filesystem and never used. Among the
+//!   others, the newest generation wins; among equals, the primary.
+//! - I3. If the primary is not a btrfs superblock at all, a mirror allows reading only, because the device may belong
+//!   to something else now.
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
@@ -16,13 +16,13 @@ use ubtrfs_format::{FormatError, check_superblock};
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) superblock: Superblock,
-    /// 0: the primary.
+    /// Number of the mirror; 0 is the primary.
     pub(crate) mirror: usize,
-    /// The primary is not btrfs's (I3).
+    /// Whether the primary is not a btrfs superblock (I3).
     pub(crate) primary_lost: bool,
 }
 
-/// The newest valid superblock of a device.
+/// Finds the newest valid superblock of a device.
 pub(crate) fn find(device: &dyn Device) -> Result<Found> {
     let primary = read_mirror(device, 0);
     let primary_lost = matches!(&primary, Err(Unusable::NotBtrfs));
@@ -47,7 +47,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
         if candidates.iter().any(|(_, other)| other.fsid != superblock.fsid) {
             return Err(Error::Refused {
                 what: format!(
-                    "{}: the primary superblock is bad and its mirrors disagree on the fsid",
+                    "{}: the primary superblock is invalid and its mirrors have different fsids",
                     device.describe()
                 ),
                 hint: "look at them with `ubtrfs inspect dump-super --all`, and restore the image from a backup",
@@ -65,11 +65,11 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
         },
         Err(Unusable::Invalid { cause, .. }) => Error::Refused {
             what: format!("{} has no valid superblock: {cause}", device.describe()),
-            hint: "the mirrors are no better; restore the image from a backup",
+            hint: "the mirrors are invalid too; restore the image from a backup",
         },
         Err(Unusable::NotBtrfs) | Ok(_) => Error::Refused {
             what: format!("{} is not a btrfs filesystem", device.describe()),
-            hint: "check the path, or make one with `ubtrfs mkfs`",
+            hint: "check the path, or make a filesystem with `ubtrfs mkfs`",
         },
     })
 }
@@ -78,7 +78,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
 pub(crate) enum Unusable {
     Io(std::io::Error),
     NotBtrfs,
-    /// A btrfs superblock, broken; its fsid, where the checksum vouches for it or a reader can at least see it.
+    /// An invalid btrfs superblock, and its fsid if it can be decoded.
     Invalid {
         fsid: Option<uuid::Uuid>,
         cause: FormatError,
@@ -106,7 +106,7 @@ pub(crate) fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblo
     Ok(superblock)
 }
 
-/// Whether a superblock at `offset` fits, as the kernel decides it.
+/// Whether a superblock at `offset` fits on a device, by the kernel's rule.
 pub(crate) fn fits(offset: u64, device_len: u64) -> bool {
     offset + (SUPERBLOCK_SIZE as u64) < device_len
 }

@@ -1,6 +1,6 @@
-//! Copies: all are written, a bad one is healed from a good one, and a repair never undoes a write. Method: a DUP chunk
-//! made by hand on a device in memory, damaged below.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
+//! Writes reach all copies, bad copies are repaired from good ones, and a repair never undoes a write. Method: a
+//! hand-made DUP chunk on a memory device, which the tests damage.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -19,7 +19,7 @@ fn volumes(device: &std::sync::Arc<Recorder>) -> Volumes {
     Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap()
 }
 
-/// A check that takes pieces of one repeated byte, the piece's index.
+/// Accepts a piece that repeats the byte `index + 1`.
 fn is_index(index: usize, piece: &[u8]) -> Result<(), FormatError> {
     match piece.iter().all(|&byte| usize::from(byte) == index + 1) {
         true => Ok(()),
@@ -32,7 +32,7 @@ fn content(nr_pieces: u8) -> Vec<u8> {
 }
 
 const AT: Logical = Logical(CHUNK.0 + MIB);
-/// Where `AT` lies in each copy.
+/// Device offsets of the copies of `AT`.
 const COPIES: [u64; 2] = [2 * MIB, 6 * MIB];
 
 #[test]
@@ -87,7 +87,7 @@ fn an_unreadable_copy_is_replaced_by_the_other() {
 }
 
 #[test]
-fn no_good_copy_is_an_error_that_says_where() {
+fn a_piece_without_a_good_copy_is_an_error_with_its_address() {
     let device = Recorder::formatted(32 * MIB);
     let volumes = volumes(&device);
     volumes.write(AT, &content(4)).unwrap();
@@ -121,7 +121,7 @@ fn a_write_during_a_bad_read_is_not_undone_by_the_repair() {
     let volumes = volumes(&device);
     volumes.write(AT, &content(1)).unwrap();
     device.write_at(COPIES[0], b"rot").unwrap();
-    // The write comes after the good copy was read and checked, before the repair takes its lock.
+    // The write happens after the good copy was read and checked, before the repair takes its lock.
     let written = AtomicBool::new(false);
     let newer = vec![9; 4096];
     let verify = |index: usize, piece: &[u8]| {
@@ -206,7 +206,7 @@ fn chunks_past_the_device_are_corrupt() {
     elsewhere.stripes[0].devid = DevId(2);
     assert!(volumes.add_chunk(Logical(2 << 40), elsewhere.clone()).is_err());
 
-    // Of two devices one was given.
+    // One of two devices was given.
     let device = Recorder::new(32 * MIB);
     common::put(&device.memory, &Superblock { num_devices: 2, ..common::superblock(32 * MIB) }, 65536);
     let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();

@@ -1,7 +1,7 @@
-//! Crafted superblocks and chunks get an error or a working filesystem, never a panic. Method: fields of a good
-//! superblock and of good chunks are overwritten at random, the checksum is made right, and everything that looks at
-//! them is called. The seed is printed; `SEED=n` replays it.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
+//! Crafted superblocks and chunks cause errors or work, but never panic. Method: overwrites fields of a valid
+//! superblock and of valid chunks at random, corrects the checksum, and calls every function that uses them. Prints its
+//! seed; `SEED=n` replays it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -14,7 +14,7 @@ use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, Logical};
 use ubtrfs_volumes::{OpenOptions, Volumes};
 
-/// splitmix64.
+/// The splitmix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// A number that breaks things: near a power of two, or anything.
+    /// A number likely to break something: small, near a power of two, near the maximum, or random.
     fn number(&mut self) -> u64 {
         match self.below(4) {
             0 => self.next(),
@@ -57,14 +57,14 @@ fn seed() -> u64 {
     seed
 }
 
-/// Calls everything that computes with what was read.
+/// Calls every function that computes with disk values.
 fn use_all(volumes: &Volumes, logical: Logical) {
     let _ = volumes.write_refusal();
     let _ = volumes.devices();
     let _ = volumes.unallocated_bytes();
     for flags in [BlockGroupFlags::DATA, BlockGroupFlags::METADATA | BlockGroupFlags::DUP] {
         if let Some((at, item)) = volumes.plan_chunk(flags, u64::MAX) {
-            volumes.add_chunk(at, item).expect("what was planned can be added");
+            volumes.add_chunk(at, item).expect("a planned chunk can be added");
         }
         let _ = volumes.allocatable_bytes(flags);
     }
@@ -92,7 +92,7 @@ fn crafted_superblocks() {
     for _ in 0..3_000 {
         let mut raw = good.clone();
         for _ in 0..1 + random.below(3) {
-            // The fields, the system chunk, the label: not the padding.
+            // Damage fields, system chunk and label, but not the padding.
             let end = if random.below(2) == 0 { 600 } else { 1000 };
             random.damage(&mut raw[32..end]);
         }
@@ -104,7 +104,7 @@ fn crafted_superblocks() {
             nr_opened += 1;
         }
     }
-    assert!(nr_opened > 20, "some damage must get past the first check to test the rest: {nr_opened}");
+    assert!(nr_opened > 20, "some damage must pass the superblock check: {nr_opened}");
 }
 
 #[test]

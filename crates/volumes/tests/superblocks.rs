@@ -1,6 +1,5 @@
-//! Which superblock is taken, what is refused, and in which order mirrors are written. Method: superblocks made by hand
-//! on devices in memory.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
+//! Selection, refusal and write order of superblocks. Method: hand-made superblocks on memory devices.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -96,7 +95,7 @@ fn the_mirror_of_another_filesystem_is_never_taken() {
     put(&device, &superblock(100 * MIB), 65536);
     put(&device, &other, 64 * MIB);
     assert_eq!(open(device).unwrap().superblock().generation.0, 10);
-    // Nor when the primary is broken, as long as it still tells whose it is.
+    // The same holds for a broken primary whose fsid can still be read.
     let device = MemoryDevice::new(100 * MIB);
     put(&device, &superblock(100 * MIB), 65536);
     put(&device, &other, 64 * MIB);
@@ -105,7 +104,7 @@ fn the_mirror_of_another_filesystem_is_never_taken() {
 }
 
 #[test]
-fn refusals_say_what_was_met() {
+fn refusals_name_their_reason() {
     let refused = |sb: &Superblock, len: u64| {
         let device = MemoryDevice::new(len);
         put(&device, sb, 65536);
@@ -133,7 +132,7 @@ fn refusals_say_what_was_met() {
 }
 
 #[test]
-fn what_is_readable_but_not_writable_says_why() {
+fn filesystems_readable_but_not_writable_say_why() {
     let refusal = |change: &dyn Fn(&mut Superblock)| {
         let mut sb = superblock(32 * MIB);
         change(&mut sb);
@@ -188,7 +187,7 @@ fn i3_mirrors_follow_a_durable_primary() {
 }
 
 #[test]
-fn i3_a_torn_primary_leaves_the_commit_before() {
+fn i3_a_torn_primary_leaves_the_previous_commit() {
     let device = Recorder::formatted(100 * MIB);
     let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
     let of = |n| generation(n, volumes.superblock().clone());
@@ -200,7 +199,7 @@ fn i3_a_torn_primary_leaves_the_commit_before() {
     let volumes = Volumes::open(vec![device.clone()], OpenOptions::default()).unwrap();
     assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (11, 1));
     assert_eq!(volumes.write_refusal(), None);
-    // The next commit puts the primary right.
+    // The next commit repairs the primary.
     volumes.write_superblock(&generation(12, volumes.superblock().clone())).unwrap();
     let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();
     assert_eq!((volumes.superblock().generation.0, volumes.superblock_mirror()), (12, 0));
@@ -226,7 +225,7 @@ fn i4_a_superblock_keeps_the_uuids_of_its_own_device() {
     for item in [DevItem { uuid: foreign, ..own.clone() }, DevItem { fsid: foreign, ..own.clone() }] {
         let error = volumes.set_dev_item(&item).unwrap_err().to_string();
         assert!(error.contains("tree 3") && error.contains(&foreign.to_string()), "{error}");
-        assert_eq!(volumes.dev_item(DevId(1)).unwrap(), own, "nothing of a refused item is taken over");
+        assert_eq!(volumes.dev_item(DevId(1)).unwrap(), own, "a refused item changes nothing");
     }
 }
 
@@ -242,7 +241,7 @@ fn i4_no_superblock_is_written_that_would_be_refused() {
         assert!(volumes.write_superblock(&sb).is_err());
         assert!(volumes.write_log_superblock(&sb).is_err());
     }
-    // The device item is too small for the primary superblock, which would then not be written at all.
+    // The primary superblock does not fit into a device of this size.
     let item = DevItem { total_bytes: 65536, ..volumes.dev_item(DevId(1)).unwrap() };
     volumes.set_dev_item(&item).unwrap();
     assert!(volumes.write_superblock(&good).is_err());

@@ -1,4 +1,4 @@
-//! A filesystem with one DUP chunk, made by hand on devices in memory, and a device that records what it is asked for.
+//! A filesystem with one DUP chunk on memory devices, and a device that records its requests.
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
@@ -101,13 +101,13 @@ pub(crate) fn superblock(total_bytes: u64) -> Superblock {
     }
 }
 
-/// Puts a superblock at this offset.
+/// Writes a superblock at this offset.
 pub(crate) fn put(device: &dyn Device, sb: &Superblock, offset: u64) {
     let own = Superblock { bytenr: offset, ..sb.clone() };
     device.write_at(offset, &own.encode_with_csum()).unwrap();
 }
 
-/// What a [`Recorder`] was asked for.
+/// A request that a [`Recorder`] received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Write(u64),
@@ -128,7 +128,7 @@ impl Recorder {
         Arc::new(Self { memory, asked: Mutex::default(), bad_reads: Mutex::default() })
     }
 
-    /// With a filesystem on it.
+    /// Makes a device with a filesystem.
     pub(crate) fn formatted(len_bytes: u64) -> Arc<Self> {
         let device = Self::new(len_bytes);
         put(&device.memory, &superblock(len_bytes), 65536);
