@@ -1,4 +1,4 @@
-//! Times `apply`: a bulk load of 1.6 million items, a rewrite of all, random inserts, deletes. Numbers, no judgement.
+//! Measures `apply`: a bulk load of 1.6 million items, a rewrite of all items, random inserts, deletes.
 
 use std::time::Instant;
 

@@ -1,11 +1,11 @@
-//! The node cache: blocks by address, within a budget of bytes.
+//! The node cache: nodes by address, with a budget in bytes.
 //!
-//! Sharded by address; each shard is a CLOCK: a ring of slots with a "used" mark, a hand that clears marks and evicts
-//! the first slot without one. A hit sets a mark under the shard's lock and moves nothing.
+//! The cache is sharded by address. Each shard is a CLOCK: a ring of slots with "used" marks, and a hand that clears
+//! marks and evicts the first unmarked node. A hit only sets a mark, under the shard's lock.
 //!
 //! Invariants:
-//! - I1. `by_bytenr` names exactly the occupied slots of `ring`; `bytes` is the sum of their blocks.
-//! - I2. A block is found under its address only with the generation that the caller expects: a stale one is a miss.
+//! - I1. `by_bytenr` lists exactly the occupied slots of `ring`; `bytes` is the sum of their block sizes.
+//! - I2. A lookup finds a node only if it has the expected generation. A stale node is a miss.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -25,21 +25,21 @@ pub struct NodeCache {
     misses: AtomicU64,
 }
 
-/// What the cache did so far, and holds.
+/// Counters and current size of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Lookups that found their node.
     pub hits: u64,
-    /// Lookups that did not.
+    /// Lookups that did not find it.
     pub misses: u64,
-    /// Nodes held.
+    /// Cached nodes.
     pub nodes: u64,
-    /// Bytes held.
+    /// Bytes of cached nodes.
     pub bytes: u64,
 }
 
 impl NodeCache {
-    /// A cache that holds about so many bytes of nodes.
+    /// Makes a cache for about `budget_bytes` of nodes.
     pub fn new(budget_bytes: u64) -> Self {
         let shards = (0..NR_SHARDS).map(|_| Mutex::new(Shard::default())).collect();
         let cache = Self { shards, hits: AtomicU64::new(0), misses: AtomicU64::new(0) };
@@ -47,14 +47,14 @@ impl NodeCache {
         cache
     }
 
-    /// Changes the budget; what is over it goes with the next inserts.
+    /// Changes the budget. Later inserts evict nodes above it.
     pub fn set_budget(&self, budget_bytes: u64) {
         for shard in &self.shards {
             shard.lock().budget_bytes = budget_bytes / NR_SHARDS;
         }
     }
 
-    /// The node at this address, if it is the one of this generation.
+    /// The node at this address, if it has this generation.
     pub fn get(&self, bytenr: Logical, generation: Generation) -> Option<Arc<Node>> {
         let found = self.shard(bytenr).lock().get(bytenr, generation);
         let counter = if found.is_some() { &self.hits } else { &self.misses };
@@ -62,19 +62,19 @@ impl NodeCache {
         found
     }
 
-    /// Whether the node at this address is here, and of this generation.
+    /// Whether the cache holds the node at this address with this generation. Does not count as a use.
     pub fn contains(&self, bytenr: Logical, generation: Generation) -> bool {
         let shard = self.shard(bytenr).lock();
         let node = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref());
         node.is_some_and(|node| node.generation() == generation)
     }
 
-    /// Adds a node, in place of another one at its address.
+    /// Adds a node, replacing another one at its address.
     pub fn insert(&self, node: Arc<Node>) {
         self.shard(node.bytenr()).lock().insert(node);
     }
 
-    /// Adds a node where that displaces no other one: one of many that pass by once.
+    /// Adds a node if that evicts no other node. For nodes of a scan, which are read once.
     pub fn insert_if_room(&self, node: Arc<Node>) {
         let mut shard = self.shard(node.bytenr()).lock();
         if shard.bytes + node.raw().len() as u64 <= shard.budget_bytes {
@@ -82,7 +82,7 @@ impl NodeCache {
         }
     }
 
-    /// The node at this address is being replaced: where there is no room for another one, it goes now.
+    /// Notes that the node at this address is being replaced. Removes it if the shard has no room for its replacement.
     pub fn retire(&self, bytenr: Logical) {
         let mut shard = self.shard(bytenr).lock();
         if let Some(node) = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref())
@@ -92,12 +92,12 @@ impl NodeCache {
         }
     }
 
-    /// Forgets what is at this address.
+    /// Removes the node at this address.
     pub fn remove(&self, bytenr: Logical) {
         self.shard(bytenr).lock().remove(bytenr);
     }
 
-    /// Forgets everything.
+    /// Removes all nodes.
     pub fn clear(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -105,7 +105,7 @@ impl NodeCache {
         }
     }
 
-    /// Counters and what is held now.
+    /// Counters and current size.
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats {
             hits: self.hits.load(Ordering::Relaxed),
@@ -121,7 +121,7 @@ impl NodeCache {
     }
 
     fn shard(&self, bytenr: Logical) -> &Mutex<Shard> {
-        // Blocks are 4 KiB or more; multiplicative hashing spreads neighbours.
+        // Blocks have at least 4 KiB. Multiplicative hashing spreads adjacent blocks over shards.
         let hash = (bytenr.0 >> 12).wrapping_mul(HASH_FACTOR) >> 32;
         &self.shards[(hash % NR_SHARDS) as usize]
     }
@@ -189,8 +189,8 @@ impl Shard {
         }
     }
 
-    /// Moves the hand to the first node that was not used since the hand's last round, and drops it. Ends within two
-    /// rounds: the first clears every mark.
+    /// Evicts the first node not used since the hand's last round. Ends within two rounds, because the first one clears
+    /// all marks.
     fn evict_one(&mut self) {
         loop {
             let index = self.hand;
@@ -208,8 +208,8 @@ impl Shard {
     }
 }
 
-/// Addresses are spread by one multiplication: they come from our own allocator or were read from a checked block,
-/// and a shard's map is bounded by the budget.
+/// Hashes an address with one multiplication. A keyed hash is not needed: the budget bounds a shard's map, and
+/// addresses come from our allocator or from checked blocks.
 #[derive(Debug, Default)]
 struct BytenrHasher(u64);
 
@@ -270,7 +270,7 @@ mod tests {
             assert!(cache.stats().bytes <= 4096 * 16 * 8);
         }
         for used in (0..800).filter(|index| kept(*index)) {
-            assert!(cache.get(Logical(used << 12), Generation(1)).is_some(), "{used} was used all the time");
+            assert!(cache.get(Logical(used << 12), Generation(1)).is_some(), "{used} was in constant use");
         }
         cache.clear();
         assert_eq!(cache.stats().nodes, 0);

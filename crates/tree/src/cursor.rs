@@ -1,10 +1,10 @@
-//! A place in a tree, and steps from there in key order.
+//! A position in a tree, with steps in key order.
 //!
 //! Invariants:
-//! - I1. `path` is empty, or goes from the root (first) to a leaf (last), each with the slot taken; levels descend by
-//!   one (the source verified each node against its parent's promise).
-//! - I2. The slot in the leaf is an item's.
-//! - I3. A step costs nothing but a slot while it stays in the leaf; the upper part of the path is kept.
+//! - I1. `path` is empty (no position), or leads from the root (first) to a leaf (last), each node with the chosen
+//!   slot. Levels descend by one, because each node was verified against its parent's promise.
+//! - I2. The slot in the leaf is that of an item.
+//! - I3. A step within a leaf only changes the slot. A step to another leaf keeps the common part of the path.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::lookup::Item;
 use crate::node::{Node, RootPtr};
 use crate::storage::{NodeSource, read};
 
-/// Walks one tree as it was when its root was taken.
+/// Walks the tree below a root. Later changes make a new root and do not affect this walk.
 pub struct Cursor<'s> {
     source: &'s dyn NodeSource,
     root: RootPtr,
@@ -23,17 +23,17 @@ pub struct Cursor<'s> {
 }
 
 impl<'s> Cursor<'s> {
-    /// A cursor that stands nowhere yet.
+    /// Makes a cursor without a position.
     pub fn new(source: &'s dyn NodeSource, root: RootPtr) -> Self {
         Self { source, root, path: Vec::new() }
     }
 
-    /// The tree that is walked.
+    /// The root of the walked tree.
     pub fn root(&self) -> RootPtr {
         self.root
     }
 
-    /// Goes to the first item whose key is not below this one. At the end of the tree: `None`, and nowhere.
+    /// Goes to the first item with a key >= `key`. Without such an item: returns `None` and loses the position.
     pub fn seek_ge(&mut self, key: &Key) -> Result<Option<Key>> {
         let slot = self.descend(key)?;
         match slot {
@@ -49,7 +49,7 @@ impl<'s> Cursor<'s> {
         }
     }
 
-    /// Goes to the last item whose key is not above this one. Before the first item: `None`, and nowhere.
+    /// Goes to the last item with a key <= `key`. Without such an item: returns `None` and loses the position.
     pub fn seek_le(&mut self, key: &Key) -> Result<Option<Key>> {
         let slot = self.descend(key)?;
         match slot {
@@ -65,27 +65,27 @@ impl<'s> Cursor<'s> {
         }
     }
 
-    /// The key where the cursor stands.
+    /// The key of the current item.
     pub fn key(&self) -> Option<Key> {
         self.path.last().map(|(leaf, slot)| leaf.key(*slot))
     }
 
-    /// The data where the cursor stands.
+    /// The data of the current item.
     pub fn data(&self) -> Option<&[u8]> {
         self.path.last().map(|(leaf, slot)| leaf.item(*slot))
     }
 
-    /// The item where the cursor stands.
+    /// The current item.
     pub fn item(&self) -> Option<Item> {
         self.path.last().map(|(leaf, slot)| Item::new(Arc::clone(leaf), *slot))
     }
 
-    /// The leaf and the slot where the cursor stands.
+    /// The leaf and slot of the current item.
     pub fn place(&self) -> Option<(&Arc<Node>, usize)> {
         self.path.last().map(|(leaf, slot)| (leaf, *slot))
     }
 
-    /// One item on. Past the last one: `None`, and nowhere.
+    /// Goes to the next item. After the last item: returns `None` and loses the position.
     #[expect(clippy::should_implement_trait, reason = "a step can fail")]
     pub fn next(&mut self) -> Result<Option<Key>> {
         let Some((leaf, slot)) = self.path.last_mut() else { return Ok(None) };
@@ -96,7 +96,7 @@ impl<'s> Cursor<'s> {
         self.next_leaf()
     }
 
-    /// One item back. Before the first one: `None`, and nowhere.
+    /// Goes to the previous item. Before the first item: returns `None` and loses the position.
     pub fn prev(&mut self) -> Result<Option<Key>> {
         let Some((leaf, slot)) = self.path.last_mut() else { return Ok(None) };
         if *slot > 0 {
@@ -106,13 +106,13 @@ impl<'s> Cursor<'s> {
         self.prev_leaf()
     }
 
-    /// Goes to the first item of the next leaf. At the end of the tree: `None`, and nowhere.
+    /// Goes to the first item of the next leaf. After the last leaf: returns `None` and loses the position.
     pub fn next_leaf(&mut self) -> Result<Option<Key>> {
         let up = |node: &Node, slot: usize| (slot + 1 < node.nritems()).then_some(slot + 1);
         self.step_leaf(up, |_| 0)
     }
 
-    /// Goes to the last item of the leaf before. At the start of the tree: `None`, and nowhere.
+    /// Goes to the last item of the previous leaf. Before the first leaf: returns `None` and loses the position.
     pub fn prev_leaf(&mut self) -> Result<Option<Key>> {
         self.step_leaf(|_, slot| slot.checked_sub(1), |node| node.nritems().saturating_sub(1))
     }
@@ -148,7 +148,8 @@ impl<'s> Cursor<'s> {
         Ok(None)
     }
 
-    /// Goes down to the leaf under which a key lies and searches there. An empty tree: nowhere and `Err(0)`.
+    /// Goes to the leaf that a key belongs to, and searches there. In an empty tree: returns `Err(0)` without a
+    /// position.
     fn descend(&mut self, key: &Key) -> Result<Result<usize, usize>> {
         self.path.clear();
         let mut node = read(self.source, &self.root.node_ptr())?;
@@ -165,7 +166,7 @@ impl<'s> Cursor<'s> {
             node = child;
         }
         if node.nritems() == 0 {
-            // Only a root may be empty; the path must not end in a leaf without items (I2).
+            // Only a root may be empty. The path must not end in a leaf without items (I2).
             self.path.clear();
             return Ok(Err(0));
         }

@@ -1,13 +1,13 @@
-//! Trees of immutable nodes: the node and its cache, lookups, cursors, and the one function that changes a tree.
+//! Trees of immutable nodes: nodes and their cache, lookups, cursors, and the function that changes a tree.
 //!
-//! Stands on `format` alone and is generic over storage: nodes are read through [`NodeSource`] and written through
-//! [`NodeSink`]. It knows no item semantics.
+//! This crate depends only on `format` and is generic over storage: it reads nodes through [`NodeSource`] and writes
+//! them through [`NodeSink`]. It does not know what items mean.
 //!
 //! Invariants:
-//! - I1. A [`Node`] never changes. A change makes new nodes; who holds the old ones goes on reading them.
-//! - I2. Whoever reads a child goes through a [`NodePtr`] with the level, generation and first key that the parent
-//!   promises. Levels descend strictly, so that no content of a disk can make a walk loop.
-//! - I3. Trees change through [`apply`] only.
+//! - I1. A [`Node`] never changes. A change makes new nodes; readers that hold old nodes keep using them.
+//! - I2. Children are read through a [`NodePtr`] with the level, generation and first key that the parent promises.
+//!   Levels descend strictly, so no disk content can make a walk loop.
+//! - I3. Only [`apply`] and [`apply_in_parts`] change trees.
 
 #![forbid(unsafe_code)]
 

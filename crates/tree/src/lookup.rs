@@ -1,4 +1,4 @@
-//! One item by its key, and the leaf that a key belongs to.
+//! Lookups: an item by its key, and the leaf that a key belongs to.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use ubtrfs_format::Key;
 use crate::node::{Node, RootPtr};
 use crate::storage::{NodeSource, read};
 
-/// An item of a leaf; keeps the leaf in memory.
+/// An item of a leaf. Keeps the leaf in memory.
 #[derive(Clone, Debug)]
 pub struct Item {
     leaf: Arc<Node>,
@@ -17,23 +17,23 @@ pub struct Item {
 }
 
 impl Item {
-    /// The item in this slot of a leaf. Panics where there is none.
+    /// The item in this slot of a leaf. Panics if the slot does not exist.
     pub fn new(leaf: Arc<Node>, slot: usize) -> Self {
         assert!(leaf.is_leaf() && slot < leaf.nritems(), "slot {slot} of {leaf:?}");
         Self { leaf, slot }
     }
 
-    /// Its key.
+    /// The item's key.
     pub fn key(&self) -> Key {
         self.leaf.key(self.slot)
     }
 
-    /// The leaf that holds it.
+    /// The leaf that holds the item.
     pub fn leaf(&self) -> &Arc<Node> {
         &self.leaf
     }
 
-    /// Its slot in the leaf.
+    /// The item's slot in the leaf.
     pub fn slot(&self) -> usize {
         self.slot
     }
@@ -53,25 +53,25 @@ impl AsRef<[u8]> for Item {
     }
 }
 
-/// A leaf and the keys that belong to it.
+/// A leaf and the range of keys that belong to it.
 #[derive(Clone, Debug)]
 pub struct LeafPlace {
     /// The leaf.
     pub leaf: Arc<Node>,
     /// The lowest key that belongs to it.
     pub low: Key,
-    /// The lowest key that belongs to the next leaf; `None` in the last one.
+    /// The lowest key that belongs to the next leaf; `None` for the last leaf.
     pub high: Option<Key>,
 }
 
 impl LeafPlace {
-    /// Whether this is where the key is or would be.
+    /// Whether the key belongs to this leaf.
     pub fn covers(&self, key: &Key) -> bool {
         self.low <= *key && self.high.is_none_or(|high| *key < high)
     }
 }
 
-/// The leaf that a key belongs to. `found` is told its parent and the slot there before the leaf is read.
+/// Finds the leaf that a key belongs to. Before reading it, calls `found` with the leaf's parent and slot.
 pub fn find_leaf(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -97,7 +97,7 @@ pub fn find_leaf(
     Ok(LeafPlace { leaf: node, low, high })
 }
 
-/// The item with exactly this key.
+/// Finds the item with exactly this key.
 pub fn get(source: &dyn NodeSource, root: &RootPtr, key: &Key) -> Result<Option<Item>> {
     let mut node = read(source, &root.node_ptr())?;
     while !node.is_leaf() {

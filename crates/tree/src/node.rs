@@ -1,8 +1,8 @@
-//! An immutable block of a tree, and the pointers that lead to it.
+//! Immutable tree blocks, and the pointers to them.
 //!
 //! Invariants:
-//! - I1. A node's geometry was checked when it was made: item heads lie inside of the block, item data lies between
-//!   the heads and the end of the block, the level is at most 7. Accessors by a slot below `nritems` always answer.
+//! - I1. [`Node::new`] checks the geometry: item heads lie inside the block, item data lies between the heads and the
+//!   end of the block, and the level is at most 7. So accessors never fail for a slot below `nritems`.
 //! - I2. A node never changes.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, LEVEL_MAX, NodeView};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
 
-/// One block of a tree.
+/// A block of a tree.
 #[derive(Clone)]
 pub struct Node {
     raw: Box<[u8]>,
@@ -35,7 +35,7 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// Takes over a whole block of `nodesize` bytes. Checks the geometry (I1), not the checksum and not the items.
+    /// Makes a node of a whole block. Checks the geometry (I1), but neither the checksum nor the items.
     pub fn new(raw: Box<[u8]>) -> Result<Self, FormatError> {
         let view = NodeView::new(&raw)?;
         let (level, nritems) = (view.level(), view.nritems());
@@ -46,7 +46,7 @@ impl Node {
         let size = if level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
         let heads_end = nritems.checked_mul(size).and_then(|len| len.checked_add(HEADER_SIZE));
         if heads_end.is_none_or(|end| end > raw.len()) || (level > 0 && nritems == 0) {
-            let (value, expected) = (nritems as u64, "expected as many as fit, and one at least in an internal node");
+            let (value, expected) = (nritems as u64, "expected at most what fits, and at least 1 in an internal node");
             return Err(FormatError::Value { what: "tree block", field: "nritems", value, expected });
         }
         let heads_end = heads_end.unwrap_or_default();
@@ -57,12 +57,12 @@ impl Node {
             }
         }
         let (bytenr, generation, owner) = (view.bytenr(), view.generation(), view.owner());
-        // A block is at most 64 KiB, so its items are too.
+        // A block has at most 64 KiB, and so fewer than 2^16 items.
         let nritems = nritems as u32;
         Ok(Self { raw, bytenr, generation, owner, nritems, level })
     }
 
-    /// The format's view of the block.
+    /// A [`NodeView`] of the block.
     pub fn view(&self) -> NodeView<'_> {
         NodeView::new(&self.raw).expect("I1: the block holds a header")
     }
@@ -72,7 +72,7 @@ impl Node {
         &self.raw
     }
 
-    /// The block's bytes, without a copy.
+    /// Returns the block's bytes without a copy.
     pub fn into_raw(self) -> Box<[u8]> {
         self.raw
     }
@@ -97,7 +97,7 @@ impl Node {
         self.level
     }
 
-    /// Items of a leaf, or children of an internal node.
+    /// Number of items of a leaf, or of children of an internal node.
     pub fn nritems(&self) -> usize {
         self.nritems as usize
     }
@@ -112,11 +112,11 @@ impl Node {
         assert!(slot < self.nritems(), "slot {slot} of {} in block {}", self.nritems, self.bytenr);
         let size = if self.level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
         let at = HEADER_SIZE + slot * size;
-        let raw = self.raw[at..at + Key::SIZE].first_chunk().expect("I1: the heads lie inside of the block");
+        let raw = self.raw[at..at + Key::SIZE].first_chunk().expect("I1: the heads lie inside the block");
         Key::decode(raw)
     }
 
-    /// The first key, or `None` in an empty leaf.
+    /// The first key, or `None` for an empty leaf.
     pub fn first_key(&self) -> Option<Key> {
         (self.nritems > 0).then(|| self.key(0))
     }
@@ -142,14 +142,14 @@ impl Node {
         (Logical(self.u64_at(at)), Generation(self.u64_at(at + 8)))
     }
 
-    /// What this internal node promises about a child.
+    /// The pointer to this child, with everything that this internal node promises about it.
     pub fn child_ptr(&self, slot: usize, tree: RootId) -> NodePtr {
         let (bytenr, generation) = self.child(slot);
-        // `child` asserts that the level is above 0.
+        // `child` has asserted that the level is above 0.
         NodePtr { tree, bytenr, generation, level: self.level - 1, first_key: Some(self.key(slot)) }
     }
 
-    /// Binary search over the keys: `Ok(slot)` of an equal key, else `Err(slot)` where it would stand.
+    /// Searches the keys: `Ok(slot)` of an equal key, or else `Err(slot)` of the first greater key.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.nritems());
         while low < high {
@@ -163,7 +163,7 @@ impl Node {
         Err(low)
     }
 
-    /// The child under which a key lies: the last one whose key is not above it, else the first.
+    /// The slot of the child that a key belongs to: the last child with a key <= `key`, or else the first child.
     pub fn child_slot(&self, key: &Key) -> usize {
         match self.search(key) {
             Ok(slot) => slot,
@@ -171,7 +171,7 @@ impl Node {
         }
     }
 
-    /// Bytes that items or pointers take in this block, heads included.
+    /// Bytes used by items or pointers in this block, including heads.
     pub fn used_bytes(&self) -> usize {
         match self.level {
             0 => (0..self.nritems()).map(|slot| ITEM_HEAD_SIZE + self.item_len(slot)).sum(),
@@ -179,14 +179,14 @@ impl Node {
         }
     }
 
-    /// Whether this is the node that a pointer promises.
+    /// Checks that this is the node that a pointer promises.
     pub fn verify(&self, ptr: &NodePtr) -> Result<()> {
         let wrong = |field, value, expected| {
             let cause = FormatError::Value { what: "tree block", field, value, expected };
             Err(Error::Corrupt(Corrupt::new(cause).in_tree(ptr.tree).at(ptr.bytenr)))
         };
         if self.bytenr != ptr.bytenr {
-            return wrong("bytenr", self.bytenr.0, "expected its own address");
+            return wrong("bytenr", self.bytenr.0, "expected the address of the block");
         }
         if self.generation != ptr.generation {
             return wrong("generation", self.generation.0, "expected the generation that the parent names");
@@ -195,7 +195,7 @@ impl Node {
             return wrong("level", self.level.into(), "expected one less than the parent's");
         }
         match (ptr.first_key, self.first_key()) {
-            (Some(_), None) => wrong("nritems", 0, "expected one item at least below an internal node"),
+            (Some(_), None) => wrong("nritems", 0, "expected at least 1 below an internal node"),
             (Some(want), Some(found)) if want != found => {
                 wrong("first key's objectid", found.objectid, "expected the first key that the parent names")
             }
@@ -204,26 +204,26 @@ impl Node {
     }
 
     fn u32_at(&self, at: usize) -> u32 {
-        u32::from_le_bytes(*self.raw[at..at + 4].first_chunk().expect("I1: the heads lie inside of the block"))
+        u32::from_le_bytes(*self.raw[at..at + 4].first_chunk().expect("I1: the heads lie inside the block"))
     }
 
     fn u64_at(&self, at: usize) -> u64 {
-        u64::from_le_bytes(*self.raw[at..at + 8].first_chunk().expect("I1: the heads lie inside of the block"))
+        u64::from_le_bytes(*self.raw[at..at + 8].first_chunk().expect("I1: the heads lie inside the block"))
     }
 }
 
-/// A pointer to a node and what must be found there.
+/// A pointer to a node, with facts that the node must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePtr {
-    /// The tree that is walked (the block's owner may be another one: snapshots share blocks).
+    /// The tree that contains the pointer. The block's owner may be another tree, because snapshots share blocks.
     pub tree: RootId,
-    /// Where the block lies.
+    /// Address of the block.
     pub bytenr: Logical,
-    /// The transaction that made it.
+    /// The transaction that made the block.
     pub generation: Generation,
-    /// Its level.
+    /// Level of the block.
     pub level: u8,
-    /// Its first key; `None` for a root, which may also be empty.
+    /// First key of the block; `None` for a root, which may also be empty.
     pub first_key: Option<Key>,
 }
 
@@ -232,16 +232,16 @@ pub struct NodePtr {
 pub struct RootPtr {
     /// The tree.
     pub tree: RootId,
-    /// Where its root block lies.
+    /// Address of the root block.
     pub bytenr: Logical,
     /// The transaction that made the root block.
     pub generation: Generation,
-    /// Level of the root block: 0 where the tree is a single leaf.
+    /// Level of the root block; 0 if the tree is a single leaf.
     pub level: u8,
 }
 
 impl RootPtr {
-    /// The pointer to read the root block by.
+    /// The pointer to the root block.
     pub fn node_ptr(&self) -> NodePtr {
         NodePtr {
             tree: self.tree,

@@ -1,4 +1,4 @@
-//! What a tree needs from the floor above: a place to read nodes from, and one to put new nodes into.
+//! Traits that the caller of a tree implements: a source of nodes, and a sink for new nodes.
 
 use std::sync::Arc;
 
@@ -8,52 +8,52 @@ use ubtrfs_format::{Key, Logical};
 
 use crate::node::{Node, NodePtr};
 
-/// Where nodes are read from: a cache over checked blocks of a device, or a map in a test.
+/// A source of nodes: a cache over checked blocks of a device, or a map in a test.
 pub trait NodeSource: Send + Sync {
-    /// Reads a node. The answer was checked as untrusted content and is what the pointer promises: address,
-    /// generation, level and first key ([`Node::verify`]).
+    /// Reads a node. The implementation checks its content as untrusted, and that it is what the pointer promises:
+    /// address, generation, level and first key ([`Node::verify`]).
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>>;
 
-    /// These nodes, in the order of their keys, are going to be read soon: a hint.
+    /// Hints that these nodes will be read soon, in this order.
     fn will_read(&self, ptrs: &[NodePtr]) {
         let _ = ptrs;
     }
 
-    /// Bytes of every node.
+    /// Size of all nodes in bytes.
     fn nodesize(&self) -> usize;
 }
 
-/// Where [`crate::apply`] puts what it makes, and whom it tells what it no longer uses.
+/// Receives the new nodes of [`crate::apply`], and is told about nodes that the tree no longer uses.
 ///
-/// After an error of `apply` the calls up to there stand: the caller gives the transaction up.
+/// `apply` does not undo its calls after an error. The caller must then abort the transaction.
 pub trait NodeSink {
-    /// Whether a node was made in the running transaction for this tree and is not written yet: it keeps its address
-    /// when it changes.
+    /// Whether a node is fresh: made by the running transaction for this tree, and not written yet. A fresh node keeps
+    /// its address when it changes.
     fn is_fresh(&self, node: &Node) -> bool;
 
-    /// The header of a new node at this address.
+    /// Makes the header of a new node at this address.
     fn header(&self, bytenr: Logical, level: u8) -> NodeHeader;
 
-    /// A new address for a node of this level, close to another one if it can be.
+    /// Allocates an address for a node of this level, near another address if possible.
     fn allocate(&mut self, level: u8, near: Option<Logical>) -> Result<Logical>;
 
-    /// A fresh node is no longer used: its address may be given out again.
+    /// Frees the address of a fresh node that the tree no longer uses.
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()>;
 
-    /// This tree stops using a node that is not fresh. Called once for a node, for a parent before its children, with
-    /// the original content.
+    /// Notes that this tree stops using a node that is not fresh. Called once per node with its original content, for a
+    /// parent before its children.
     fn leave(&mut self, node: &Arc<Node>) -> Result<()>;
 
-    /// An item that the batch inserts (`old` is none), replaces or deletes (`new` is none); after `leave` of its leaf,
-    /// in key order.
+    /// Notes that the batch inserts (`old` is `None`), replaces or deletes (`new` is `None`) an item. Called in key
+    /// order, after `leave` of the item's leaf.
     fn item_changed(&mut self, key: &Key, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<()>;
 
-    /// The new content of a fresh address, which may have had other content before.
+    /// Takes the new content of a fresh address. The address may have had other content before.
     fn emit(&mut self, node: Arc<Node>);
 }
 
-/// Reads a node and checks that it is what the pointer promises, whatever the source checked: levels descend strictly,
-/// so a walk ends.
+/// Reads a node and checks that it is what the pointer promises, even if the source did not. Levels descend strictly,
+/// so every walk ends.
 pub(crate) fn read(source: &dyn NodeSource, ptr: &NodePtr) -> Result<Arc<Node>> {
     let node = source.read_node(ptr)?;
     node.verify(ptr)?;

@@ -1,5 +1,5 @@
-//! `apply` against a `BTreeMap`: random batches from a printed seed, every rule of the sink checked (see `common`), the
-//! whole tree compared after each batch.
+//! Compares `apply` with a `BTreeMap`. Method: random batches from a printed seed; the sink checks every rule (see
+//! `common`), and the whole tree is compared after each batch.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -51,7 +51,7 @@ fn random_batch(rng: &mut Rng, model: &BTreeMap<Key, Vec<u8>>, space: u64, max_l
         batch.insert(key(number), if delete { None } else { Some(value(rng, max_len)) });
     }
     if rng.below(20) == 0 {
-        // Everything in a range, or all.
+        // Delete a range, or all items.
         let end = if rng.below(2) == 0 { Key::MAX } else { key(start + space / 3) };
         let from = if end == Key::MAX && rng.below(2) == 0 { Key::MIN } else { key(start) };
         if from < end {
@@ -99,7 +99,7 @@ fn check_reads(store: &Store, root: &ubtrfs_tree::RootPtr, model: &BTreeMap<Key,
             assert_eq!(cursor.prev().unwrap(), below.next().map(|(key, _)| *key));
         }
     }
-    // Back and forth over everything.
+    // Walk forth and back over the whole tree.
     let mut count = 0;
     let mut at = cursor.seek_ge(&Key::MIN).unwrap();
     while at.is_some() {
@@ -136,7 +136,7 @@ fn random_batches_64k() {
     }
 }
 
-/// Another million seeds: `UBTRFS_SEED=n cargo test -p ubtrfs-tree --test apply_model -- --ignored`.
+/// Runs seeds from `UBTRFS_SEED` on: `UBTRFS_SEED=n cargo test -p ubtrfs-tree --test apply_model -- --ignored`.
 #[test]
 #[ignore = "runs until it is stopped"]
 fn random_batches_for_ever() {
@@ -178,7 +178,7 @@ fn appends_one_by_one_fill_leaves_and_leave_full_ones_alone() {
         store.commit();
     }
     assert!(fill(&store, &root) > 0.95, "{}", fill(&store, &root));
-    assert_eq!(leaves, 2000, "one leaf an append");
+    assert_eq!(leaves, 2000, "each append writes one leaf");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Nodes that contradict the pointers to them: every walk ends with an error that says where.
+//! Nodes that contradict the pointers to them: every walk ends with an error that names the place.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -10,7 +10,7 @@ use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader};
 use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::{Cursor, Node, NodePtr, NodeSource, RootPtr, get};
 
-/// Answers what lies at an address, whatever the pointer promises.
+/// A source that ignores the pointer's promises.
 struct Unchecked(HashMap<u64, Arc<Node>>);
 
 impl NodeSource for Unchecked {
@@ -94,7 +94,8 @@ fn a_level_that_is_skipped() {
 #[test]
 fn a_block_with_a_wild_geometry() {
     let good = leaf(4096, &[1, 2, 3]).raw().to_vec();
-    // Every byte of header counts, level and heads, set to every extreme: an error or a node whose accessors answer.
+    // Each byte of item count, level and heads takes each extreme value. Every result is an error, or a node whose
+    // accessors work.
     for at in 96..101 + 75 {
         for value in [0, 1, 7, 8, 0x7f, 0x80, 0xff] {
             let mut raw = good.clone();

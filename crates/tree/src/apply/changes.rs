@@ -1,27 +1,27 @@
-//! What [`apply`](super::apply) is given: changes in key order, wherever they are kept.
+//! The input of [`apply`](super::apply): changes in key order.
 
 use std::sync::Arc;
 
 use ubtrfs_format::Key;
 
-/// Data of an item in a batch.
+/// The data of an item in a batch.
 pub type Value = Arc<[u8]>;
 
-/// Changes as a list: `Some` inserts or replaces, `None` deletes (an absent key is fine).
+/// A list of changes: `Some` inserts or replaces an item, `None` deletes it if it exists.
 pub type Batch = Vec<(Key, Option<Value>)>;
 
-/// Changes in strictly ascending key order.
+/// A sequence of changes in strictly ascending key order.
 pub trait Changes: Sync {
-    /// How many there are.
+    /// The number of changes.
     fn len(&self) -> usize;
 
-    /// The key of one of them. Panics past the last one.
+    /// The key of a change. Panics past the last one.
     fn key(&self, index: usize) -> Key;
 
-    /// What is inserted or replaces, or `None` for what is deleted (an absent key is fine). Panics past the last one.
+    /// The new data of the item, or `None` to delete it if it exists. Panics past the last change.
     fn value(&self, index: usize) -> Option<&[u8]>;
 
-    /// Whether there is none.
+    /// Whether there are no changes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,7 +1,7 @@
-//! The run of child pointers of one level, cut into internal nodes.
+//! The run of child pointers of a level, and its internal nodes.
 //!
-//! Packed like leaves (see `leaf_run`): full nodes while the run goes on; at its end the last two share evenly, unless
-//! the run grew at its end or by a lot.
+//! Nodes are packed like leaves (see `leaf_run`): all are full, except that the last two of a run share their pointers
+//! evenly unless the run grew at its end or grew a lot.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use ubtrfs_format::{Generation, Key, Logical, RootId};
 use super::Applier;
 use crate::node::{Node, NodePtr};
 
-/// A child of a node in the making.
+/// A child pointer of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChildRef {
     pub(super) key: Key,
@@ -36,9 +36,9 @@ impl ChildRef {
 #[derive(Debug, Default)]
 pub(super) struct ChildRun {
     children: Vec<ChildRef>,
-    /// Pointers that the nodes taken apart for this run had.
+    /// Number of pointers in the old nodes that joined this run.
     nr_old: usize,
-    /// Pointers in nodes that this run has written.
+    /// Number of pointers in new nodes that this run has written.
     nr_written: usize,
 }
 
@@ -55,7 +55,7 @@ impl ChildRun {
         self.children.push(child);
     }
 
-    /// Takes what another run holds behind what is here.
+    /// Appends another run.
     pub(super) fn append(&mut self, other: Self) {
         self.children.extend(other.children);
         self.nr_old += other.nr_old;
@@ -74,7 +74,7 @@ impl ChildRun {
         self.nr_old += count;
     }
 
-    /// The only child left, at the end of the walk.
+    /// Takes the only child left at the end of the walk.
     pub(super) fn take_only(&mut self) -> Option<ChildRef> {
         let only = self.children.pop();
         *self = Self::default();
@@ -85,7 +85,7 @@ impl ChildRun {
         !self.is_empty() && self.nr_written == 0 && self.len() < NodeBuilder::capacity(nodesize) / 4
     }
 
-    /// Whether the last nodes stay full up to the last one: the run grew at its end, or by a lot.
+    /// Whether all nodes but the last stay full, because the run grew at its end or grew a lot.
     fn grew_ascending(&self, capacity: usize) -> bool {
         let grown = (self.nr_written + self.len()).saturating_sub(self.nr_old);
         (grown > 0 && self.children.last().is_some_and(|child| child.built)) || grown > capacity / 8
@@ -93,7 +93,7 @@ impl ChildRun {
 }
 
 impl Applier<'_> {
-    /// Takes all pointers of a node into the run of its level if they fit and the run is not empty.
+    /// Adds all pointers of a node to the run of its level, if the run is not empty and stays within a node's capacity.
     pub(super) fn pull_children(&mut self, node: &Arc<Node>) -> Result<bool> {
         let capacity = NodeBuilder::capacity(self.nodesize);
         let run = self.run_above(node.level() - 1);
@@ -110,7 +110,7 @@ impl Applier<'_> {
         Ok(true)
     }
 
-    /// Writes nodes of this level while the run is long: two nodes' worth of pointers is held back.
+    /// Writes full nodes of this level while the run has pointers for more than two nodes.
     pub(super) fn cut_children(&mut self, level: u8) -> Result<()> {
         let capacity = NodeBuilder::capacity(self.nodesize);
         while level < self.top && self.run_above(level - 1).len() > 2 * capacity {
@@ -119,7 +119,7 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Ends the run of this level: writes the last nodes.
+    /// Ends the run of this level by writing its last nodes.
     pub(super) fn end_children(&mut self, level: u8) -> Result<()> {
         let capacity = NodeBuilder::capacity(self.nodesize);
         if self.is_underfull(level) {
@@ -139,7 +139,7 @@ impl Applier<'_> {
         self.free_reusable(level)
     }
 
-    /// The run is a single underfull node: puts neighbours on its left before it, as long as they fit as a whole.
+    /// Merges left neighbours into a run that is a single underfull node, while they fit as a whole.
     fn pull_left_children(&mut self, level: u8) -> Result<()> {
         let (capacity, tree) = (NodeBuilder::capacity(self.nodesize), self.tree);
         while self.is_underfull(level) {
@@ -156,7 +156,7 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Writes the first pointers of a run as a node.
+    /// Writes the first `count` pointers of a run as a node.
     fn write_children(&mut self, level: u8, count: usize) -> Result<()> {
         let bytenr = self.new_address(level)?;
         let header = self.sink.header(bytenr, level);
@@ -164,10 +164,7 @@ impl Applier<'_> {
         let run = self.run_above(level - 1);
         run.nr_written += count;
         for child in run.children.drain(..count) {
-            assert!(
-                builder.push(&child.key, child.bytenr, child.generation),
-                "a node was asked to hold {count} children"
-            );
+            assert!(builder.push(&child.key, child.bytenr, child.generation), "{count} pointers fit into a node");
         }
         let child = self.emit(builder.finish(&header))?;
         self.run_above(level).push(child);

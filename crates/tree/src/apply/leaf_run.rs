@@ -1,11 +1,11 @@
-//! The run of leaves: a stream of items in key order, cut into leaves.
+//! The run of leaves: a stream of items in key order, packed into leaves.
 //!
-//! Leaves are packed full. One full leaf is held back, so that the end of a run can still be shared evenly between the
-//! last two:
-//! - Where the run grew by a row of ascending inserts, or at its end, the last leaf stays as it is: the next inserts go
-//!   there, and the leaves before stay full.
-//! - Else (single inserts here and there) the last two share evenly, so that the next insert does not split again.
-//! - A last leaf that is still below a quarter takes in a neighbour which fits as a whole.
+//! Leaves are packed full. One full leaf is held back, because the last two leaves of a run may share their items:
+//! - If the run grew by consecutive inserts, or at its end, the last leaf stays short: it receives the next inserts,
+//!   and the leaves before it stay full.
+//! - Otherwise (scattered inserts) the last two share their items evenly, so the next insert does not split a leaf
+//!   again.
+//! - A last leaf that is less than a quarter full absorbs a neighbour that fits as a whole.
 //!
 //! Invariants:
 //! - I1. `full` holds items only if `current` does.
@@ -27,13 +27,13 @@ pub(super) struct LeafRun {
 }
 
 impl LeafRun {
-    /// Whether the run's last leaf is below a quarter, with no full one to share with.
+    /// Whether the run's last leaf is less than a quarter full and has no full leaf to share with.
     pub(super) fn is_underfull(&self, nodesize: usize) -> bool {
         self.current.as_ref().is_some_and(|page| page.items.used_bytes() < LeafBuilder::capacity(nodesize) / 4)
             && !self.shares()
     }
 
-    /// Whether the last two leaves are to share their items evenly.
+    /// Whether the last two leaves should share their items evenly.
     fn shares(&self) -> bool {
         let (Some(full), Some(current)) = (&self.full, &self.current) else { return false };
         let inserted = full.nr_inserted + current.nr_inserted;
@@ -43,15 +43,15 @@ impl LeafRun {
     }
 }
 
-/// A leaf in the making.
+/// A leaf under construction.
 #[derive(Debug)]
 struct Page {
     items: LeafBuilder,
-    /// Items that were not there before.
+    /// Number of inserted items.
     nr_inserted: u32,
-    /// Rows of such items, with old items between them.
+    /// Number of rows of consecutive inserted items.
     nr_rows: u32,
-    /// Whether the last item is one of them.
+    /// Whether the last item was inserted.
     last_inserted: bool,
 }
 
@@ -94,7 +94,7 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Takes a whole leaf into the run if the last page has room for it and the run is not empty.
+    /// Adds a whole leaf to the run, if the run's last leaf is underfull and has room for it.
     pub(super) fn pull_leaf(&mut self, leaf: &Arc<Node>) -> Result<bool> {
         let need = leaf.used_bytes();
         if !self.leaves.is_underfull(self.nodesize)
@@ -107,7 +107,7 @@ impl Applier<'_> {
         Ok(true)
     }
 
-    /// Ends the run: writes the last leaves.
+    /// Ends the run by writing its last leaves.
     pub(super) fn end_leaves(&mut self) -> Result<()> {
         if self.leaves.shares() {
             self.share_last_two();
@@ -120,7 +120,7 @@ impl Applier<'_> {
         self.free_reusable(0)
     }
 
-    /// The root leaf of a tree that has lost all items.
+    /// Makes the root leaf of a tree that has lost all items.
     pub(super) fn empty_root(&mut self, old: &RootPtr) -> Result<RootPtr> {
         self.hints[0].get_or_insert(old.bytenr);
         let page = Page::new(self.nodesize);
@@ -136,7 +136,7 @@ impl Applier<'_> {
         self.leaves.current.get_or_insert_with(|| Page::new(nodesize))
     }
 
-    /// The current page takes no more: holds it back and writes the one before.
+    /// Holds back the current page, which is full, and writes the one held back before.
     fn turn_page(&mut self) -> Result<()> {
         let Some(page) = self.leaves.current.take() else { return Ok(()) };
         if page.items.nritems() == 0 {
@@ -150,7 +150,7 @@ impl Applier<'_> {
         }
     }
 
-    /// The run is a single underfull leaf: puts neighbours on its left before it, as long as they fit as a whole.
+    /// Merges left neighbours into a run that is a single underfull leaf, while they fit as a whole.
     fn pull_left_leaves(&mut self) -> Result<()> {
         while self.leaves.is_underfull(self.nodesize) {
             let Some(left) = self.left_neighbour(0)? else { return Ok(()) };
@@ -163,18 +163,18 @@ impl Applier<'_> {
             let raw = page.items.finish(&NodeHeader::default());
             let count = NodeView::new(&raw)?.nritems();
             let added = self.current_page().items.extend(&NodeView::new(&raw)?, 0..count);
-            assert_eq!(added, count, "the two leaves were measured to fit into one");
+            assert_eq!(added, count, "the two leaves fit into one");
         }
         Ok(())
     }
 
-    /// Moves items from the full page to the current one until both hold about as many bytes.
+    /// Moves items from the full page to the current one until both hold about equally many bytes.
     fn share_last_two(&mut self) {
         let (Some(full), Some(current)) = (self.leaves.full.take(), self.leaves.current.take()) else { return };
         let total = full.items.used_bytes() + current.items.used_bytes();
         let pages = [full.items.finish(&NodeHeader::default()), current.items.finish(&NodeHeader::default())];
         let views = pages.each_ref().map(|raw| NodeView::new(raw).expect("a builder makes whole blocks"));
-        // How many items stay: as many as keep the left page at or above half.
+        // The fewest items that keep at least half of all bytes on the left page.
         let mut keep = views[0].nritems();
         let mut left_bytes = total - current_bytes(&views[1]);
         while keep > 1 {
@@ -190,7 +190,7 @@ impl Applier<'_> {
         let moved = left.items.extend(&views[0], 0..keep)
             + right.items.extend(&views[0], keep..views[0].nritems())
             + right.items.extend(&views[1], 0..views[1].nritems());
-        // The right page ends up at half of the total at most, which is less than the left one held.
+        // The right page ends up with at most half of the total, which is less than the left page held.
         assert_eq!(moved, views[0].nritems() + views[1].nritems(), "shared items fit into two leaves");
         self.leaves.full = Some(left);
         self.leaves.current = Some(right);
@@ -215,5 +215,5 @@ fn current_bytes(view: &NodeView<'_>) -> usize {
     (0..view.nritems()).map(|slot| head_and_data(view, slot)).sum()
 }
 
-/// So many inserts in a row count as ascending.
+/// Average number of consecutive inserts from which they count as ascending.
 const ROW_MIN: u32 = 4;

@@ -1,24 +1,24 @@
-//! Sorted batches: the one way in which a tree changes.
+//! Applies sorted batches of changes to a tree.
 //!
-//! One walk from left to right. A touched node is taken apart: its items (or child pointers) join the *run* of their
-//! level, the batch is merged in, and the run is cut into new nodes, whose pointers join the run one level up. A child
-//! that the batch does not reach ends the runs below and is passed on by its pointer alone:
+//! A batch takes one walk from left to right. A touched node is taken apart: its items (or child pointers) join the
+//! *run* of their level, the changes are merged in, and the run is cut into new nodes. The pointers to new nodes join
+//! the run of the next level. A child that the batch does not reach ends the runs below it, and only its pointer is
+//! passed on:
 //!
 //! ```text
-//! level 1   [ a  b  c  d  e  f ]        batch reaches b, c and f
-//! level 0     a [b c]  d e [f]          a, d, e stay where they are; b and c are one run, f another
+//! level 1   [ a  b  c  d  e  f ]        the batch reaches b, c and f
+//! level 0     a [b c]  d e [f]          a, d, e stay; b and c form one run, f another
 //! ```
 //!
 //! Invariants:
 //! - I1. A node is taken apart (`leave`, or its address kept for reuse) after its parent and before its children.
-//!   Only children of nodes that were taken apart are.
-//! - I2. A node is taken apart only if the batch changes an item below it, or to be merged into an underfull neighbour.
-//! - I3. Pointers reach a level's run in key order; runs below are ended before an untouched child is passed on.
-//! - I4. Each address of a fresh node that was taken apart is either given new content or freed, by the end of the run.
-//! - I5. Nodes other than an empty root leaf have items.
+//! - I2. A node is taken apart only if the batch changes an item below it, or to merge it into an underfull neighbour.
+//! - I3. Pointers join a level's run in key order. Lower runs end before an untouched child is passed on.
+//! - I4. By the end of a run, each address of a fresh node that was taken apart has new content or is freed.
+//! - I5. Only a root leaf may be empty.
 //!
-//! The pages: `leaf_run` packs items into leaves, `child_run` pointers into internal nodes, this one walks, `parts` walks
-//! in several threads.
+//! Modules: this one walks, `leaf_run` packs items into leaves, `child_run` packs pointers into internal nodes, and
+//! `parts` walks in several threads.
 
 mod changes;
 mod child_run;
@@ -40,20 +40,20 @@ pub use self::parts::PartSink;
 use crate::node::{Node, NodePtr, RootPtr};
 use crate::storage::{NodeSink, NodeSource, read};
 
-/// What one or more calls of [`apply`] did.
+/// Statistics of one or more calls of [`apply`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApplyStats {
     /// Batches applied.
     pub batches: u64,
     /// Leaves written.
     pub leaves_written: u64,
-    /// Nodes written, leaves included.
+    /// Nodes written, including leaves.
     pub nodes_written: u64,
     /// Items inserted or replaced.
     pub items_put: u64,
-    /// Items deleted that were there.
+    /// Existing items deleted.
     pub items_deleted: u64,
-    /// Bytes that items take in the leaves written, heads included.
+    /// Bytes used by items in the written leaves, including heads.
     pub leaf_bytes_used: u64,
 }
 
@@ -68,11 +68,13 @@ impl std::ops::AddAssign for ApplyStats {
     }
 }
 
-/// Applies a batch to a tree and answers its new root, which is the old one where nothing changes.
+/// Applies a batch to a tree and returns the new root, or the old root if nothing changes.
 ///
-/// Errors: what the source and the sink fail with; `Value` for a batch out of order, an item larger than a leaf, or a
-/// tree that would need a level above 7. The first two are found before anything is changed. After any other error the
-/// calls that the sink got stand, and the transaction must be given up.
+/// # Errors
+///
+/// Errors of the source and the sink; `Value` for a batch out of order, an item larger than a leaf, or a tree that
+/// would need a level above 7. The batch is checked before anything changes. After any other error the calls to the
+/// sink are not undone, and the transaction must be aborted.
 pub fn apply(
     source: &dyn NodeSource,
     sink: &mut dyn NodeSink,
@@ -82,9 +84,9 @@ pub fn apply(
     apply_in_parts(source, sink, &mut [], root, batch)
 }
 
-/// Like [`apply`], on as many threads as there are `parts`, or fewer: each key range of the tree has a sink of its own,
-/// which hears of the nodes and items there in the order that [`NodeSink`] promises. `sink` hears of the others: the root,
-/// first and last.
+/// Applies a batch like [`apply`], on at most as many threads as there are `parts`. Each part covers a key range of the
+/// tree, and its sink gets the calls for nodes and items there, in the order that [`NodeSink`] promises. `sink` gets
+/// the calls for the root, before and after all parts.
 pub fn apply_in_parts(
     source: &dyn NodeSource,
     sink: &mut dyn NodeSink,
@@ -125,7 +127,7 @@ fn check_batch(batch: &dyn Changes, nodesize: usize) -> Result<(), FormatError> 
     Ok(())
 }
 
-/// A node and the changes of the batch below it; the first one is known to have an effect.
+/// A node and the changes below it. The first change is known to have an effect.
 struct Touched {
     node: Arc<Node>,
     changes: Range<usize>,
@@ -141,13 +143,13 @@ struct Applier<'a> {
     leaves: LeafRun,
     /// The runs of levels 1, 2...
     internals: Vec<ChildRun>,
-    /// By level: fresh nodes taken apart, whose addresses are free for the run's new nodes.
+    /// By level: fresh nodes that were taken apart, whose addresses the run's new nodes reuse.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
-    /// By level: the address to allocate close to, the level's last one.
+    /// By level: the level's last address, as a hint for allocation.
     hints: [Option<Logical>; NR_LEVELS],
-    /// The last new address of any level; at first the root's.
+    /// The last new address of any level, initially the root's.
     last_address: Logical,
-    /// Nodes of this level and above are not for this applier to make while it walks.
+    /// The walk does not make nodes of this level or above.
     top: u8,
     stats: ApplyStats,
 }
@@ -178,7 +180,7 @@ impl<'a> Applier<'a> {
 }
 
 impl Applier<'_> {
-    /// The first of these changes that changes an item below this node. Only deletes need a look at the items.
+    /// The first of these changes that has an effect below this node. Deletes have one only if the item exists.
     fn first_effect(&self, node: &Arc<Node>, mut changes: Range<usize>) -> Result<Option<usize>> {
         if node.is_leaf() {
             let has_effect = |&at: &usize| self.batch.value(at).is_some() || node.search(&self.batch.key(at)).is_ok();
@@ -211,8 +213,8 @@ impl Applier<'_> {
         self.walk_children(&node, 0..node.nritems(), &children, true)
     }
 
-    /// Walks the children in these slots, of which changes reach some. `first_has_effect`: the first change of all is known
-    /// to change an item.
+    /// Walks the children in these slots; `children` lists those that changes reach. `first_has_effect` says that the
+    /// first change is known to have an effect.
     fn walk_children(
         &mut self,
         node: &Arc<Node>,
@@ -237,7 +239,7 @@ impl Applier<'_> {
         self.pass_children(node, slot..slots.end)
     }
 
-    /// The children that changes lead to, with these changes.
+    /// The slots of the children that changes reach, each with its changes.
     fn reached_children(&self, node: &Node, mut changes: Range<usize>) -> Vec<(usize, Range<usize>)> {
         let mut children = Vec::new();
         while !changes.is_empty() {
@@ -249,7 +251,7 @@ impl Applier<'_> {
         children
     }
 
-    /// Tells the source which leaves come next, some at a time and some ahead: while they are merged, others are read.
+    /// Announces the next leaves to the source in groups, one group ahead, so that it reads while the walk merges.
     fn read_ahead(&self, node: &Node, children: &[(usize, Range<usize>)], at: usize) {
         if !at.is_multiple_of(READ_AHEAD) {
             return;
@@ -267,7 +269,7 @@ impl Applier<'_> {
         if leaf.nritems() > 0 && self.batch.key(changes.start) > leaf.key(leaf.nritems() - 1) {
             let need = ITEM_HEAD_SIZE + self.batch.value(changes.start).map_or(0, <[u8]>::len);
             let free = self.nodesize - HEADER_SIZE - leaf.used_bytes();
-            // Nothing fits behind the last item: the leaf stays, and a new one begins behind it.
+            // The changes come after the last item. If they do not fit, the leaf stays and a new one follows it.
             if need > free && !self.pull_leaf(&leaf)? {
                 self.end_leaves()?;
                 let key = leaf.key(0);
@@ -318,8 +320,8 @@ impl Applier<'_> {
         }
     }
 
-    /// Passes on children that the batch does not reach, by their pointers. Ends the runs below them; an underfull end
-    /// may pull the first ones in.
+    /// Passes on the pointers of children that the batch does not reach. Ends the runs below them; an underfull run
+    /// absorbs the first children that fit.
     fn pass_children(&mut self, node: &Arc<Node>, mut slots: Range<usize>) -> Result<()> {
         if slots.is_empty() {
             return Ok(());
@@ -347,12 +349,12 @@ impl Applier<'_> {
         self.cut_children(child_level + 1)
     }
 
-    /// Takes a whole neighbour into the run of its level if the run's last node has room for it.
+    /// Adds a whole neighbour to the run of its level, if the run's last node has room for it.
     fn pull(&mut self, node: &Arc<Node>) -> Result<bool> {
         if node.is_leaf() { self.pull_leaf(node) } else { self.pull_children(node) }
     }
 
-    /// Ends the run of a level, which may be empty: cuts what is left into nodes.
+    /// Ends the run of a level, which may be empty, by writing its last nodes.
     fn end_run(&mut self, level: u8) -> Result<()> {
         if level == 0 { self.end_leaves() } else { self.end_children(level) }
     }
@@ -373,7 +375,7 @@ impl Applier<'_> {
         &mut self.internals[index]
     }
 
-    /// The last pointer passed on to the run above, if it leads to a node that the walk left alone.
+    /// Reads the left neighbour of a run: the last node in the run above, if the walk did not make it.
     fn left_neighbour(&mut self, level: u8) -> Result<Option<Arc<Node>>> {
         let tree = self.tree;
         match self.run_above(level).last_untouched() {
@@ -382,7 +384,7 @@ impl Applier<'_> {
         }
     }
 
-    /// This tree no longer uses a node: tells the sink, or keeps a fresh node's address for the run's new nodes.
+    /// Takes a node apart: tells the sink that the tree leaves it, or keeps a fresh node's address for reuse.
     fn take_apart(&mut self, node: &Arc<Node>) -> Result<()> {
         let level = usize::from(node.level());
         self.hints[level].get_or_insert(node.bytenr());
@@ -393,7 +395,7 @@ impl Applier<'_> {
         self.sink.leave(node)
     }
 
-    /// An address for a new node: a fresh one of this run, else one from the sink.
+    /// Returns an address for a new node: a reusable one of this run, or else a new one from the sink.
     fn new_address(&mut self, level: u8) -> Result<Logical> {
         let index = usize::from(level);
         let Some(hint) = self.hints.get_mut(index) else {
@@ -410,7 +412,7 @@ impl Applier<'_> {
         Ok(bytenr)
     }
 
-    /// Frees the fresh addresses that a run did not need (I4).
+    /// Frees the reusable addresses that a run did not need (I4).
     fn free_reusable(&mut self, level: u8) -> Result<()> {
         while let Some(node) = self.reusable[usize::from(level)].pop_front() {
             self.sink.free_fresh(&node)?;
@@ -418,7 +420,7 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// A new node: hands it to the sink and answers its pointer.
+    /// Passes a new node to the sink and returns its pointer.
     fn emit(&mut self, raw: Vec<u8>) -> Result<ChildRef> {
         let node = Arc::new(Node::new(raw.into_boxed_slice())?);
         self.stats.nodes_written += 1;
@@ -428,7 +430,7 @@ impl Applier<'_> {
         Ok(child)
     }
 
-    /// Ends all runs from the bottom up, until one pointer is left: the root.
+    /// Ends all runs from the bottom up, until a single pointer is left, which is the root.
     fn finish(&mut self, old: &RootPtr) -> Result<RootPtr> {
         self.end_leaves()?;
         for level in 1..=LEVEL_MAX + 1 {
@@ -451,7 +453,7 @@ impl Applier<'_> {
         Err(Error::from(cause).in_tree(self.tree))
     }
 
-    /// Goes down from a root with a single child.
+    /// Skips root nodes that have a single child.
     fn shrink(&mut self, mut root: ChildRef, mut level: u8) -> Result<RootPtr> {
         while level > 0 && !root.built {
             let node = read(self.source, &root.node_ptr(self.tree, level))?;
@@ -467,13 +469,13 @@ impl Applier<'_> {
     }
 }
 
-/// Where those of these changes end that lie below this child: before the next child's key.
+/// The end of the changes that belong to this child: those before the next child's key.
 fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<usize>) -> usize {
     if slot + 1 == node.nritems() {
         return changes.end;
     }
     let end = node.key(slot + 1);
-    // Doubling steps first: a child is reached by few of a long batch's changes.
+    // Start with doubling steps, because few changes of a long batch reach a child.
     let mut step = 1;
     while step < changes.len() && batch.key(changes.start + step) < end {
         step *= 2;
@@ -490,7 +492,7 @@ fn changes_below(node: &Node, slot: usize, batch: &dyn Changes, changes: &Range<
     low
 }
 
-/// Searches a leaf from a slot on: like [`Node::search`], fast where the key is near.
+/// Searches a leaf like [`Node::search`], from a slot on; fast if the key is near.
 fn gallop(leaf: &Node, from: usize, key: &Key) -> Result<usize, usize> {
     let (mut low, mut high, mut step) = (from, leaf.nritems(), 1);
     while low + step <= high {
@@ -517,6 +519,6 @@ fn gallop(leaf: &Node, from: usize, key: &Key) -> Result<usize, usize> {
     Err(low)
 }
 
-/// Leaves that are announced together.
+/// Number of leaves announced together.
 const READ_AHEAD: usize = 16;
 const NR_LEVELS: usize = LEVEL_MAX as usize + 1;

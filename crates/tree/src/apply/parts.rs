@@ -1,20 +1,20 @@
-//! A long batch applied in parts, side by side: each part is a range of the root's children, and is walked as a whole
-//! tree would be. The pointers that the parts end with meet in the run of the root.
+//! Applies a long batch in parallel parts. Each part is a range of the root's children, walked like a whole tree. The
+//! resulting pointers of all parts form the run of the root.
 //!
 //! ```text
 //! root        [ a  b  c  d  e  f ]
-//! part 0        a' b' b"           one thread, one sink
-//! part 1                 d  e' f'  another one
+//! part 0        a' b' b"           first thread and sink
+//! part 1                 d  e' f'  second thread and sink
 //! new root    [ a' b' b" d  e' f' ]
 //! ```
 //!
 //! Invariants:
-//! - I1. A node below the root is touched by one part alone: parts are cut between children of the root, and neighbours of
-//!   two parts are not merged. So each part leaves at most one underfull node a level at each of its ends.
-//! - I2. What a sink hears of its part keeps the rules of [`NodeSink`]. The root is taken apart, and its new nodes are made,
-//!   through the first sink, before and after all parts.
-//! - I3. Where nearly all of a tree goes, what is left can be one part's only node: the root then has a single child, until
-//!   the next batch. Linux takes such a root as it is.
+//! - I1. Only one part touches a node below the root, because parts end between children of the root and never merge
+//!   nodes across that border. So each part leaves at most one underfull node per level at each end.
+//! - I2. The calls to each part's sink follow the rules of [`NodeSink`]. The calls for the root and its new nodes go to
+//!   the main sink, before and after all parts.
+//! - I3. If a batch deletes nearly all items, the root may keep a single child until the next batch. Linux accepts such
+//!   roots.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -27,17 +27,17 @@ use super::{Applier, ApplyStats, Touched};
 use crate::node::Node;
 use crate::storage::NodeSink;
 
-/// A sink for one part.
+/// The sink of a part.
 pub type PartSink<'s> = &'s mut (dyn NodeSink + Send);
 
-/// What a part ends with: pointers for the root, and what it did.
+/// The result of a part: pointers for the root, and statistics.
 struct Part {
     children: ChildRun,
     stats: ApplyStats,
 }
 
 impl Applier<'_> {
-    /// Walks below a root that is no leaf, in as many parts as there are sinks, or fewer.
+    /// Walks below an internal root, in at most as many parts as there are sinks.
     pub(super) fn walk_parts(&mut self, touched: Touched, sinks: &mut [PartSink<'_>]) -> Result<()> {
         let Touched { node: root, changes } = touched;
         self.take_apart(&root)?;
@@ -56,7 +56,7 @@ impl Applier<'_> {
                 let (root, children) = (&root, &children[share.clone()]);
                 threads.push(scope.spawn(move || {
                     let mut applier = Applier::new(source, &mut **sink, batch, tree, last_address);
-                    // The root's run goes on in the next part.
+                    // The next part continues the root's run.
                     applier.top = root.level();
                     applier.run_part(root, from..to, children, at == 0)
                 }));
@@ -87,7 +87,7 @@ impl Applier<'_> {
     }
 }
 
-/// Splits the children into at most so many ranges with about equal numbers of changes.
+/// Splits the children into at most `count` ranges with about equal numbers of changes.
 fn shares(children: &[(usize, Range<usize>)], count: usize) -> Vec<Range<usize>> {
     let (Some((_, first)), Some((_, last))) = (children.first(), children.last()) else { return Vec::new() };
     let (start, total) = (first.start, last.end - first.start);

@@ -1,15 +1,10 @@
-//! Nodes in a map, with every rule of `NodeSink` checked as the calls come in.
+//! A store of nodes in a map that checks every rule of `NodeSink` during the calls.
 //!
-//! Rules: a node is left once, is not fresh then, shows its original content, and comes after its parent; content is
-//! emitted only to fresh addresses; nothing freed or left is read through the new root; when `apply` returns, the fresh
-//! addresses are exactly the fresh nodes that the new root reaches.
+//! Rules: `leave` is called once per node, after its parent, with its original content, and never for a fresh node.
+//! Content is emitted only to fresh addresses. The new root reaches no node that was freed or left. When `apply`
+//! returns, the fresh addresses are exactly the fresh nodes that the new root reaches.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "each test file uses a part of it; the example, too"
-)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file, and the example, uses a part")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -27,7 +22,7 @@ pub const TREE: RootId = RootId(5);
 #[derive(Debug, Default)]
 struct Nodes {
     by_bytenr: HashMap<u64, Arc<Node>>,
-    /// Addresses given out in this transaction: content may still change.
+    /// Addresses allocated in this transaction, whose content may still change.
     fresh: HashSet<u64>,
     left: HashSet<u64>,
     free: Vec<u64>,
@@ -58,12 +53,12 @@ impl NodeSource for Store {
 /// Key, old data, new data.
 type Changed = (Key, Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Gets each node and its parent.
+/// A callback for each node and its parent.
 type Visit<'v> = &'v mut dyn FnMut(&Arc<Node>, Option<&Arc<Node>>);
 
 pub struct Sink<'a> {
     store: &'a Store,
-    /// Child to parent, as it was before the batch.
+    /// Parent of each node before the batch.
     parents: HashMap<u64, u64>,
     taken: HashSet<u64>,
     pub changes: Vec<Changed>,
@@ -85,7 +80,7 @@ impl NodeSink for Sink<'_> {
     }
 
     fn allocate(&mut self, _level: u8, near: Option<Logical>) -> Result<Logical> {
-        assert!(near.is_some(), "an address to be near is always known");
+        assert!(near.is_some(), "a hint is always known");
         let mut nodes = self.store.nodes.write();
         let bytenr = nodes.free.pop().unwrap_or_else(|| {
             nodes.end += self.store.nodesize as u64;
@@ -98,7 +93,7 @@ impl NodeSink for Sink<'_> {
     fn free_fresh(&mut self, node: &Arc<Node>) -> Result<()> {
         let mut nodes = self.store.nodes.write();
         let bytenr = node.bytenr().0;
-        assert!(nodes.fresh.remove(&bytenr), "{bytenr} is freed as fresh and is not");
+        assert!(nodes.fresh.remove(&bytenr), "{bytenr} is freed and is not fresh");
         assert!(!self.emitted.contains(&bytenr), "{bytenr} is freed with new content");
         nodes.by_bytenr.remove(&bytenr);
         nodes.free.push(bytenr);
@@ -149,7 +144,7 @@ impl Store {
         (store, root)
     }
 
-    /// Ends the transaction: what is there is written, what was left may be used again.
+    /// Ends the transaction: fresh nodes count as written, and left addresses become free.
     pub fn commit(&mut self) {
         self.generation += 1;
         let nodes = self.nodes.get_mut();
@@ -195,12 +190,12 @@ impl Store {
         }
     }
 
-    /// Applies without checks beyond those of each call.
+    /// Applies a batch with only the checks of the single calls.
     pub fn apply_fast(&self, root: &RootPtr, batch: &Batch) -> (RootPtr, ApplyStats) {
         apply(self, &mut self.sink(None), root, batch).unwrap()
     }
 
-    /// Applies and checks everything against the model, which gets the same changes.
+    /// Applies a batch to the tree and the model, and compares them.
     pub fn apply_checked(
         &self,
         root: &RootPtr,
@@ -210,7 +205,7 @@ impl Store {
         self.apply_checked_in_parts(root, model, batch, 0)
     }
 
-    /// The same with so many sinks beside the first one.
+    /// Applies a batch like [`Self::apply_checked`], with `nr_parts` further sinks.
     pub fn apply_checked_in_parts(
         &self,
         root: &RootPtr,
@@ -245,15 +240,15 @@ impl Store {
         for part in parts {
             sink.changes.extend(part.changes);
             sink.nr_left_leaves += part.nr_left_leaves;
-            assert!(part.emitted.is_disjoint(&sink.emitted), "two parts made one node");
+            assert!(part.emitted.is_disjoint(&sink.emitted), "two parts emitted one address");
             sink.emitted.extend(part.emitted);
         }
-        assert!(sink.changes == expected, "the sink hears of each change once, in order");
+        assert!(sink.changes == expected, "the sink gets each change once, in order");
         if expected.is_empty() {
             assert_eq!(new_root, *root);
-            assert!(sink.emitted.is_empty() && sink.nr_left_leaves == 0, "nothing changed and nodes were touched");
+            assert!(sink.emitted.is_empty() && sink.nr_left_leaves == 0, "a batch without effect touches no node");
         }
-        // Each run of touched leaves pulls in few others.
+        // Each run of touched leaves absorbs few others.
         let most = 5 * touched.len() + 4 * nr_parts;
         assert!(sink.nr_left_leaves <= most, "{} left of {} touched", sink.nr_left_leaves, touched.len());
         assert_eq!(stats.items_put as usize, batch.iter().filter(|(_, value)| value.is_some()).count());
@@ -294,7 +289,7 @@ impl Store {
         }
     }
 
-    /// Bytes used in leaves, and bytes that they could hold.
+    /// Used bytes and capacity of all leaves.
     pub fn leaf_fill(&self, root: &RootPtr) -> (usize, usize) {
         let (mut used, mut capacity) = (0, 0);
         self.walk(root, &mut |node, _| {
@@ -306,7 +301,7 @@ impl Store {
         (used, capacity)
     }
 
-    /// Leaves below a quarter next to one under the same parent that they fit into.
+    /// Number of leaves less than a quarter full that fit into a neighbour under the same parent, and of all leaves.
     pub fn nr_underfull(&self, root: &RootPtr) -> (usize, usize) {
         let (mut count, mut leaves) = (0, 0);
         let mut last: Option<(u64, usize)> = None;
@@ -336,21 +331,21 @@ fn leaf_of(store: &Store, root: &RootPtr, key: &Key) -> u64 {
     node.bytenr().0
 }
 
-/// What the kernel's tree checker asks of item heads: ascending keys, data in one piece from the end of the block.
+/// Checks item heads as the kernel's tree checker does: ascending keys, and contiguous data from the end of the block.
 fn check_geometry(node: &Node) {
     let mut end = node.raw().len();
     for slot in 0..node.nritems() {
         assert!(slot == 0 || node.key(slot - 1) < node.key(slot), "keys ascend");
         if node.is_leaf() {
             let range = node.view().item_range(slot).unwrap();
-            assert_eq!(range.end, end, "data is one piece");
+            assert_eq!(range.end, end, "data is contiguous");
             end = range.start;
         }
     }
     assert!(end >= HEADER_SIZE);
 }
 
-/// A small deterministic generator (splitmix64), so that a seed replays a run.
+/// A deterministic random generator (splitmix64): a seed replays a run.
 pub struct Rng(pub u64);
 
 impl Rng {
