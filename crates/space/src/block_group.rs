@@ -1,4 +1,4 @@
-//! One block group: its item, and two views of what is free in it.
+//! A block group: its item, and two views of its free space.
 //!
 //! ```text
 //!            allocate            extent_added
@@ -9,8 +9,9 @@
 //!         finish_unpin
 //! ```
 //!
-//! I1. `disk_free` is what the free space tree must say: everything but `used`. Superblock mirrors are free there.
-//! I2. `free`, what is allocated, what is pinned, and the mirrors are disjoint parts of `disk_free`.
+//! Invariants:
+//! - I1. `disk_free` is the content of the free space tree: everything not used. It counts superblock mirrors as free.
+//! - I2. Free, allocated and pinned space and the mirrors are disjoint parts of `disk_free`.
 
 use std::ops::Range;
 
@@ -21,16 +22,16 @@ use ubtrfs_format::{Corrupt, FormatError, Logical, RootId};
 use crate::Extent;
 use crate::range_set::{FreeSpace, RangeSet};
 
-/// A block group, as its item says.
+/// The facts in a block group item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGroup {
-    /// Where it starts.
+    /// Start address.
     pub start: Logical,
-    /// Its length.
+    /// Length in bytes.
     pub len_bytes: u64,
     /// Type and profile.
     pub flags: BlockGroupFlags,
-    /// Bytes of all extents that the extent tree knows in it.
+    /// Bytes of all its extents in the extent tree.
     pub used: u64,
 }
 
@@ -38,9 +39,9 @@ pub struct BlockGroup {
 pub(crate) struct Group {
     pub(crate) item: BlockGroup,
     pub(crate) read_only: bool,
-    /// Bytes handed out that no extent item covers yet.
+    /// Allocated bytes without an extent item yet.
     pub(crate) allocated: u64,
-    /// Bytes whose extent items are gone and that the last commit may still refer to.
+    /// Bytes whose extent items are deleted, but to which the last commit may still refer.
     pub(crate) pinned: u64,
     free: FreeSpace,
     disk_free: RangeSet,
@@ -48,10 +49,10 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// `free` may include the mirrors.
+    /// Makes a block group. `free` may include the mirrors.
     pub(crate) fn new(item: BlockGroup, free: Vec<Range<u64>>, mirrors: Vec<Range<u64>>, sector: u64) -> Result<Self> {
         let bounds = item.start.0..item.start.0.checked_add(item.len_bytes).ok_or_else(|| {
-            corrupt("block group", "length", item.len_bytes, "expected an end inside of the address space", item.start)
+            corrupt("block group", "length", item.len_bytes, "expected to end inside the address space", item.start)
         })?;
         let mut group = Self {
             item,
@@ -63,7 +64,7 @@ impl Group {
             mirrors: RangeSet::default(),
         };
         for mirror in mirrors {
-            // Mirrors may reach over the group's end, and two of them may share a sector.
+            // Mirror ranges may extend past the group's end, and two of them may overlap.
             let mirror = mirror.start.max(bounds.start)..mirror.end.min(bounds.end);
             for part in group.mirrors.gaps(mirror) {
                 group.mirrors.insert(part);
@@ -73,7 +74,7 @@ impl Group {
             let inside = bounds.start <= range.start && range.end <= bounds.end;
             let aligned = range.start % sector == 0 && range.end % sector == 0;
             if !inside || !aligned || group.disk_free.insert(range.clone()).is_none() {
-                let expected = "expected disjoint ranges of sectors inside of the block group";
+                let expected = "expected disjoint ranges of sectors inside the block group";
                 return Err(corrupt("free space", "start", range.start, expected, item.start));
             }
             group.free_parts(range);
@@ -97,14 +98,14 @@ impl Group {
         self.mirrors.bytes()
     }
 
-    /// Whether nothing lives here, and nothing is about to.
+    /// Whether nothing is used, allocated or pinned.
     pub(crate) fn is_empty(&self) -> bool {
         self.item.used == 0 && self.allocated == 0 && self.pinned == 0
     }
 
     pub(crate) fn allocate(&mut self, range: Range<u64>) {
         self.allocated += range.end - range.start;
-        assert!(self.free.remove(range), "I2: allocations come out of the free space");
+        assert!(self.free.remove(range), "I2: allocations come from free space");
     }
 
     pub(crate) fn release(&mut self, range: Range<u64>) {
@@ -121,7 +122,7 @@ impl Group {
         let allocated = self.allocated.checked_sub(extent.len_bytes);
         let range = extent.bytenr.0..extent.end();
         let Some(allocated) = allocated.filter(|_| self.disk_free.remove(range).is_some()) else {
-            let expected = "expected an extent in space that was free and is allocated";
+            let expected = "expected an extent in allocated space";
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         };
         self.allocated = allocated;
@@ -131,11 +132,11 @@ impl Group {
 
     pub(crate) fn extent_removed(&mut self, extent: Extent) -> Result<()> {
         let Some(used) = self.item.used.checked_sub(extent.len_bytes) else {
-            let expected = "expected at least the length of an extent in it";
+            let expected = "expected at least the length of a removed extent";
             return Err(corrupt("block group", "used", self.item.used, expected, self.item.start));
         };
         if self.disk_free.insert(extent.bytenr.0..extent.end()).is_none() {
-            let expected = "expected an extent that the free space tree does not call free";
+            let expected = "expected an extent that is not in the free space tree";
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         }
         self.item.used = used;
@@ -152,7 +153,7 @@ impl Group {
 
     fn free_parts(&mut self, range: Range<u64>) {
         for part in self.mirrors.gaps(range) {
-            assert!(self.free.insert(part), "I2: what becomes free was not free");
+            assert!(self.free.insert(part), "I2: space becomes free once");
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Delayed refs: changes of reference counts, queued until the extent tree is updated.
 //!
-//! Adding and dropping references touches the extent tree, whose own blocks are allocated and freed by that. So the
-//! changes are collected here, netted per reference, and run as one sorted batch.
+//! Updating references changes the extent tree, which in turn allocates and frees blocks of the extent tree. So changes
+//! are collected here, netted per reference, and run as one sorted batch.
 //!
-//! I1. A head exists for an extent only while some delta of it is not zero, or flags are to be set.
-//! I2. Heads come out sorted by bytenr, one for each bytenr: two live extents never start at the same address, and
-//!     an address that a transaction frees is not used again before it is unpinned.
+//! Invariants:
+//! - I1. A head exists for an extent only while one of its deltas is not zero, or flags are to be set.
+//! - I2. Heads are sorted by bytenr, with one head per bytenr: two live extents never start at one address, and an
+//!   address that a transaction frees is not reused before it is unpinned.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,14 +17,14 @@ use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use crate::Extent;
 use crate::ref_deltas::RefDeltas;
 
-/// Who refers to an extent, without how often.
+/// A reference to an extent, without its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefKey {
-    /// A tree block reached by the tree that owns it.
+    /// A reference to a tree block by the tree that owns it.
     TreeBlock(RootId),
-    /// A tree block reached from the node at this address, which has full backrefs.
+    /// A reference to a tree block by the node at this address, which has full backrefs.
     SharedBlock(Logical),
-    /// A data extent used by a file.
+    /// A reference to a data extent by a file.
     Data {
         /// The subvolume.
         root: RootId,
@@ -32,7 +33,7 @@ pub enum RefKey {
         /// File offset of the file extent item minus its offset into the extent (wrapping).
         offset: u64,
     },
-    /// A data extent used by the leaf at this address, which has full backrefs.
+    /// A reference to a data extent by the leaf at this address, which has full backrefs.
     SharedData(Logical),
 }
 
@@ -47,7 +48,7 @@ impl RefKey {
         }
     }
 
-    /// The key of a reference found on disk; `None` for an owner ref, which counts nothing.
+    /// The key of a reference on disk; `None` for an owner ref, which is not counted.
     pub fn of(reference: &InlineRef) -> Option<Self> {
         Some(match *reference {
             InlineRef::TreeBlock(root) => Self::TreeBlock(root),
@@ -64,16 +65,16 @@ impl RefKey {
 pub enum ExtentKind {
     /// A tree block.
     Tree {
-        /// Its level; part of a skinny item's key.
+        /// Level of the block, in the key of a skinny item.
         level: u8,
-        /// Its first key; part of a non-skinny item. Only read when the item is created.
+        /// First key of the block, stored in a non-skinny item when the item is created.
         first_key: Key,
     },
     /// A data extent.
     Data,
 }
 
-/// All that changes for one extent.
+/// All queued changes of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayedRefHead {
     /// The extent.
@@ -84,17 +85,17 @@ pub struct DelayedRefHead {
     pub deltas: RefDeltas,
     /// Flags to set on the extent item.
     pub set_flags: ExtentFlags,
-    /// What an extent item that comes into being gets as its generation.
+    /// Generation for a new extent item.
     pub generation: Generation,
 }
 
 impl DelayedRefHead {
-    /// The change of the reference count.
+    /// The change of the extent's reference count.
     pub fn net(&self) -> i64 {
         self.deltas.iter().map(|(_, delta)| delta).sum()
     }
 
-    /// Takes over what another queue has for the same extent. Answers the other's extent where it is not the same (I2).
+    /// Adds another queue's changes of this extent. Returns the other's extent if it has another length (I2).
     fn absorb(&mut self, other: Self) -> Option<Extent> {
         other.deltas.iter().for_each(|(reference, delta)| self.deltas.add(*reference, delta));
         self.set_flags |= other.set_flags;
@@ -106,16 +107,16 @@ impl DelayedRefHead {
     }
 }
 
-/// The queue.
+/// The queue of delayed refs.
 #[derive(Debug, Default)]
 pub struct DelayedRefs {
     heads: BTreeMap<Logical, DelayedRefHead>,
-    /// Two extents of different lengths at one address: items on disk lie.
+    /// An extent that conflicts with another one at its address, because items on disk are wrong.
     conflict: Option<Extent>,
 }
 
 impl DelayedRefs {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new() -> Self {
         Self::default()
     }
@@ -130,27 +131,27 @@ impl DelayedRefs {
         self.change(extent, kind, generation, |head| head.set_flags |= flags);
     }
 
-    /// What is queued for the extent at `bytenr`: the change of its count, and flags that will be set.
+    /// The queued change of the reference count, and the queued flags, of the extent at `bytenr`.
     pub fn net(&self, bytenr: Logical) -> Option<(i64, ExtentFlags)> {
         self.heads.get(&bytenr).map(|head| (head.net(), head.set_flags))
     }
 
-    /// What is queued for the extent at `bytenr`.
+    /// The queued changes of the extent at `bytenr`.
     pub fn get(&self, bytenr: Logical) -> Option<&DelayedRefHead> {
         self.heads.get(&bytenr)
     }
 
-    /// Drops what is queued for an extent that was never recorded in the extent tree and is gone again.
+    /// Removes the changes of an extent that was freed before it was ever recorded in the extent tree.
     pub fn forget(&mut self, bytenr: Logical) -> Option<DelayedRefHead> {
         self.heads.remove(&bytenr)
     }
 
-    /// Empties the queue: the heads sorted by bytenr, whose memory is given back while they are gone through.
+    /// Empties the queue and returns the heads, sorted by bytenr. Iteration frees their memory step by step.
     pub fn take(&mut self) -> impl ExactSizeIterator<Item = DelayedRefHead> + use<> {
         std::mem::take(&mut self.heads).into_values()
     }
 
-    /// Puts another queue's changes behind these.
+    /// Appends another queue's changes.
     pub fn append(&mut self, other: Self) {
         self.conflict = self.conflict.or(other.conflict);
         if self.heads.is_empty() {
@@ -172,8 +173,8 @@ impl DelayedRefs {
             }
             return;
         }
-        // Many among many: building a map of what is in order takes fewer steps than looking for each one's place, but memory
-        // for all of them once more.
+        // Merging two long queues and rebuilding the map is faster than single inserts, but needs memory for all heads
+        // twice.
         let mut others = other.heads.into_values().peekable();
         let mut heads = Vec::with_capacity(self.heads.len() + others.len());
         for mut head in std::mem::take(&mut self.heads).into_values() {
@@ -198,7 +199,8 @@ impl DelayedRefs {
         self.heads.is_empty()
     }
 
-    /// An extent whose address another one of another length has: nothing that is in the queue then may be committed.
+    /// An extent at whose address another extent of different length is queued. With a conflict, nothing may be
+    /// committed.
     pub fn conflict(&self) -> Option<Extent> {
         self.conflict
     }
@@ -208,7 +210,7 @@ impl DelayedRefs {
         self.heads.len()
     }
 
-    /// Changes the extent's head, which begins and ends here where that must be (I1).
+    /// Changes an extent's head. Creates it, or removes it if it has become void (I1).
     fn change(
         &mut self,
         extent: Extent,
@@ -226,7 +228,7 @@ impl DelayedRefs {
                 }
             }
             Entry::Occupied(mut entry) => {
-                // I2: one extent an address.
+                // I2: an address has one extent.
                 if entry.get().extent != extent {
                     self.conflict.get_or_insert(extent);
                 }
@@ -239,9 +241,9 @@ impl DelayedRefs {
     }
 }
 
-/// A queue with so many times fewer heads than the other one goes into it head by head.
+/// A queue is appended head by head if it has fewer heads than the other one divided by this.
 const MANY_TIMES: usize = 16;
-/// So does one with fewer heads than these.
+/// A queue with fewer heads than this is always appended head by head.
 const MANY_HEADS: usize = if cfg!(test) { 100 } else { 128 << 10 };
 
 #[cfg(test)]
@@ -301,10 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn appending_is_like_adding_one_by_one() {
+    fn appending_equals_single_adds() {
         for (nr_first, nr_second) in [(1000, 1000), (1000, 20), (20, 1000), (0, 10), (10, 0)] {
             let (mut first, mut second, mut all) = (DelayedRefs::new(), DelayedRefs::new(), DelayedRefs::new());
-            // Some extents are in both, and some of their changes add up to nothing.
+            // Some extents are in both queues, and some of their changes cancel out.
             for number in 0..nr_first {
                 let (extent, ino) = (data(4096 * (number * 7 % 1500)), number % 3);
                 first.add(extent, ExtentKind::Data, file(ino), 1, GENERATION);

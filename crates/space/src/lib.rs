@@ -1,7 +1,7 @@
-//! Space in memory: block groups, their free space, allocation, reservations, and the queue of delayed refs.
+//! Space accounting in memory: block groups, free space, allocation, reservations, and the queue of delayed refs.
 //!
-//! Third floor: knows `format` only. It never reads a tree; `transaction` loads it from the trees and persists what
-//! it says.
+//! This crate depends only on `format` and never reads a tree. `transaction` loads it from the trees, and writes its
+//! state back into them.
 
 #![forbid(unsafe_code)]
 
@@ -24,19 +24,19 @@ pub use space_info::SpaceInfo;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::BlockGroupFlags;
 
-/// What a block group holds.
+/// The kind of content of a block group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SpaceKind {
-    /// File data. The same as metadata on a filesystem with mixed block groups.
+    /// File data. With mixed block groups, data shares the space of metadata.
     Data,
-    /// Tree blocks of every tree but the chunk tree.
+    /// Tree blocks of all trees except the chunk tree.
     Metadata,
     /// Tree blocks of the chunk tree.
     System,
 }
 
 impl SpaceKind {
-    /// The type bit of its block groups.
+    /// The type bit of this kind's block groups.
     pub fn flags(self) -> BlockGroupFlags {
         match self {
             Self::Data => BlockGroupFlags::DATA,
@@ -49,19 +49,19 @@ impl SpaceKind {
 /// A range of logical addresses: a tree block or a data extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Where it starts.
+    /// Start address.
     pub bytenr: Logical,
-    /// Its length.
+    /// Length in bytes.
     pub len_bytes: u64,
 }
 
 impl Extent {
-    /// The extent of these bytes.
+    /// Makes the extent of `len_bytes` at `bytenr`.
     pub fn new(bytenr: Logical, len_bytes: u64) -> Self {
         Self { bytenr, len_bytes }
     }
 
-    /// The first address after it.
+    /// The first address after the extent.
     pub fn end(self) -> u64 {
         self.bytenr.0.saturating_add(self.len_bytes)
     }

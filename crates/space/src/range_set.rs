@@ -1,32 +1,33 @@
-//! Sets of disjoint, coalesced address ranges; with an index by length where space is allocated from them.
+//! Sets of disjoint, coalesced address ranges. [`FreeSpace`] adds an index by length, for allocation.
 //!
-//! I1. Ranges are not empty, do not overlap, and do not touch: two neighbours are always one range.
-//! I2. `bytes` is the sum of all lengths.
-//! I3. `by_len` of [`FreeSpace`] holds `(length, start)` of exactly the ranges of the set.
+//! Invariants:
+//! - I1. Ranges are not empty, and do not overlap or touch: adjacent ranges are coalesced.
+//! - I2. `bytes` is the sum of all lengths.
+//! - I3. `by_len` of [`FreeSpace`] holds `(length, start)` of exactly the ranges of the set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Disjoint ranges by their start.
+/// Disjoint ranges, by start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet {
     ends: BTreeMap<u64, u64>,
     bytes: u64,
 }
 
-/// How a range joined its neighbours.
+/// The effect of inserting a range: the neighbours that it joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// The range of the set that it is part of now.
+    /// The coalesced range of the set.
     pub whole: Range<u64>,
-    /// The neighbour before it that it joined.
+    /// The joined neighbour before the inserted range.
     pub left: Option<Range<u64>>,
-    /// The neighbour behind it that it joined.
+    /// The joined neighbour after the inserted range.
     pub right: Option<Range<u64>>,
 }
 
 impl RangeSet {
-    /// Adds a range that must be disjoint from all others. `None`, and no change, if it is not or is empty.
+    /// Adds a range. Returns `None`, without a change, if it is empty or overlaps the set.
     pub fn insert(&mut self, range: Range<u64>) -> Option<Joined> {
         let before = self.ends.range(..=range.start).next_back().map(|(&start, &end)| start..end);
         let after = self.ends.range(range.start..).next().map(|(&start, &end)| start..end);
@@ -47,8 +48,8 @@ impl RangeSet {
         Some(Joined { whole: start..end, left, right })
     }
 
-    /// Takes a range out that must be in the set as a whole; the range of the set that held it. `None`, and no change,
-    /// if it is not.
+    /// Removes a range and returns the range of the set that contained it. Returns `None`, without a change, if it is
+    /// empty or not entirely in the set.
     pub(crate) fn remove(&mut self, range: Range<u64>) -> Option<Range<u64>> {
         let held = self.containing(range.start).filter(|held| range.end <= held.end && !range.is_empty())?;
         if held.start < range.start {
@@ -63,7 +64,7 @@ impl RangeSet {
         Some(held)
     }
 
-    /// The range that holds an address.
+    /// The range that contains an address.
     pub(crate) fn containing(&self, at: u64) -> Option<Range<u64>> {
         let (&start, &end) = self.ends.range(..=at).next_back()?;
         (at < end).then_some(start..end)
@@ -102,7 +103,7 @@ impl RangeSet {
     }
 }
 
-/// Ranges to allocate from.
+/// Free ranges, indexed for allocation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeSpace {
     ranges: RangeSet,
@@ -110,7 +111,7 @@ pub(crate) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// See [`RangeSet::insert`].
+    /// Adds a range as [`RangeSet::insert`] does; returns whether it was added.
     pub(crate) fn insert(&mut self, range: Range<u64>) -> bool {
         let Some(joined) = self.ranges.insert(range) else { return false };
         for part in [joined.left, joined.right].into_iter().flatten() {
@@ -120,7 +121,7 @@ impl FreeSpace {
         true
     }
 
-    /// See [`RangeSet::remove`].
+    /// Removes a range as [`RangeSet::remove`] does; returns whether it was removed.
     pub(crate) fn remove(&mut self, range: Range<u64>) -> bool {
         let Some(held) = self.ranges.remove(range.clone()) else { return false };
         self.by_len.remove(&index_entry(&held));
@@ -132,7 +133,7 @@ impl FreeSpace {
         true
     }
 
-    /// The ranges by address.
+    /// The ranges, by address.
     pub(crate) fn ranges(&self) -> &RangeSet {
         &self.ranges
     }
@@ -142,7 +143,7 @@ impl FreeSpace {
         self.by_len.last().map_or(0, |&(len_bytes, _)| len_bytes)
     }
 
-    /// Ranges of at least this length, shortest first, in a length by address.
+    /// Ranges of at least this length, ordered by length, then by address.
     pub(crate) fn at_least(&self, len_bytes: u64) -> impl DoubleEndedIterator<Item = Range<u64>> + '_ {
         self.by_len.range((len_bytes, 0)..).map(|&(len_bytes, start)| start..start + len_bytes)
     }

@@ -1,13 +1,13 @@
-//! [`RefDeltas`]: how the references to one extent change. Most extents have one reference, which takes no memory of its
-//! own.
+//! [`RefDeltas`]: changes of the references to an extent. A single reference, the usual case, needs no allocation.
 //!
-//! I1. No delta is zero, and a single one is [`Deltas::One`]: equal changes are equal values.
+//! Invariants:
+//! - I1. No delta is zero, and a single one is [`Deltas::One`], so equal changes compare equal.
 
 use std::collections::BTreeMap;
 
 use crate::RefKey;
 
-/// References of one extent and by how much their counts change; never by zero.
+/// References of an extent, each with the change of its count, which is never zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RefDeltas {
     deltas: Deltas,
@@ -22,7 +22,7 @@ enum Deltas {
 }
 
 impl RefDeltas {
-    /// Adds `delta` to what is there for `reference`.
+    /// Adds `delta` to the change of `reference`.
     pub fn add(&mut self, reference: RefKey, delta: i64) {
         self.deltas = match std::mem::take(&mut self.deltas) {
             Deltas::None => Deltas::One(reference, delta),
@@ -57,7 +57,7 @@ impl RefDeltas {
         matches!(self.deltas, Deltas::None)
     }
 
-    /// References and deltas, in the order of the references.
+    /// Iterates over references and deltas, ordered by reference.
     pub fn iter(&self) -> impl Iterator<Item = (&RefKey, i64)> {
         let (one, many) = match &self.deltas {
             Deltas::None => (None, None),

@@ -1,6 +1,7 @@
-//! Promises of space: tokens that hold bytes of a kind until they are dropped.
+//! Reservations: tokens that hold bytes of a kind of space until they are dropped.
 //!
-//! I1. The bytes of a token are counted in `may_use` of its kind, from the grant to the drop, once.
+//! Invariants:
+//! - I1. `may_use` of a kind counts the bytes of each live token of that kind once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::SpaceKind;
 use crate::space::Inner;
 
-/// Bytes promised to its holder. Dropping it gives them back.
+/// Reserved bytes. Dropping the reservation returns them.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct Reservation {
     inner: Arc<Inner>,
@@ -17,62 +18,63 @@ pub struct Reservation {
     bytes: u64,
 }
 
-/// Why a reservation was refused.
+/// The reason why a reservation was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// What was asked for.
+    /// Requested kind.
     pub kind: SpaceKind,
-    /// How much was asked for.
+    /// Requested bytes.
     pub want_bytes: u64,
-    /// How much of it is not there.
+    /// Requested bytes that are not available.
     pub missing_bytes: u64,
-    /// Bytes of this kind that a commit would make free.
+    /// Bytes of this kind that a commit would free.
     pub pinned_bytes: u64,
-    /// Bytes promised to others of this kind; flushing them usually frees most.
+    /// Bytes of this kind held by other reservations. Writing out dirty data and committing usually returns most of
+    /// them.
     pub may_use_bytes: u64,
     /// Logical bytes that new chunks of this kind could add.
     pub unallocated_bytes: u64,
 }
 
 impl Reservation {
-    /// Stands for bytes that were added to `may_use` just now.
+    /// Makes a token for bytes that the caller has just added to `may_use`.
     pub(crate) fn new(inner: Arc<Inner>, kind: SpaceKind, bytes: u64) -> Self {
         inner.tokens().fetch_add(1, Ordering::Relaxed);
         Self { inner, kind, bytes }
     }
 
-    /// What it is for.
+    /// The kind of space.
     pub fn kind(&self) -> SpaceKind {
         self.kind
     }
 
-    /// How much it holds.
+    /// The reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Moves up to `bytes` of it into another token.
+    /// Moves up to `bytes` into a new reservation.
     pub fn split(&mut self, bytes: u64) -> Reservation {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Self::new(Arc::clone(&self.inner), self.kind, bytes)
     }
 
-    /// Takes over another token of the same kind.
+    /// Adds all bytes of another reservation of equal kind.
     pub fn merge(&mut self, mut other: Reservation) {
-        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: tokens of one kind are merged");
+        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: both tokens have equal kinds");
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Takes over up to `bytes` of another token of the same kind.
+    /// Moves up to `bytes` from another reservation of equal kind into this one.
     pub fn take_from(&mut self, other: &mut Reservation, bytes: u64) {
-        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: tokens of one kind are merged");
+        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: both tokens have equal kinds");
         let bytes = bytes.min(other.bytes);
         other.bytes -= bytes;
         self.bytes += bytes;
     }
 
-    /// Gives back up to `bytes` of it: they were allocated, or are not needed. Returns how much that was.
+    /// Gives back up to `bytes`, because they were allocated or are not needed. Returns the number given back.
     pub fn consume(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;

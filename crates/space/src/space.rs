@@ -1,8 +1,9 @@
-//! All block groups of a filesystem. Many threads share it; every call is short and none blocks.
+//! All block groups of a filesystem, shared by all threads. Calls are short and never wait for I/O.
 //!
-//! I1. `starts` maps every block group to its kind, and each group is in the state of that kind.
+//! Invariants:
+//! - I1. `starts` maps every block group to its kind, and each group is in the state of that kind.
 //!
-//! Lock order: `starts`, then one kind's state. Never two states at once.
+//! Lock order: `starts`, then the state of a kind. No thread holds two states at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,11 +26,11 @@ pub struct SpaceConfig {
     pub sectorsize: u32,
     /// Bytes of a tree block.
     pub nodesize: u32,
-    /// Data and metadata share block groups.
+    /// Whether data and metadata share block groups.
     pub mixed: bool,
 }
 
-/// All block groups, what is free in them, and what is promised.
+/// All block groups with their free space, and the reservations.
 #[derive(Debug)]
 pub struct Space {
     inner: Arc<Inner>,
@@ -44,15 +45,15 @@ pub(crate) struct Inner {
 }
 
 impl Space {
-    /// No block groups yet.
+    /// Makes a filesystem's space without block groups.
     pub fn new(config: SpaceConfig) -> Self {
         let (starts, tokens) = Default::default();
         let states = [false, !config.mixed, false].map(|overcommits| Mutex::new(SpaceState::new(overcommits)));
         Self { inner: Arc::new(Inner { config, starts, states, tokens }) }
     }
 
-    /// Adds a block group and marks it dirty. `free` is what the free space tree (or the absence of extents) says and
-    /// may include `reserved`, the bytes of superblock mirrors, which are never allocated.
+    /// Adds a block group and marks it dirty. `free` comes from the free space tree, or from the gaps between extents.
+    /// `reserved` has the ranges of superblock mirrors, which are never allocated; `free` may include them.
     pub fn insert_block_group(
         &self,
         group: BlockGroup,
@@ -81,14 +82,14 @@ impl Space {
         Ok(())
     }
 
-    /// Forgets a block group and what was pinned in it.
+    /// Removes a block group with its pinned extents.
     pub fn remove_block_group(&self, start: Logical) -> Option<BlockGroup> {
         let mut starts = self.inner.starts.write();
         let kind = starts.remove(&start.0)?;
         self.inner.state(kind).lock().remove_group(start.0)
     }
 
-    /// Forgets a block group if nothing is used, allocated or pinned in it.
+    /// Removes a block group if nothing in it is used, allocated or pinned.
     pub fn remove_empty_block_group(&self, start: Logical) -> Option<BlockGroup> {
         let mut starts = self.inner.starts.write();
         let mut state = self.inner.state(*starts.get(&start.0)?).lock();
@@ -99,7 +100,7 @@ impl Space {
         state.remove_group(start.0)
     }
 
-    /// Makes a block group take no more allocations, or lifts that.
+    /// Forbids or allows allocations in a block group.
     pub fn set_read_only(&self, start: Logical, read_only: bool) {
         if let Some(kind) = self.inner.kind_at(start).filter(|&(group, _)| group == start.0).map(|(_, kind)| kind) {
             self.inner.state(kind).lock().set_read_only(start.0, read_only);
@@ -116,16 +117,16 @@ impl Space {
         self.groups_where(Group::is_empty)
     }
 
-    /// The block group that holds this address.
+    /// The block group that contains this address.
     pub fn block_group_at(&self, bytenr: Logical) -> Option<BlockGroup> {
         let (start, kind) = self.inner.kind_at(bytenr)?;
         let item = self.inner.state(kind).lock().group(start)?.item;
         (bytenr.0 - start < item.len_bytes).then_some(item)
     }
 
-    /// Takes free space: `want` bytes in one piece if there is such a piece, else the longest piece of at least `min`
-    /// (so ask for `min == want` first where a new chunk is the better answer). `None`: make a chunk and try again.
-    /// Metadata and system: multiples of the node size, aligned to it.
+    /// Allocates a contiguous extent of `want` bytes, or else the longest one of at least `min` bytes. Pass `min ==
+    /// want` first if a new chunk is better than a shorter extent. After `None`, make a chunk and try again. Extents of
+    /// metadata and system have a multiple of the node size and are aligned to it.
     pub fn allocate(&self, kind: SpaceKind, want: u64, min: u64, hint: Option<Logical>) -> Option<Extent> {
         let align = self.inner.align(kind);
         let round = |bytes: u64| bytes.max(1).checked_next_multiple_of(align);
@@ -133,21 +134,21 @@ impl Space {
         self.inner.state(kind).lock().allocate(fit, hint.map(|hint| hint.0))
     }
 
-    /// Takes this very extent out of the free space; `false`, and no change, where it is not all free.
+    /// Allocates exactly this extent. Returns `false`, without a change, if a part of it is not free.
     pub fn allocate_exact(&self, extent: Extent) -> bool {
         let kind = self.inner.kind_at(extent.bytenr);
         kind.is_some_and(|(_, kind)| self.inner.state(kind).lock().allocate_exact(extent))
     }
 
-    /// Gives back an allocated extent (or a part of it) that no committed or pending extent item knows.
+    /// Frees an allocated extent, or a part of one, that has no committed or pending extent item.
     pub fn release(&self, extent: Extent) {
         if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {
             self.inner.state(kind).lock().release(extent);
         }
     }
 
-    /// The items of these extents, in the order of their addresses, were inserted: they leave the on-disk free space and count
-    /// as used. Those that lie one behind the other are counted together.
+    /// Notes that extent items were inserted, which must be ordered by address: the extents leave the on-disk free
+    /// space and count as used. Adjacent extents are counted together.
     pub fn extents_added(&self, mut extents: &[Extent]) -> Result<()> {
         while let Some((first, behind)) = extents.split_first() {
             let nr_counted = self.inner.state_at(*first)?.lock().extents_added(*first, behind)?;
@@ -156,19 +157,21 @@ impl Space {
         Ok(())
     }
 
-    /// The extent's item was deleted: it joins the on-disk free space and stays pinned until [`Space::unpin`].
+    /// Notes that an extent item was deleted: the extent joins the on-disk free space and stays pinned until
+    /// [`Space::unpin`].
     pub fn extent_removed(&self, extent: Extent, generation: Generation) -> Result<()> {
         self.inner.state_at(extent)?.lock().extent_removed(extent, generation)
     }
 
-    /// What was removed in transactions up to `upto` may be allocated again. Returns it, coalesced.
+    /// Frees the extents removed by transactions up to `upto` for allocation. Returns them, coalesced.
     pub fn unpin(&self, upto: Generation) -> Vec<Extent> {
         let extents = self.start_unpin(upto);
         self.finish_unpin(&extents);
         extents
     }
 
-    /// Like [`Space::unpin`], but the space cannot be allocated before [`Space::finish_unpin`]: for discarding it first.
+    /// Takes the extents removed by transactions up to `upto`, coalesced. They can be discarded, and are free for
+    /// allocation only after [`Space::finish_unpin`].
     #[must_use = "the space stays pinned until `finish_unpin`"]
     pub fn start_unpin(&self, upto: Generation) -> Vec<Extent> {
         let mut extents: Vec<Extent> =
@@ -177,7 +180,7 @@ impl Space {
         extents
     }
 
-    /// Second half of [`Space::start_unpin`].
+    /// Frees extents from [`Space::start_unpin`] for allocation.
     pub fn finish_unpin(&self, extents: &[Extent]) {
         for extent in extents {
             if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {
@@ -186,8 +189,8 @@ impl Space {
         }
     }
 
-    /// Starts of the block groups whose items on disk are not up to date, sorted; they count as clean from now on.
-    /// Call it once after loading a filesystem, whose groups are up to date.
+    /// Takes the starts of dirty block groups, whose items on disk are outdated, sorted. They count as clean from now
+    /// on. Call this once after loading a filesystem, because its block groups are up to date.
     pub fn take_dirty_groups(&self) -> Vec<Logical> {
         let mut starts: Vec<Logical> =
             self.inner.states.iter().flat_map(|state| state.lock().take_dirty()).map(Logical).collect();
@@ -195,57 +198,57 @@ impl Space {
         starts
     }
 
-    /// Makes [`Space::take_dirty_groups`] name a block group again.
+    /// Marks a block group as dirty again.
     pub fn mark_dirty(&self, start: Logical) {
         if let Some((start, kind)) = self.inner.kind_at(start) {
             self.inner.state(kind).lock().mark_dirty(start);
         }
     }
 
-    /// What the free space tree must say about a block group.
+    /// The ranges of a block group that the free space tree must contain.
     pub fn disk_free(&self, start: Logical) -> Vec<Range<u64>> {
         let Some((start, kind)) = self.inner.kind_at(start) else { return Vec::new() };
         let state = self.inner.state(kind).lock();
         state.group(start).map(|group| group.disk_free().iter().collect()).unwrap_or_default()
     }
 
-    /// Promises space, or says what is missing. Never blocks.
+    /// Reserves space, or returns the shortage. Never blocks.
     pub fn reserve(&self, kind: SpaceKind, bytes: u64) -> Result<Reservation, Shortage> {
         self.inner.state(kind).lock().reserve(kind, bytes)?;
         Ok(self.token(kind, bytes))
     }
 
-    /// Like [`Space::reserve`] for metadata, and when that fails out of the global reserve: for what frees space.
+    /// Reserves metadata space, if necessary from the global reserve. For operations that free space.
     pub fn reserve_from_global(&self, bytes: u64) -> Result<Reservation, Shortage> {
         self.inner.state(SpaceKind::Metadata).lock().reserve_from_global(SpaceKind::Metadata, bytes)?;
         Ok(self.token(SpaceKind::Metadata, bytes))
     }
 
-    /// Sets the size of the global reserve of metadata. It fills up as space becomes free, before others get any.
+    /// Sets the size of the global reserve of metadata. Space that becomes free fills the reserve first.
     pub fn set_global_reserve(&self, bytes: u64) {
         self.inner.state(SpaceKind::Metadata).lock().set_global_size(bytes);
     }
 
-    /// Logical bytes that new chunks could still add. Metadata may be promised beyond what is there by half of it; data
-    /// and system never. Where data and metadata share block groups nothing is promised beyond.
+    /// Sets the logical bytes that new chunks could add. Reservations of metadata may exceed its free space by half of
+    /// that. Data, system and mixed block groups are never overcommitted.
     pub fn set_unallocated(&self, data_bytes: u64, metadata_bytes: u64) {
         for (kind, bytes) in [(SpaceKind::Data, data_bytes), (SpaceKind::Metadata, metadata_bytes)] {
             self.inner.state(kind).lock().set_unallocated(bytes);
         }
     }
 
-    /// The space of one kind.
+    /// The space info of a kind.
     pub fn info(&self, kind: SpaceKind) -> SpaceInfo {
         self.inner.state(kind).lock().info()
     }
 
-    /// Reservations alive: (tokens, bytes). Both are zero when nothing runs.
+    /// Number and bytes of live reservations. Both are zero when no operation runs.
     pub fn live_reservations(&self) -> (u64, u64) {
         let bytes = self.inner.states.iter().map(|state| state.lock().info().may_use).sum();
         (self.inner.tokens.load(Ordering::Relaxed), bytes)
     }
 
-    /// Reservations alive.
+    /// Number of live reservations.
     pub fn nr_reservations(&self) -> u64 {
         self.inner.tokens.load(Ordering::Relaxed)
     }
@@ -265,7 +268,7 @@ impl Space {
 }
 
 impl Inner {
-    /// Where mixed block groups are used, they are metadata.
+    /// The state of a kind. Mixed block groups are in the state of metadata.
     pub(crate) fn state(&self, kind: SpaceKind) -> &Mutex<SpaceState> {
         match kind {
             SpaceKind::Data if !self.config.mixed => &self.states[0],
@@ -303,7 +306,7 @@ impl Inner {
 
     fn state_at(&self, extent: Extent) -> Result<&Mutex<SpaceState>> {
         let kind = self.kind_at(extent.bytenr).ok_or_else(|| {
-            let expected = "expected an extent inside of a block group";
+            let expected = "expected an extent inside a block group";
             corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr)
         })?;
         Ok(self.state(kind.1))

@@ -1,13 +1,14 @@
-//! The space of one kind: its block groups, where the next allocation goes, and what is promised to whom.
+//! The space info of a kind: its block groups, allocation, and the sums of reservations.
 //!
-//! Allocation looks, in this order: at the hint; at the cursor (next fit: what is allocated one after the other lies
-//! one after the other); for the tightest run that leaves room for more behind it; for the longest run. Full block
-//! groups are not looked at: `by_run` holds each writable group under its longest run.
+//! Allocation tries, in this order: the hint; the cursor (next fit, so consecutive allocations are adjacent); the
+//! tightest run with room for further allocations; the longest run. It skips full block groups, because `by_run` lists
+//! each writable group by its longest free run.
 //!
-//! I1. `totals` is the sum of what the groups contribute ([`contribution`]); groups change inside [`SpaceState::update`]
-//!     only, which keeps `totals` and `by_run` right.
-//! I2. `may_use` is the sum of all reservations alive; `global_reserved <= global_size`.
-//! I3. A new promise never takes `may_use + global_reserved` over what is free and may be added.
+//! Invariants:
+//! - I1. `totals` is the sum of the groups' contributions ([`contribution`]). Groups change only in
+//!   [`SpaceState::update`], which keeps `totals` and `by_run` correct.
+//! - I2. `may_use` is the sum of all live reservations; `global_reserved <= global_size`.
+//! - I3. A new reservation never raises `may_use + global_reserved` above [`SpaceState::promisable`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -18,64 +19,64 @@ use ubtrfs_format::{Generation, Logical};
 use crate::block_group::{BlockGroup, Group, corrupt};
 use crate::{Extent, Shortage, SpaceKind};
 
-/// The space of one kind. `total = used + reserved + pinned + readonly + free`.
+/// The sums of a kind of space. `total = used + reserved + pinned + readonly + free`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceInfo {
     /// Length of all block groups.
     pub total: u64,
-    /// Bytes of the extents that the extent tree knows.
+    /// Bytes of extents in the extent tree.
     pub used: u64,
-    /// Bytes freed in a transaction that is not committed yet.
+    /// Bytes freed by a transaction that is not committed yet.
     pub pinned: u64,
-    /// Bytes allocated that the extent tree does not know yet.
+    /// Allocated bytes that are not in the extent tree yet.
     pub reserved: u64,
     /// Free bytes that cannot be allocated: in read-only block groups, and superblock mirrors.
     pub readonly: u64,
     /// Bytes that can be allocated.
     pub free: u64,
-    /// Bytes promised to reservations, not allocated yet.
+    /// Bytes held by reservations, not allocated yet.
     pub may_use: u64,
-    /// Bytes held back by the global reserve, of the size that it should have.
+    /// Bytes held by the global reserve.
     pub global_reserved: u64,
-    /// The size that the global reserve should have.
+    /// Wanted size of the global reserve.
     pub global_size: u64,
     /// Logical bytes that new chunks of this kind could add.
     pub unallocated: u64,
 }
 
-/// How an allocation must lie.
+/// The requirements for an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit {
     pub(crate) want: u64,
     pub(crate) min: u64,
-    /// Extents start at, and have a length of, multiples of this.
+    /// Start and length must be multiples of this.
     pub(crate) align: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct SpaceState {
     groups: BTreeMap<u64, Group>,
-    /// `(longest free run, start)` of the writable groups that have free space.
+    /// `(longest free run, start)` of the writable groups with free space.
     by_run: BTreeSet<(u64, u64)>,
-    /// Where the last allocation without a hint ended.
+    /// End of the last allocation without a hint.
     cursor: u64,
     totals: SpaceInfo,
-    /// Whether more may be promised than is free, against what new chunks could add.
+    /// Whether reservations may exceed the free space, because new chunks can add more.
     overcommits: bool,
     dirty: BTreeSet<u64>,
     pinned: BTreeMap<Generation, Vec<PinnedRange>>,
 }
 
-/// A freed range in the block group at `group`.
+/// A pinned extent in the block group at `group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PinnedRange {
     group: u64,
     extent: Extent,
 }
 
-/// A run that leaves this much is preferred, so that the next allocations follow closely.
+/// Runs of at least this length are preferred, so that the next allocations follow closely.
 const CLUSTER_BYTES: u64 = 1 << 20;
-/// Runs looked at behind the cursor before the index by length is asked.
+/// Number of runs after the cursor that are tried before the index by length.
 const RUNS_SCANNED: usize = 16;
 
 impl SpaceState {
@@ -157,8 +158,8 @@ impl SpaceState {
         self.refill_global();
     }
 
-    /// The items of an extent, and of those behind it that follow it without a gap in its block group, were inserted; answers
-    /// how many those are.
+    /// Notes that the items of `first` and of the adjacent extents in `behind` were inserted, up to the end of the
+    /// block group. Returns how many extents of `behind` were adjacent.
     pub(crate) fn extents_added(&mut self, first: Extent, behind: &[Extent]) -> Result<usize> {
         let start = self.group_of(first).ok_or_else(|| outside(first))?;
         let group_end = self.groups[&start].end();
@@ -184,7 +185,7 @@ impl SpaceState {
         Ok(())
     }
 
-    /// Takes the ranges pinned up to a generation off the list, coalesced inside of each group.
+    /// Takes the extents pinned up to a generation, coalesced within each group.
     pub(crate) fn take_pinned(&mut self, upto: Generation) -> Vec<Extent> {
         let later = self.pinned.split_off(&Generation(upto.0.saturating_add(1)));
         let mut ranges: Vec<PinnedRange> = std::mem::replace(&mut self.pinned, later).into_values().flatten().collect();
@@ -210,7 +211,7 @@ impl SpaceState {
         self.totals
     }
 
-    /// Promises `bytes`, or says what is missing.
+    /// Reserves `bytes`, or returns the shortage.
     pub(crate) fn reserve(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
         let available = self.promisable().saturating_sub(self.totals.global_reserved + self.totals.may_use);
         if bytes <= available {
@@ -227,7 +228,7 @@ impl SpaceState {
         })
     }
 
-    /// The same, and out of the global reserve if need be.
+    /// Reserves `bytes`, if necessary from the global reserve.
     pub(crate) fn reserve_from_global(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
         self.reserve(kind, bytes).or_else(|shortage| {
             self.totals.global_reserved = self.totals.global_reserved.checked_sub(bytes).ok_or(shortage)?;
@@ -237,7 +238,7 @@ impl SpaceState {
     }
 
     pub(crate) fn unreserve(&mut self, bytes: u64) {
-        self.totals.may_use = self.totals.may_use.checked_sub(bytes).expect("I2: returned bytes were promised");
+        self.totals.may_use = self.totals.may_use.checked_sub(bytes).expect("I2: returned bytes were reserved");
         self.refill_global();
     }
 
@@ -252,8 +253,9 @@ impl SpaceState {
         self.refill_global();
     }
 
-    /// What may be promised at all: free space, and for metadata half of what new chunks could add. The other half is
-    /// left to data, whose promises are for space that is there. Worst-case promises are seldom used up.
+    /// The limit of all reservations: free space, and for metadata also half of the bytes that new chunks could add.
+    /// The other half is left to data. Metadata may be overcommitted because its reservations are for the worst case,
+    /// which is rare.
     fn promisable(&self) -> u64 {
         self.totals.free + if self.overcommits { self.totals.unallocated / 2 } else { 0 }
     }
@@ -298,13 +300,13 @@ impl SpaceState {
         (at < group.end() && !group.read_only).then_some(group)
     }
 
-    /// The whole of what is wanted, at an address or just behind it in the same run.
+    /// Fits all wanted bytes into the run that contains `at`, from there on.
     fn fit_at(&self, at: u64, fit: Fit) -> Option<Range<u64>> {
         let run = self.writable_group_at(at)?.free().ranges().containing(at)?;
         fit.whole(at..run.end)
     }
 
-    /// The whole in a long run a little behind the cursor.
+    /// Fits all wanted bytes into one of the next long runs after the cursor.
     fn fit_behind_cursor(&self, fit: Fit) -> Option<Range<u64>> {
         let group = self.writable_group_at(self.cursor)?;
         let mut runs = group.free().ranges().from(self.cursor).take(RUNS_SCANNED);
@@ -313,18 +315,18 @@ impl SpaceState {
 
     fn fit_any(&self, fit: Fit) -> Option<Range<u64>> {
         let roomy = fit.want.saturating_add(fit.align).max(CLUSTER_BYTES);
-        // The tightest group, then its tightest run: empty groups and long runs stay whole.
+        // The tightest group, and its tightest run, keep empty groups and long runs whole.
         let tight = self.by_run.range((roomy, 0)..).next().and_then(|(_, start)| self.groups.get(start));
         if let Some(run) = tight.and_then(|group| group.free().at_least(roomy).next()) {
             return fit.whole(run);
         }
-        // Fragmented: the longest run that holds the whole.
+        // Space is fragmented: the longest run that fits all wanted bytes.
         for group in self.groups_with_runs(fit.want) {
             if let Some(range) = group.free().at_least(fit.want).rev().find_map(|run| fit.whole(run)) {
                 return Some(range);
             }
         }
-        // A part: runs come longest first in each group; the longest of all groups' first fits wins.
+        // No run fits all: the longest fit among the groups, each tried from its longest run on.
         let longest = |group: &Group| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
         let parts = self.groups_with_runs(fit.min).take(RUNS_SCANNED).filter_map(longest);
         parts
@@ -355,7 +357,7 @@ fn run_entry(group: &Group) -> Option<(u64, u64)> {
     (!group.read_only && longest > 0).then_some((longest, group.item.start.0))
 }
 
-/// What a group adds to the totals.
+/// A group's contribution to the totals.
 fn contribution(group: &Group) -> SpaceInfo {
     let free = group.free().ranges().bytes();
     SpaceInfo {
@@ -390,5 +392,5 @@ fn combine(a: SpaceInfo, b: SpaceInfo, op: impl Fn(u64, u64) -> u64) -> SpaceInf
 }
 
 fn outside(extent: Extent) -> ubtrfs_error::Error {
-    corrupt("extent", "length", extent.len_bytes, "expected an extent inside of a block group", extent.bytenr)
+    corrupt("extent", "length", extent.len_bytes, "expected an extent inside a block group", extent.bytenr)
 }

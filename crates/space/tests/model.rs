@@ -1,7 +1,7 @@
-//! Space against a naive model: one state for each sector, random operations, everything compared after each.
-//! Proptest prints the failing sequence and keeps its seed.
+//! Compares space with a naive model that has one state per sector. Method: random operations, everything compared
+//! after each. Proptest prints a failing sequence and keeps its seed.
 
-#![allow(clippy::single_range_in_vec_init, reason = "a list of one free range is meant")]
+#![allow(clippy::single_range_in_vec_init, reason = "lists of one free range")]
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -58,7 +58,7 @@ fn group_at(at: u64) -> u64 {
 impl Model {
     fn set(&mut self, extent: Extent, from: impl Fn(Sector) -> bool, to: Sector) {
         for at in (extent.bytenr.0..extent.end()).step_by(SECTOR as usize) {
-            let sector = self.sectors.get_mut(&at).expect("inside of a group");
+            let sector = self.sectors.get_mut(&at).expect("inside a group");
             assert!(from(*sector), "{at} is {sector:?} before {to:?}");
             *sector = to;
         }
@@ -224,7 +224,7 @@ fn add_group(space: &Space, kind: SpaceKind, start: u64, len_bytes: u64) {
 }
 
 #[test]
-fn consecutive_allocations_lie_one_after_the_other() {
+fn consecutive_allocations_are_adjacent() {
     let space = one_group(SpaceKind::Metadata, 64 << 20);
     let mut end = 1 << 20;
     for _ in 0..1000 {
@@ -294,7 +294,7 @@ fn tight_runs_are_used_before_empty_groups() {
 }
 
 #[test]
-fn reservations_return_when_dropped_and_never_exceed_what_is_there() {
+fn reservations_return_when_dropped_and_never_exceed_the_space() {
     let space = one_group(SpaceKind::Data, 1 << 20);
     let mut first = space.reserve(SpaceKind::Data, 1 << 19).expect("room");
     let second = space.reserve(SpaceKind::Data, 1 << 19).expect("room");
@@ -314,7 +314,7 @@ fn reservations_return_when_dropped_and_never_exceed_what_is_there() {
 }
 
 #[test]
-fn data_is_not_promised_beyond_what_is_there_and_metadata_is() {
+fn metadata_is_overcommitted_and_data_is_not() {
     let space = one_group(SpaceKind::Data, 1 << 20);
     add_group(&space, SpaceKind::Metadata, 1 << 30, 1 << 20);
     space.set_unallocated(1 << 30, 1 << 20);
@@ -324,7 +324,7 @@ fn data_is_not_promised_beyond_what_is_there_and_metadata_is() {
 }
 
 #[test]
-fn the_global_reserve_serves_when_nothing_else_is_left_and_fills_up_first() {
+fn the_global_reserve_is_used_last_and_filled_first() {
     let space = one_group(SpaceKind::Metadata, 1 << 20);
     space.set_global_reserve(1 << 18);
     let all = space.reserve(SpaceKind::Metadata, 3 << 18).expect("room");
