@@ -1,10 +1,10 @@
-//! Items to tree blocks: how many leaves each tree takes, where they lie, and their bytes.
+//! Packs items into tree blocks: the number of leaves of each tree, their addresses, and their bytes.
 //!
-//! The extent tree describes its own blocks, and the free space tree what is left of them, so the number of blocks is
-//! found by trying: items are made for an assumed number until each tree takes as many blocks as it was given.
+//! The extent tree describes its own blocks, and the free space tree the space between them. So the number of blocks is
+//! found by iteration: items are made for an assumed number of blocks until each tree needs exactly the assumed number.
 //!
 //! Invariants:
-//! - I1. A tree of one leaf is that leaf; of more, one node above them: initial trees are never higher.
+//! - I1. A tree has a single leaf, or several leaves below one node. Initial trees are never higher.
 //! - I2. No block covers a superblock mirror.
 
 use std::collections::BTreeMap;
@@ -19,14 +19,14 @@ use crate::layout::Chunk;
 use crate::trees::{self, Facts, Items};
 use crate::{GENERATION, MkfsOptions};
 
-/// Where a tree's root block lies.
+/// Address and level of a tree's root block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TreeRoot {
     pub(crate) bytenr: Logical,
     pub(crate) level: u8,
 }
 
-/// What the extent tree says about a block.
+/// The facts about a block that the extent tree records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRef {
     pub(crate) tree: RootId,
@@ -40,7 +40,7 @@ pub(crate) struct Block {
     pub(crate) raw: Vec<u8>,
 }
 
-/// The new filesystem's content.
+/// The tree blocks and chunks of the new filesystem.
 pub(crate) struct Filesystem {
     pub(crate) blocks: Vec<Block>,
     chunks: Vec<Chunk>,
@@ -48,7 +48,7 @@ pub(crate) struct Filesystem {
     nodesize: u64,
 }
 
-/// Tries until the number of blocks settles; each round only adds blocks, and few are ever needed.
+/// Limit of the iteration. Each round only adds blocks, and few rounds are needed.
 const NR_ROUNDS_MAX: usize = 16;
 
 impl Filesystem {
@@ -94,7 +94,7 @@ impl Filesystem {
         trees::device_bytes_used(&self.chunks)
     }
 
-    /// Keys and items of the system chunks, for the superblock.
+    /// Encodes keys and items of the system chunks for the superblock.
     pub(crate) fn sys_chunk_array(&self) -> Vec<u8> {
         let mut array = Vec::new();
         for chunk in self.chunks.iter().filter(|chunk| chunk.item.flags.contains(BlockGroupFlags::SYSTEM)) {
@@ -117,14 +117,15 @@ struct Plan<'a> {
     chunks: &'a [Chunk],
     total_bytes: u64,
     trees: Vec<RootId>,
-    /// Leaves that each tree is given.
+    /// Assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
-    /// First keys of each tree's leaves, as of the last round; extent items without the skinny feature repeat them.
+    /// First keys of each tree's leaves in the last round. Non-skinny extent items contain them.
     first_keys: BTreeMap<RootId, Vec<Key>>,
 }
 
 impl Plan<'_> {
-    /// One round: `None` if a tree takes another number of leaves than assumed, which is noted for the next round.
+    /// Runs a round. Returns `None` if a tree needs another number of leaves than assumed, and notes it for the next
+    /// round.
     fn try_build(&mut self) -> Result<Option<Filesystem>> {
         let addresses = self.allocate()?;
         let mut roots = BTreeMap::new();
@@ -163,7 +164,7 @@ impl Plan<'_> {
         Ok(Some(Filesystem { blocks, chunks: self.chunks.to_vec(), roots, nodesize }))
     }
 
-    /// Addresses for the assumed number of blocks: of each tree its leaves, then the node above them.
+    /// Allocates addresses for the assumed blocks: for each tree its leaves, then the node above them.
     fn allocate(&self) -> Result<BTreeMap<RootId, Vec<u64>>> {
         let mut system = self.free_blocks(BlockGroupFlags::SYSTEM)?;
         let mut metadata = self.free_blocks(BlockGroupFlags::METADATA)?;
@@ -181,7 +182,7 @@ impl Plan<'_> {
         Ok(addresses)
     }
 
-    /// Addresses for blocks in the first chunk of this type, without those that cover a superblock mirror (I2).
+    /// Addresses of blocks in the first chunk of this type, except those that cover a superblock mirror (I2).
     fn free_blocks(&self, flag: BlockGroupFlags) -> Result<impl Iterator<Item = u64>> {
         let chunk = self.chunks.iter().find(|chunk| chunk.item.flags.contains(flag)).ok_or_else(no_room)?;
         let reserved = ubtrfs_volumes::reserved_ranges(Logical(chunk.start), &chunk.item, self.options.sectorsize)?;
@@ -193,7 +194,7 @@ impl Plan<'_> {
         Ok(starts.filter(is_free))
     }
 
-    /// Items to leaves, each filled before the next.
+    /// Splits items into leaves, filling each leaf before the next.
     fn split(&self, items: Items) -> Vec<Items> {
         let capacity = LeafBuilder::capacity(self.options.nodesize as usize);
         let mut leaves = vec![Items::new()];
@@ -222,7 +223,7 @@ impl Plan<'_> {
             let mut builder = LeafBuilder::new(nodesize);
             for (key, data) in leaf {
                 let fits = builder.push(key, data);
-                assert!(fits, "I1: split() filled the leaf to its capacity at most");
+                assert!(fits, "I1: split() respects the capacity of a leaf");
             }
             let first_key = leaf.keys().next().copied().unwrap_or(Key::MIN);
             let fits = node.push(&first_key, Logical(bytenr), GENERATION);

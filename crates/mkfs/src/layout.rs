@@ -1,8 +1,8 @@
-//! Which chunks a new filesystem has, and where they lie.
+//! Plans the chunks of a new filesystem.
 //!
-//! Sizes and addresses are those of mkfs.btrfs 6.2, so that its images can be compared item by item. It first makes
-//! small single chunks at fixed places, logical equal to physical, and then adds the asked-for ones behind them and
-//! drops what is not needed:
+//! Sizes and addresses equal those of mkfs.btrfs 6.2, so that images can be compared item by item. mkfs.btrfs first
+//! makes small single chunks at fixed places, with equal logical and physical addresses. Then it adds the requested
+//! chunks after them and removes unneeded ones:
 //!
 //! | chunk | at | length |
 //! |---|---|---|
@@ -10,16 +10,16 @@
 //! | metadata, single | 5 MiB | 8 MiB |
 //! | data, single | 13 MiB | 8 MiB |
 //! | system, dup | 21 MiB and 29 MiB | 8 MiB |
-//! | metadata, dup | behind | a twentieth of the device: 32 MiB to 256 MiB (1 GiB on more than 50 GiB) |
-//! | data, dup | behind | a twentieth of the device: 64 MiB to 1 GiB |
-//! | mixed, single | 5 MiB | a tenth of the device: to 8 MiB |
-//! | mixed, dup | behind a system dup | as data, dup |
+//! | metadata, dup | next | a twentieth of the device: 32 MiB to 256 MiB (1 GiB on devices above 50 GiB) |
+//! | data, dup | next | a twentieth of the device: 64 MiB to 1 GiB |
+//! | mixed, single | 5 MiB | a tenth of the device: 1 MiB to 8 MiB |
+//! | mixed, dup | after the system dup chunk | as data, dup |
 //!
-//! On a device that is too small for that, the chunks are packed from 1 MiB on, with smaller sizes.
+//! On a device that is too small for this layout, smaller chunks are packed from 1 MiB on.
 //!
 //! Invariants:
-//! - I1. Stripes do not overlap, start at or behind 1 MiB and end inside the device.
-//! - I2. The first chunk with the SYSTEM flag holds the chunk tree, the first with METADATA all other trees.
+//! - I1. Stripes do not overlap, start at 1 MiB or later, and end inside the device.
+//! - I2. The first SYSTEM chunk holds the chunk tree, and the first METADATA chunk all other trees.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
@@ -30,7 +30,7 @@ use crate::{DEVID, MkfsOptions};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Room that stays free behind the chunks of the full layout, for the first data.
+/// Bytes that must stay free after the chunks of the full layout, for the first data chunk.
 const SPARE: u64 = 8 * MIB;
 
 /// A chunk of the new filesystem.
@@ -46,7 +46,7 @@ impl Chunk {
     }
 }
 
-/// The chunks for a device of `total_bytes`, by address.
+/// Plans the chunks for a device of `total_bytes`, ordered by address.
 pub(crate) fn plan(options: &MkfsOptions, total_bytes: u64) -> Result<Vec<Chunk>> {
     let full = full_layout(options, total_bytes);
     if full.end + SPARE <= total_bytes {
@@ -57,12 +57,12 @@ pub(crate) fn plan(options: &MkfsOptions, total_bytes: u64) -> Result<Vec<Chunk>
         return Ok(small.chunks);
     }
     Err(Error::Refused {
-        what: format!("{total_bytes} bytes are too few: this filesystem takes at least {}", min_size(options)),
+        what: format!("{total_bytes} bytes are too few: this filesystem needs at least {}", min_size(options)),
         hint: "give a larger device or size, or the single profile",
     })
 }
 
-/// The smallest device that a filesystem with these options fits on.
+/// The smallest size in bytes of a device for a filesystem with these options.
 pub fn min_size(options: &MkfsOptions) -> u64 {
     small_layout(options, 0).end
 }
@@ -80,7 +80,7 @@ impl<'o> Layout<'o> {
         Self { options, chunks: Vec::new(), next_logical: start, end: start }
     }
 
-    /// Adds a chunk behind the last one.
+    /// Adds a chunk after the last one.
     fn push(&mut self, flags: BlockGroupFlags, length: u64) {
         let nr_stripes = if flags.contains(BlockGroupFlags::DUP) { 2 } else { 1 };
         let stripe =
@@ -101,14 +101,14 @@ impl<'o> Layout<'o> {
         self.end += nr_stripes * length;
     }
 
-    /// Leaves out what a chunk of this length would have taken.
+    /// Skips the space of a single chunk of this length.
     fn skip(&mut self, length: u64) {
         self.next_logical += length;
         self.end += length;
     }
 }
 
-/// A fraction of the device in whole stripe elements.
+/// A fraction of the device, rounded down to stripe elements and limited to `min..=max`.
 fn share(total_bytes: u64, divisor: u64, min: u64, max: u64) -> u64 {
     (total_bytes / divisor / ChunkItem::STRIPE_LEN * ChunkItem::STRIPE_LEN).clamp(min, max)
 }
@@ -153,10 +153,10 @@ fn full_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     layout
 }
 
-/// Smallest sizes, and of what the device has more a quarter each for metadata and data, up to 8 MiB.
+/// Plans chunks of minimal sizes. Metadata and data each get a quarter of the remaining space in addition, up to 8 MiB.
 fn small_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
-    // The kernel sets several hundred nodes aside before it lets anyone write.
+    // The kernel reserves several hundred nodes before it allows writes.
     let metadata_min = (768 * u64::from(options.nodesize)).max(4 * MIB);
     let layout_of = |more: u64| {
         let len = |min: u64, profile: BlockGroupFlags| {

@@ -1,17 +1,16 @@
 //! Makes an empty filesystem on a device.
 //!
-//! The result has what mkfs.btrfs of btrfs-progs 6.2 leaves behind: the same chunks at the same addresses, the same
-//! trees with the same items, all in one transaction of generation 1. Each tree is built as leaves, in key order; no tree
-//! code is needed.
+//! The result equals that of mkfs.btrfs 6.2: the same chunks at the same addresses, and the same trees with the same
+//! keys, in one transaction of generation 1. Each tree is built directly from leaves in key order, without crate
+//! `tree`.
 //!
 //! ```text
 //! options --layout--> chunks --trees--> items of each tree --blocks--> tree blocks --make--> device
 //! ```
 //!
 //! Invariants:
-//! - I1. Nothing is written before every check has passed: a refusal leaves the target as it was.
-//! - I2. The primary superblock is written last, behind a flush: an interrupted run leaves no filesystem, never half of
-//!   one.
+//! - I1. Nothing is written before every check has passed, so a refusal leaves the target unchanged.
+//! - I2. The primary superblock is written last, after a flush, so an interrupted run leaves no filesystem.
 
 #![forbid(unsafe_code)]
 
@@ -38,12 +37,12 @@ pub use options::MkfsOptions;
 pub use signature::detect;
 pub use unfinished::Unfinished;
 
-/// The one transaction that makes a filesystem.
+/// The transaction that makes the filesystem.
 const GENERATION: Generation = Generation(1);
 /// The id of the only device.
 const DEVID: DevId = DevId(1);
 
-/// One block group of the new filesystem.
+/// A block group of the new filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGroupReport {
     /// Type and profile.
@@ -54,10 +53,10 @@ pub struct BlockGroupReport {
     pub len_bytes: u64,
 }
 
-/// What was made.
+/// The properties of a new filesystem.
 #[derive(Clone, Debug)]
 pub struct MkfsReport {
-    /// Bytes of the device that are used.
+    /// Bytes of the device that the filesystem uses.
     pub total_bytes: u64,
     /// Bytes used by tree blocks.
     pub bytes_used: u64,
@@ -65,8 +64,12 @@ pub struct MkfsReport {
     pub block_groups: Vec<BlockGroupReport>,
 }
 
-/// Makes an empty filesystem. Refuses (and changes nothing) where the options contradict each other, the device is too
-/// small or read-only, or it holds something already and `force` is not set.
+/// Makes an empty filesystem.
+///
+/// # Errors
+///
+/// Fails without a change if the options contradict each other, the device is too small or read-only, or the device has
+/// content and `force` is not set. Fails with an I/O error of the device.
 pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     options.check()?;
     let total_bytes = usable_bytes(device, options)?;
@@ -76,13 +79,13 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     {
         return Err(Error::Refused {
             what: format!("{} holds {found}", device.describe()),
-            hint: "choose another target, or overwrite it with -f",
+            hint: "choose another target, or overwrite it with `mkfs -f`",
         });
     }
     let fs = Filesystem::build(options, &chunks, total_bytes)?;
 
     if options.discard {
-        // Best effort: a device that cannot discard is as good.
+        // Best effort: the device may not support discards.
         let _unsupported = device.discard(0, total_bytes);
     }
     signature::wipe(device, total_bytes)?;
@@ -108,7 +111,7 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     Ok(MkfsReport { total_bytes, bytes_used: fs.bytes_used(), block_groups: chunks.iter().map(report).collect() })
 }
 
-/// Bytes of the device that the filesystem is to use.
+/// Bytes of the device that the filesystem will use, in whole sectors.
 fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
     let have = device.len_bytes();
     if device.is_read_only() {
@@ -120,8 +123,8 @@ fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
     let wanted = options.size_bytes.unwrap_or(have);
     if wanted > have {
         return Err(Error::Refused {
-            what: format!("{} has {have} bytes, {wanted} were asked for", device.describe()),
-            hint: "ask for less, or enlarge it",
+            what: format!("{} has {have} bytes, less than the wanted {wanted}", device.describe()),
+            hint: "give a smaller size, or enlarge the device",
         });
     }
     Ok(wanted / u64::from(options.sectorsize) * u64::from(options.sectorsize))

@@ -1,4 +1,4 @@
-//! What the new filesystem is to be like, and which combinations make sense.
+//! Options of a new filesystem, and checks of their combinations.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::CsumType;
@@ -7,7 +7,7 @@ use ubtrfs_format::superblock::{CompatRo, Incompat, LABEL_LEN_MAX};
 use ubtrfs_volumes::profile_name;
 use uuid::Uuid;
 
-/// What the new filesystem is to be like. `Default` is what btrfs-progs 6.2 makes.
+/// Options of a new filesystem. The default options are those of mkfs.btrfs 6.2.
 #[derive(Clone, Debug)]
 pub struct MkfsOptions {
     /// Label, at most 255 bytes.
@@ -20,7 +20,7 @@ pub struct MkfsOptions {
     pub chunk_tree_uuid: Uuid,
     /// Id of the top-level subvolume.
     pub subvol_uuid: Uuid,
-    /// Bytes to use; all of the device by default.
+    /// Bytes of the device to use; `None` for the whole device.
     pub size_bytes: Option<u64>,
     /// Bytes of a tree block: a power of two from `sectorsize` to 65536.
     pub nodesize: u32,
@@ -32,15 +32,16 @@ pub struct MkfsOptions {
     pub data_profile: BlockGroupFlags,
     /// Profile of metadata: empty for single, or DUP.
     pub metadata_profile: BlockGroupFlags,
-    /// Data and metadata share block groups; their profiles, and `nodesize` and `sectorsize`, must be equal.
+    /// Whether data and metadata share block groups. Then both profiles, and `nodesize` and `sectorsize`, must be
+    /// equal.
     pub mixed: bool,
-    /// Incompat features; those that follow from other options are added.
+    /// Incompat features. Mixed block groups follow from `mixed`.
     pub incompat: Incompat,
     /// compat_ro features.
     pub compat_ro: CompatRo,
     /// User and group that own the root directory.
     pub root_owner: (u32, u32),
-    /// Overwrite what is on the device.
+    /// Overwrite existing content.
     pub force: bool,
     /// Discard the device first.
     pub discard: bool,
@@ -81,7 +82,7 @@ fn now() -> Timespec {
     Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }
 }
 
-/// Incompat features that a new filesystem can have.
+/// Incompat features that a new filesystem may have.
 const INCOMPAT: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::MIXED_GROUPS)
     .union(Incompat::BIG_METADATA)
@@ -97,23 +98,26 @@ fn refuse<T>(what: String, hint: &'static str) -> Result<T> {
 }
 
 impl MkfsOptions {
-    /// Refuses what the format or this program cannot do.
+    /// Refuses options that the format or this program does not support.
     pub(crate) fn check(&self) -> Result<()> {
         let is_size = |bytes: u32| bytes.is_power_of_two() && (4096..=65536).contains(&bytes);
         if !is_size(self.sectorsize) {
             return refuse(
-                format!("the sector size {} is not possible", self.sectorsize),
+                format!("the sector size {} is not supported", self.sectorsize),
                 "give a power of two from 4096 to 65536",
             );
         }
         if !is_size(self.nodesize) || self.nodesize < self.sectorsize {
             return refuse(
-                format!("the node size {} is not possible", self.nodesize),
+                format!("the node size {} is not supported", self.nodesize),
                 "give a power of two from the sector size to 65536",
             );
         }
         if self.label.len() > LABEL_LEN_MAX || self.label.iter().any(|byte| matches!(byte, 0 | b'\n')) {
-            return refuse("the label is not possible".to_owned(), "give at most 255 bytes without a newline");
+            return refuse(
+                "the label is too long or has a newline or zero byte".to_owned(),
+                "give at most 255 bytes without them",
+            );
         }
         for profile in [self.data_profile, self.metadata_profile] {
             if !profile.is_empty() && profile != BlockGroupFlags::DUP {
@@ -125,13 +129,13 @@ impl MkfsOptions {
         }
         if self.mixed && self.data_profile != self.metadata_profile {
             return refuse(
-                "mixed block groups have one profile for data and metadata".to_owned(),
-                "give the same one for both",
+                "mixed block groups need equal profiles for data and metadata".to_owned(),
+                "give the same profile for both",
             );
         }
         if self.mixed && self.nodesize != self.sectorsize {
             return refuse(
-                format!("mixed block groups need nodes of the sector size {}", self.sectorsize),
+                format!("mixed block groups need a node size equal to the sector size, {}", self.sectorsize),
                 "give both the same size",
             );
         }
@@ -141,26 +145,26 @@ impl MkfsOptions {
     fn check_features(&self) -> Result<()> {
         let unknown = (self.incompat - INCOMPAT).bits() | (self.compat_ro - COMPAT_RO).bits();
         if unknown != 0 {
-            return refuse(format!("features {unknown:#x} cannot be made"), "leave them out");
+            return refuse(format!("the feature bits {unknown:#x} are not supported"), "leave them out");
         }
         if !self.incompat.contains(Incompat::MIXED_BACKREF) {
-            return refuse("a filesystem without mixed backrefs cannot be made".to_owned(), "keep that feature");
+            return refuse("a filesystem needs the mixed-backref feature".to_owned(), "keep that feature");
         }
         let both = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
         if !matches!(self.compat_ro & both, found if found.is_empty() || found == both) {
-            return refuse("the free space tree must be valid".to_owned(), "set both of its bits, or none");
+            return refuse("a new free space tree must be valid".to_owned(), "set both of its feature bits, or none");
         }
         let needs = self.compat_ro.contains(both) && self.incompat.contains(Incompat::NO_HOLES);
         if self.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) && !needs {
             return refuse(
                 "block-group-tree needs the features free-space-tree and no-holes".to_owned(),
-                "keep both, or leave block-group-tree out",
+                "keep both, or leave out block-group-tree",
             );
         }
         Ok(())
     }
 
-    /// The incompat features with those that follow from other options.
+    /// The incompat features, with mixed block groups as `mixed` says.
     pub(crate) fn incompat_bits(&self) -> Incompat {
         let mut incompat = self.incompat - Incompat::MIXED_GROUPS;
         incompat.set(Incompat::MIXED_GROUPS, self.mixed);

@@ -1,4 +1,4 @@
-//! What lives on a device already, by the magic numbers of common formats; and wiping them.
+//! Detects the existing content of a device by the magic numbers of common formats, and wipes them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const fn signature(name: &'static str, offset: u64, magic: &'static [u8]) -> Sig
     Signature { name, offset, magic }
 }
 
-/// Formats and where their magic numbers stand, as their documentation says.
+/// Formats with their magic numbers, from their documentation.
 const SIGNATURES: [Signature; 34] = [
     signature("a btrfs filesystem", SUPERBLOCK_OFFSETS[0] + 64, &MAGIC),
     signature("an ext2, ext3 or ext4 filesystem", 1024 + 56, b"\x53\xef"),
@@ -54,7 +54,7 @@ const SIGNATURES: [Signature; 34] = [
     signature("a partition table or boot sector", 510, b"\x55\xaa"),
 ];
 
-/// What is on the device, as a phrase: "an XFS filesystem"; `None` if nothing is known to be.
+/// Names the device's content: "an XFS filesystem". `None` if no known format is found.
 pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
     let len = (SUPERBLOCK_OFFSETS[0] * 3).min(device.len_bytes()) as usize;
     let mut head = vec![0; len];
@@ -66,11 +66,11 @@ pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
     Ok(SIGNATURES.iter().find(stands).map(|signature| signature.name))
 }
 
-/// Bytes zeroed at both ends: where the magic numbers of all known formats stand, and what programs look at.
+/// Bytes zeroed at both ends. They contain the magic numbers of all known formats.
 const WIPED: u64 = 1 << 20;
 
-/// Zeroes both ends of the first `total_bytes`, and every superblock mirror that the device has room for, also behind
-/// them. Durable on return: from then on the old content is not found any more.
+/// Zeroes both ends of the first `total_bytes`, and all superblock mirrors on the device, also those after
+/// `total_bytes`. This is durable on return; the old content is not detected any more.
 pub(crate) fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
     let head = WIPED.min(total_bytes);
     zero(device, 0, head)?;
@@ -81,7 +81,7 @@ pub(crate) fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
     crate::flush(device)
 }
 
-/// Makes a range read as zeros; what is zero already is not written, so that sparse images stay sparse.
+/// Makes a range read as zeros. Skips parts that are zero already, so sparse images stay sparse.
 fn zero(device: &dyn Device, start: u64, end: u64) -> Result<()> {
     let zeros = vec![0; 64 << 10];
     let mut buf = zeros.clone();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_behind_the_used_part_are_wiped() {
+    fn mirrors_after_the_used_part_are_wiped() {
         let device = MemoryDevice::new(100 << 20);
         device.write_at(SUPERBLOCK_OFFSETS[1] + 64, &MAGIC).unwrap();
         wipe(&device, 32 << 20).unwrap();

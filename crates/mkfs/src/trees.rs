@@ -1,8 +1,8 @@
-//! The items of each initial tree, in key order.
+//! Makes the items of each initial tree, in key order.
 //!
 //! Invariants:
-//! - I1. Items depend on nothing but the options, the chunks, and the addresses of the tree blocks; so they can be made
-//!   again until the number of blocks settles.
+//! - I1. Items depend only on the options, the chunks and the addresses of the tree blocks, so they can be made again
+//!   in each round of `blocks`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::{DEVID, GENERATION, MkfsOptions};
 /// The items of a tree.
 pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
 
-/// What the items are made of.
+/// The input for the items.
 pub(crate) struct Facts<'a> {
     pub(crate) options: &'a MkfsOptions,
     pub(crate) chunks: &'a [Chunk],
@@ -33,7 +33,7 @@ pub(crate) struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// The items of one of the trees.
+    /// Makes the items of a tree.
     pub(crate) fn items(&self, tree: RootId) -> Items {
         match tree {
             RootId::ROOT_TREE => self.root_tree(),
@@ -49,7 +49,7 @@ impl Facts<'_> {
         }
     }
 
-    /// Tree block bytes inside a chunk.
+    /// Bytes of tree blocks in a chunk.
     fn used_of(&self, chunk: &Chunk) -> u64 {
         self.blocks.range(chunk.start..chunk.end()).count() as u64 * u64::from(self.options.nodesize)
     }
@@ -88,7 +88,7 @@ impl Facts<'_> {
         let top = RootId::FS_TREE.0;
         let dir = RootId::ROOT_TREE_DIR.0;
         for (&tree, root) in self.roots {
-            // The superblock points to these two.
+            // The superblock points to these two trees.
             if tree == RootId::ROOT_TREE || tree == RootId::CHUNK_TREE {
                 continue;
             }
@@ -202,7 +202,7 @@ impl Facts<'_> {
         items
     }
 
-    /// An empty root directory, inode 256.
+    /// Makes an empty root directory, inode 256.
     fn root_directory(&self, (uid, gid): (u32, u32)) -> Items {
         let dir = objectid::FIRST_FREE;
         let inode = InodeItem { uid, gid, ..self.directory_inode() };
@@ -239,7 +239,7 @@ pub(crate) fn device_bytes_used(chunks: &[Chunk]) -> u64 {
     chunks.iter().map(|chunk| chunk.item.length * chunk.item.stripes.len() as u64).sum()
 }
 
-/// A UUID as the objectid and offset of a key in the UUID tree.
+/// Splits a UUID into objectid and offset of its key in the UUID tree.
 fn halves(uuid: Uuid) -> (u64, u64) {
     let bytes = u128::from_le_bytes(uuid.into_bytes());
     (bytes as u64, (bytes >> 64) as u64)
@@ -274,7 +274,7 @@ fn empty_inode() -> InodeItem {
     }
 }
 
-/// The trees of a new filesystem, in the order in which their blocks are laid out.
+/// The trees of a new filesystem, in the order of their blocks.
 pub(crate) fn trees_of(options: &MkfsOptions) -> Vec<RootId> {
     let mut trees = vec![
         RootId::CHUNK_TREE,

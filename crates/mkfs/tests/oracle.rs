@@ -1,7 +1,7 @@
-//! What is right is decided outside of this code. Method: images of a matrix of options are given to `btrfs check`, to
-//! the kernel (mount through a loop device, write, scrub, unmount, check again), and are compared key by key with what
-//! mkfs.btrfs makes for the same options. Says loudly what it has to skip; in CI that fails.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
+//! Judges images by external programs. Method: images with a matrix of options pass `btrfs check` and the kernel (mount
+//! through a loop device, write, scrub, unmount, check again), and are compared key by key with images that mkfs.btrfs
+//! makes with equal options. A test that cannot run prints SKIPPED; in CI it fails.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn run(program: &str, args: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Whether this test can run here; says so if not, and fails in CI.
+/// Whether this test can run. Otherwise prints the reason, and fails in CI.
 fn available(what: &str, check: Result<String, String>) -> bool {
     if let Err(error) = &check {
         eprintln!("SKIPPED: {what} is not available: {error}");
@@ -52,7 +52,7 @@ fn has_loop() -> bool {
     )
 }
 
-/// An image made by this crate.
+/// Makes an image with this crate.
 fn image(dir: &TempDir, len_bytes: u64, options: &MkfsOptions) -> PathBuf {
     let path = dir.path().join(format!("{}.img", options.fsid));
     let device = FileDevice::create(&path, len_bytes, true).unwrap();
@@ -184,7 +184,7 @@ fn the_kernel_mounts_writes_and_scrubs_it() {
         let path = image(&dir, len_bytes, &options);
         let mounted = Mounted::new(&path);
         let content: Vec<u8> = (0..300_000u32).map(|n| (n / 7) as u8).collect();
-        // The smallest ones have room for little.
+        // The smallest filesystems have little room.
         let nr_files = if len_bytes < 64 * MIB { 1 } else { 20 };
         for n in 0..nr_files {
             std::fs::write(format!("{}/file{n}", mounted.mount), &content).expect("write");
@@ -199,7 +199,7 @@ fn the_kernel_mounts_writes_and_scrubs_it() {
     }
 }
 
-/// The keys of each tree of an image, with what differs between any two images taken out.
+/// The keys of each tree of an image, without parts that differ between any two images.
 fn keys(path: &Path, is_old: bool) -> BTreeMap<String, Vec<String>> {
     let text = run("btrfs", &["inspect-internal", "dump-tree", path.to_str().unwrap()]).expect("dump-tree");
     let mut trees: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -217,10 +217,10 @@ fn keys(path: &Path, is_old: bool) -> BTreeMap<String, Vec<String>> {
         let (key, _) = rest.split_once(')').expect("a key ends with a parenthesis");
         let mut parts: Vec<&str> = key.split(' ').collect();
         match parts[1] {
-            // Addresses of tree blocks, and so free space, follow the order of writing; the uuid is random.
+            // Addresses of tree blocks, and so the free space, depend on the order of writing. The UUID is random.
             "METADATA_ITEM" | "EXTENT_ITEM" | "UUID_KEY_SUBVOL" => (parts[0], parts[2]) = ("*", "*"),
             "FREE_SPACE_EXTENT" => continue,
-            // mkfs.btrfs leaves the entries of its temporary block groups behind.
+            // mkfs.btrfs leaves entries of its temporary block groups.
             "FREE_SPACE_INFO" if is_old && is_temporary(parts[0], &trees) => continue,
             _ => {}
         }
@@ -236,7 +236,7 @@ fn is_temporary(start: &str, trees: &BTreeMap<String, Vec<String>>) -> bool {
 }
 
 #[test]
-fn the_trees_hold_the_same_keys_as_those_of_mkfs_btrfs() {
+fn the_trees_have_the_keys_of_mkfs_btrfs() {
     if !has_progs() || !available("mkfs.btrfs", run("mkfs.btrfs", &["--version"])) {
         return;
     }
@@ -282,7 +282,7 @@ fn the_trees_hold_the_same_keys_as_those_of_mkfs_btrfs() {
 }
 
 #[test]
-fn a_device_in_use_by_something_else_is_left_untouched() {
+fn a_device_with_content_is_left_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let options = MkfsOptions::default();
     let path = image(&dir, 128 * MIB, &options);
@@ -299,7 +299,7 @@ fn a_device_in_use_by_something_else_is_left_untouched() {
 }
 
 #[test]
-fn a_device_that_is_too_small_is_left_untouched() {
+fn a_device_that_is_too_small_is_left_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let options = MkfsOptions::default();
     let min = ubtrfs_mkfs::min_size(&options);
