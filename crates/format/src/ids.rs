@@ -102,6 +102,8 @@ impl RootId {
 
 /// Well-known objectids that are not tree ids.
 pub mod objectid {
+    /// Inode number that Linux shows for the empty directory in place of a subvolume that a snapshot left out. Never on disk.
+    pub const EMPTY_SUBVOL_DIR: u64 = 2;
     /// Device statistics in the device tree.
     pub const DEV_STATS: u64 = 0;
     /// Device items in the chunk tree.

@@ -48,6 +48,11 @@ pub const HEADER_FLAG_RELOC: u64 = 2;
 /// Backref revision: mixed backrefs, the only revision since 2009.
 pub const BACKREF_REV_MIXED: u8 = 1;
 
+/// Largest data of an item in a block of `nodesize` bytes: the item fills a leaf alone.
+pub fn item_len_max(nodesize: usize) -> usize {
+    nodesize.saturating_sub(HEADER_SIZE + ITEM_HEAD_SIZE)
+}
+
 /// A view of a block's header, leaf items and child pointers over its raw bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {

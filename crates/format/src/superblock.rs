@@ -18,12 +18,20 @@ pub const SUPERBLOCK_SIZE: usize = 4096;
 pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 /// The magic number of a btrfs superblock.
 pub const MAGIC: [u8; 8] = *b"_BHRfS_M";
+/// Offset of the magic number in a superblock.
+pub const MAGIC_OFFSET: usize = 64;
+/// Smallest size of a data sector and of a tree block.
+pub const BLOCK_SIZE_MIN: u32 = 4096;
+/// Largest size of a data sector and of a tree block.
+pub const BLOCK_SIZE_MAX: u32 = 65536;
 /// Bytes of the system chunk array.
 pub const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
 /// Number of root backups.
 pub const NR_ROOT_BACKUPS: usize = 4;
+/// Bytes of the label's field.
+pub const LABEL_SIZE: usize = 256;
 /// Longest label in bytes, without its terminating zero.
-pub const LABEL_LEN_MAX: usize = 255;
+pub const LABEL_LEN_MAX: usize = LABEL_SIZE - 1;
 
 disk_struct! {
     /// The roots of an earlier commit, 168 bytes.
@@ -137,7 +145,7 @@ disk_struct! {
         /// This device.
         dev_item: DevItem,
         /// Label, padded with zeros.
-        label: [u8; 256],
+        label: [u8; LABEL_SIZE],
         /// Generation of the free space cache; `u64::MAX` if it is not valid.
         cache_generation: u64,
         /// Generation of the UUID tree.

@@ -10,7 +10,9 @@ use crate::ids::objectid;
 use crate::item::{BlockGroupFlags, ChunkItem, Stripe};
 use crate::key::{Key, KeyType};
 use crate::node::LEVEL_MAX;
-use crate::superblock::{CompatRo, Incompat, MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use crate::superblock::{
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, CompatRo, Incompat, MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock,
+};
 
 const WHAT: &str = "superblock";
 
@@ -83,10 +85,10 @@ fn check_csum(raw: &[u8], csum_type: CsumType) -> Result<(), FormatError> {
 
 fn check_sizes(superblock: &Superblock) -> Result<(), FormatError> {
     let Superblock { sectorsize, nodesize, leafsize, stripesize, .. } = *superblock;
-    if !sectorsize.is_power_of_two() || !(4096..=65536).contains(&sectorsize) {
+    if !sectorsize.is_power_of_two() || !(BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&sectorsize) {
         return Err(bad("sectorsize", sectorsize, "expected a power of two from 4096 to 65536"));
     }
-    if !nodesize.is_power_of_two() || !(sectorsize..=65536).contains(&nodesize) {
+    if !nodesize.is_power_of_two() || !(sectorsize..=BLOCK_SIZE_MAX).contains(&nodesize) {
         return Err(bad("nodesize", nodesize, "expected a power of two from the sector size to 65536"));
     }
     if leafsize != nodesize {

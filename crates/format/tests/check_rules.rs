@@ -4,7 +4,7 @@
 use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::*;
-use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader, finish_block};
+use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader, finish_block, item_len_max};
 use ubtrfs_format::superblock::{Incompat, MAGIC, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{
     Corrupt, DevId, Generation, Ino, Key, KeyType, Logical, Physical, RootId, check_superblock, objectid,
@@ -258,7 +258,7 @@ fn directory_entries() {
     case.with_bytes(29, &[1]).fails("type");
     case.with_bytes(0, &[1]).fails("location");
     Case { data: dir_entry(Key::MIN, 8, &[b'a'; 256], b""), ..case.clone() }.fails("name_len");
-    let long = vec![b'v'; 16384 - 101 - 25 - 30 - 6];
+    let long = vec![b'v'; item_len_max(16384) - DirEntry::HEADER_SIZE - b"user.x".len()];
     Case { data: dir_entry(Key::MIN, 8, b"user.x", &long), ..case.clone() }.passes();
 }
 

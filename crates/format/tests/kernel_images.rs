@@ -8,6 +8,7 @@ use ubtrfs_format::check::{CheckContext, Expected, check_node};
 use ubtrfs_format::hash::{extent_data_ref_hash, extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, ExtentDataRef, ExtentItem, FileExtent, InlineRef, InodeExtref, InodeItem};
 use ubtrfs_format::item::{InodeRef, RootItem, RootRef};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{KeyType, Logical, RootId, check_superblock};
 
 const MKFS_VARIANTS: [&[&str]; 6] = [
@@ -136,7 +137,7 @@ fn unused_bytes(raw: &[u8]) -> std::ops::Range<usize> {
     let view = ubtrfs_format::node::NodeView::new(raw).expect("a block");
     let last = view.nritems() - 1;
     if view.is_leaf() {
-        101 + 25 * (last + 1)..view.item_range(last).expect("data").start
+        HEADER_SIZE + ITEM_HEAD_SIZE * (last + 1)..view.item_range(last).expect("data").start
     } else {
         101 + 33 * (last + 1)..raw.len()
     }

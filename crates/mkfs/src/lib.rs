@@ -27,7 +27,9 @@ use std::sync::Arc;
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, DevItem};
-use ubtrfs_format::superblock::{MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{
+    LABEL_SIZE, MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SYS_CHUNK_ARRAY_SIZE, Superblock,
+};
 use ubtrfs_format::{DevId, Generation, Logical, RootId};
 use uuid::Uuid;
 
@@ -133,9 +135,9 @@ fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
 fn superblock(options: &MkfsOptions, fs: &Filesystem, total_bytes: u64) -> Superblock {
     let root = |tree| fs.root(tree);
     let array = fs.sys_chunk_array();
-    let mut sys_chunk_array = [0; 2048];
+    let mut sys_chunk_array = [0; SYS_CHUNK_ARRAY_SIZE];
     sys_chunk_array[..array.len()].copy_from_slice(&array);
-    let mut label = [0; 256];
+    let mut label = [0; LABEL_SIZE];
     label[..options.label.len()].copy_from_slice(&options.label);
     let has_free_space_tree = fs.has_tree(RootId::FREE_SPACE_TREE);
     Superblock {

@@ -3,7 +3,7 @@
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::CsumType;
 use ubtrfs_format::item::{BlockGroupFlags, Timespec};
-use ubtrfs_format::superblock::{CompatRo, Incompat, LABEL_LEN_MAX};
+use ubtrfs_format::superblock::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, CompatRo, Incompat, LABEL_LEN_MAX};
 use ubtrfs_volumes::profile_name;
 use uuid::Uuid;
 
@@ -100,7 +100,7 @@ fn refuse<T>(what: String, hint: &'static str) -> Result<T> {
 impl MkfsOptions {
     /// Refuses options that the format or this program does not support.
     pub(crate) fn check(&self) -> Result<()> {
-        let is_size = |bytes: u32| bytes.is_power_of_two() && (4096..=65536).contains(&bytes);
+        let is_size = |bytes: u32| bytes.is_power_of_two() && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&bytes);
         if !is_size(self.sectorsize) {
             return refuse(
                 format!("the sector size {} is not supported", self.sectorsize),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 
 struct Signature {
     name: &'static str,
@@ -18,7 +18,7 @@ const fn signature(name: &'static str, offset: u64, magic: &'static [u8]) -> Sig
 
 /// Formats with their magic numbers, from their documentation.
 const SIGNATURES: [Signature; 34] = [
-    signature("a btrfs filesystem", SUPERBLOCK_OFFSETS[0] + 64, &MAGIC),
+    signature("a btrfs filesystem", SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64, &MAGIC),
     signature("an ext2, ext3 or ext4 filesystem", 1024 + 56, b"\x53\xef"),
     signature("an XFS filesystem", 0, b"XFSB"),
     signature("an F2FS filesystem", 1024, b"\x10\x20\xf5\xf2"),

@@ -6,6 +6,7 @@
 use anyhow::{Result, bail, ensure};
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, InodeRef};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::{CsumType, Key, KeyType};
 
 use crate::corruptor::{put_together, take_apart};
@@ -29,8 +30,8 @@ pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>
         if items == before {
             continue;
         }
-        let used: usize = items.iter().map(|(_, data)| data.len() + 25).sum();
-        ensure!(used + 101 <= nodesize, "the leaf has no room");
+        let used: usize = items.iter().map(|(_, data)| data.len() + ITEM_HEAD_SIZE).sum();
+        ensure!(used + HEADER_SIZE <= nodesize, "the leaf has no room");
         let mut raw = put_together(&old, &items);
         let csum = CsumType::Crc32c.compute(&raw[32..]);
         raw[..32].copy_from_slice(&csum);

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{SeekFrom, seek};
-use ubtrfs_format::CsumType;
+use ubtrfs_format::{CsumType, objectid};
 
 use crate::target::NodeKind;
 
@@ -204,7 +204,7 @@ fn entry_of(full: &Path, path: Vec<u8>, meta: &std::fs::Metadata) -> Result<Tree
 /// Whether it is the made-up directory in place of a nested subvolume (I2): by its number in a mount of Linux's, or of ours
 /// (`fuse::node`).
 pub(crate) fn is_stub(kind: NodeKind, ino: u64) -> bool {
-    kind == NodeKind::Directory && (ino == 2 || ino >> 62 == 3)
+    kind == NodeKind::Directory && (ino == objectid::EMPTY_SUBVOL_DIR || ino >> 62 == 3)
 }
 
 fn read_xattrs(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {

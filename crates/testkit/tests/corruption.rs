@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rustix::io::Errno as Sys;
 use ubtrfs_check::{Code, Options, check};
 use ubtrfs_device::Device;
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
 use ubtrfs_format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{CsumType, check_superblock};
 use ubtrfs_fs::MountOptions;
@@ -311,7 +312,7 @@ fn crafted_blocks_never_panic() {
         let mut crafted = image.read_at(block.copies[0], 4096).unwrap();
         for _ in 0..=rng.below(3) {
             // Headers of items more often than their content.
-            let used = 101 + 25 * u64::from(block.nritems).min(150);
+            let used = HEADER_SIZE as u64 + ITEM_HEAD_SIZE as u64 * u64::from(block.nritems).min(150);
             let place = if rng.one_in(3) { 32 + rng.below(4064) } else { 48 + rng.below(used.min(4096) - 48) };
             crafted[place as usize] = match rng.below(4) {
                 0 => 0,

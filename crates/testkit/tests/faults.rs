@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ubtrfs_device::Device;
 use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::node::HEADER_SIZE;
 use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
@@ -173,7 +174,7 @@ fn first_leaf_of_files(medium: &Medium) -> u64 {
     // Of a block's header: filesystem, generation, owner; behind the number of items the level.
     let fsid = read(SUPERBLOCK + 32, 16);
     let leaves = (1 << 20..medium.len_bytes()).step_by(16 << 10).filter_map(|offset| {
-        let header = read(offset, 101);
+        let header = read(offset, HEADER_SIZE);
         let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
         (header[32..48] == fsid && number(88) == 5 && header[100] == 0).then(|| (number(80), offset))
     });

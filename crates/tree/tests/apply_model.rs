@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
+use ubtrfs_format::node::item_len_max;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{ApplyStats, Batch, get};
 
@@ -64,7 +64,7 @@ fn random_batch(rng: &mut Rng, model: &BTreeMap<Key, Vec<u8>>, space: u64, max_l
 fn run(nodesize: usize, seed: u64, rounds: usize) {
     let mut rng = Rng(seed);
     println!("nodesize {nodesize} seed {seed}");
-    let max_len = nodesize - HEADER_SIZE - ITEM_HEAD_SIZE;
+    let max_len = item_len_max(nodesize);
     let max_len = [max_len, max_len / 4, 300][rng.below(3) as usize];
     let space = [100, 3000, 50_000][rng.below(3) as usize];
     let (mut store, mut root) = Store::new(nodesize);
@@ -285,7 +285,7 @@ fn deletes_of_absent_keys_touch_nothing() {
 #[test]
 fn wrong_batches_are_refused_before_anything_changes() {
     let (store, root) = Store::new(4096);
-    let too_large = vec![put(1, 4096 - HEADER_SIZE - ITEM_HEAD_SIZE + 1)];
+    let too_large = vec![put(1, item_len_max(4096) + 1)];
     let unsorted = vec![put(2, 1), put(1, 1)];
     let double = vec![put(2, 1), put(2, 1)];
     for batch in [too_large, unsorted, double] {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::node::{LeafBuilder, NodeBuilder, NodeHeader};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, LeafBuilder, NodeBuilder, NodeHeader};
 use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_tree::{Cursor, Node, NodePtr, NodeSource, RootPtr, get};
 
@@ -96,7 +96,7 @@ fn a_block_with_a_wild_geometry() {
     let good = leaf(4096, &[1, 2, 3]).raw().to_vec();
     // Each byte of item count, level and heads takes each extreme value. Every result is an error, or a node whose
     // accessors work.
-    for at in 96..101 + 75 {
+    for at in 96..HEADER_SIZE + 3 * ITEM_HEAD_SIZE {
         for value in [0, 1, 7, 8, 0x7f, 0x80, 0xff] {
             let mut raw = good.clone();
             raw[at] = value;
@@ -111,7 +111,7 @@ fn a_block_with_a_wild_geometry() {
             }
         }
     }
-    for len in 0..101 {
+    for len in 0..HEADER_SIZE {
         Node::new(vec![0; len].into_boxed_slice()).unwrap_err();
     }
 }

@@ -9,7 +9,7 @@
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use ubtrfs_format::{FormatError, check_superblock};
 
 /// A device's superblock.
@@ -92,7 +92,7 @@ pub(crate) fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblo
     }
     let mut raw = vec![0; SUPERBLOCK_SIZE];
     device.read_at(offset, &mut raw).map_err(Unusable::Io)?;
-    if raw[64..72] != MAGIC {
+    if !raw[MAGIC_OFFSET..].starts_with(&MAGIC) {
         return Err(Unusable::NotBtrfs);
     }
     let superblock = Superblock::decode(&raw).map_err(|cause| Unusable::Invalid { fsid: None, cause })?;

@@ -6,7 +6,7 @@ use super::item::{Check, Item};
 use crate::hash::name_hash;
 use crate::item::{DirEntry, FileType};
 use crate::key::{Key, KeyType};
-use crate::node::{HEADER_SIZE, ITEM_HEAD_SIZE};
+use crate::node::item_len_max;
 
 /// Bit of the type byte for an encrypted name.
 const ENCRYPTED: u8 = 0x80;
@@ -58,7 +58,7 @@ pub(super) fn check_dir_item(item: &Item<'_>) -> Check {
 /// Most bytes of an entry's name and value: the entry fills a leaf alone.
 fn size_max(item: &Item<'_>) -> usize {
     let nodesize = usize::try_from(item.ctx.nodesize).unwrap_or(usize::MAX);
-    nodesize.saturating_sub(HEADER_SIZE + ITEM_HEAD_SIZE + DirEntry::HEADER_SIZE)
+    item_len_max(nodesize).saturating_sub(DirEntry::HEADER_SIZE)
 }
 
 fn check_location(what: &'static str, location: &Key, is_xattr: bool) -> Check {

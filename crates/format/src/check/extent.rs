@@ -8,7 +8,7 @@ use crate::error::FormatError;
 use crate::hash::extent_data_ref_hash;
 use crate::ids::{Ino, RootId, objectid};
 use crate::item::{ExtentDataRef, ExtentFlags, ExtentItem, TreeBlockInfo};
-use crate::key::KeyType;
+use crate::key::{Key, KeyType};
 use crate::node::LEVEL_MAX;
 use crate::superblock::Incompat;
 
@@ -37,7 +37,7 @@ pub(super) fn check_extent_item(item: &Item<'_>, extent_end: &mut u64) -> Check 
     let is_data = check_kind(item, flags, is_skinny)?;
     let mut at = ExtentItem::HEADER_SIZE;
     if !is_data && !is_skinny {
-        let level = item.u8(WHAT, at.saturating_add(17))?;
+        let level = item.u8(WHAT, at.saturating_add(Key::SIZE))?;
         if level > LEVEL_MAX {
             return Err(bad(WHAT, "level", level, "expected at most 7"));
         }

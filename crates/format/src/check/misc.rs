@@ -3,6 +3,7 @@
 use super::bad;
 use super::item::{Check, Item};
 use crate::ids::objectid;
+use crate::item::QgroupStatus;
 
 pub(super) fn check_orphan(item: &Item<'_>) -> Check {
     const WHAT: &str = "OrphanItem";
@@ -18,10 +19,10 @@ pub(super) fn check_qgroup_status(item: &Item<'_>) -> Check {
         return Err(bad(WHAT, "key offset", item.key.objectid | item.key.offset, "expected the key (0 240 0)"));
     }
     // Simple quotas append the generation that they were enabled in.
-    if item.data.len() == 40 {
+    if item.data.len() == QgroupStatus::SIZE + 8 {
         return Ok(());
     }
-    item.exact_size(WHAT, 32)
+    item.exact_size(WHAT, QgroupStatus::SIZE)
 }
 
 /// Checks device statistics, the only known kind of persistent item.

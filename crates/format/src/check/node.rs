@@ -4,6 +4,7 @@ use super::item::{Check, Item, aligned};
 use super::{CheckContext, bad, chunk, dir, extent, file_extent, free_space, inode, misc, root};
 use crate::error::{Corrupt, FormatError};
 use crate::ids::{Generation, RootId};
+use crate::item::{QgroupInfo, QgroupLimit};
 use crate::key::{Key, KeyType};
 use crate::node::{HEADER_FLAG_WRITTEN, HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, LEVEL_MAX, NodeView};
 use crate::superblock::Incompat;
@@ -211,8 +212,8 @@ fn check_item(item: &Item<'_>, extent_end: &mut u64) -> Check {
         KeyType::DEV_EXTENT => chunk::check_dev_extent(item),
         KeyType::RAID_STRIPE => extent::check_raid_stripe(item),
         KeyType::QGROUP_STATUS => misc::check_qgroup_status(item),
-        KeyType::QGROUP_INFO => item.exact_size("QgroupInfo", 40),
-        KeyType::QGROUP_LIMIT => item.exact_size("QgroupLimit", 40),
+        KeyType::QGROUP_INFO => item.exact_size("QgroupInfo", QgroupInfo::SIZE),
+        KeyType::QGROUP_LIMIT => item.exact_size("QgroupLimit", QgroupLimit::SIZE),
         KeyType::QGROUP_RELATION => item.exact_size("QgroupRelation", 0),
         KeyType::PERSISTENT_ITEM => misc::check_persistent(item),
         KeyType::UUID_KEY_SUBVOL | KeyType::UUID_KEY_RECEIVED_SUBVOL => item.multiple_size("UuidItem", 8),

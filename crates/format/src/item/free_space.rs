@@ -6,7 +6,7 @@ use crate::key::Key;
 /// Bytes of a full free space bitmap.
 pub const FREE_SPACE_BITMAP_SIZE: usize = 256;
 /// Bits of a full free space bitmap; each stands for a sector.
-pub const FREE_SPACE_BITMAP_BITS: u64 = 2048;
+pub const FREE_SPACE_BITMAP_BITS: u64 = 8 * 256;
 
 disk_struct! {
     /// `FREE_SPACE_INFO`, key `(block group start FREE_SPACE_INFO block group length)`.

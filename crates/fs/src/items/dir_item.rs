@@ -15,6 +15,7 @@ use std::ops::Range;
 use ubtrfs_error::Error as EngineError;
 use ubtrfs_format::hash::{extref_hash, name_hash};
 use ubtrfs_format::item::{DirEntry, DirEntryView, FileType, InodeExtref, InodeRef, is_entry_name};
+use ubtrfs_format::node::{ITEM_HEAD_SIZE, item_len_max};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId, objectid};
 use ubtrfs_transaction::{Geometry, ItemRef, TransHandle, Tree, TreeChanges};
 
@@ -69,13 +70,12 @@ pub(crate) const PENDING: Generation = Generation(u64::MAX);
 
 /// Bytes that an item may have at most when it is made.
 pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
-    // Node header and one item header.
-    (geometry.nodesize as usize).saturating_sub(101 + 25)
+    item_len_max(geometry.nodesize as usize)
 }
 
 /// Bytes that an item may have at most after an entry was added to it: Linux counts the item header twice there.
 pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
-    max_item_bytes(geometry).saturating_sub(25)
+    max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
 
 /// What a directory entry points to.

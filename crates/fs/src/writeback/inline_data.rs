@@ -2,6 +2,7 @@
 
 use ubtrfs_format::Generation;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
+use ubtrfs_format::node::item_len_max;
 
 use crate::Fs;
 use crate::compression;
@@ -58,9 +59,7 @@ impl Fs {
 
     /// The most that an inline extent holds: the option, and what fits into a leaf beside its header and key.
     pub(crate) fn max_inline(&self) -> usize {
-        const LEAF_HEADER: usize = 101;
-        const ITEM_HEADER: usize = 25;
-        let leaf = self.geometry.nodesize as usize - LEAF_HEADER - ITEM_HEADER - FileExtent::HEADER_SIZE;
+        let leaf = item_len_max(self.geometry.nodesize as usize) - FileExtent::HEADER_SIZE;
         leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)
     }
 }

@@ -17,14 +17,13 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
 use ubtrfs_format::Key;
-use ubtrfs_format::node::{NodeView, finish_block};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, KEY_PTR_SIZE, NodeView, finish_block};
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 
 use super::lies;
 use crate::{Image, Medium, RawBlock};
 
 const PAGE: usize = 4096;
-const HEADER: usize = 101;
 
 /// A live block.
 #[derive(Clone, Debug)]
@@ -269,13 +268,13 @@ impl SeedImage {
     fn patch_block(&self, raw: &mut [u8], other: &[u8], mutation: Mutation) {
         let nritems = u32::from_le_bytes([raw[96], raw[97], raw[98], raw[99]]) as usize;
         let leaf = raw[100] == 0;
-        let entry_len = if leaf { 25 } else { 33 };
-        let slots = ((raw.len() - HEADER) / entry_len).min(nritems.max(1));
+        let entry_len = if leaf { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
+        let slots = ((raw.len() - HEADER_SIZE) / entry_len).min(nritems.max(1));
         let slot = usize::from(mutation.place) % slots;
-        let entry = HEADER + slot * entry_len;
-        let data = (leaf && entry + 25 <= raw.len()).then(|| {
+        let entry = HEADER_SIZE + slot * entry_len;
+        let data = (leaf && entry + ITEM_HEAD_SIZE <= raw.len()).then(|| {
             let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|n| raw[entry + at + n])) as usize;
-            let start = (HEADER + word(17)).min(raw.len());
+            let start = (HEADER_SIZE + word(17)).min(raw.len());
             start..(start + word(21)).min(raw.len())
         });
         match mutation.kind % 16 {

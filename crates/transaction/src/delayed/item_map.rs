@@ -443,7 +443,7 @@ mod tests {
                 (Key::new(256, KeyType::DIR_INDEX, ino), 40),
             ] {
                 memory += map.set(&key, Some(&vec![0; len])).memory_bytes;
-                data += len + 25;
+                data += len + ubtrfs_format::node::ITEM_HEAD_SIZE;
             }
         }
         let memory = usize::try_from(memory).unwrap();

@@ -30,7 +30,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, LEVEL_MAX};
+use ubtrfs_format::node::{HEADER_SIZE, ITEM_HEAD_SIZE, LEVEL_MAX, item_len_max};
 use ubtrfs_format::{FormatError, Key, Logical, RootId};
 
 pub use self::changes::{Batch, Changes, Value};
@@ -110,7 +110,7 @@ pub fn apply_in_parts(
 }
 
 fn check_batch(batch: &dyn Changes, nodesize: usize) -> Result<(), FormatError> {
-    let max_len = nodesize - HEADER_SIZE - ITEM_HEAD_SIZE;
+    let max_len = item_len_max(nodesize);
     let mut last: Option<Key> = None;
     for index in 0..batch.len() {
         let key = batch.key(index);

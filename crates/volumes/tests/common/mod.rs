@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_format::codec::Field;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevItem, Stripe};
-use ubtrfs_format::superblock::{MAGIC, RootBackup, Superblock};
+use ubtrfs_format::superblock::{LABEL_SIZE, MAGIC, RootBackup, SYS_CHUNK_ARRAY_SIZE, Superblock};
 use ubtrfs_format::{DevId, Generation, Key, KeyType, Logical, Physical};
 use uuid::Uuid;
 
@@ -57,7 +57,7 @@ pub(crate) fn superblock(total_bytes: u64) -> Superblock {
     let mut array = Vec::new();
     Key::new(256, KeyType::CHUNK_ITEM, CHUNK.0).write(&mut array);
     array.extend_from_slice(&chunk().encode());
-    let mut sys_chunk_array = [0; 2048];
+    let mut sys_chunk_array = [0; SYS_CHUNK_ARRAY_SIZE];
     sys_chunk_array[..array.len()].copy_from_slice(&array);
     let backup = RootBackup::decode(&[0; RootBackup::SIZE]).unwrap();
     Superblock {
@@ -89,7 +89,7 @@ pub(crate) fn superblock(total_bytes: u64) -> Superblock {
         chunk_root_level: 0,
         log_root_level: 0,
         dev_item: dev_item(1, total_bytes),
-        label: [0; 256],
+        label: [0; LABEL_SIZE],
         cache_generation: 0,
         uuid_tree_generation: 0,
         metadata_uuid: Uuid::nil(),
