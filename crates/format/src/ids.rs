@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::error::FormatError;
+
 macro_rules! newtype {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -45,12 +47,40 @@ newtype!(
     Generation
 );
 
-impl Logical {
-    /// The address `len_bytes` further on, or `None` past the end of the address space.
-    pub fn checked_add(self, len_bytes: u64) -> Option<Self> {
-        self.0.checked_add(len_bytes).map(Self)
-    }
+macro_rules! address {
+    ($name:ident, $space:literal) => {
+        impl $name {
+            /// The address `len_bytes` further on, or `None` past `u64::MAX`.
+            pub fn checked_add(self, len_bytes: u64) -> Option<Self> {
+                self.0.checked_add(len_bytes).map(Self)
+            }
+
+            /// The end of `len_bytes` from this address on, for lengths read from disk.
+            ///
+            /// # Errors
+            ///
+            /// [`FormatError::Value`] for `field` of `what`, with the value `len_bytes`, if the end is past `u64::MAX`.
+            pub fn end(self, what: &'static str, field: &'static str, len_bytes: u64) -> Result<Self, FormatError> {
+                let expected = concat!("expected to end inside the ", $space);
+                self.checked_add(len_bytes).ok_or(FormatError::Value { what, field, value: len_bytes, expected })
+            }
+
+            /// The address `offset` bytes further on, inside a range whose end was checked when it was read. An offset
+            /// past `u64::MAX` is a bug: it panics in debug builds, and gives the last address otherwise.
+            pub fn advance(self, offset: u64) -> Self {
+                debug_assert!(self.0.checked_add(offset).is_some(), "{self} + {offset} lies in a checked range");
+                Self(self.0.saturating_add(offset))
+            }
+
+            /// Bytes from `start` to this address, or `None` if `start` is greater.
+            pub fn offset_from(self, start: Self) -> Option<u64> {
+                self.0.checked_sub(start.0)
+            }
+        }
+    };
 }
+address!(Logical, "address space");
+address!(Physical, "device");
 
 impl RootId {
     /// Tree of tree roots.
@@ -102,7 +132,8 @@ impl RootId {
 
 /// Well-known objectids that are not tree ids.
 pub mod objectid {
-    /// Inode number that Linux shows for the empty directory in place of a subvolume that a snapshot left out. Never on disk.
+    /// Inode number that Linux shows for the empty directory in place of a subvolume that a snapshot left out. Never on
+    /// disk.
     pub const EMPTY_SUBVOL_DIR: u64 = 2;
     /// Device statistics in the device tree.
     pub const DEV_STATS: u64 = 0;

@@ -23,6 +23,7 @@ pub mod item;
 pub mod key;
 pub mod node;
 pub mod print;
+mod range;
 pub mod superblock;
 pub mod superblock_check;
 
@@ -31,4 +32,5 @@ pub use csum::CsumType;
 pub use error::{Corrupt, FormatError};
 pub use ids::{DevId, Generation, Ino, Logical, Physical, RootId, objectid};
 pub use key::{Key, KeyType};
+pub use range::LogicalRange;
 pub use superblock_check::check_superblock;
