@@ -7,6 +7,7 @@
 //! - I1. No stripe covers the first MiB of a device, which holds boot loaders and the primary superblock.
 //! - I2. A planned stripe overlaps no stripe of a chunk in the map, and ends inside the device.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
@@ -39,9 +40,8 @@ impl DeviceSpace {
         let mut holes = Vec::new();
         let mut at = DEVICE_RESERVED;
         let mut push = |start: u64, end: u64| {
-            let start = start.next_multiple_of(STRIPE_LEN);
-            let end = end / STRIPE_LEN * STRIPE_LEN;
-            if start < end {
+            let end = whole_elements(end);
+            if let Some(start) = start.checked_next_multiple_of(STRIPE_LEN).filter(|&start| start < end) {
                 holes.push(start..end);
             }
         };
@@ -60,13 +60,12 @@ impl DeviceSpace {
 
     /// Bytes in holes that are large enough for a chunk.
     pub(crate) fn unallocated_bytes(&self) -> u64 {
-        self.holes().iter().map(|hole| hole.end - hole.start).filter(|&len| len >= STRIPE_LEN_MIN).sum()
+        self.holes().iter().map(len_bytes).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 
     /// Logical bytes of new chunks with `nr_stripes` stripes, all in one hole.
-    fn allocatable_bytes(&self, nr_stripes: u64) -> u64 {
-        let of_hole = |hole: Range<u64>| (hole.end - hole.start) / nr_stripes / STRIPE_LEN * STRIPE_LEN;
-        self.holes().into_iter().map(of_hole).filter(|&len| len >= STRIPE_LEN_MIN).sum()
+    fn allocatable_bytes(&self, nr_stripes: NonZeroU64) -> u64 {
+        self.holes().iter().map(|hole| stripe_len_in(hole, nr_stripes)).filter(|&len| len >= STRIPE_LEN_MIN).sum()
     }
 }
 
@@ -76,10 +75,10 @@ pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags)
 }
 
 /// Stripes of a chunk; `None` for profiles that this program does not write.
-fn nr_stripes(flags: BlockGroupFlags) -> Option<u64> {
+fn nr_stripes(flags: BlockGroupFlags) -> Option<NonZeroU64> {
     match flags.intersection(BlockGroupFlags::PROFILES) {
-        BlockGroupFlags::DUP => Some(2),
-        profile if profile.is_empty() => Some(1),
+        BlockGroupFlags::DUP => NonZeroU64::new(2),
+        profile if profile.is_empty() => NonZeroU64::new(1),
         _ => None,
     }
 }
@@ -93,7 +92,7 @@ pub(crate) fn chunk_len_max(flags: BlockGroupFlags, total_bytes: u64) -> u64 {
     } else {
         32 * MIB
     };
-    let tenth = (total_bytes / 10).next_multiple_of(STRIPE_LEN);
+    let tenth = (total_bytes / 10).checked_next_multiple_of(STRIPE_LEN).unwrap_or(GIB);
     by_type.min(tenth.max(STRIPE_LEN_MIN))
 }
 
@@ -103,22 +102,23 @@ pub(crate) fn plan(
     flags: BlockGroupFlags,
     max_len: u64,
     sectorsize: u32,
-    next_logical: u64,
+    next_logical: Logical,
 ) -> Option<(Logical, ChunkItem)> {
     let nr_stripes = nr_stripes(flags)?;
     let total_bytes = devices.iter().map(|device| device.total_bytes).fold(0, u64::saturating_add);
-    let wanted = chunk_len_max(flags, total_bytes).min(max_len) / STRIPE_LEN * STRIPE_LEN;
+    let wanted = whole_elements(chunk_len_max(flags, total_bytes).min(max_len));
     let (device, hole) = devices
         .iter()
-        .filter_map(|device| Some((device, best_hole(&device.holes(), wanted.checked_mul(nr_stripes)?)?)))
-        .max_by_key(|(device, hole)| (hole.end - hole.start, device.unallocated_bytes()))?;
-    let len = wanted.min((hole.end - hole.start) / nr_stripes / STRIPE_LEN * STRIPE_LEN);
+        .filter_map(|device| Some((device, best_hole(&device.holes(), wanted.checked_mul(nr_stripes.get())?)?)))
+        .max_by_key(|(device, hole)| (len_bytes(hole), device.unallocated_bytes()))?;
+    let len = wanted.min(stripe_len_in(&hole, nr_stripes));
     if len < STRIPE_LEN_MIN.min(max_len) || len == 0 {
         return None;
     }
-    let logical = next_logical.max(DEVICE_RESERVED).checked_next_multiple_of(STRIPE_LEN)?;
+    let logical = Logical(next_logical.0.max(DEVICE_RESERVED).checked_next_multiple_of(STRIPE_LEN)?);
     logical.checked_add(len)?;
-    let stripe = |n| Stripe { devid: device.devid, offset: Physical(hole.start + n * len), dev_uuid: device.uuid };
+    // Consecutive stripes in the hole.
+    let starts = (0..nr_stripes.get()).map(|n| Physical(hole.start).advance(n.saturating_mul(len)));
     let chunk = ChunkItem {
         length: len,
         owner: RootId::EXTENT_TREE.0,
@@ -128,16 +128,31 @@ pub(crate) fn plan(
         io_width: STRIPE_LEN as u32,
         sector_size: sectorsize,
         sub_stripes: 1,
-        stripes: (0..nr_stripes).map(stripe).collect(),
+        stripes: starts.map(|offset| Stripe { devid: device.devid, offset, dev_uuid: device.uuid }).collect(),
     };
-    Some((Logical(logical), chunk))
+    Some((logical, chunk))
 }
 
 /// The first hole of at least `wanted` bytes, cut to `wanted`, or else the largest hole.
 fn best_hole(holes: &[Range<u64>], wanted: u64) -> Option<Range<u64>> {
-    let len = |hole: &Range<u64>| hole.end - hole.start;
-    let fitting = holes.iter().find(|hole| len(hole) >= wanted).map(|hole| hole.start..hole.start + wanted);
-    fitting.or_else(|| holes.iter().rev().max_by_key(|hole| len(hole)).cloned())
+    let fitting = holes.iter().find(|hole| len_bytes(hole) >= wanted);
+    let cut = fitting.map(|hole| hole.start..hole.start.saturating_add(wanted));
+    cut.or_else(|| holes.iter().rev().max_by_key(|hole| len_bytes(hole)).cloned())
+}
+
+/// Length of a range of device bytes.
+pub(crate) fn len_bytes(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
+}
+
+/// The largest length of each of `nr_stripes` stripes that share a hole.
+fn stripe_len_in(hole: &Range<u64>, nr_stripes: NonZeroU64) -> u64 {
+    whole_elements(len_bytes(hole) / nr_stripes)
+}
+
+/// Rounds down to whole stripe elements.
+fn whole_elements(bytes: u64) -> u64 {
+    bytes.saturating_sub(bytes % STRIPE_LEN)
 }
 
 #[cfg(test)]
@@ -149,7 +164,7 @@ mod tests {
     }
 
     fn planned(device: DeviceSpace, flags: BlockGroupFlags, max_len: u64) -> Option<(u64, Vec<u64>, u64)> {
-        let (logical, chunk) = plan(&[device], flags, max_len, 4096, 5 * MIB + 1)?;
+        let (logical, chunk) = plan(&[device], flags, max_len, 4096, Logical(5 * MIB + 1))?;
         Some((logical.0, chunk.stripes.iter().map(|stripe| stripe.offset.0).collect(), chunk.length))
     }
 

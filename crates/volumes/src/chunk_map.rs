@@ -14,36 +14,36 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use ubtrfs_error::Result;
 use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{Corrupt, DevId, FormatError, Logical};
+use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, LogicalRange};
 
 use crate::profile::Geometry;
 
 /// A chunk in the map.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    pub(crate) start: u64,
+    pub(crate) range: LogicalRange,
     pub(crate) geometry: Geometry,
     pub(crate) item: Arc<ChunkItem>,
 }
 
 impl Chunk {
-    pub(crate) fn end(&self) -> u64 {
-        self.start + self.item.length
+    pub(crate) fn start(&self) -> Logical {
+        self.range.start()
     }
 
     /// The device extents of the chunk's stripes.
     fn device_extents(&self) -> impl Iterator<Item = (DevId, Range<u64>)> {
         let len = self.geometry.stripe_len_bytes();
-        self.item.stripes.iter().map(move |stripe| (stripe.devid, stripe.offset.0..stripe.offset.0 + len))
+        self.item.stripes.iter().map(move |stripe| (stripe.devid, stripe.offset.0..stripe.offset.advance(len).0))
     }
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    chunks: BTreeMap<u64, Arc<Chunk>>,
+    chunks: BTreeMap<Logical, Arc<Chunk>>,
     /// Ends of device extents, by device and start.
     device_extents: BTreeMap<(DevId, u64), u64>,
-    next_logical: u64,
+    next_logical: Logical,
 }
 
 /// All chunks, by start address.
@@ -52,24 +52,26 @@ pub(crate) struct ChunkMap {
     inner: RwLock<Inner>,
 }
 
-fn conflict(logical: u64, expected: &'static str) -> Corrupt {
-    let cause = FormatError::Value { what: "chunk", field: "logical", value: logical, expected };
-    Corrupt::new(cause).at(Logical(logical))
+fn conflict(logical: Logical, expected: &'static str) -> Corrupt {
+    let cause = FormatError::Value { what: "chunk", field: "logical", value: logical.0, expected };
+    Corrupt::new(cause).at(logical)
 }
 
 impl ChunkMap {
     /// Adds a chunk (I1). Adding an equal chunk again is allowed; a chunk that overlaps another is an error.
     pub(crate) fn add(&self, logical: Logical, item: ChunkItem, sectorsize: u32) -> Result<()> {
-        let geometry = Geometry::of(logical.0, &item, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
-        let chunk = Chunk { start: logical.0, geometry, item: Arc::new(item) };
-        let end = chunk.end();
+        let corrupt = |cause| Corrupt::new(cause).at(logical);
+        let geometry = Geometry::of(logical, &item, sectorsize).map_err(corrupt)?;
+        let range = LogicalRange::new("chunk", "length", logical, item.length).map_err(corrupt)?;
+        let chunk = Chunk { range, geometry, item: Arc::new(item) };
+        let end = range.end();
         let mut inner = self.inner.write();
         if let Some(before) = inner.chunks.range(..end).next_back().map(|(_, before)| before) {
-            if before.start == chunk.start && before.item == chunk.item {
+            if before.start() == logical && before.item == chunk.item {
                 return Ok(());
             }
-            if before.end() > chunk.start {
-                return Err(conflict(chunk.start, "expected no overlap with another chunk").into());
+            if before.range.end() > logical {
+                return Err(conflict(logical, "expected no overlap with another chunk").into());
             }
         }
         for (nr_added, (devid, extent)) in chunk.device_extents().enumerate() {
@@ -78,18 +80,18 @@ impl ChunkMap {
                 for (devid, extent) in chunk.device_extents().take(nr_added) {
                     inner.device_extents.remove(&(devid, extent.start));
                 }
-                return Err(conflict(chunk.start, "expected no overlap with another chunk on the device").into());
+                return Err(conflict(logical, "expected no overlap with another chunk on the device").into());
             }
             inner.device_extents.insert((devid, extent.start), extent.end);
         }
         inner.next_logical = inner.next_logical.max(end);
-        inner.chunks.insert(chunk.start, Arc::new(chunk));
+        inner.chunks.insert(logical, Arc::new(chunk));
         Ok(())
     }
 
     pub(crate) fn remove(&self, logical: Logical) -> Option<Arc<Chunk>> {
         let mut inner = self.inner.write();
-        let chunk = inner.chunks.remove(&logical.0)?;
+        let chunk = inner.chunks.remove(&logical)?;
         for (devid, extent) in chunk.device_extents() {
             inner.device_extents.remove(&(devid, extent.start));
         }
@@ -106,8 +108,8 @@ impl ChunkMap {
     /// The chunk that covers this address.
     pub(crate) fn get(&self, logical: Logical) -> Option<Arc<Chunk>> {
         let inner = self.inner.read();
-        let (_, chunk) = inner.chunks.range(..=logical.0).next_back()?;
-        (logical.0 < chunk.end()).then(|| chunk.clone())
+        let (_, chunk) = inner.chunks.range(..=logical).next_back()?;
+        chunk.range.contains(logical).then(|| chunk.clone())
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Chunk>> {
@@ -115,7 +117,7 @@ impl ChunkMap {
     }
 
     /// The logical address for a new chunk: after every chunk that was ever in the map (I2).
-    pub(crate) fn next_logical(&self) -> u64 {
+    pub(crate) fn next_logical(&self) -> Logical {
         self.inner.read().next_logical
     }
 }
@@ -156,7 +158,7 @@ mod tests {
             assert!(add(&map, overlap.0, overlap.1).is_err(), "{overlap:?}");
         }
         add(&map, 2 << 20, 2 << 20).unwrap();
-        let start = |logical| map.get(Logical(logical)).map(|chunk| chunk.start);
+        let start = |logical| map.get(Logical(logical)).map(|chunk| chunk.start().0);
         assert_eq!(start(0), None);
         assert_eq!(start(1 << 20), Some(1 << 20));
         assert_eq!(start((4 << 20) - 1), Some(2 << 20));
@@ -190,7 +192,7 @@ mod tests {
         let map = ChunkMap::default();
         add(&map, 1 << 20, 1 << 20).unwrap();
         map.remove(Logical(1 << 20)).unwrap();
-        assert_eq!(map.next_logical(), 2 << 20);
+        assert_eq!(map.next_logical(), Logical(2 << 20));
         assert!(map.all().is_empty());
     }
 }

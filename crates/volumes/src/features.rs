@@ -38,7 +38,8 @@ fn names(known: impl Iterator<Item = (&'static str, u64)>, bits: u64) -> String 
         names.push(name.to_owned());
         rest &= !bit;
     }
-    names.extend((0..64).filter(|shift| rest >> shift & 1 == 1).map(|shift| format!("bit {shift}")));
+    let is_set = |shift: &u32| rest.checked_shr(*shift).is_some_and(|bits| bits & 1 == 1);
+    names.extend((0..u64::BITS).filter(is_set).map(|shift| format!("bit {shift}")));
     names.join(", ")
 }
 

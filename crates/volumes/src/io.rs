@@ -34,7 +34,8 @@ impl Volumes {
         let unit_bytes = unit_bytes.max(1);
         let whole = self.read_copy(logical, buf, 0);
         for (index, piece) in buf.chunks_mut(unit_bytes).enumerate() {
-            let at = Logical(logical.0 + (index * unit_bytes) as u64);
+            let offset = index.saturating_mul(unit_bytes) as u64;
+            let at = logical.checked_add(offset).ok_or_else(|| unmapped(logical))?;
             let first = match &whole {
                 Ok(()) => verify(index, piece).map_err(|cause| Corrupt::new(cause).at(at).into()),
                 Err(_) => self.read_verified(at, piece, 0, index, verify),
@@ -87,8 +88,8 @@ impl Volumes {
     /// Counts wrong content in the device's statistics. [`Volumes::read_segment`] counts read errors.
     fn count_bad(&self, at: Logical, copy: usize, error: &Error) {
         if let Error::Corrupt(_) = error
-            && let Some(chunk) = self.chunks.get(at)
-            && let Some(segment) = chunk.geometry.segments(at.0 - chunk.start, 1, copy).next()
+            && let Ok((chunk, offset)) = self.chunk_for(at, copy)
+            && let Some(segment) = chunk.geometry.segments(offset, 1, copy).next()
             && let Some(member) = self.member(chunk.item.stripes[segment.stripe].devid)
         {
             member.count(Stat::Corruption);
@@ -102,7 +103,10 @@ impl Volumes {
             return;
         }
         let _exclusive = self.repair_lock.write();
-        let Some(chunk) = self.chunks.get(at).filter(|chunk| chunk.end() - at.0 >= good.len() as u64) else { return };
+        let Ok((chunk, offset)) = self.chunk_for(at, good_copy) else { return };
+        if chunk.range.bytes_from(at) < good.len() as u64 {
+            return;
+        }
         let mut now = vec![0; good.len()];
         if self.read_copy(at, &mut now, good_copy).is_err() || now != good {
             return;
@@ -110,7 +114,7 @@ impl Volumes {
         for &copy in bad {
             let is_bad = self.read_copy(at, &mut now, copy).is_err() || !is_good(&now);
             if is_bad {
-                let _counted = self.write_copy(&chunk, at, &[IoSlice::new(good)], good.len(), copy);
+                let _counted = self.write_copy(&chunk, offset, &[IoSlice::new(good)], good.len(), copy);
             }
         }
     }
@@ -120,9 +124,8 @@ impl Volumes {
         let mut rest = buf;
         let mut at = logical;
         while !rest.is_empty() {
-            let chunk = self.chunk_for(at, copy)?;
-            let offset = at.0 - chunk.start;
-            let len = usize::try_from(chunk.item.length - offset).unwrap_or(usize::MAX).min(rest.len());
+            let (chunk, offset) = self.chunk_for(at, copy)?;
+            let len = usize::try_from(chunk.range.bytes_from(at)).unwrap_or(usize::MAX).min(rest.len());
             let (mut here, behind) = rest.split_at_mut(len);
             for segment in chunk.geometry.segments(offset, len as u64, copy) {
                 let (piece, next) = here.split_at_mut(segment.len_bytes as usize);
@@ -130,18 +133,21 @@ impl Volumes {
                 here = next;
             }
             rest = behind;
-            at = Logical(at.0 + len as u64);
+            at = at.advance(len as u64);
         }
         Ok(())
     }
 
-    fn chunk_for(&self, at: Logical, copy: usize) -> Result<Arc<Chunk>> {
-        self.chunks.get(at).filter(|chunk| copy < chunk.geometry.nr_copies()).ok_or_else(|| unmapped(at))
+    /// The chunk that covers an address, which must have this copy, and the address's offset in the chunk.
+    fn chunk_for(&self, at: Logical, copy: usize) -> Result<(Arc<Chunk>, u64)> {
+        let chunk = self.chunks.get(at).filter(|chunk| copy < chunk.geometry.nr_copies());
+        let found = chunk.and_then(|chunk| chunk.range.offset_of(at).map(|offset| (chunk, offset)));
+        found.ok_or_else(|| unmapped(at))
     }
 
     fn read_segment(&self, chunk: &Chunk, segment: Segment, piece: &mut [u8]) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
-        let offset = stripe.offset.0 + segment.offset;
+        let offset = stripe.offset.advance(segment.offset).0;
         let io_error = |device, source| Error::Io {
             op: "read",
             device,
@@ -179,16 +185,17 @@ impl Volumes {
         let _shared = self.repair_lock.read();
         let total: usize = bufs.iter().map(|buf| buf.len()).sum();
         let mut done = 0;
+        let mut at = logical;
         while done < total {
-            let at = Logical(logical.0 + done as u64);
-            let chunk = self.chunk_for(at, 0)?;
-            let len = usize::try_from(chunk.end() - at.0).unwrap_or(usize::MAX).min(total - done);
+            let (chunk, offset) = self.chunk_for(at, 0)?;
+            let left = total.saturating_sub(done);
+            let len = usize::try_from(chunk.range.bytes_from(at)).unwrap_or(usize::MAX).min(left);
             let part = if len == total { bufs.to_vec() } else { slice_bufs(bufs, done, len) };
             let mut first_error = None;
-            let mut nr_written = 0;
+            let mut is_written = false;
             for copy in 0..chunk.geometry.nr_copies() {
-                match self.write_copy(&chunk, at, &part, len, copy) {
-                    Ok(()) => nr_written += 1,
+                match self.write_copy(&chunk, offset, &part, len, copy) {
+                    Ok(()) => is_written = true,
                     Err(error) if needed == Needed::All => return Err(error),
                     Err(error) => {
                         tracing::warn!("a copy of {at} was not written: {error}");
@@ -197,35 +204,36 @@ impl Volumes {
                 }
             }
             if let Some(error) = first_error
-                && nr_written == 0
+                && !is_written
             {
                 return Err(error);
             }
-            done += len;
+            done = done.saturating_add(len);
+            at = at.advance(len as u64);
         }
         Ok(())
     }
 
-    /// Writes `len` bytes that lie inside `chunk` to one copy.
-    fn write_copy(&self, chunk: &Chunk, at: Logical, bufs: &[IoSlice<'_>], len: usize, copy: usize) -> Result<()> {
+    /// Writes `len` bytes, which must lie inside `chunk` from `offset` on, to one copy.
+    fn write_copy(&self, chunk: &Chunk, offset: u64, bufs: &[IoSlice<'_>], len: usize, copy: usize) -> Result<()> {
         if chunk.geometry.has_parity() {
             return Err(Error::ReadOnly { reason: "RAID5 and RAID6 are supported for reading only".to_owned() });
         }
-        let mut done = 0;
-        for segment in chunk.geometry.segments(at.0 - chunk.start, len as u64, copy) {
+        let mut done = 0usize;
+        for segment in chunk.geometry.segments(offset, len as u64, copy) {
             let segment_len = segment.len_bytes as usize;
             match segment_len == len {
                 true => self.write_segment(chunk, segment, bufs)?,
                 false => self.write_segment(chunk, segment, &slice_bufs(bufs, done, segment_len))?,
             }
-            done += segment_len;
+            done = done.saturating_add(segment_len);
         }
         Ok(())
     }
 
     fn write_segment(&self, chunk: &Chunk, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
-        let offset = stripe.offset.0 + segment.offset;
+        let offset = stripe.offset.advance(segment.offset).0;
         let io_error = |device, source| Error::Io {
             op: "write",
             device,
@@ -250,17 +258,17 @@ impl Volumes {
     pub fn discard(&self, logical: Logical, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();
-        let end = logical.0.saturating_add(len_bytes);
+        let end = Logical(logical.0.saturating_add(len_bytes));
         let mut at = logical;
-        while at.0 < end {
-            let chunk = self.chunk_for(at, 0)?;
-            let len = (end - at.0).min(chunk.end() - at.0);
+        while let Some(left) = end.offset_from(at).filter(|&left| left > 0) {
+            let (chunk, offset) = self.chunk_for(at, 0)?;
+            let len = left.min(chunk.range.bytes_from(at));
             for copy in 0..chunk.geometry.nr_copies() {
-                for segment in chunk.geometry.segments(at.0 - chunk.start, len, copy) {
+                for segment in chunk.geometry.segments(offset, len, copy) {
                     self.discard_segment(&chunk, segment)?;
                 }
             }
-            at = Logical(at.0 + len);
+            at = at.advance(len);
         }
         Ok(())
     }
@@ -268,7 +276,7 @@ impl Volumes {
     fn discard_segment(&self, chunk: &Chunk, segment: Segment) -> Result<()> {
         let stripe = &chunk.item.stripes[segment.stripe];
         let Some(backend) = self.member(stripe.devid).and_then(|member| member.backend.clone()) else { return Ok(()) };
-        let offset = stripe.offset.0 + segment.offset;
+        let offset = stripe.offset.advance(segment.offset).0;
         backend.discard(offset, segment.len_bytes).map_err(|source| Error::Io {
             op: "discard",
             device: backend.describe(),
@@ -296,13 +304,14 @@ fn slice_bufs<'a>(bufs: &'a [IoSlice<'_>], start: usize, len: usize) -> Vec<IoSl
     let (mut skip, mut left) = (start, len);
     let mut out = Vec::new();
     for buf in bufs {
-        if skip >= buf.len() {
-            skip -= buf.len();
+        if let Some(rest) = skip.checked_sub(buf.len()) {
+            skip = rest;
             continue;
         }
-        let take = left.min(buf.len() - skip);
-        out.push(IoSlice::new(&buf[skip..skip + take]));
-        left -= take;
+        let part = &buf[skip..];
+        let part = &part[..left.min(part.len())];
+        out.push(IoSlice::new(part));
+        left = left.saturating_sub(part.len());
         skip = 0;
         if left == 0 {
             break;

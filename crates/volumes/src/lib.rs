@@ -14,6 +14,7 @@
 //!   write runs.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod allocation;
 mod chunk_map;
@@ -37,6 +38,6 @@ pub fn reserved_ranges(
     chunk: &ubtrfs_format::item::ChunkItem,
     sectorsize: u32,
 ) -> Result<Vec<std::ops::Range<u64>>, ubtrfs_format::FormatError> {
-    let geometry = profile::Geometry::of(logical.0, chunk, sectorsize)?;
-    Ok(profile::reserved_ranges(logical.0, chunk, &geometry))
+    let geometry = profile::Geometry::of(logical, chunk, sectorsize)?;
+    Ok(profile::reserved_ranges(logical, chunk, &geometry))
 }

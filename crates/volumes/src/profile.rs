@@ -15,9 +15,9 @@
 
 use std::ops::Range;
 
-use ubtrfs_format::FormatError;
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem};
 use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
+use ubtrfs_format::{FormatError, Logical};
 
 /// Bytes of a stripe element.
 pub(crate) const STRIPE_LEN: u64 = ChunkItem::STRIPE_LEN;
@@ -105,7 +105,7 @@ fn value(field: &'static str, value: u64, expected: &'static str) -> FormatError
 
 impl Geometry {
     /// Makes the layout of a chunk at `logical`; fails if its fields contradict each other.
-    pub(crate) fn of(logical: u64, chunk: &ChunkItem, sectorsize: u32) -> Result<Self, FormatError> {
+    pub(crate) fn of(logical: Logical, chunk: &ChunkItem, sectorsize: u32) -> Result<Self, FormatError> {
         let sectorsize = u64::from(sectorsize.max(1));
         if chunk.length == 0 || !chunk.length.is_multiple_of(sectorsize) {
             return Err(value("length", chunk.length, "expected a multiple of the sector size"));
@@ -113,8 +113,8 @@ impl Geometry {
         if chunk.length > LENGTH_MAX {
             return Err(value("length", chunk.length, "expected at most 2^60"));
         }
-        if !logical.is_multiple_of(sectorsize) || logical.checked_add(chunk.length).is_none() {
-            return Err(value("logical", logical, "expected a sector inside the address space"));
+        if !logical.0.is_multiple_of(sectorsize) || logical.checked_add(chunk.length).is_none() {
+            return Err(value("logical", logical.0, "expected a sector inside the address space"));
         }
         if chunk.stripe_len != STRIPE_LEN {
             return Err(value("stripe_len", chunk.stripe_len, "expected 65536"));
@@ -133,7 +133,7 @@ impl Geometry {
             return Err(value("num_stripes", nr_stripes as u64, "expected a number that the profile allows"));
         }
         let nr_data = match profile.is_striped {
-            true => (nr_stripes - profile.nr_parity) / profile.nr_copies,
+            true => nr_stripes.saturating_sub(profile.nr_parity).checked_div(profile.nr_copies).unwrap_or(1),
             false => 1,
         };
         let is_raid10 = profile.flag == BlockGroupFlags::RAID10;
@@ -142,17 +142,9 @@ impl Geometry {
         }
         let geometry = Self { profile, nr_stripes: nr_stripes as u64, nr_data: nr_data as u64, length: chunk.length };
         let len = geometry.stripe_len_bytes();
-        match chunk.stripes.iter().find(|stripe| stripe.offset.0.checked_add(len).is_none()) {
+        match chunk.stripes.iter().find(|stripe| stripe.offset.checked_add(len).is_none()) {
             Some(stripe) => Err(value("stripe offset", stripe.offset.0, "expected the stripe to end below 2^64")),
             None => Ok(geometry),
-        }
-    }
-
-    /// Bytes of each stripe on its device: the length of its device extent.
-    pub(crate) fn stripe_len_bytes(&self) -> u64 {
-        match self.profile.is_striped {
-            true => self.length.div_ceil(self.nr_data).next_multiple_of(STRIPE_LEN),
-            false => self.length,
         }
     }
 
@@ -165,10 +157,26 @@ impl Geometry {
     pub(crate) fn has_parity(&self) -> bool {
         self.profile.nr_parity > 0
     }
+}
+
+#[allow(
+    clippy::arithmetic_side_effects,
+    reason = "I1: the length is at most 2^60, offsets lie inside the chunk, and nr_data is at least 1"
+)]
+impl Geometry {
+    /// Bytes of each stripe on its device: the length of its device extent.
+    pub(crate) fn stripe_len_bytes(&self) -> u64 {
+        match self.profile.is_striped {
+            true => self.length.div_ceil(self.nr_data).next_multiple_of(STRIPE_LEN),
+            false => self.length,
+        }
+    }
 
     /// Maps `len_bytes` at `offset` in the chunk to segments of this copy, in order. The range must be inside the
     /// chunk.
     pub(crate) fn segments(&self, offset: u64, len_bytes: u64, copy: usize) -> impl Iterator<Item = Segment> + use<> {
+        let is_inside = offset.checked_add(len_bytes).is_some_and(|end| end <= self.length);
+        debug_assert!(is_inside, "I1: {len_bytes} bytes at {offset} of {self:?}");
         let this = *self;
         let end = offset + len_bytes;
         let mut at = offset;
@@ -221,17 +229,17 @@ impl Geometry {
 
 /// Logical ranges of a chunk that cover superblock mirrors, sorted and merged. For each mirror the kernel excludes 64
 /// KiB, or a whole row with parity. Nothing is ever allocated there.
-pub(crate) fn reserved_ranges(start: u64, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
+pub(crate) fn reserved_ranges(start: Logical, chunk: &ChunkItem, geometry: &Geometry) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
+    let range_of = |offsets: Range<u64>| start.advance(offsets.start).0..start.advance(offsets.end).0;
     // The kernel also excludes the logical addresses below 64 KiB.
-    if start < SUPERBLOCK_OFFSETS[0] {
-        ranges.push(start..SUPERBLOCK_OFFSETS[0].min(start + chunk.length));
+    if start.0 < SUPERBLOCK_OFFSETS[0] {
+        ranges.push(start.0..SUPERBLOCK_OFFSETS[0].min(start.advance(chunk.length).0));
     }
     for (index, stripe) in chunk.stripes.iter().enumerate() {
         for mirror in SUPERBLOCK_OFFSETS {
             let Some(offset) = mirror.checked_sub(stripe.offset.0) else { continue };
-            let range = geometry.logical_range_of(index, offset);
-            ranges.extend(range.map(|range| start + range.start..start + range.end));
+            ranges.extend(geometry.logical_range_of(index, offset).map(range_of));
         }
     }
     merge(ranges)
@@ -274,7 +282,7 @@ mod tests {
     }
 
     fn geometry(profile: BlockGroupFlags, nr_stripes: usize, length: u64) -> Geometry {
-        Geometry::of(1 << 30, &chunk(profile, nr_stripes, length), 4096).unwrap()
+        Geometry::of(Logical(1 << 30), &chunk(profile, nr_stripes, length), 4096).unwrap()
     }
 
     fn places(geometry: &Geometry, offset: u64, len: u64, copy: usize) -> Vec<(usize, u64, u64)> {
@@ -305,7 +313,7 @@ mod tests {
 
     #[test]
     fn contradictory_chunks_are_refused() {
-        let field = |chunk: &ChunkItem, logical| match Geometry::of(logical, chunk, 4096) {
+        let field = |chunk: &ChunkItem, logical| match Geometry::of(Logical(logical), chunk, 4096) {
             Err(FormatError::Value { field, .. }) => field,
             other => panic!("{other:?}"),
         };

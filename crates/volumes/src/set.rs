@@ -243,7 +243,7 @@ impl Volumes {
     /// Adds a chunk of the chunk tree. Adding an equal chunk again is allowed. A chunk that overlaps another,
     /// contradicts itself or ends past its device is corrupt.
     pub fn add_chunk(&self, logical: Logical, chunk: ChunkItem) -> Result<()> {
-        let stripe_len = profile::Geometry::of(logical.0, &chunk, self.superblock.sectorsize)
+        let stripe_len = profile::Geometry::of(logical, &chunk, self.superblock.sectorsize)
             .map_err(|cause| Corrupt::new(cause).at(logical))?
             .stripe_len_bytes();
         for stripe in &chunk.stripes {
@@ -260,7 +260,7 @@ impl Volumes {
                 return Err(Corrupt::new(cause).at(logical).into());
             };
             let total_bytes = member.item.read().total_bytes;
-            if stripe.offset.0.checked_add(stripe_len).is_none_or(|end| end > total_bytes) {
+            if stripe.offset.checked_add(stripe_len).is_none_or(|end| end.0 > total_bytes) {
                 let cause = FormatError::Value {
                     what: "chunk",
                     field: "stripe offset",
@@ -281,12 +281,12 @@ impl Volumes {
 
     /// The start and item of the chunk that covers an address.
     pub fn chunk_at(&self, logical: Logical) -> Option<(Logical, Arc<ChunkItem>)> {
-        self.chunks.get(logical).map(|chunk| (Logical(chunk.start), chunk.item.clone()))
+        self.chunks.get(logical).map(|chunk| (chunk.start(), chunk.item.clone()))
     }
 
     /// All chunks, by ascending address.
     pub fn chunks(&self) -> Vec<(Logical, Arc<ChunkItem>)> {
-        self.chunks.all().iter().map(|chunk| (Logical(chunk.start), chunk.item.clone())).collect()
+        self.chunks.all().iter().map(|chunk| (chunk.start(), chunk.item.clone())).collect()
     }
 
     /// Length of this chunk's device extents.
@@ -315,7 +315,7 @@ impl Volumes {
     /// [`reserved_ranges`](crate::reserved_ranges).
     pub fn reserved_ranges(&self, logical: Logical) -> Vec<Range<u64>> {
         let chunk = self.chunks.get(logical);
-        chunk.map(|chunk| profile::reserved_ranges(chunk.start, &chunk.item, &chunk.geometry)).unwrap_or_default()
+        chunk.map(|chunk| profile::reserved_ranges(chunk.start(), &chunk.item, &chunk.geometry)).unwrap_or_default()
     }
 
     /// Number of readable copies at this address; 0 outside chunks.
@@ -330,7 +330,7 @@ impl Volumes {
             devid: space.devid,
             uuid: space.uuid,
             total_bytes: space.total_bytes,
-            bytes_used: space.used.iter().map(|range| range.end - range.start).sum(),
+            bytes_used: space.used.iter().map(allocation::len_bytes).sum(),
             path: self.member(space.devid).and_then(|member| member.backend.as_ref().map(|b| b.describe())),
         };
         spaces.iter().map(summary).collect()

@@ -108,5 +108,5 @@ pub(crate) fn read_mirror(device: &dyn Device, mirror: usize) -> Result<Superblo
 
 /// Whether a superblock at `offset` fits on a device, by the kernel's rule.
 pub(crate) fn fits(offset: u64, device_len: u64) -> bool {
-    offset + (SUPERBLOCK_SIZE as u64) < device_len
+    offset.saturating_add(SUPERBLOCK_SIZE as u64) < device_len
 }

@@ -153,6 +153,31 @@ fn addresses_outside_of_chunks_are_errors() {
 }
 
 #[test]
+fn no_address_computation_overflows_at_the_end_of_the_address_space() {
+    let device = Recorder::formatted(32 * MIB);
+    let volumes = volumes(&device);
+    let mut last_chunk = chunk();
+    last_chunk.length = MIB - 4096;
+    last_chunk.stripes.iter_mut().zip([20, 22]).for_each(|(stripe, mib)| stripe.offset = Physical(mib * MIB));
+    // One sector more would end past the last address.
+    assert!(volumes.add_chunk(Logical(u64::MAX - MIB + 1), ChunkItem { length: MIB, ..last_chunk.clone() }).is_err());
+    let start = Logical(u64::MAX - MIB + 1);
+    volumes.add_chunk(start, last_chunk).unwrap();
+    let last = start.advance(MIB - 2 * 4096);
+    volumes.write(last, &content(1)).unwrap();
+    let mut found = vec![0; 4096];
+    volumes.read(last, &mut found, 4096, &is_index).unwrap();
+    assert_eq!(found, content(1));
+    for len in [2 * 4096, 3 * 4096, MIB as usize] {
+        assert!(volumes.read(last, &mut vec![0; len], 4096, &is_index).is_err());
+        assert!(volumes.write(last, &vec![0; len]).is_err());
+        assert!(volumes.discard(last, len as u64).is_err());
+        assert!(volumes.discard(last, u64::MAX).is_err());
+    }
+    assert_eq!(volumes.plan_chunk(BlockGroupFlags::DATA, u64::MAX), None, "no logical address is left");
+}
+
+#[test]
 fn reads_and_writes_cross_chunks() {
     let device = Recorder::formatted(32 * MIB);
     let volumes = volumes(&device);
