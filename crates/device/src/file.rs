@@ -10,8 +10,8 @@
 //!
 //! Invariants:
 //! - I1. The lock is taken before the size is read or changed.
-//! - I2. What a block device is made of (the file behind a loop device, the devices below a device mapper's) is locked
-//!   with it: a file and the loop device over it are one image.
+//! - I2. The lock on a block device includes its parts (the file behind a loop device, the devices below a device
+//!   mapper's device), because a file and the loop device over it are one image.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -71,25 +71,25 @@ pub enum OpenError {
         /// The mount point, if it is in this namespace.
         at: Option<PathBuf>,
     },
-    /// A server of FUSE has mounted it.
+    /// A FUSE server has mounted it.
     Served {
         /// The file.
         path: PathBuf,
-        /// The loop device in between, if there is one.
+        /// The loop device over the file, if there is one.
         through: Option<PathBuf>,
         /// The mount point.
         at: PathBuf,
-        /// `fuse.ubtrfs` and the like.
+        /// The filesystem type, such as `fuse.ubtrfs`.
         kind: String,
     },
-    /// The file that a block device is made of is in use.
+    /// A file or device that the block device is made of is in use.
     BackingInUse {
         /// The block device.
         path: PathBuf,
-        /// Why the file cannot be used.
+        /// The error of that file or device.
         backing: Box<OpenError>,
     },
-    /// The filesystem that holds it, or the block device, takes no changes.
+    /// The filesystem that holds the file, or the block device, is read-only.
     ReadOnlyHost {
         /// The file.
         path: PathBuf,
@@ -249,8 +249,8 @@ impl FileDevice {
         Self::create_new(path, path, size_bytes)
     }
 
-    /// As [`create`](Self::create) with `exclusive_new`, but the file has another name in the same directory: the
-    /// caller renames it when it is whole. Messages show `path`.
+    /// Creates a new image file like [`create`](Self::create), but under a temporary `name` in the directory of `path`.
+    /// The caller renames it to `path` when it is complete. Messages show `path`.
     pub fn create_under(path: &Path, name: &OsStr, size_bytes: u64) -> Result<Self, OpenError> {
         if path.symlink_metadata().is_ok() {
             return Err(OpenError::Exists { path: path.to_owned() });
@@ -258,7 +258,7 @@ impl FileDevice {
         Self::create_new(&parent(path).join(name), path, size_bytes)
     }
 
-    /// `shown`: the name in messages.
+    /// Creates a new image file at `path`; messages show `shown`.
     fn create_new(path: &Path, shown: &Path, size_bytes: u64) -> Result<Self, OpenError> {
         let wrap = |source| classify(shown, Access::ReadWrite, source);
         let mut options = File::options();
@@ -271,13 +271,13 @@ impl FileDevice {
             file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(path)).map_err(wrap);
         let opened =
             sized.and_then(|()| Self::from_file(file, path, Access::ReadWrite, Vec::new())).inspect_err(|_| {
-                // It was made just now, and nobody has use for it. The error that led here counts.
+                // Remove the new file. The first error is the one to report.
                 let _ = std::fs::remove_file(path);
             });
         opened.map(|device| Self { path: shown.to_owned(), ..device })
     }
 
-    /// `parts`: what the block device is made of, locked.
+    /// Locks an open file. `parts` are the locked files and devices that a block device is made of.
     fn from_file(file: File, path: &Path, access: Access, parts: Vec<File>) -> Result<Self, OpenError> {
         let wrap = |source| OpenError::Io { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(wrap)?;
@@ -376,12 +376,12 @@ pub fn refuse_in_use(file: &File, path: &Path) -> Result<(), OpenError> {
     claim_image(path, Access::ReadOnly, &metadata).map(drop)
 }
 
-/// Locks what a block device is made of (I2).
+/// Locks the files and devices that a block device is made of (I2).
 fn lock_parts(path: &Path, access: Access, rdev: u64) -> Result<Vec<File>, OpenError> {
     let mut locked = Vec::new();
     for part in mounted::parts_of_block_device(rdev) {
         let in_use = |backing| OpenError::BackingInUse { path: path.to_owned(), backing: Box::new(backing) };
-        // A part that this user may not open is the business of who attached it.
+        // A part that this user cannot open is skipped: another user has attached it and is responsible for it.
         let open = |write| File::options().read(true).write(write).open(&part);
         let Ok(file) = open(access == Access::ReadWrite).or_else(|_| open(false)) else { continue };
         let Ok(metadata) = file.metadata() else { continue };

@@ -66,13 +66,13 @@ pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, 
 }
 
 /// Files and block devices that a block device is made of, at any depth: the file behind a loop device, the devices
-/// below a partition or a device mapper's device. What is known by no path here is left out (I1).
+/// below a partition or a device mapper's device. Omits those without a path in this namespace (I1).
 pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     let mut parts: Vec<PathBuf> = Vec::new();
     let mut todo = vec![sysfs_dir(rdev)];
     while let Some(dir) = todo.pop() {
         let Ok(dir) = fs::canonicalize(dir) else { continue };
-        // A partition's directory lies in that of its device.
+        // The directory of a partition is inside the directory of its disk.
         let disk = if dir.join("partition").exists() { dir.parent().unwrap_or(&dir).to_owned() } else { dir.clone() };
         let mut found: Vec<PathBuf> = Vec::new();
         if let Ok(file) = fs::read_to_string(disk.join("loop/backing_file")) {
@@ -90,7 +90,7 @@ pub(crate) fn parts_of_block_device(rdev: u64) -> Vec<PathBuf> {
     parts
 }
 
-/// More than any device that people make is made of.
+/// Bound on the parts of a device, above any real device.
 const PARTS_MAX: usize = 64;
 
 fn sysfs_dir(rdev: u64) -> PathBuf {

@@ -1,9 +1,9 @@
-//! A device whose filesystem is still being filled.
+//! [`Unfinished`]: a device that holds back superblocks while its filesystem is being filled.
 //!
 //! Invariants:
-//! - I1. No superblock reaches the device before [`Unfinished::finish`]: whatever interrupts the work leaves no filesystem, never
-//!   half of one. Readers of this value see the superblocks that were written last.
-//! - I2. `finish` writes the primary superblock last, behind a flush.
+//! - I1. No superblock reaches the device before [`Unfinished::finish`], so an interruption leaves no filesystem, never
+//!   an incomplete one. Reads through this value return the last written superblocks.
+//! - I2. `finish` writes the primary superblock last, after a flush.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -11,23 +11,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ubtrfs_device::Device;
 use ubtrfs_error::Result;
-use ubtrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 
-/// Keeps superblocks back.
+/// A device that holds back superblocks until it is finished.
 #[derive(Debug)]
 pub struct Unfinished {
     device: Arc<dyn Device>,
-    /// By offset.
+    /// Superblocks not written yet, by offset.
     held: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
 
 impl Unfinished {
-    /// What the device holds now stays in sight.
+    /// Wraps a device. Its current content stays readable.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self { device, held: Mutex::default() }
     }
 
-    /// The filesystem is whole: its superblocks are written (I2).
+    /// Writes the superblocks, when the filesystem is complete (I2).
     pub fn finish(&self) -> Result<()> {
         let held = std::mem::take(&mut *self.held());
         crate::flush(&*self.device)?;
@@ -45,7 +45,7 @@ impl Unfinished {
     }
 }
 
-/// Whether the superblock at `start` lies in a range, at least in part.
+/// Whether the superblock at `start` overlaps a range.
 fn is_in(start: u64, offset: u64, len: usize) -> bool {
     start < offset.saturating_add(len as u64) && offset < start + SUPERBLOCK_SIZE as u64
 }
@@ -88,12 +88,12 @@ impl Device for Unfinished {
         let mut held = self.held();
         if SUPERBLOCK_OFFSETS.contains(&offset) && len == SUPERBLOCK_SIZE {
             let raw: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
-            if raw[64..72] == MAGIC {
+            if raw[MAGIC_OFFSET..].starts_with(&MAGIC) {
                 held.insert(offset, raw);
                 return Ok(());
             }
         }
-        // Something else takes the place of a superblock: mkfs clears the device.
+        // Other content replaces a superblock: mkfs is clearing the device.
         held.retain(|start, _| !is_in(*start, offset, len));
         self.device.write_vectored_at(offset, bufs)
     }
@@ -126,7 +126,7 @@ mod tests {
     use ubtrfs_device::MemoryDevice;
 
     #[test]
-    fn a_filesystem_is_there_when_it_is_finished_and_not_before() {
+    fn a_filesystem_appears_only_when_it_is_finished() {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(128 << 20));
         make(&*device, &MkfsOptions::default()).unwrap();
         let unfinished = Unfinished::new(Arc::clone(&device));
@@ -135,7 +135,7 @@ mod tests {
         let mut mirror = [0; SUPERBLOCK_SIZE];
         device.read_at(SUPERBLOCK_OFFSETS[1], &mut mirror).unwrap();
         assert_eq!(mirror, [0; SUPERBLOCK_SIZE]);
-        // Readers see what they wrote, whole or in part.
+        // Reads return held superblocks, whole or in part.
         let mut seen = vec![0; 3 << 16];
         unfinished.read_at(0, &mut seen).unwrap();
         assert_eq!(seen[(1 << 16) + 64..][..8], MAGIC);

@@ -1,9 +1,9 @@
-//! Bad copies of a superblock, written anew from the newest good one.
+//! Rewrites bad copies of a superblock from the newest good one.
 //!
 //! Invariants:
-//! - I1. The copy that the others are made of is never written, so at any moment a valid superblock exists.
-//! - I2. Only what [`find`](crate::superblock::find) takes for the device's own superblock is a source: never the copy of an older
-//!   filesystem, and none where copies disagree about the filesystem.
+//! - I1. The source copy is never written, so a valid superblock always exists.
+//! - I2. The source is the superblock that [`find`](crate::superblock::find) selects: never a copy of an older
+//!   filesystem, and none if the copies belong to different filesystems.
 
 use ubtrfs_device::Device;
 use ubtrfs_error::{Error, Result};
@@ -15,21 +15,21 @@ use crate::superblock::{Unusable, find, fits, read_mirror};
 #[derive(Clone, Debug)]
 pub struct SuperCopies {
     newest: Superblock,
-    /// Each that the device has room for, the first one at 64 KiB.
+    /// All copies that fit on the device; the first one is at 64 KiB.
     pub copies: Vec<SuperCopy>,
 }
 
-/// One copy.
+/// A copy of a superblock.
 #[derive(Clone, Debug)]
 pub struct SuperCopy {
-    /// Where it lies on the device.
+    /// Offset on the device.
     pub offset: u64,
-    /// What is wrong with it.
+    /// The problem of a bad copy.
     pub problem: Option<String>,
 }
 
 impl SuperCopies {
-    /// Looks at all copies. Fails where none is good.
+    /// Examines all copies. Fails if none is good.
     pub fn examine(device: &dyn Device) -> Result<Self> {
         let newest = find(device)?.superblock;
         let end = newest.dev_item.total_bytes.min(device.len_bytes());
@@ -42,12 +42,12 @@ impl SuperCopies {
         Ok(Self { newest, copies })
     }
 
-    /// Copies that are to be written.
+    /// The bad copies.
     pub fn bad(&self) -> impl Iterator<Item = &SuperCopy> {
         self.copies.iter().filter(|copy| copy.problem.is_some())
     }
 
-    /// Writes the bad copies anew, durably (I1).
+    /// Rewrites the bad copies durably (I1).
     pub fn recover(&self, device: &dyn Device) -> Result<()> {
         for copy in self.bad() {
             let raw = Superblock { bytenr: copy.offset, ..self.newest.clone() }.encode_with_csum();

@@ -74,7 +74,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
     })
 }
 
-/// Why a copy is no superblock to take.
+/// The reason why a copy cannot be used.
 pub(crate) enum Unusable {
     Io(std::io::Error),
     NotBtrfs,

@@ -52,13 +52,13 @@ fn an_overwritten_primary_allows_reading_only() {
     assert!(matches!(volumes.write_superblock(volumes.superblock()), Err(Error::ReadOnly { .. })));
 }
 
-/// Offsets of the copies that are to be written.
+/// Offsets of the bad copies.
 fn bad(device: &MemoryDevice) -> Vec<u64> {
     SuperCopies::examine(device).unwrap().bad().map(|copy| copy.offset).collect()
 }
 
 #[test]
-fn bad_copies_are_written_anew_from_the_newest_good_one() {
+fn bad_copies_are_rewritten_from_the_newest_good_one() {
     let device = MemoryDevice::new(100 * MIB);
     assert!(matches!(SuperCopies::examine(&device), Err(Error::Refused { .. })), "no copy is good");
     put(&device, &generation(12, superblock(100 * MIB)), 64 * MIB);
@@ -70,7 +70,7 @@ fn bad_copies_are_written_anew_from_the_newest_good_one() {
         SuperCopies::examine(&device).unwrap().recover(&device).unwrap();
         assert!(bad(&device).is_empty());
     }
-    // An older copy is no source, whichever it is; nor is one of another filesystem.
+    // An older copy, or one of another filesystem, is never the source.
     put(&device, &generation(11, superblock(100 * MIB)), 65536);
     assert_eq!(bad(&device), [65536]);
     put(&device, &generation(13, superblock(100 * MIB)), 65536);
