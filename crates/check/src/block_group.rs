@@ -1,4 +1,4 @@
-//! Block groups against chunks, and what they use against the extents in them.
+//! Compares block groups with chunks, and their used bytes with the extents in them.
 
 use ubtrfs_format::item::{BlockGroupFlags, BlockGroupItem};
 use ubtrfs_format::superblock::CompatRo;
@@ -17,7 +17,7 @@ pub(crate) struct Group {
     used: u64,
     pub(crate) flags: u64,
     pub(crate) place: Place,
-    /// Sum of its extents.
+    /// Sum of the lengths of its extents.
     found: u64,
 }
 
@@ -40,14 +40,14 @@ impl BlockGroups {
         }
     }
 
-    /// The type of the group that covers all of a range.
+    /// The type of the group that contains a range.
     pub(crate) fn flags_of(&self, start: u64, end: u64) -> Option<BlockGroupFlags> {
         let at = self.list.partition_point(|group| group.start <= start);
         let group = self.list.get(at.checked_sub(1)?).filter(|group| end <= group.end)?;
         Some(BlockGroupFlags::from_bits_retain(group.flags))
     }
 
-    /// The group that covers an address.
+    /// The group that contains an address.
     fn at(&mut self, bytenr: u64) -> Option<&mut Group> {
         let at = self.list.partition_point(|group| group.start <= bytenr);
         self.list.get_mut(at.checked_sub(1)?).filter(|group| bytenr < group.end)
@@ -55,7 +55,7 @@ impl BlockGroups {
 }
 
 impl<'a> Checker<'a> {
-    /// Block groups that have a tree of their own.
+    /// Reads the block group tree, on filesystems that have one.
     pub(crate) fn block_group_tree(&mut self) {
         if !self.has_ro(CompatRo::BLOCK_GROUP_TREE) {
             return;
@@ -71,7 +71,7 @@ impl<'a> Checker<'a> {
         });
     }
 
-    /// Books an extent in its group.
+    /// Adds an extent to its group, and checks that it belongs there.
     pub(crate) fn book_in_group(&mut self, extent: &Extent) {
         let end = extent.bytenr.saturating_add(extent.len_bytes);
         let what = if extent.is_data { "data extent" } else { "tree block" };
@@ -81,7 +81,7 @@ impl<'a> Checker<'a> {
         }
         let chunk_tree = extent.owner == Some(RootId::CHUNK_TREE.0);
         let Some(group) = self.groups.at(extent.bytenr) else {
-            let text = format!("{what} of {} bytes lies in no block group", extent.len_bytes);
+            let text = format!("{what} of {} bytes is in no block group", extent.len_bytes);
             return self.sink.report(Code::ExtentGroup, place, text);
         };
         group.found = group.found.saturating_add(extent.len_bytes);
@@ -95,18 +95,18 @@ impl<'a> Checker<'a> {
             false if chunk_tree => BlockGroupFlags::SYSTEM,
             false => BlockGroupFlags::METADATA,
         };
-        // mkfs puts first blocks of other trees into the temporary system group.
+        // mkfs puts the first blocks of other trees into the temporary system group.
         let fits = flags.intersects(wanted) || (!extent.is_data && flags.contains(BlockGroupFlags::SYSTEM));
         if !fits {
-            self.sink.report(Code::ExtentGroup, place, format!("{what} lies in a block group of another kind"));
+            self.sink.report(Code::ExtentGroup, place, format!("{what} is in a block group of another kind"));
         }
-        let stripe = 64 << 10;
-        if !extent.is_data && extent.bytenr / stripe != (end - 1) / stripe {
-            self.sink.report(Code::ExtentGroup, place, "tree block crosses a border of 64 KiB");
+        let stripe_of = |at: u64| at >> 16;
+        if !extent.is_data && stripe_of(extent.bytenr) != stripe_of(end.saturating_sub(1)) {
+            self.sink.report(Code::ExtentGroup, place, "tree block crosses a boundary of 64 KiB");
         }
     }
 
-    /// Block groups against chunks, and their sums.
+    /// Compares block groups with chunks, and their used bytes with their extents.
     pub(crate) fn compare_groups(&mut self) {
         if !self.groups.complete {
             return;
@@ -114,12 +114,12 @@ impl<'a> Checker<'a> {
         self.for_each_extent(&mut |checker, extent| checker.book_in_group(extent));
         let groups = std::mem::take(&mut self.groups.list);
         for group in &groups {
-            let len = group.end - group.start;
+            let len = group.end.saturating_sub(group.start);
             match self.volumes.chunk_at(ubtrfs_format::Logical(group.start)) {
                 Some((start, chunk)) if start.0 == group.start && chunk.length == len => {
                     if chunk.flags.bits() != group.flags {
                         let (flags, chunk) = (group.flags, chunk.flags.bits());
-                        let text = format!("block group {} is of type {flags:#x}, its chunk {chunk:#x}", group.start);
+                        let text = format!("block group {} has type {flags:#x}, its chunk {chunk:#x}", group.start);
                         self.sink.report(Code::BlockGroup, group.place, text);
                     }
                 }
@@ -130,7 +130,7 @@ impl<'a> Checker<'a> {
             }
             if group.found != group.used && !self.extents_have_gaps() {
                 let text = format!(
-                    "block group {} counts {} bytes used, its extents have {}",
+                    "block group {} has {} bytes used, its extents have {}",
                     group.start, group.used, group.found
                 );
                 self.sink.report(Code::BlockGroupUsed, group.place, text);
@@ -144,7 +144,7 @@ impl<'a> Checker<'a> {
         }
         let used: u64 = groups.iter().fold(0, |sum, group| sum.saturating_add(group.used));
         if used != self.sb.bytes_used {
-            let text = format!("the superblock counts {} bytes used, block groups {used}", self.sb.bytes_used);
+            let text = format!("the superblock has {} bytes used, the block groups {used}", self.sb.bytes_used);
             self.sink.report(Code::SuperUsed, Place::default(), text);
         }
         self.groups.list = groups;

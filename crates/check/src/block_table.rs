@@ -1,37 +1,37 @@
-//! What is known of every tree block: from the extent tree, and from being reached.
+//! A record of every tree block, from its extent item and from the walks that reached it.
 //!
 //! 40 bytes a tree block, so a filesystem with a million nodes (16 GiB of metadata) takes 40 MB.
 //!
 //! Invariants:
-//! - I1. Records are sorted by address once [`BlockTable::load`] was called; blocks that were reached and have no extent
-//!   item are kept beside them, at most one for each block that could be read.
+//! - I1. Records are sorted by address once [`BlockTable::load`] was called. Reached blocks without an extent item are kept
+//!   apart, at most one for each block that could be read.
 
 use std::collections::HashMap;
 
 /// The extent item has the full backref flag.
 pub(crate) const FULL: u8 = 1 << 0;
-/// Reached.
+/// A walk reached the block.
 pub(crate) const REACHED: u8 = 1 << 1;
-/// Reached from the tree that its header names.
+/// A walk reached the block from the tree that its header names.
 pub(crate) const BY_OWNER: u8 = 1 << 2;
-/// One copy is bad, so each reading looks for the good one.
+/// One copy is bad, so each read looks for the good one.
 pub(crate) const COPY_BAD: u8 = 1 << 3;
-/// No copy can be used.
+/// No copy is usable.
 pub(crate) const LOST: u8 = 1 << 4;
-/// Belongs to a relocation, where flags follow other rules.
+/// The block belongs to a relocation, which has other rules for flags.
 pub(crate) const RELOC: u8 = 1 << 5;
-/// There is an extent item.
+/// The block has an extent item.
 pub(crate) const RECORDED: u8 = 1 << 6;
-/// Reached in this round of walks.
+/// The current round of walks (the first or the second) reached the block.
 pub(crate) const REACHED_NOW: u8 = 1 << 7;
 
 /// One tree block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TreeBlock {
     pub(crate) bytenr: u64,
-    /// By the extent item; by the header for blocks without one.
+    /// From the extent item, or from the header if there is none.
     pub(crate) generation: u64,
-    /// By the header.
+    /// From the header.
     pub(crate) owner: u64,
     /// The walk that reached it last.
     pub(crate) last_walk: u32,
@@ -47,7 +47,7 @@ pub(crate) struct BlockTable {
 }
 
 impl BlockTable {
-    /// Takes over the extent tree's tree blocks. Tells those that were reached before: as recorded, and as seen.
+    /// Takes the tree blocks that the extent tree lists. Returns those that were reached before, as recorded and as seen.
     pub(crate) fn load(&mut self, mut records: Vec<TreeBlock>) -> Vec<(TreeBlock, TreeBlock)> {
         records.sort_by_key(|block| block.bytenr);
         records.dedup_by_key(|block| block.bytenr);
@@ -72,7 +72,7 @@ impl BlockTable {
         }
     }
 
-    /// The record of a block, made if there is none.
+    /// The record of a block; makes one if there is none.
     pub(crate) fn entry(&mut self, bytenr: u64) -> &mut TreeBlock {
         match self.records.binary_search_by_key(&bytenr, |block| block.bytenr) {
             Ok(at) => &mut self.records[at],
@@ -80,39 +80,39 @@ impl BlockTable {
         }
     }
 
-    /// Those with an extent item, in order.
+    /// The blocks with an extent item, in order.
     pub(crate) fn recorded(&self) -> &[TreeBlock] {
         &self.records
     }
 
-    /// Lends the records out; nothing is looked up meanwhile.
+    /// Takes the records out. Lookups do not work until [`BlockTable::put_recorded`].
     pub(crate) fn take_recorded(&mut self) -> Vec<TreeBlock> {
         std::mem::take(&mut self.records)
     }
 
-    /// Takes them back.
+    /// Puts the records back.
     pub(crate) fn put_recorded(&mut self, records: Vec<TreeBlock>) {
         self.records = records;
     }
 
-    /// Whether a range touches a block with an extent item.
+    /// Whether a range overlaps a block with an extent item.
     pub(crate) fn overlaps(&self, bytenr: u64, len_bytes: u64, nodesize: u64) -> bool {
         let at = self.records.partition_point(|block| block.bytenr < bytenr.saturating_add(len_bytes));
         let before = at.checked_sub(1).and_then(|at| self.records.get(at));
         before.is_some_and(|block| block.bytenr.saturating_add(nodesize) > bytenr)
     }
 
-    /// Whether a block was met that has no extent item.
+    /// Whether this block was reached and has no extent item.
     pub(crate) fn is_unrecorded(&self, bytenr: u64) -> bool {
         self.unrecorded.contains_key(&bytenr)
     }
 
-    /// Those without one.
+    /// The reached blocks without an extent item.
     pub(crate) fn unrecorded(&self) -> impl Iterator<Item = &TreeBlock> {
         self.unrecorded.values()
     }
 
-    /// Makes every block reachable for the first time again.
+    /// Forgets all visits, so that the next one counts as the first.
     pub(crate) fn forget_visits(&mut self) {
         for block in self.records.iter_mut().chain(self.unrecorded.values_mut()) {
             block.flags &= !REACHED_NOW;

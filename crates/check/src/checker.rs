@@ -28,12 +28,12 @@ use crate::{Options, Problem, Progress, Report, Stats, superblock};
 
 /// Buckets of references to extents: 512 KiB.
 const REF_BUCKETS: usize = 1 << 16;
-/// Buckets of names, for one subvolume at a time.
+/// Buckets of names of one subvolume.
 const NAME_BUCKETS: usize = 1 << 12;
 
-/// Blocks that may be read again, however small the filesystem is.
+/// Number of blocks that may be read again on any filesystem.
 pub(crate) const AGAIN_MIN: u64 = 1 << 21;
-/// The same for each tree block: subvolumes share blocks, and crafted ones share all in many ways.
+/// Number of further reads per tree block. Subvolumes share blocks, and crafted ones share all of them in many ways.
 pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.
@@ -50,14 +50,14 @@ pub(crate) struct Checker<'a> {
     pub(crate) spans: Vec<Span>,
     pub(crate) buf: Vec<u8>,
     pub(crate) nr_walks: u32,
-    /// Some tree could not be read in full: what only follows from that is not told.
+    /// Some tree could not be read completely; consequences of that are not reported.
     pub(crate) has_gaps: bool,
     pub(crate) blocks: BlockTable,
     pub(crate) log_blocks: HashSet<u64>,
     pub(crate) hash: Hash,
-    /// References: extent tree above zero, everything else below.
+    /// References: the extent tree's are positive, all others negative.
     pub(crate) refs: Ledger,
-    /// Names of the subvolume at hand: directories above zero, inodes below.
+    /// Names of the current subvolume: those in directories are positive, those in inodes negative.
     pub(crate) names: Ledger,
     pub(crate) device_extents: DeviceExtents,
     pub(crate) groups: BlockGroups,
@@ -68,10 +68,10 @@ pub(crate) struct Checker<'a> {
     pub(crate) roots: Roots,
     pub(crate) quota: Quota,
     pub(crate) segments: Segments,
-    /// Blocks that were read again, and how many may be.
+    /// Number of blocks that were read again, and its limit.
     pub(crate) nr_again: u64,
     pub(crate) again_max: u64,
-    /// Trees that were walked, for the second walk.
+    /// The walked trees, for the second walk.
     pub(crate) walked: Vec<TreeRoot>,
     pub(crate) stats: Stats,
 }
@@ -128,7 +128,7 @@ pub(crate) fn run(
 }
 
 impl<'a> Checker<'a> {
-    /// Every part in order. `false`: a tree that all depends on cannot be read.
+    /// Runs every part in order. Returns `false` if the chunk or root tree cannot be read.
     fn all(&mut self) -> bool {
         self.progress.stage("trees", Some(self.metadata_bytes_guess()));
         if !self.chunk_tree() || !self.root_tree() {
@@ -159,13 +159,13 @@ impl<'a> Checker<'a> {
             self.verify_data();
         }
         if self.has_gaps && !self.sink.has_errors() {
-            // A gap has its cause, which was told; should it ever not be, the filesystem is not called clean.
-            self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be looked at");
+            // The cause of a gap was reported. If it ever is not, the filesystem still must not count as clean.
+            self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be checked");
         }
         true
     }
 
-    /// Only for the progress bar: about one part in fifty of what is used.
+    /// An estimate for the progress bar: a fiftieth of the used bytes.
     fn metadata_bytes_guess(&self) -> u64 {
         self.sb.bytes_used / 50
     }
@@ -174,13 +174,13 @@ impl<'a> Checker<'a> {
         self.sb.compat_ro().contains(feature)
     }
 
-    /// The root of a tree that the root tree names.
+    /// The root of a tree that the root tree lists.
     pub(crate) fn tree_root(&mut self, id: RootId) -> Option<TreeRoot> {
         let root = self.roots.tree(id)?;
         Some(TreeRoot { kind: Kind::Plain, ..root })
     }
 
-    /// The same for a tree that must be there.
+    /// The root of a tree that every such filesystem has; reports it if it is missing.
     pub(crate) fn needed_root(&mut self, id: RootId) -> Option<TreeRoot> {
         let root = self.tree_root(id);
         if root.is_none() {
@@ -195,11 +195,11 @@ impl<'a> Checker<'a> {
         if root.kind != Kind::Log {
             self.walked.push(root);
         }
-        self.stats.trees += 1;
+        self.stats.trees = self.stats.trees.saturating_add(1);
         self.walk(&root, on_event)
     }
 
-    /// A tree of the superblock itself.
+    /// The root of a tree that the superblock points to: chunk tree, log root tree, root tree.
     pub(crate) fn super_root(&self, id: RootId) -> TreeRoot {
         let sb = &self.sb;
         let (bytenr, level, generation) = match id {

@@ -1,4 +1,4 @@
-//! Chunk tree and device extents: chunks, devices, and the pieces of devices that chunks are made of.
+//! Chunk tree and device extents: chunks, devices, and the parts of devices that stripes occupy.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ pub(crate) struct DeviceExtents {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the chunk tree; `false` if nothing of it can be read.
+    /// Reads the chunk tree. Returns `false` if no part of it can be read.
     pub(crate) fn chunk_tree(&mut self) -> bool {
         let root = self.super_root(RootId::CHUNK_TREE);
-        // All is read with the superblock's system chunks first.
+        // Until it is read completely, only the superblock's system chunks are known.
         let mut found: Vec<(Key, Vec<u8>, Place)> = Vec::new();
         let complete = self.walk_tree(root, &mut |_, event| {
             let Event::Leaf(leaf) = event else { return };
@@ -32,7 +32,7 @@ impl<'a> Checker<'a> {
             found.extend(items.map(|(slot, key, data)| (key, data.to_vec(), leaf.place(slot))));
         });
         let system = self.system_chunks();
-        let mut nr_system = 0;
+        let mut nr_system: usize = 0;
         for (key, data, place) in &found {
             let result = match key.item_type {
                 KeyType::DEV_ITEM => DevItem::decode(data).map_err(Into::into).and_then(|item| {
@@ -41,7 +41,7 @@ impl<'a> Checker<'a> {
                 }),
                 _ => ChunkItem::decode(data).map_err(Into::into).and_then(|item| {
                     if let Some(other) = system.get(&key.offset) {
-                        nr_system += 1;
+                        nr_system = nr_system.saturating_add(1);
                         if *other != item {
                             let text = format!("the superblock's copy of system chunk {} differs", key.offset);
                             self.sink.report(Code::Chunk, *place, text);
@@ -77,7 +77,7 @@ impl<'a> Checker<'a> {
         chunks
     }
 
-    /// Device extents and statistics.
+    /// Reads the device extents and checks the device statistics.
     pub(crate) fn dev_tree(&mut self) {
         let Some(root) = self.needed_root(RootId::DEV_TREE) else { return };
         self.device_extents.read = self.walk_tree(root, &mut |checker, event| {
@@ -102,13 +102,13 @@ impl<'a> Checker<'a> {
     fn dev_stats(&mut self, devid: u64, data: &[u8], place: Place) {
         // Linux keeps the counters of a device that is being replaced under number 0.
         if devid != 0 && !self.device_extents.items.contains_key(&devid) {
-            self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which is not there"));
+            self.sink.report(Code::DevStats, place, format!("error counters of device {devid}, which does not exist"));
         } else if data.iter().any(|&byte| byte != 0) {
             self.sink.report(Code::DevStats, place, format!("device {devid} has counted errors"));
         }
     }
 
-    /// Chunk stripes against device extents, devices against both.
+    /// Compares chunk stripes with device extents, and devices with both.
     pub(crate) fn compare_chunks(&mut self) {
         if !self.device_extents.read {
             return;
@@ -123,7 +123,7 @@ impl<'a> Checker<'a> {
                 match extents.remove(&(devid, offset)) {
                     None => {
                         let text =
-                            format!("chunk {start}: its stripe at {offset} of device {devid} has no device extent");
+                            format!("chunk {start}: the stripe at {offset} of device {devid} has no device extent");
                         self.sink.report(Code::DevExtent, place, text);
                     }
                     Some((length, chunk_offset, place)) if (length, chunk_offset) != (len, start.0) => {
@@ -137,13 +137,13 @@ impl<'a> Checker<'a> {
                 }
                 let device = self.device_extents.items.get(&devid);
                 if device.is_some_and(|(item, _)| item.uuid != stripe.dev_uuid) {
-                    let text = format!("chunk {start}: the UUID of device {devid} in its stripe is not the device's");
+                    let text = format!("chunk {start}: a stripe has another UUID than device {devid}");
                     self.sink.report(Code::Chunk, place, text);
                 }
             }
         }
         for ((devid, offset), (_, chunk, place)) in extents {
-            let text = format!("device extent {offset} of device {devid} is in no chunk; it names chunk {chunk}");
+            let text = format!("device extent {offset} of device {devid} belongs to no stripe of its chunk {chunk}");
             self.sink.report(Code::DevExtent, place, text);
         }
     }

@@ -1,7 +1,7 @@
-//! The checksum tree: which data has checksums, and whether the data matches them.
+//! The csum tree: which data has checksums, and whether the data matches them.
 //!
 //! Invariants:
-//! - I1. Ranges are kept joined: 16 bytes for each contiguous run of checksums, however many items it has.
+//! - I1. Ranges are joined: 16 bytes for each contiguous run of checksums, however many items it has.
 
 use std::thread;
 
@@ -13,11 +13,11 @@ use crate::problem::{Code, Place};
 use crate::reader::{Span, one_line, span_at};
 use crate::walk::{Event, Leaf};
 
-/// What has checksums, in order.
+/// Address ranges with checksums, in order.
 #[derive(Debug, Default)]
 pub(crate) struct CsumRanges {
     list: Vec<(u64, u64)>,
-    /// Whether nothing is missing because it could not be read.
+    /// Whether all of the tree could be read.
     pub(crate) complete: bool,
 }
 
@@ -42,22 +42,23 @@ impl CsumRanges {
         inside.map(|range| (range.0.max(from), range.1.min(to))).collect()
     }
 
-    /// Where the run of checksums that covers an address ends.
+    /// The end of the run of checksums that covers an address.
     pub(crate) fn end_at(&self, at: u64) -> Option<u64> {
         let next = self.list.partition_point(|range| range.1 <= at);
         self.list.get(next).filter(|range| range.0 <= at).map(|range| range.1)
     }
 
-    /// Bytes of this range that have checksums.
+    /// Number of bytes of this range that have checksums.
     pub(crate) fn covered(&self, from: u64, to: u64) -> u64 {
         let first = self.list.partition_point(|range| range.1 <= from);
         let inside = self.list.iter().skip(first).take_while(|range| range.0 < to);
-        inside.map(|range| range.1.min(to).saturating_sub(range.0.max(from))).sum()
+        let lens = inside.map(|range| range.1.min(to).saturating_sub(range.0.max(from)));
+        lens.fold(0, u64::saturating_add)
     }
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the checksum tree.
+    /// Reads the csum tree.
     pub(crate) fn csum_tree(&mut self) {
         let Some(root) = self.needed_root(RootId::CSUM_TREE) else { return };
         self.csums.complete = self.walk_tree(root, &mut |checker, event| {
@@ -73,7 +74,7 @@ impl<'a> Checker<'a> {
             let end = start.saturating_add(self.csummed_bytes(csums));
             match self.csums.list.last_mut() {
                 Some((_, last_end)) if *last_end > start => {
-                    let text = format!("checksums of {start} begin before the end of those before");
+                    let text = format!("the checksums from {start} on overlap those before");
                     self.sink.report(Code::CsumOrder, leaf.place(slot), text);
                     *last_end = (*last_end).max(end);
                 }
@@ -83,11 +84,13 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// Number of bytes that these checksums cover.
     pub(crate) fn csummed_bytes(&self, csums: &[u8]) -> u64 {
-        (csums.len() / self.ctx.csum_type.size()) as u64 * self.sectorsize
+        let nr_sectors = csums.chunks_exact(self.ctx.csum_type.size()).len();
+        (nr_sectors as u64).saturating_mul(self.sectorsize)
     }
 
-    /// Every checksum is of a data extent, or of one that a log will make.
+    /// Checks that every checksum belongs to a data extent, or to one that a log will make.
     pub(crate) fn compare_csums_with_extents(&mut self) {
         if self.extents_have_gaps() || !self.log.complete {
             return;
@@ -97,15 +100,10 @@ impl<'a> Checker<'a> {
         for &(start, end) in &self.csums.list {
             let mut from = start;
             while from < end {
-                while let Some(extent) = self.data.list.get(at) {
-                    if extent.bytenr.saturating_add(u64::from(extent.sectors) * self.sectorsize) > from {
-                        break;
-                    }
-                    at += 1;
+                while self.data.list.get(at).is_some_and(|extent| extent.end(self.sectorsize) <= from) {
+                    at = at.saturating_add(1);
                 }
-                let next = self.data.list.get(at).map(|extent| {
-                    (extent.bytenr, extent.bytenr.saturating_add(u64::from(extent.sectors) * self.sectorsize))
-                });
+                let next = self.data.list.get(at).map(|extent| (extent.bytenr, extent.end(self.sectorsize)));
                 match next {
                     Some((bytenr, extent_end)) if bytenr <= from => from = extent_end,
                     Some((bytenr, _)) if bytenr < end => {
@@ -127,15 +125,15 @@ impl<'a> Checker<'a> {
                 continue;
             }
             let place = Place { bytenr: Some(from), ..Place::tree(RootId::CSUM_TREE) };
-            let text = format!("checksums of {} bytes that are in no data extent", to - from);
+            let text = format!("checksums of {} bytes outside of any data extent", to.saturating_sub(from));
             self.sink.report(Code::CsumExtra, place, text);
         }
     }
 
-    /// Reads all data that has checksums, every copy, and compares.
+    /// Reads every copy of all data that has checksums, and compares it with them.
     pub(crate) fn verify_data(&mut self) {
         let Some(root) = self.tree_root(RootId::CSUM_TREE) else { return };
-        let total: u64 = self.csums.list.iter().map(|(start, end)| end - start).sum();
+        let total = self.csums.list.iter().map(|(start, end)| end.saturating_sub(*start)).fold(0, u64::saturating_add);
         self.progress.stage("data", Some(total));
         self.sink.mute(true);
         let mut batch = Batch::default();
@@ -158,12 +156,13 @@ impl<'a> Checker<'a> {
         self.sink.mute(false);
     }
 
-    /// Of a log, only what its file extents use: it may hold checksums of data that is gone.
+    /// Adds those checksums of a log that its file extents use: it may have checksums of deleted data too.
     fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
         let size = self.ctx.csum_type.size();
         let end = start.saturating_add(self.csummed_bytes(csums));
         for (from, to) in self.log.written.within(start, end) {
-            let index = |at: u64| usize::try_from((at - start) / self.sectorsize).unwrap_or(usize::MAX);
+            let sector = |at: u64| at.saturating_sub(start).checked_div(self.sectorsize);
+            let index = |at: u64| sector(at).and_then(|sector| sector.try_into().ok()).unwrap_or(usize::MAX);
             let range = index(from).saturating_mul(size)..index(to).saturating_mul(size);
             let Some(part) = csums.get(range) else { continue };
             let part = part.to_vec();
@@ -173,18 +172,18 @@ impl<'a> Checker<'a> {
 
     fn add_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
         let size = self.ctx.csum_type.size();
-        let sectors_max = (PIECE_BYTES / self.sectorsize).max(1) as usize;
+        let sectors_max = PIECE_BYTES.checked_div(self.sectorsize).unwrap_or(1).max(1) as usize;
         let mut at = start;
-        for part in csums.chunks(size * sectors_max) {
+        for part in csums.chunks(size.saturating_mul(sectors_max)) {
             let len = self.csummed_bytes(part);
             match batch.pieces.last_mut() {
-                Some(piece) if piece.end() == at && piece.len_bytes + len <= PIECE_BYTES => {
-                    piece.len_bytes += len;
+                Some(piece) if piece.end() == at && piece.len_bytes.saturating_add(len) <= PIECE_BYTES => {
+                    piece.len_bytes = piece.len_bytes.saturating_add(len);
                     piece.csums.extend_from_slice(part);
                 }
                 _ => batch.pieces.push(Piece { start: at, len_bytes: len, csums: part.to_vec() }),
             }
-            batch.len_bytes += len;
+            batch.len_bytes = batch.len_bytes.saturating_add(len);
             at = at.saturating_add(len);
             if batch.len_bytes >= BATCH_BYTES {
                 self.verify_batch(batch);
@@ -216,14 +215,14 @@ impl<'a> Checker<'a> {
             self.sink.report(bad.code, Place::at(bad.bytenr), bad.text);
         }
         self.sink.mute(true);
-        self.stats.data_bytes_verified += len_bytes;
+        self.stats.data_bytes_verified = self.stats.data_bytes_verified.saturating_add(len_bytes);
         self.progress.advance(len_bytes);
     }
 }
 
-/// Data that is read at once.
+/// Size of one read of data.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Data between two looks at the results.
+/// Data that the threads verify before the results are reported.
 const BATCH_BYTES: u64 = 32 << 20;
 
 #[derive(Default)]
@@ -250,7 +249,7 @@ struct Bad {
     text: String,
 }
 
-/// What a thread needs to compare data with checksums.
+/// Compares data with checksums, in any thread.
 struct Verifier<'a> {
     volumes: &'a Volumes,
     csum_type: CsumType,
@@ -262,19 +261,21 @@ impl Verifier<'_> {
     fn verify(&self, piece: &Piece) -> Vec<Bad> {
         let mut bad = Vec::new();
         let mut at = piece.start;
-        // A run of checksums may go on in the next chunk.
+        // A run of checksums may continue in the next chunk.
         while at < piece.end() {
             let Some(span) = span_at(self.spans, at) else {
-                let text = "checksums of an address that is in no chunk".to_owned();
+                let text = "the address has checksums, but is in no chunk".to_owned();
                 bad.push(Bad { code: Code::DataRead, bytenr: at, text });
                 break;
             };
-            let len = (piece.end().min(span.end) - at) as usize;
-            let skip = (at - piece.start) as usize / self.sectorsize * self.csum_type.size();
+            let end = piece.end().min(span.end);
+            let len = end.saturating_sub(at) as usize;
+            let sectors_before = (at.saturating_sub(piece.start) as usize).checked_div(self.sectorsize).unwrap_or(0);
+            let skip = sectors_before.saturating_mul(self.csum_type.size());
             for copy in 0..span.copies {
                 self.verify_copy(at, len, piece.csums.get(skip..).unwrap_or_default(), copy, &mut bad);
             }
-            at += len as u64;
+            at = end;
         }
         bad
     }
@@ -286,7 +287,7 @@ impl Verifier<'_> {
             unreadable = true;
         }
         let size = self.csum_type.size();
-        // Consecutive bad sectors are told together.
+        // Consecutive bad sectors are reported together.
         let mut run: Option<(u64, u64, Option<String>)> = None;
         let mut tell = |run: &mut Option<(u64, u64, Option<String>)>| {
             let Some((from, to, error)) = run.take() else { return };
@@ -294,10 +295,13 @@ impl Verifier<'_> {
                 Some(error) => (Code::DataRead, error),
                 None => (Code::DataCsum, "does not match its checksums".to_owned()),
             };
-            bad.push(Bad { code, bytenr: from, text: format!("data of {} bytes, copy {copy}: {what}", to - from) });
+            let text = format!("data of {} bytes, copy {copy}: {what}", to.saturating_sub(from));
+            bad.push(Bad { code, bytenr: from, text });
         };
-        for (index, (sector, csum)) in data.chunks_mut(self.sectorsize).zip(csums.chunks(size)).enumerate() {
-            let at = start + (index * self.sectorsize) as u64;
+        let mut next = start;
+        for (sector, csum) in data.chunks_mut(self.sectorsize).zip(csums.chunks(size)) {
+            let at = next;
+            next = at.saturating_add(sector.len() as u64);
             let error = match unreadable {
                 true => self.volumes.read_copy(Logical(at), sector, copy).err().map(|error| one_line(&error)),
                 false => None,
@@ -307,10 +311,10 @@ impl Verifier<'_> {
                 continue;
             }
             match &mut run {
-                Some((_, to, known)) if known.is_some() == error.is_some() => *to = at + sector.len() as u64,
+                Some((_, to, known)) if known.is_some() == error.is_some() => *to = next,
                 _ => {
                     tell(&mut run);
-                    run = Some((at, at + sector.len() as u64, error));
+                    run = Some((at, next, error));
                 }
             }
         }
@@ -318,7 +322,7 @@ impl Verifier<'_> {
     }
 }
 
-/// Checksum items of a leaf: slot, first address, checksums.
+/// The csum items of a leaf: slot, first address, checksums.
 pub(crate) fn csum_items<'l>(leaf: &Leaf<'l>) -> impl Iterator<Item = (usize, u64, &'l [u8])> + use<'l> {
     let items = leaf.items().filter(|(_, key, _)| key.item_type == KeyType::EXTENT_CSUM);
     items.map(|(slot, key, data)| (slot, key.offset, data))

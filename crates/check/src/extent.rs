@@ -1,12 +1,12 @@
-//! The extent tree: extents, and who is said to refer to them.
+//! The extent tree: extents, and the references that their items list.
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks in the block table.
-//! - I2. References go into the ledger as they are read; only their number is compared here.
+//! - I2. References go into the ledger as they are read; here only their number is compared.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;
-use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, InlineRef, TreeBlockInfo};
+use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::{Key, KeyType, RootId};
 
 use crate::block_table::{BY_OWNER, FULL, LOST, REACHED_NOW, RECORDED, RELOC, TreeBlock};
@@ -21,6 +21,12 @@ use crate::walk::{Event, Leaf, TreeRoot, block_fact, is_full, length_fact};
 pub(crate) struct DataExtent {
     pub(crate) bytenr: u64,
     pub(crate) sectors: u32,
+}
+
+impl DataExtent {
+    pub(crate) fn end(&self, sectorsize: u64) -> u64 {
+        self.bytenr.saturating_add(u64::from(self.sectors).saturating_mul(sectorsize))
+    }
 }
 
 /// All data extents.
@@ -38,11 +44,11 @@ pub(crate) struct Extent {
     pub(crate) bytenr: u64,
     pub(crate) len_bytes: u64,
     pub(crate) is_data: bool,
-    /// Of a tree block that was reached.
+    /// The owner of a tree block that was reached.
     pub(crate) owner: Option<u64>,
 }
 
-/// What is being read of the extent tree.
+/// The state of reading the extent tree.
 #[derive(Default)]
 struct Loader {
     blocks: Vec<TreeBlock>,
@@ -60,7 +66,7 @@ struct Current {
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the extent tree, and the block groups wherever they are.
+    /// Reads the extent tree, and the block groups from the tree that has them.
     pub(crate) fn extent_tree(&mut self) {
         let mut loader = Loader::default();
         let root = self.needed_root(RootId::EXTENT_TREE);
@@ -90,24 +96,24 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Blocks of the trees that were read before the extent tree was known.
+    /// Compares a block that was reached before the extent tree was read with its extent item.
     fn compare_early(&mut self, recorded: &TreeBlock, seen: &TreeBlock) {
         let place = Place::block(RootId(seen.owner), seen.bytenr);
         if seen.flags & LOST == 0 && (recorded.level, recorded.generation) != (seen.level, seen.generation) {
             let text = format!(
-                "the extent item says level {} and generation {}, the block {} and {}",
+                "the extent item has level {} and generation {}, the block level {} and generation {}",
                 recorded.level, recorded.generation, seen.level, seen.generation
             );
             self.sink.report(Code::ExtentInfo, place, text);
         }
     }
 
-    /// Whether what follows from the extent tree would be told for no reason of its own.
+    /// Whether parts of the extent tree are unknown, so that no conclusion from it holds.
     pub(crate) fn extents_have_gaps(&self) -> bool {
         !self.data.complete
     }
 
-    /// Sorts what the extent tree gave; a crafted one may hold anything.
+    /// Removes duplicate data extents, which only a crafted extent tree has.
     pub(crate) fn load_extents(&mut self) {
         let before = self.data.list.len();
         self.data.list.dedup_by_key(|extent| extent.bytenr);
@@ -116,7 +122,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Books the references of the extent tree again.
+    /// Records the references of the extent tree again.
     pub(crate) fn again_extents(&mut self, root: &TreeRoot) {
         let mut loader = Loader::default();
         self.data.frozen = true;
@@ -153,24 +159,25 @@ impl<'a> Checker<'a> {
         let is_skinny = key.item_type == KeyType::METADATA_ITEM;
         let len_bytes = if is_data { key.offset } else { self.nodesize as u64 };
         if key.objectid < loader.end_before {
-            let text = format!("extent {} of {len_bytes} bytes begins before the end of the one before", key.objectid);
+            let text = format!("extent {} of {len_bytes} bytes overlaps the extent before", key.objectid);
             self.sink.report(Code::ExtentOverlap, place, text);
         }
         loader.end_before = loader.end_before.max(key.objectid.saturating_add(len_bytes));
         let mut current = Current { bytenr: key.objectid, len_bytes, is_data, refs, sum: 0, place };
-        let mut at = 24;
+        let mut at = ExtentItem::HEADER_SIZE;
         if is_data {
-            let sectors = u32::try_from(len_bytes / self.sectorsize).unwrap_or(u32::MAX);
+            let sectors = len_bytes.checked_div(self.sectorsize).unwrap_or(u64::MAX);
+            let sectors = u32::try_from(sectors).unwrap_or(u32::MAX);
             if !self.data.frozen {
                 self.data.list.push(DataExtent { bytenr: key.objectid, sectors });
             }
         } else {
             let level = match is_skinny {
                 true => u8::try_from(key.offset).unwrap_or(u8::MAX),
-                false => u8_at(data, at + Key::SIZE).unwrap_or(u8::MAX),
+                false => u8_at(data, ExtentItem::HEADER_SIZE + Key::SIZE).unwrap_or(u8::MAX),
             };
             if !is_skinny {
-                at += TreeBlockInfo::SIZE;
+                at = ExtentItem::HEADER_SIZE + TreeBlockInfo::SIZE;
             }
             let flags = if is_full(flags) { FULL } else { 0 };
             let bytenr = key.objectid;
@@ -186,7 +193,7 @@ impl<'a> Checker<'a> {
 
     fn keyed_ref(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], loader: &mut Loader) {
         let Some(current) = loader.current.as_mut().filter(|current| current.bytenr == key.objectid) else {
-            let text = format!("a reference to extent {}, which has no extent item", key.objectid);
+            let text = format!("reference to extent {}, which has no extent item", key.objectid);
             return self.sink.report(Code::ExtentRef, leaf.place(slot), text);
         };
         // Several data references never share an item, but the format allows it.
@@ -195,10 +202,11 @@ impl<'a> Checker<'a> {
         while let Some(piece) = pieces.next().or(data.is_empty().then_some(&[][..])) {
             let Ok(reference) = InlineRef::decode_keyed(&key, piece) else { break };
             if let InlineRef::ExtentData(of) = &reference {
-                // Colliding hashes move on to the next free offset.
+                // If hashes collide, the item gets the next free offset.
                 let hash = extent_data_ref_hash(of.root, of.objectid, of.offset);
                 if key.offset.wrapping_sub(hash) > COLLISIONS_MAX {
-                    let text = format!("the key of a data reference is {}, its hash {hash}", key.offset);
+                    let text =
+                        format!("the key of a data reference has offset {}, expected the hash {hash}", key.offset);
                     self.sink.report(Code::ExtentRef, leaf.place(slot), text);
                 }
             }
@@ -232,27 +240,27 @@ impl<'a> Checker<'a> {
         let Some(current) = loader.current.take() else { return };
         if current.refs != current.sum {
             let text =
-                format!("extent {} counts {} references, {} are listed", current.bytenr, current.refs, current.sum);
+                format!("extent {} counts {} references, but lists {}", current.bytenr, current.refs, current.sum);
             self.sink.report(Code::ExtentCount, current.place, text);
         }
     }
 
-    /// Tells every extent in order, tree blocks and data together.
+    /// Calls `each` with every extent in order, tree blocks and data together.
     pub(crate) fn for_each_extent(&mut self, each: &mut dyn FnMut(&mut Self, &Extent)) {
         let data = std::mem::take(&mut self.data.list);
         let blocks = self.blocks.take_recorded();
-        let (mut data_at, mut block_at) = (0, 0);
+        let (mut data_at, mut block_at) = (0_usize, 0_usize);
         loop {
             let (next_data, next_block) = (data.get(data_at), blocks.get(block_at));
             let extent = match (next_data, next_block) {
                 (None, None) => break,
                 (Some(next), block) if block.is_none_or(|block| next.bytenr <= block.bytenr) => {
-                    data_at += 1;
+                    data_at = data_at.saturating_add(1);
                     let len_bytes = u64::from(next.sectors).saturating_mul(self.sectorsize);
                     Extent { bytenr: next.bytenr, len_bytes, is_data: true, owner: None }
                 }
                 (_, Some(block)) => {
-                    block_at += 1;
+                    block_at = block_at.saturating_add(1);
                     let owner = (block.flags & REACHED_NOW != 0).then_some(block.owner);
                     Extent { bytenr: block.bytenr, len_bytes: self.nodesize as u64, is_data: false, owner }
                 }
@@ -264,7 +272,7 @@ impl<'a> Checker<'a> {
         self.blocks.put_recorded(blocks);
     }
 
-    /// Every extent in its block group; every tree block reached, and as its extent item says.
+    /// Checks that every recorded tree block was reached, with the right backref flag, and every reached one is recorded.
     pub(crate) fn compare_blocks(&mut self) {
         let mut told = Vec::new();
         for block in self.blocks.recorded() {
@@ -273,8 +281,8 @@ impl<'a> Checker<'a> {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // A balance shares blocks for a while, and leaves full backrefs on those that their owner goes on using. A
-            // deletion that is under way moves references from below, so that its blocks are full before it leaves them.
+            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. A deletion in
+            // progress moves references below its blocks, so these have full backrefs while their owner still reaches them.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {
@@ -283,8 +291,8 @@ impl<'a> Checker<'a> {
             };
             if block.flags & REACHED_NOW != 0 && block.flags & RELOC == 0 && is_wrong && !self.has_gaps {
                 let text = match is_full {
-                    true => "has full backrefs, but was never shared",
-                    false => "has no full backrefs, but its owner does not reach it",
+                    true => "has the full backref flag, but was never shared",
+                    false => "lacks the full backref flag, but its owner does not reach it",
                 };
                 told.push((Code::ExtentFlags, block.bytenr, format!("tree block of tree {} {text}", block.owner)));
             }
@@ -302,21 +310,21 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// How far behind its hash the key of a data reference can be.
+/// Maximum distance between the hash of a data reference and its key's offset.
 const COLLISIONS_MAX: u64 = 1 << 12;
 
 impl DataExtents {
-    /// Whether this is a data extent.
+    /// Whether there is a data extent with exactly this range.
     pub(crate) fn contains(&self, bytenr: u64, len_bytes: u64, sectorsize: u64) -> bool {
         let found = self.list.binary_search_by_key(&bytenr, |extent| extent.bytenr);
         let found = found.ok().and_then(|at| self.list.get(at));
         found.is_some_and(|extent| u64::from(extent.sectors).saturating_mul(sectorsize) == len_bytes)
     }
 
-    /// Whether a range touches a data extent.
+    /// Whether a range overlaps a data extent.
     pub(crate) fn overlaps(&self, bytenr: u64, len_bytes: u64, sectorsize: u64) -> bool {
         let at = self.list.partition_point(|extent| extent.bytenr < bytenr.saturating_add(len_bytes));
         let before = at.checked_sub(1).and_then(|at| self.list.get(at));
-        before.is_some_and(|extent| extent.bytenr.saturating_add(u64::from(extent.sectors) * sectorsize) > bytenr)
+        before.is_some_and(|extent| extent.end(sectorsize) > bytenr)
     }
 }

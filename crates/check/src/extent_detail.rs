@@ -1,4 +1,4 @@
-//! References that do not come out at zero: a second walk over all trees finds which.
+//! References whose sum is not zero: a second walk over all trees finds the wrong ones.
 
 use ubtrfs_format::{KeyType, RootId};
 
@@ -13,11 +13,11 @@ impl<'a> Checker<'a> {
         if self.refs.buckets_agree() || self.extents_have_gaps() || (self.has_gaps && self.sink.has_errors()) {
             return;
         }
-        self.progress.stage("looking for wrong references", None);
+        self.progress.stage("finding wrong references", None);
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // A length alone is told only where no reference of the extent is.
+        // A wrong length is reported only if no reference of the extent was.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);
@@ -26,19 +26,19 @@ impl<'a> Checker<'a> {
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind == LENGTH) {
             if told.insert(fact.subject) {
                 let text = format!(
-                    "data extent {}: {} file extents say it is {} bytes long, its extent item lists {}",
+                    "data extent {}: {} file extents have a length of {} bytes, the extent item has {} such references",
                     fact.subject, sides.minus, fact.parts[0], sides.plus
                 );
                 self.sink.report(Code::FileExtent, place(sides), text);
             }
         }
         if overflowed {
-            let text = "more references are wrong than can be listed";
+            let text = "too many wrong references to list them all";
             self.sink.report(Code::ExtentRef, Place::tree(RootId::EXTENT_TREE), text);
         }
     }
 
-    /// Walks every tree again with everything but the ledger silent.
+    /// Walks every tree again for the ledger alone; nothing else is reported or counted.
     fn second_walk(&mut self) {
         self.sink.mute(true);
         self.quota.pause();
@@ -67,12 +67,12 @@ impl<'a> Checker<'a> {
             _ => format!("data extent {bytenr}: references of tree {a} inode {b} at {c}"),
         };
         let code = match (sides.plus, sides.minus) {
-            // A tree block without extent item is told as that.
+            // A tree block without extent item is reported as such.
             (0, _) if self.blocks.is_unrecorded(bytenr) => return,
             (0, _) if self.lacks_data_extent(fact) => Code::ExtentMissing,
             _ => Code::ExtentRef,
         };
-        let text = format!("{what}: found {}, the extent tree lists {}", sides.minus, sides.plus);
+        let text = format!("{what}: {} found, {} in the extent tree", sides.minus, sides.plus);
         self.sink.report(code, place(sides), text);
     }
 

@@ -1,8 +1,8 @@
 //! Sums of hashes that show whether two sides list the same facts, without keeping the facts.
 //!
-//! What must be said twice (a reference in the extent tree and the pointer itself; a directory's index and the inode's
-//! name) is added with weight +n on one side and -n on the other. Where all facts agree every bucket is zero. Which fact
-//! disagrees is found by a second walk that keeps the facts of the buckets that are not zero.
+//! A fact with two sides (a reference in the extent tree and the pointer itself; a directory's index and the inode's name)
+//! is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero. Otherwise a second
+//! walk keeps the facts of the other buckets and finds those that disagree.
 //!
 //! Invariants:
 //! - I1. The hash is keyed from the system's random numbers, so a crafted image cannot make wrong facts cancel out.
@@ -17,7 +17,7 @@ pub(crate) struct Hash {
 }
 
 fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
+    let product = u128::from(a).wrapping_mul(u128::from(b));
     product as u64 ^ (product >> 64) as u64
 }
 
@@ -51,30 +51,30 @@ impl Hash {
 /// A fact that both sides must list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Fact {
-    /// What it is about: an extent's address, an inode. Chooses the bucket.
+    /// An extent's address or an inode number. It chooses the bucket.
     pub(crate) subject: u64,
-    /// The kind of fact, and its parts.
+    /// The kind of fact.
     pub(crate) kind: u64,
     pub(crate) parts: [u64; 3],
 }
 
-/// What the second walk keeps of a fact.
+/// The two sides of a fact, as the second walk found them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sides {
-    /// Sum of weights above zero, and where one of them stands.
+    /// Sum of positive weights, and the place of one of them.
     pub(crate) plus: i64,
     pub(crate) plus_at: Option<(u64, u64, usize)>,
-    /// Sum of weights below zero, and where one of them stands.
+    /// Sum of negative weights as a positive number, and the place of one of them.
     pub(crate) minus: i64,
     pub(crate) minus_at: Option<(u64, u64, usize)>,
 }
 
-/// The sums, and in the second walk the facts of bad buckets.
+/// The sums and, in the second walk, the facts of bad buckets.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     hash: Hash,
     buckets: Vec<u64>,
-    /// Sum of all buckets, and of what was added as a sum.
+    /// Sum of all buckets and of [`Ledger::add_total`].
     total: u64,
     kept: Option<Kept>,
 }
@@ -86,11 +86,11 @@ struct Kept {
     overflowed: bool,
 }
 
-/// Facts that the second walk keeps at most.
+/// Maximum number of facts that the second walk keeps.
 const KEPT_MAX: usize = 1 << 20;
 
 impl Ledger {
-    /// `nr_buckets` is a power of two.
+    /// Makes an empty ledger; `nr_buckets` is a power of two.
     pub(crate) fn new(hash: Hash, nr_buckets: usize) -> Self {
         Self { hash, buckets: vec![0; nr_buckets], total: 0, kept: None }
     }
@@ -125,7 +125,7 @@ impl Ledger {
     }
 
     fn bucket_of(&self, subject: u64) -> usize {
-        self.hash.numbers(&[subject]) as usize & (self.buckets.len() - 1)
+        self.hash.numbers(&[subject]) as usize & self.buckets.len().saturating_sub(1)
     }
 
     /// The sum of all facts.
@@ -133,17 +133,17 @@ impl Ledger {
         self.total
     }
 
-    /// Adds the sum of many facts, of which the buckets then know nothing.
+    /// Adds the sum of many facts to the total; the buckets lack it.
     pub(crate) fn add_total(&mut self, sum: u64) {
         self.total = self.total.wrapping_add(sum);
     }
 
-    /// Whether both sides agree so far.
+    /// Whether both sides agree so far, by the total.
     pub(crate) fn agrees(&self) -> bool {
         self.total == 0
     }
 
-    /// Whether all facts agree, bucket by bucket.
+    /// Whether both sides agree in every bucket.
     pub(crate) fn buckets_agree(&self) -> bool {
         self.buckets.iter().all(|&sum| sum == 0)
     }
@@ -155,13 +155,13 @@ impl Ledger {
         self.kept = None;
     }
 
-    /// From now on facts of bad buckets are kept.
+    /// Begins the second walk: from now on the facts of bad buckets are kept.
     pub(crate) fn keep_disagreements(&mut self) {
         let is_bad = self.buckets.iter().map(|&sum| sum != 0).collect();
         self.kept = Some(Kept { is_bad, facts: HashMap::new(), overflowed: false });
     }
 
-    /// The facts that disagree, sorted; and whether there were too many to keep all.
+    /// The facts that disagree, sorted, and whether there were too many to keep all of them.
     pub(crate) fn disagreements(&mut self) -> (Vec<(Fact, Sides)>, bool) {
         let Some(kept) = self.kept.take() else { return (Vec::new(), false) };
         let mut facts: Vec<(Fact, Sides)> =

@@ -1,7 +1,5 @@
-//! The free space tree against what extents leave free.
-//!
-//! One block group at a time: its free ranges as the tree lists them, and as the extents leave them. Superblock copies
-//! count as free in this tree.
+//! Compares the free space tree with the space that extents leave free, one block group at a time. Superblock copies count
+//! as free in this tree.
 
 use ubtrfs_format::item::FreeSpaceInfo;
 use ubtrfs_format::superblock::CompatRo;
@@ -12,19 +10,20 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::walk::{Event, Leaf};
 
-/// Free ranges of all block groups, as listed: 16 bytes each, dropped when they were compared.
+/// The free ranges of a block group as the tree lists them: 16 bytes each, dropped after the comparison.
 #[derive(Default)]
 struct Listed {
-    /// The block group at hand, and its info.
+    /// Start, end, info and place of the current block group.
     group: Option<(u64, u64, FreeSpaceInfo, Place)>,
-    /// Maximal ranges.
+    /// Its free ranges, joined.
     ranges: Vec<(u64, u64)>,
-    /// Where the last one stood, for messages.
+    /// End of the last item.
     last_end: u64,
+    /// Start and end of the block groups that were compared.
     done: Vec<(u64, u64)>,
-    /// Where the space of a block group that does not exist any more ends.
+    /// End of the last range that belongs to a deleted block group.
     stale: u64,
-    /// How many of those there are, and the first one.
+    /// Number of such ranges, and the first one.
     nr_stale: u64,
     first_stale: Option<Place>,
     gaps: bool,
@@ -49,7 +48,7 @@ impl<'a> Checker<'a> {
         });
         self.finish_group(&mut listed, &expected);
         if let Some(place) = listed.first_stale {
-            let text = format!("{} ranges are listed where no block group is any more", listed.nr_stale);
+            let text = format!("{} ranges are listed outside of any block group", listed.nr_stale);
             self.sink.report(Code::FreeSpaceStale, place, text);
         }
         if !complete || !self.groups.complete {
@@ -87,20 +86,20 @@ impl<'a> Checker<'a> {
         let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
-        // mkfs.btrfs 6.2 and older leaves those of its temporary block groups behind: nothing is where they are.
+        // mkfs.btrfs 6.2 and older leaves the entries of its temporary block groups behind, in unused address space.
         let before_end = self.groups.list.partition_point(|group| group.start < end);
         let last = before_end.checked_sub(1).and_then(|at| self.groups.list.get(at));
         let touches = last.is_some_and(|group| key.objectid < group.end);
         listed.stale = if fits || touches { 0 } else { end };
         if !fits && touches && self.groups.complete {
-            let text = format!("free space info {key} is not of the block group there");
+            let text = format!("free space info {key} does not match the block group there");
             self.sink.report(Code::FreeSpace, place, text);
         } else if !fits && self.groups.complete {
             let last_end = self.groups.list.last().map_or(0, |group| group.end);
-            listed.nr_stale += 1;
+            listed.nr_stale = listed.nr_stale.saturating_add(1);
             listed.first_stale.get_or_insert(place);
             if end > last_end {
-                let text = format!("free space info {key} is of no block group, and where the next one will be made");
+                let text = format!("free space info {key} is in no block group, but in the place of the next one");
                 self.sink.report(Code::FreeSpace, place, text);
             }
         }
@@ -109,7 +108,7 @@ impl<'a> Checker<'a> {
         listed.last_end = key.objectid;
     }
 
-    /// Whether an item belongs to the block group at hand, behind the ones before, and has the form that the info says.
+    /// Checks that an item lies in the current block group, behind the item before, and has the form that the info demands.
     fn in_group(&mut self, key: Key, place: Place, listed: &mut Listed, form: u32) -> bool {
         let end = key.objectid.saturating_add(key.offset);
         let Some((_, group_end, info, _)) = listed.group else {
@@ -119,7 +118,8 @@ impl<'a> Checker<'a> {
             return false;
         };
         if key.objectid < listed.last_end || end > group_end || info.flags & FreeSpaceInfo::USING_BITMAPS != form {
-            let text = format!("free space {key} is not inside of its block group, behind the one before, in its form");
+            let text =
+                format!("free space {key} overlaps the item before, leaves its block group, or has another form");
             self.sink.report(Code::FreeSpace, place, text);
             return false;
         }
@@ -128,11 +128,12 @@ impl<'a> Checker<'a> {
     }
 
     fn add_bitmap(&mut self, key: Key, data: &[u8], listed: &mut Listed) {
-        let nr_bits = key.offset / self.sectorsize;
+        let nr_bits = key.offset.checked_div(self.sectorsize).unwrap_or(0);
+        let nr_bits = usize::try_from(nr_bits).unwrap_or(usize::MAX);
+        let bits = data.iter().flat_map(|byte| (0..8_u32).map(move |bit| byte.unbounded_shr(bit) & 1 == 1));
         let mut start = None;
-        for bit in 0..nr_bits.min(data.len() as u64 * 8) {
-            let is_free = data[(bit / 8) as usize] >> (bit % 8) & 1 == 1;
-            let at = key.objectid.saturating_add(bit * self.sectorsize);
+        let mut at = key.objectid;
+        for is_free in bits.take(nr_bits) {
             match (is_free, start) {
                 (true, None) => start = Some(at),
                 (false, Some(from)) => {
@@ -141,6 +142,7 @@ impl<'a> Checker<'a> {
                 }
                 _ => {}
             }
+            at = at.saturating_add(self.sectorsize);
         }
         if let Some(from) = start {
             push(&mut listed.ranges, from, key.objectid.saturating_add(key.offset));
@@ -152,7 +154,7 @@ impl<'a> Checker<'a> {
         listed.done.push((start, end));
         if listed.ranges.len() as u64 != u64::from(info.extent_count) {
             let text = format!(
-                "block group {start}: the free space info counts {} ranges, {} are listed",
+                "block group {start}: the free space info has {} ranges, {} are listed",
                 info.extent_count,
                 listed.ranges.len()
             );
@@ -164,7 +166,7 @@ impl<'a> Checker<'a> {
         }
         let differs = (0..free.len().max(listed.ranges.len())).find(|&at| free.get(at) != listed.ranges.get(at));
         let show = |range: Option<&(u64, u64)>| match range {
-            Some((from, to)) => format!("{from}+{}", to - from),
+            Some((from, to)) => format!("{from}+{}", to.saturating_sub(*from)),
             None => "nothing".to_owned(),
         };
         let at = differs.unwrap_or_default();
@@ -176,21 +178,21 @@ impl<'a> Checker<'a> {
         self.sink.report(Code::FreeSpace, place, text);
     }
 
-    /// What extents leave free in each block group.
+    /// The ranges that extents leave free in each block group.
     fn expected_free(&mut self) -> Expected {
         if !self.groups.complete || self.extents_have_gaps() {
             return Expected::default();
         }
         let groups: Vec<Group> = self.groups.list.clone();
         let mut free = Expected { starts: Vec::new(), ranges: Vec::new() };
-        let mut at = 0;
+        let mut at: usize = 0;
         let mut next = groups.first().map_or(0, |group| group.start);
         let begin = |free: &mut Expected, group: &Group| free.starts.push((group.start, free.ranges.len()));
         groups.first().into_iter().for_each(|group| begin(&mut free, group));
         self.for_each_extent(&mut |_, extent| {
             while let Some(group) = groups.get(at).filter(|group| group.end <= extent.bytenr) {
                 free.close(next, group.end);
-                at += 1;
+                at = at.saturating_add(1);
                 if let Some(group) = groups.get(at) {
                     begin(&mut free, group);
                     next = group.start;
@@ -203,7 +205,7 @@ impl<'a> Checker<'a> {
         });
         while let Some(group) = groups.get(at) {
             free.close(next, group.end);
-            at += 1;
+            at = at.saturating_add(1);
             if let Some(group) = groups.get(at) {
                 begin(&mut free, group);
                 next = group.start;
@@ -213,10 +215,10 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Free ranges of all block groups in order.
+/// The expected free ranges of all block groups, in order.
 #[derive(Default)]
 struct Expected {
-    /// Start of each group, and where its ranges begin.
+    /// Start of each group, and the index of its first range.
     starts: Vec<(u64, usize)>,
     ranges: Vec<(u64, u64)>,
 }
@@ -231,12 +233,12 @@ impl Expected {
     fn of(&self, start: u64) -> Option<&[(u64, u64)]> {
         let at = self.starts.binary_search_by_key(&start, |(start, _)| *start).ok()?;
         let from = self.starts.get(at)?.1;
-        let to = self.starts.get(at + 1).map_or(self.ranges.len(), |(_, to)| *to);
+        let to = self.starts.get(at.saturating_add(1)).map_or(self.ranges.len(), |(_, to)| *to);
         self.ranges.get(from..to)
     }
 }
 
-/// Adds a range, joined to the last one where they touch.
+/// Adds a range, and joins it to the last one if they touch.
 fn push(ranges: &mut Vec<(u64, u64)>, from: u64, to: u64) {
     match ranges.last_mut() {
         Some((_, end)) if *end == from => *end = to,

@@ -1,8 +1,8 @@
-//! The inodes of a subvolume: all items of one stand together, so each is checked when its last item was seen.
+//! The inodes of a subvolume. All items of an inode are neighbours, so each inode is checked after its last item.
 //!
 //! Invariants:
-//! - I1. One inode is in memory at a time; names that belong to two inodes go into the ledger.
-//! - I2. An inode of which something could not be read is not judged.
+//! - I1. One inode is in memory at a time; names, which belong to two inodes, go into the ledger.
+//! - I2. An inode that could not be read completely is not checked.
 
 use ubtrfs_format::item::{FileType, InodeFlags, InodeItem};
 use ubtrfs_format::superblock::Incompat;
@@ -27,33 +27,34 @@ const KNOWN_TYPES: [KeyType; 9] = [
     KeyType::EXTENT_DATA,
 ];
 
-/// The inode at hand.
+/// The current inode.
 #[derive(Debug, Default)]
 pub(crate) struct Inode {
     pub(crate) ino: u64,
     pub(crate) place: Place,
     item: Option<Facts>,
     pub(crate) nr_names: u64,
-    /// Lengths of all names in directory items, and in directory indexes.
+    /// Sum of the lengths of all names in DIR_ITEMs.
     pub(crate) item_names_len: u64,
+    /// Sum of the lengths of all names in DIR_INDEX items.
     pub(crate) index_names_len: u64,
-    /// Directory items above zero, directory indexes below: sum of hashes.
+    /// Sum of hashes: DIR_ITEMs are positive, DIR_INDEX items negative.
     pub(crate) names_sum: u64,
     nr_entries: u64,
     nr_extents: u64,
-    /// Where the last file extent ends.
+    /// End of the last file extent.
     extent_end: u64,
     hole: Option<u64>,
     bytes: u64,
     inline_len: Option<u64>,
     /// A directory with entries of subvolumes.
     pub(crate) has_subvolumes: bool,
-    /// Parts could not be read (I2).
+    /// A part could not be read (I2).
     partial: bool,
 }
 
 impl Inode {
-    /// Whether the inode has no names: it is going away, and Linux may have stopped half way.
+    /// Whether the inode has no names. Its deletion may have been interrupted.
     pub(crate) fn is_dying(&self) -> bool {
         self.item.is_some_and(|facts| facts.nlink == 0)
     }
@@ -68,32 +69,32 @@ struct Facts {
     flags: InodeFlags,
 }
 
-/// Where a file extent's data is.
+/// The location of a file extent's data.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     kind: u8,
-    /// Compressed: read as a whole.
+    /// Compressed, so only the whole extent can be read.
     whole: bool,
     disk_bytenr: u64,
     from: u64,
     bytes: u64,
 }
 
-/// A subvolume at hand.
+/// The current subvolume.
 #[derive(Debug)]
 pub(crate) struct Subvolume {
     pub(crate) tree: RootId,
     inode: Option<Inode>,
     gap: bool,
-    /// Inodes without names, sorted as they come.
+    /// Inodes without names, in ascending order.
     nameless: Vec<(u64, Place)>,
     orphans: Vec<u64>,
     segment: Option<Open>,
 }
 
 impl Subvolume {
-    /// The segment at hand holds what must be seen in every subvolume.
-    fn is_special(&mut self) {
+    /// Notes that the current segment must be checked in every subvolume.
+    fn mark_special(&mut self) {
         if let Some(open) = &mut self.segment {
             open.special = true;
         }
@@ -104,14 +105,14 @@ impl<'a> Checker<'a> {
     /// Checks all inodes of a subvolume.
     pub(crate) fn inodes(&mut self, root: TreeRoot) {
         self.names.clear();
-        let mut subvolume = self.subvolume_again(root.id);
+        let mut subvolume = self.new_subvolume_walk(root.id);
         let complete = self.walk_tree(root, &mut |checker, event| match event {
             Event::Leaf(leaf) => checker.inode_leaf(leaf, &mut subvolume),
             Event::Known(known) => {
                 checker.finish_inode(&mut subvolume);
                 checker.close_segment(subvolume.segment.take());
                 checker.names.add_total(known.names);
-                checker.stats.inodes += known.inodes;
+                checker.stats.inodes = checker.stats.inodes.saturating_add(known.inodes);
             }
             Event::Gap => {
                 subvolume.gap = true;
@@ -149,7 +150,7 @@ impl<'a> Checker<'a> {
                 self.finish_inode(subvolume);
                 if key.item_type == KeyType::ORPHAN_ITEM {
                     subvolume.orphans.push(key.offset);
-                    subvolume.is_special();
+                    subvolume.mark_special();
                 }
                 continue;
             }
@@ -167,13 +168,13 @@ impl<'a> Checker<'a> {
             let Some(mut inode) = subvolume.inode.take() else { continue };
             self.inode_item(leaf, slot, key, data, &mut inode);
             if inode.has_subvolumes {
-                subvolume.is_special();
+                subvolume.mark_special();
             }
             subvolume.inode = Some(inode);
         }
     }
 
-    /// What no feature puts into a tree of files. An inode number cache is what old Linux left, and harmless.
+    /// Reports an item that no feature puts into a subvolume's tree. An inode number cache is a harmless relic of old Linux.
     fn unknown_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, is_inode: bool) {
         let is_cache = match key.item_type {
             KeyType::INODE_ITEM | KeyType::EXTENT_DATA => key.objectid == objectid::FREE_INO,
@@ -185,13 +186,13 @@ impl<'a> Checker<'a> {
                 self.sink.report(
                     Code::InodeCache,
                     leaf.place(slot),
-                    "an inode number cache, which is not used any more",
+                    "an inode number cache, which Linux does not use any more",
                 );
             }
         } else if !is_inode {
-            self.sink.report(Code::InodeItems, leaf.place(slot), format!("item {key} is of no inode"));
+            self.sink.report(Code::InodeItems, leaf.place(slot), format!("item {key} belongs to no inode"));
         } else if !KNOWN_TYPES.contains(&key.item_type) {
-            self.sink.report(Code::InodeItems, leaf.place(slot), format!("item {key} is of no known type"));
+            self.sink.report(Code::InodeItems, leaf.place(slot), format!("item {key} has an unknown type"));
         }
     }
 
@@ -209,7 +210,7 @@ impl<'a> Checker<'a> {
             }
             KeyType::INODE_REF | KeyType::INODE_EXTREF => self.inode_names(leaf, slot, key, data, inode),
             KeyType::DIR_ITEM | KeyType::DIR_INDEX => {
-                inode.nr_entries += 1;
+                inode.nr_entries = inode.nr_entries.saturating_add(1);
                 self.directory_entries(leaf, slot, key, data, inode);
             }
             KeyType::EXTENT_DATA => self.file_extent(leaf, slot, key, data, inode),
@@ -219,7 +220,7 @@ impl<'a> Checker<'a> {
 
     fn file_extent(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
         let place = leaf.place(slot);
-        inode.nr_extents += 1;
+        inode.nr_extents = inode.nr_extents.saturating_add(1);
         let (Some(ram_bytes), Some(compression), Some(kind)) = (u64_at(data, 8), u8_at(data, 16), u8_at(data, 20))
         else {
             return;
@@ -230,7 +231,8 @@ impl<'a> Checker<'a> {
             self.sink.report(Code::FileExtent, place, text);
         }
         if start < inode.extent_end {
-            let text = format!("inode {}: the extent at {start} begins before {}", inode.ino, inode.extent_end);
+            let text =
+                format!("inode {}: the extent at {start} overlaps one that ends at {}", inode.ino, inode.extent_end);
             self.sink.report(Code::FileOverlap, place, text);
         } else if start > inode.extent_end {
             inode.hole.get_or_insert(inode.extent_end);
@@ -242,7 +244,8 @@ impl<'a> Checker<'a> {
             inode.extent_end = end.unwrap_or(u64::MAX);
             let stored = (data.len() as u64).saturating_sub(21);
             if ram_bytes == 0 || ram_bytes > self.sectorsize || stored > self.sectorsize {
-                let text = format!("inode {}: {ram_bytes} bytes of inline data, more than a sector or none", inode.ino);
+                let text =
+                    format!("inode {}: {ram_bytes} bytes of inline data, expected 1 to {}", inode.ino, self.sectorsize);
                 self.sink.report(Code::FileExtent, place, text);
             }
             return;
@@ -261,7 +264,7 @@ impl<'a> Checker<'a> {
         }
         if disk_bytenr == 0 {
             if kind == 2 {
-                wrong("preallocated, and a hole");
+                wrong("is preallocated, but a hole");
             }
             return;
         }
@@ -271,11 +274,11 @@ impl<'a> Checker<'a> {
         }
         if offset.checked_add(len).is_none_or(|end| end > ram_bytes) {
             wrong("ends behind the extent that it refers to");
-        } else if compression == 0 && offset + len > disk_len {
+        } else if compression == 0 && offset.saturating_add(len) > disk_len {
             wrong("ends behind the extent on disk");
         }
         if kind == 2 && compression != 0 {
-            wrong("preallocated, and compressed");
+            wrong("is preallocated and compressed");
         }
         self.quota_data(disk_bytenr, disk_len);
         let whole = compression != 0;
@@ -283,11 +286,11 @@ impl<'a> Checker<'a> {
         self.file_csums(place, inode, Stored { kind, whole, disk_bytenr, from, bytes });
     }
 
-    /// Data that was written has checksums, unless the file has none; what is only allocated has none. Compressed data
-    /// always has: Linux does not compress files without checksums.
+    /// Checks that written data has checksums, unless the file has none, and that preallocated space has none. Compressed
+    /// data always has them: Linux does not compress files without checksums.
     fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
         let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
-        // Data that is being relocated has its checksums, and an inode without.
+        // Data that is being relocated has checksums, but its inode has the flag for none.
         if !self.csums.complete || place.tree == Some(RootId::DATA_RELOC_TREE) {
             return;
         }
@@ -296,20 +299,20 @@ impl<'a> Checker<'a> {
         let what = format!("inode {}: {covered} of {bytes} bytes at {from} have checksums", inode.ino);
         if facts.flags.contains(InodeFlags::NODATASUM) && !whole {
             if covered > 0 {
-                self.sink.report(Code::CsumExtra, place, format!("{what}, and the file must have none"));
+                self.sink.report(Code::CsumExtra, place, format!("{what}, but the file must have none"));
             }
         } else if kind == 1 && covered < bytes {
             self.sink.report(Code::CsumMissing, place, what);
         } else if kind == 2 && covered > 0 {
-            let text = format!("{what}, and nothing was written there");
+            let text = format!("{what}, but nothing was written there");
             self.prealloc.suspect(disk_bytenr, place, text);
         }
     }
 
-    /// All items of the inode at hand were seen.
+    /// Checks the current inode after its last item.
     pub(crate) fn finish_inode(&mut self, subvolume: &mut Subvolume) {
         let Some(inode) = subvolume.inode.take() else { return };
-        self.stats.inodes += 1;
+        self.stats.inodes = self.stats.inodes.saturating_add(1);
         if inode.partial {
             return;
         }
@@ -326,27 +329,27 @@ impl<'a> Checker<'a> {
         let is_dir = file_type == Some(FileType::Directory);
         let is_file = matches!(file_type, Some(FileType::Regular | FileType::Symlink));
         if u64::from(facts.nlink) != inode.nr_names {
-            tell(Code::InodeNlink, format!("counts {} links and has {} names", facts.nlink, inode.nr_names));
+            tell(Code::InodeNlink, format!("has link count {}, but {} names", facts.nlink, inode.nr_names));
         }
         if is_dir && facts.nlink > 1 {
             tell(Code::InodeNlink, format!("is a directory with {} links", facts.nlink));
         }
         if file_type.is_none() {
-            tell(Code::InodeItems, format!("mode {:o} is of no file type", facts.mode));
+            tell(Code::InodeItems, format!("mode {:o} has no valid file type", facts.mode));
         }
         if !is_dir && inode.nr_entries > 0 {
-            tell(Code::InodeItems, "is no directory, and has directory entries".to_owned());
+            tell(Code::InodeItems, "has directory entries, but is not a directory".to_owned());
         }
         if !is_file && inode.nr_extents > 0 {
-            tell(Code::InodeItems, "is no file, and has file extents".to_owned());
+            tell(Code::InodeItems, "has file extents, but is not a file or symbolic link".to_owned());
         }
         if file_type == Some(FileType::Symlink) && facts.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
-            tell(Code::InodeItems, "is a symbolic link that cannot be changed".to_owned());
+            tell(Code::InodeItems, "is a symbolic link with the immutable or append-only flag".to_owned());
         }
         if is_dir {
             let len = inode.item_names_len.saturating_add(inode.index_names_len);
             if facts.size != len && !inode.is_dying() {
-                tell(Code::InodeSize, format!("the directory's size is {}, its names take {len}", facts.size));
+                tell(Code::InodeSize, format!("the directory's size is {}, its names have {len} bytes", facts.size));
             }
             if inode.names_sum != 0 && !inode.is_dying() {
                 tell(Code::InodeNames, "DIR_ITEM and DIR_INDEX items of the directory differ".to_owned());
@@ -354,12 +357,12 @@ impl<'a> Checker<'a> {
         }
         let is_truncated = inode.is_dying() && facts.nbytes > inode.bytes;
         if is_file && facts.nbytes != inode.bytes && !is_truncated {
-            tell(Code::InodeNbytes, format!("counts {} bytes, its extents have {}", facts.nbytes, inode.bytes));
+            tell(Code::InodeNbytes, format!("has byte count {}, its extents have {} bytes", facts.nbytes, inode.bytes));
         }
         if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
-            tell(Code::InodeSize, format!("the symbolic link's size is {}, its target's is not", facts.size));
+            tell(Code::InodeSize, format!("the symbolic link's size {} is not the length of its target", facts.size));
         }
-        // Behind the end of the file there may be holes without items, before what is allocated there.
+        // Behind the end of the file, space may be allocated after a hole without an item.
         let hole = inode.hole.unwrap_or(inode.extent_end);
         let needs_holes = file_type == Some(FileType::Regular) && !self.ctx.incompat.contains(Incompat::NO_HOLES);
         if needs_holes && subvolume.tree != RootId::DATA_RELOC_TREE && facts.nlink > 0 && hole < facts.size {
@@ -367,13 +370,13 @@ impl<'a> Checker<'a> {
         }
         if facts.nlink == 0 {
             subvolume.nameless.push((ino, place));
-            subvolume.is_special();
+            subvolume.mark_special();
         }
         self.book_type(ino, inode.nr_names, file_type, place);
     }
 
-    /// The same subvolume for a second walk.
-    pub(crate) fn subvolume_again(&self, tree: RootId) -> Subvolume {
+    /// The initial state of a walk through a subvolume.
+    pub(crate) fn new_subvolume_walk(&self, tree: RootId) -> Subvolume {
         Subvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new(), segment: None }
     }
 
@@ -382,7 +385,7 @@ impl<'a> Checker<'a> {
         orphans.sort_unstable();
         for (ino, place) in &subvolume.nameless {
             if orphans.binary_search(ino).is_err() {
-                let text = format!("inode {ino} has no links and is not in the list of orphans");
+                let text = format!("inode {ino} has no links and no orphan item");
                 self.sink.report(Code::InodeOrphan, *place, text);
             }
         }

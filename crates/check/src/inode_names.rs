@@ -1,7 +1,7 @@
-//! Names: each stands in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
+//! Names: each is in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
 //!
-//! Both forms in the directory are compared as a sum when the directory ends; directory and inode in the ledger when the
-//! subvolume ends. A second walk names those that differ.
+//! The two forms in a directory are compared as a sum at the end of the directory; directory and inode in the ledger, at the
+//! end of the subvolume. A second walk finds the names that differ.
 
 use std::collections::HashSet;
 
@@ -16,28 +16,31 @@ use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u16_at, u64_at};
 use crate::walk::{Event, Leaf, TreeRoot};
 
-/// A name: in a directory's index above zero, in the inode below.
+/// A name: positive in a directory's index, negative in the inode.
 const NAME: u64 = 1;
-/// A name's type: by the inode's mode above zero, by the directory's index below.
+/// A name's type: positive from the inode's mode, negative from the directory's index.
 const TYPE: u64 = 2;
 
 impl<'a> Checker<'a> {
-    /// The names that an inode lists.
+    /// Records the names in an inode reference item.
     pub(crate) fn inode_names(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
         let is_extref = key.item_type == KeyType::INODE_EXTREF;
         let mut at = 0;
         while at < data.len() {
-            let head = if is_extref { 18 } else { 10 };
-            let (parent, index_at) = if is_extref { (u64_at(data, at), at + 8) } else { (Some(key.offset), at) };
-            let (Some(parent), Some(index), Some(len)) = (parent, u64_at(data, index_at), u16_at(data, at + head - 2))
+            let rest = data.get(at..).unwrap_or_default();
+            let head_len = if is_extref { 18 } else { 10 };
+            let Some((head, names)) = rest.split_at_checked(head_len) else { return };
+            let (parent, index_at) = if is_extref { (u64_at(head, 0), 8) } else { (Some(key.offset), 0) };
+            let (Some(parent), Some(index), Some(len)) =
+                (parent, u64_at(head, index_at), u16_at(head, head_len.saturating_sub(2)))
             else {
                 return;
             };
-            let Some(name) = data.get(at + head..at + head + usize::from(len)) else { return };
-            at += head + usize::from(len);
-            inode.nr_names += 1;
+            let Some(name) = names.get(..usize::from(len)) else { return };
+            at = at.saturating_add(head_len).saturating_add(name.len());
+            inode.nr_names = inode.nr_names.saturating_add(1);
             if is_extref && extref_hash(parent, name) != key.offset {
-                let text = format!("inode {}: the extended reference {key} holds a name of another hash", inode.ino);
+                let text = format!("inode {}: the extended reference {key} has a name with another hash", inode.ino);
                 self.sink.report(Code::InodeNames, leaf.place(slot), text);
             }
             // The root directory names itself.
@@ -50,28 +53,26 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The entries of a directory.
+    /// Checks and records the entries in a directory item.
     pub(crate) fn directory_entries(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, data: &[u8], inode: &mut Inode) {
         let is_index = key.item_type == KeyType::DIR_INDEX;
         let place = leaf.place(slot);
         let mut at = 0;
-        let mut nr_entries = 0;
-        // A name that stands twice has one hash, so both are in one item.
+        let mut nr_entries: u64 = 0;
+        // Duplicates of a name have one hash, so they are in one item.
         let mut seen = HashSet::new();
         while at < data.len() {
-            let Some(location) = data.get(at..at + Key::SIZE).and_then(|raw| raw.try_into().ok()).map(Key::decode)
-            else {
-                return;
-            };
+            let rest = data.get(at..).unwrap_or_default();
+            let Some((head, names)) = rest.split_at_checked(DirEntry::HEADER_SIZE) else { return };
+            let Some(location) = head.first_chunk::<{ Key::SIZE }>().map(Key::decode) else { return };
             let (Some(data_len), Some(name_len), Some(file_type)) =
-                (u16_at(data, at + 25), u16_at(data, at + 27), u8_at(data, at + 29))
+                (u16_at(head, 25), u16_at(head, 27), u8_at(head, 29))
             else {
                 return;
             };
-            let name_at = at + DirEntry::HEADER_SIZE;
-            let Some(name) = data.get(name_at..name_at + usize::from(name_len)) else { return };
-            at = name_at + usize::from(name_len) + usize::from(data_len);
-            nr_entries += 1;
+            let Some(name) = names.get(..usize::from(name_len)) else { return };
+            at = at.saturating_add(head.len()).saturating_add(name.len()).saturating_add(data_len.into());
+            nr_entries = nr_entries.saturating_add(1);
             let len = if is_index { &mut inode.index_names_len } else { &mut inode.item_names_len };
             *len = len.saturating_add(name_len.into());
             let hashed = self.hash.name(name);
@@ -88,11 +89,12 @@ impl<'a> Checker<'a> {
             };
             if !is_index {
                 if !seen.insert(name) {
-                    let text = format!("directory {}: the name '{}' stands twice", inode.ino, name.escape_ascii());
+                    let text = format!("directory {}: duplicate name '{}'", inode.ino, name.escape_ascii());
                     self.sink.report(Code::InodeNames, place, text);
                 }
                 if name_hash(name) != key.offset {
-                    let text = format!("directory {}: the name '{}' has another hash", inode.ino, name.escape_ascii());
+                    let name = name.escape_ascii();
+                    let text = format!("directory {}: the hash in the key is not that of the name '{name}'", inode.ino);
                     self.sink.report(Code::InodeNames, place, text);
                 }
                 continue;
@@ -106,7 +108,7 @@ impl<'a> Checker<'a> {
                 }
                 continue;
             }
-            // A removal that stopped half way: the inodes have lost these names already.
+            // After an interrupted removal, the inodes have lost these names already.
             if inode.is_dying() {
                 continue;
             }
@@ -116,12 +118,12 @@ impl<'a> Checker<'a> {
             self.names.add(Fact { subject: child, kind: TYPE, parts: [file_type.into(), 0, 0] }, -1, here);
         }
         if is_index && nr_entries > 1 {
-            let text = format!("directory {}: the index {} holds several names", inode.ino, key.offset);
+            let text = format!("directory {}: the index {} has several names", inode.ino, key.offset);
             self.sink.report(Code::InodeNames, place, text);
         }
     }
 
-    /// Books the type that all names of an inode must have.
+    /// Records the type that all names of an inode must have.
     pub(crate) fn book_type(&mut self, ino: u64, nr_names: u64, file_type: Option<FileType>, place: Place) {
         let Some(file_type) = file_type else { return };
         let names = if ino == objectid::FIRST_FREE { nr_names.saturating_sub(1) } else { nr_names };
@@ -134,7 +136,7 @@ impl<'a> Checker<'a> {
     }
 
     fn names_again(&mut self, root: &TreeRoot) {
-        let mut subvolume = self.subvolume_again(root.id);
+        let mut subvolume = self.new_subvolume_walk(root.id);
         self.walk(root, &mut |checker, event| {
             if let Event::Leaf(leaf) = event {
                 checker.inode_leaf(leaf, &mut subvolume);
@@ -143,11 +145,11 @@ impl<'a> Checker<'a> {
         self.finish_inode(&mut subvolume);
     }
 
-    /// Directories and inodes of this subvolume disagree: walks it again to tell about which names.
+    /// Walks a subvolume again to report the names about which its directories and inodes disagree.
     pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
         let stats = self.stats;
         self.sink.mute(true);
-        // The buckets know nothing of what other subvolumes have too.
+        // The buckets lack the facts of remembered segments.
         let segments = std::mem::replace(&mut self.segments.enabled, false);
         if segments {
             self.names.clear();
@@ -168,17 +170,17 @@ impl<'a> Checker<'a> {
             match fact.kind {
                 NAME if sides.plus > sides.minus => {
                     told.insert(ino);
-                    let text = format!("the entry {b} in directory {a} of inode {ino} is not among the inode's names");
+                    let text = format!("inode {ino} does not list its name with index {b} in directory {a}");
                     self.sink.report(Code::InodeNames, place, text);
                 }
                 NAME => {
                     told.insert(ino);
-                    let text = format!("inode {ino} has a name with index {b} that directory {a} does not list so");
+                    let text = format!("inode {ino} has a name with index {b} that directory {a} does not list");
                     self.sink.report(Code::InodeNames, place, text);
                 }
                 _ if told.insert(ino) => {
                     let text = format!(
-                        "directory entries of inode {ino} give type {a} {} times, its mode {}",
+                        "inode {ino}: {} directory entries have type {a}, the mode expects {}",
                         sides.minus, sides.plus
                     );
                     self.sink.report(Code::InodeNames, place, text);
@@ -187,7 +189,7 @@ impl<'a> Checker<'a> {
             }
         }
         if overflowed {
-            self.sink.report(Code::InodeNames, Place::tree(root.id), "more names are wrong than can be listed");
+            self.sink.report(Code::InodeNames, Place::tree(root.id), "too many wrong names to list them all");
         }
     }
 }

@@ -1,21 +1,22 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
-//! Shares only the format, the devices and the chunk map with the engine: what it says about an image is a second opinion
-//! on what the engine wrote. Stands beside `tree` and `transaction`, above `volumes`.
+//! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on what
+//! the engine wrote. It stands beside `tree` and `transaction`, above `volumes`.
 //!
-//! One pass over every tree, in key order, each block once where trees share it: `walk` reads (`reader`) and books
-//! references; the modules named after trees look at items. Two sides of one fact (a reference and its extent item, a
-//! directory entry and its inode's name) are compared as sums of hashes (`fingerprint`); only where a sum does not come
-//! out at zero a second walk looks for the culprits.
+//! It passes over every tree once, in key order, and over shared blocks once for all trees. `walk` reads blocks (`reader`)
+//! and records references; the modules named after trees check items. A fact with two sides (a reference and its extent
+//! item, a directory entry and its inode's name) is compared as a sum of hashes (`fingerprint`). Only if a sum is not zero,
+//! a second walk finds the facts that disagree.
 //!
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.
 //! - I2. Any input ends in bounded memory: 40 bytes a tree block, 16 bytes a data extent, 16 bytes for each contiguous
-//!   range with checksums or free space, about 100 bytes a leaf that subvolumes may share, and what there is of chunks,
-//!   block groups and subvolumes. Time is bounded too: blocks that subvolumes share are read again a limited number of
-//!   times (`E-LIMIT`).
+//!   range with checksums or free space, about 100 bytes a leaf that subvolumes may share, and the chunks, block groups
+//!   and subvolumes. Time is bounded too: blocks that subvolumes share are read again a limited number of times (`E-LIMIT`).
+//! - I3. Values from disk are added and subtracted by checked, saturating or wrapping functions, never by bare operators.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod block_group;
 mod block_table;
@@ -52,32 +53,32 @@ use ubtrfs_error::Result;
 pub struct Options {
     /// Read all data and compare every copy with its checksums.
     pub data_csums: bool,
-    /// How many problems are told.
+    /// How many problems are reported.
     pub limits: Limits,
 }
 
-/// Told how far a check is.
+/// Receives the progress of a check.
 pub trait Progress {
-    /// A new part begins; `total_bytes` will be read, if that is known.
+    /// A new part begins, which will read `total_bytes`, if that is known.
     fn stage(&self, name: &'static str, total_bytes: Option<u64>);
-    /// Bytes were read.
+    /// This many bytes were read.
     fn advance(&self, bytes: u64);
 }
 
-/// No progress.
+/// Ignores progress.
 impl Progress for () {
     fn stage(&self, _: &'static str, _: Option<u64>) {}
     fn advance(&self, _: u64) {}
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// How many problems of each code there are, told or not.
+    /// Number of problems of each code, reported or not.
     pub counts: BTreeMap<Code, u64>,
-    /// Whether the check went through to its end.
+    /// Whether the check reached its end.
     pub complete: bool,
-    /// Trees, tree blocks, data extents, inodes.
+    /// Number of trees, tree blocks, data extents, inodes.
     pub stats: Stats,
 }
 
@@ -88,7 +89,7 @@ impl Report {
     }
 }
 
-/// What there is.
+/// Counts of the content of a filesystem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Subvolumes and other trees.
@@ -99,14 +100,16 @@ pub struct Stats {
     pub data_extents: u64,
     /// Bytes that all extents use.
     pub bytes_used: u64,
-    /// Inodes; shared ones count in each subvolume.
+    /// Inodes; a shared inode counts in each subvolume.
     pub inodes: u64,
-    /// Bytes of data that were compared with their checksums, all copies.
+    /// Bytes of data whose copies were all compared with their checksums.
     pub data_bytes_verified: u64,
 }
 
-/// Checks the filesystem on these devices; each problem is handed to `tell` as it is found. An error means that nothing
-/// could be checked: no superblock, unknown features, a device that is cut off.
+/// Checks the filesystem on these devices and calls `tell` with each problem as it is found.
+///
+/// # Errors
+/// Nothing could be checked: no superblock, unknown features, or a truncated device.
 pub fn check(
     devices: Vec<Arc<dyn Device>>,
     options: Options,

@@ -1,8 +1,8 @@
-//! The tree log: its trees are whole, they and their data lie where nothing else is, and the data has its checksums.
+//! The tree log: its trees are complete, its blocks and data overlap nothing else, and its data has checksums.
 //!
-//! Blocks of the log are in no extent tree, and a replay makes the log's data extents known. So logged data is either an
-//! extent that is known, or space that a block group of data leaves free. Checksums stand in the log, or for extents that
-//! are known, in the checksum tree.
+//! Blocks of the log are in no extent tree, and a replay adds the log's data extents to it. So logged data is either a
+//! recorded extent, or lies in free space of a data block group. Its checksums are in the log or, for recorded extents, in
+//! the csum tree.
 //!
 //! Invariants:
 //! - I1. 40 bytes are kept for each logged file extent, and 16 for each contiguous run of checksums.
@@ -17,29 +17,29 @@ use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
 use crate::walk::{Event, Kind, Leaf, TreeRoot};
 
-/// What the logs hold.
+/// The content of the log.
 #[derive(Debug, Default)]
 pub(crate) struct Logged {
     /// The logs of the subvolumes.
     pub(crate) roots: Vec<TreeRoot>,
-    /// The data whose checksums a replay needs.
+    /// Ranges of data whose checksums a replay needs.
     pub(crate) written: CsumRanges,
     /// Whether all of the log could be read.
     pub(crate) complete: bool,
-    /// All extents on disk, known ones too, then in order.
+    /// All logged extents in order, recorded ones too.
     extents: Vec<LoggedExtent>,
     all: CsumRanges,
     csums: CsumRanges,
 }
 
-/// What a logged file extent refers to.
+/// The data extent that a logged file extent refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LoggedExtent {
     start: u64,
     end: u64,
     leaf: u64,
     slot: u32,
-    /// Wanted in checksums: bytes from `from` on, none where that is 0.
+    /// The range that needs checksums; (0, 0) if none does.
     needs: (u64, u64),
 }
 
@@ -50,9 +50,9 @@ impl LoggedExtent {
 }
 
 impl Logged {
-    /// Whether a replay makes all of this range data.
+    /// Whether a replay turns all of this range into data extents.
     pub(crate) fn is_data(&self, from: u64, to: u64) -> bool {
-        self.all.covered(from, to) == to - from
+        self.all.covered(from, to) == to.saturating_sub(from)
     }
 }
 
@@ -70,7 +70,7 @@ impl<'a> Checker<'a> {
             for (slot, key, data) in leaf.items().filter(|(_, key, _)| key.item_type == KeyType::ROOT_ITEM) {
                 let Ok(item) = RootItem::decode_any(data) else { continue };
                 if checker.roots.tree(RootId(key.offset)).is_none() {
-                    let text = format!("a log of subvolume {}, which does not exist", key.offset);
+                    let text = format!("log of subvolume {}, which does not exist", key.offset);
                     checker.sink.report(Code::Log, leaf.place(slot), text);
                 }
                 logs.push(TreeRoot {
@@ -107,7 +107,7 @@ impl<'a> Checker<'a> {
         self.compare_log_blocks();
     }
 
-    /// Blocks of the log lie on nothing that is allocated, and on no data that the log makes known.
+    /// Checks that blocks of the log overlap no allocated extent, no logged data, and not each other.
     fn compare_log_blocks(&mut self) {
         let mut blocks: Vec<u64> = self.log_blocks.iter().copied().collect();
         blocks.sort_unstable();
@@ -120,18 +120,18 @@ impl<'a> Checker<'a> {
                 || self.blocks.overlaps(bytenr, nodesize, nodesize)
                 || self.data.overlaps(bytenr, nodesize, self.sectorsize)
             {
-                self.sink.report(Code::Log, place, "a log block lies on an allocated extent");
+                self.sink.report(Code::Log, place, "a log block overlaps an allocated extent");
             }
             if self.log.all.covered(bytenr, end) > 0 {
-                self.sink.report(Code::Log, place, "a log block lies on logged data");
+                self.sink.report(Code::Log, place, "a log block overlaps logged data");
             }
-            if blocks.get(at + 1).is_some_and(|&next| next < end) {
+            if blocks.get(at.saturating_add(1)).is_some_and(|&next| next < end) {
                 self.sink.report(Code::Log, place, "two log blocks overlap");
             }
         }
     }
 
-    /// File extents in a log; `inode` is the last inode item, and whether its data has checksums.
+    /// Collects the file extents in a leaf. `inode` is the last inode item, and whether its data has checksums.
     fn logged_items(&mut self, leaf: &Leaf<'_>, inode: &mut Option<(u64, bool)>, extents: &mut Vec<LoggedExtent>) {
         for (slot, key, data) in leaf.items() {
             match key.item_type {
@@ -175,25 +175,25 @@ impl<'a> Checker<'a> {
         Some(LoggedExtent { start, end, leaf: leaf.bytenr, slot: u32::try_from(slot).unwrap_or(u32::MAX), needs })
     }
 
-    /// A new extent lies in a block group of data, on nothing that is allocated.
+    /// Checks that an unrecorded extent lies in a data block group and overlaps nothing that is allocated.
     fn place_logged(&mut self, place: Place, ino: u64, start: u64, end: u64) {
-        let len_bytes = end - start;
+        let len_bytes = end.saturating_sub(start);
         let what = format!("inode {ino}: logged data of {len_bytes} bytes at {start}");
         if self.data.overlaps(start, len_bytes, self.sectorsize)
             || self.blocks.overlaps(start, len_bytes, self.nodesize as u64)
         {
-            return self.sink.report(Code::Log, place, format!("{what} lies on another extent"));
+            return self.sink.report(Code::Log, place, format!("{what} overlaps another extent"));
         }
         let fits = self.groups.flags_of(start, end).is_some_and(|flags| flags.contains(BlockGroupFlags::DATA));
         if self.groups.complete && !fits {
-            self.sink.report(Code::Log, place, format!("{what} lies in no block group of data"));
+            self.sink.report(Code::Log, place, format!("{what} is in no data block group"));
         }
     }
 
-    /// Logged extents against each other, and against checksums.
+    /// Compares logged extents with each other, and with checksums.
     pub(crate) fn compare_log(&mut self) {
         let extents = std::mem::take(&mut self.log.extents);
-        // In order of start: who ends last so far.
+        // The extent that ends last so far; they come in order of their start.
         let mut last: Option<LoggedExtent> = None;
         for extent in &extents {
             let same = last.is_some_and(|last| (last.start, last.end) == (extent.start, extent.end));
@@ -217,7 +217,8 @@ impl<'a> Checker<'a> {
             match self.log.csums.end_at(at).max(self.csums.end_at(at)) {
                 Some(end) => at = end,
                 None => {
-                    let text = format!("logged data of {} bytes at {from}: no checksum of {at}", to - from);
+                    let len_bytes = to.saturating_sub(from);
+                    let text = format!("logged data of {len_bytes} bytes at {from}: no checksum of the sector at {at}");
                     return self.sink.report(Code::CsumMissing, extent.place(), text);
                 }
             }

@@ -1,11 +1,11 @@
-//! Preallocated extents with checksums: written through another file that shares them, or a contradiction.
+//! Preallocated extents with checksums.
 //!
-//! Linux writes into a preallocated extent in place, also where an older kernel let two files share it: one file's item
-//! says that it was written, the other's still that it was not. So the checksums are wrong only if no file says that
+//! Linux writes into a preallocated extent in place, even if an older kernel let two files share it. Then one file's item
+//! says that it was written, and the other's still that it was not. So the checksums are wrong only if no file says that
 //! the extent was written.
 //!
 //! Invariants:
-//! - I1. At most [`SUSPECTS_MAX`] extents are remembered; beyond them nothing is told, which `E-LIMIT` says.
+//! - I1. At most [`SUSPECTS_MAX`] extents are remembered; `E-LIMIT` reports that there were more.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::problem::{Code, Place};
 use crate::raw::{u8_at, u64_at};
 use crate::walk::{Event, Kind, Leaf};
 
-/// Extents that are remembered.
+/// Maximum number of remembered extents.
 const SUSPECTS_MAX: usize = 1 << 16;
 
 /// Preallocated extents that have checksums, by address.
@@ -27,7 +27,7 @@ pub(crate) struct Prealloc {
 }
 
 impl Prealloc {
-    /// A file says that nothing was written to this extent, and there are checksums.
+    /// Remembers an extent that has checksums although a file says that it was not written.
     pub(crate) fn suspect(&mut self, bytenr: u64, place: Place, text: String) {
         if self.suspects.len() >= SUSPECTS_MAX {
             self.overflowed = true;
@@ -38,7 +38,7 @@ impl Prealloc {
 }
 
 impl<'a> Checker<'a> {
-    /// Walks the trees of files again, if there are suspects, for files that did write to them.
+    /// If there are suspects, walks the trees of files again to find files that wrote to them. Reports the others.
     pub(crate) fn compare_prealloc(&mut self) {
         let mut suspects = std::mem::take(&mut self.prealloc.suspects);
         if suspects.is_empty() {
@@ -51,7 +51,7 @@ impl<'a> Checker<'a> {
             self.log_blocks.clear();
             self.walk(&root, &mut |_, event| match event {
                 Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
-                // The writer may be there.
+                // The part that was not read may have a file that wrote to them.
                 Event::Known(_) | Event::Gap => suspects.clear(),
             });
         }
@@ -66,7 +66,7 @@ impl<'a> Checker<'a> {
             self.sink.report(
                 Code::Limit,
                 Place::default(),
-                "more preallocated extents have checksums than can be looked at",
+                "too many preallocated extents have checksums to check them all",
             );
         }
     }

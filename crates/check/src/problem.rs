@@ -1,7 +1,7 @@
-//! What a check finds: stable codes, places, and the collector that keeps their number bounded.
+//! Problems: their stable codes, their places, and the sink that bounds their number.
 //!
 //! Invariants:
-//! - I1. Of each code at most [`Limits::per_code`] problems are handed out; all are counted.
+//! - I1. For each code at most [`Limits::per_code`] problems are reported; all are counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -18,12 +18,12 @@ macro_rules! codes {
             /// All codes.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The code as it is printed.
+            /// The printed form of the code.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text),* }
             }
 
-            /// What it stands for, in a sentence.
+            /// The meaning of the code, in a sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $doc),* }
             }
@@ -90,7 +90,7 @@ codes! {
 }
 
 impl Code {
-    /// Whether it is damage.
+    /// Whether the code is damage.
     pub fn is_error(self) -> bool {
         self.as_str().starts_with('E')
     }
@@ -102,47 +102,47 @@ impl fmt::Display for Code {
     }
 }
 
-/// Where a problem is, as far as it is known.
+/// The place of a problem, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The tree.
     pub tree: Option<RootId>,
-    /// The tree block, or the start of what the problem is about.
+    /// The address of the tree block, or of the extent that the problem is about.
     pub bytenr: Option<u64>,
     /// The slot in that block.
     pub slot: Option<usize>,
 }
 
 impl Place {
-    /// A tree as a whole.
+    /// The place of a whole tree.
     pub fn tree(tree: RootId) -> Self {
         Self { tree: Some(tree), ..Self::default() }
     }
 
-    /// A block of a tree.
+    /// The place of a block of a tree.
     pub fn block(tree: RootId, bytenr: u64) -> Self {
         Self { tree: Some(tree), bytenr: Some(bytenr), slot: None }
     }
 
-    /// An item.
+    /// The place of an item.
     pub fn item(tree: RootId, bytenr: u64, slot: usize) -> Self {
         Self { tree: Some(tree), bytenr: Some(bytenr), slot: Some(slot) }
     }
 
-    /// An address outside of any tree.
+    /// The place of an address outside of any tree.
     pub fn at(bytenr: u64) -> Self {
         Self { bytenr: Some(bytenr), ..Self::default() }
     }
 }
 
-/// One thing that is wrong.
+/// A problem of a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Its kind.
+    /// The kind of problem.
     pub code: Code,
-    /// Where.
+    /// The place of the problem.
     pub place: Place,
-    /// What was found and what was expected.
+    /// The finding, and the expected state.
     pub text: String,
 }
 
@@ -165,10 +165,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How many problems are told.
+/// Limits on the number of reported problems.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of each code; the rest is counted only.
+    /// Number of reported problems of each code; further ones are only counted.
     pub per_code: u64,
 }
 
@@ -178,12 +178,12 @@ impl Default for Limits {
     }
 }
 
-/// Takes problems as they are found.
+/// Counts problems and passes them on.
 pub(crate) struct Sink<'a> {
     tell: &'a mut dyn FnMut(Problem),
     limits: Limits,
     pub(crate) counts: BTreeMap<Code, u64>,
-    /// Same block, same slot, same code: told once, however many trees share the block.
+    /// Code, block and slot of reported problems: a problem is reported once, however many trees share the block.
     told: HashSet<(Code, u64, usize)>,
     muted: bool,
     total: u64,
@@ -205,19 +205,19 @@ impl<'a> Sink<'a> {
         {
             return;
         }
-        *count += 1;
-        self.total += 1;
+        *count = count.saturating_add(1);
+        self.total = self.total.saturating_add(1);
         if *count <= self.limits.per_code {
             (self.tell)(Problem { code, place, text: text.into() });
         }
     }
 
-    /// While muted nothing is told or counted: a second walk over what was told already.
+    /// While muted, the sink ignores problems: a second walk would report them again.
     pub(crate) fn mute(&mut self, muted: bool) {
         self.muted = muted;
     }
 
-    /// How many problems there are so far.
+    /// Number of problems so far.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }

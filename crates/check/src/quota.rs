@@ -1,10 +1,10 @@
 //! The quota tree: items that belong together, and the numbers of each subvolume's own group.
 //!
-//! A subvolume refers to an extent where any of its blocks or files does; an extent is exclusive while no other
-//! subvolume refers to it. Numbers of higher groups follow from members and are not compared.
+//! A subvolume refers to an extent if any of its blocks or files does. An extent is exclusive while no other subvolume refers
+//! to it. The numbers of higher groups follow from their members and are not compared.
 //!
 //! Invariants:
-//! - I1. Only with quotas on: about 50 bytes for each tree block and data extent.
+//! - I1. With quotas on, about 50 bytes for each tree block and data extent; otherwise nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,16 +16,16 @@ use crate::problem::{Code, Place};
 use crate::raw::u64_at;
 use crate::walk::Event;
 
-/// What the quota tree says, and what is found.
+/// The numbers of the quota tree, and the numbers found.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
-    /// Whether numbers are to be compared.
+    /// Whether the numbers are compared.
     active: bool,
     listed: BTreeMap<u64, (QgroupInfo, Place)>,
     found: BTreeMap<u64, (u64, u64)>,
-    /// The subvolume at hand.
+    /// The current subvolume.
     current: Option<RootId>,
-    /// For each extent: the first subvolume, the last one, and whether there are several.
+    /// For each extent: the first subvolume that refers to it, the last one, and whether there are several.
     users: std::collections::HashMap<u64, Users>,
 }
 
@@ -37,17 +37,17 @@ struct Users {
 }
 
 impl Quota {
-    /// Whether every block of every subvolume must be seen.
+    /// Whether the check must visit every block of every subvolume.
     pub(crate) fn is_active(&self) -> bool {
         self.active
     }
 
-    /// The next blocks and extents belong to this subvolume.
+    /// Counts the next blocks and extents for this subvolume.
     pub(crate) fn begin(&mut self, tree: Option<RootId>) {
         self.current = tree;
     }
 
-    /// Nothing is counted any more.
+    /// Stops counting.
     pub(crate) fn pause(&mut self) {
         self.current = None;
     }
@@ -67,7 +67,7 @@ impl Quota {
         if users.first != tree {
             users.several = true;
         }
-        // Lengths in a crafted image may be anything.
+        // A crafted image can have any length.
         let found = self.found.entry(tree).or_default();
         found.0 = found.0.wrapping_add(len_bytes);
         if let Some((tree, gains)) = exclusive_of {
@@ -78,12 +78,12 @@ impl Quota {
 }
 
 impl<'a> Checker<'a> {
-    /// Counts a tree block for the subvolume at hand.
+    /// Counts a tree block for the current subvolume.
     pub(crate) fn quota_block(&mut self, bytenr: u64) {
         self.quota.count(bytenr, self.nodesize as u64);
     }
 
-    /// Counts a data extent.
+    /// Counts a data extent for the current subvolume.
     pub(crate) fn quota_data(&mut self, bytenr: u64, len_bytes: u64) {
         self.quota.count(bytenr, len_bytes);
     }
@@ -142,12 +142,12 @@ impl<'a> Checker<'a> {
         self.quota.active = status & QgroupStatus::ON != 0 && status & unsure == 0;
     }
 
-    /// Numbers of each subvolume's group.
+    /// Compares the numbers of each subvolume's group.
     pub(crate) fn compare_quota(&mut self) {
         if !self.quota.active || self.has_gaps {
             return;
         }
-        // What is left of a deleted subvolume still counts for others until it is gone.
+        // Until a deleted subvolume is gone, its remains count as a user of shared extents.
         if self.roots.trees.values().any(|root| root.refs == 0) {
             return;
         }
@@ -158,7 +158,7 @@ impl<'a> Checker<'a> {
             let (referenced, exclusive) = self.quota.found.get(&group).copied().unwrap_or_default();
             if (info.rfer, info.excl) != (referenced, exclusive) {
                 let text = format!(
-                    "quota group {} counts {} bytes referenced and {} exclusive, found {referenced} and {exclusive}",
+                    "quota group {} has {} bytes referenced and {} exclusive, found {referenced} and {exclusive}",
                     name(group),
                     info.rfer,
                     info.excl

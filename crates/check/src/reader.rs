@@ -1,9 +1,9 @@
-//! Reads tree blocks: sorted, in large pieces, every copy of each, verified.
+//! Reads tree blocks in sorted order and large pieces, and verifies every copy.
 //!
 //! Invariants:
-//! - I1. What is handed out has a right checksum, its own address, and the level that its parent expects, so following
+//! - I1. A usable block has a correct checksum, its own address, and the level that its parent expects, so a descent along
 //!   its pointers ends.
-//! - I2. A block that is read for the first time is read and verified from every copy.
+//! - I2. The first read of a block reads and verifies every copy.
 
 use std::thread;
 
@@ -14,7 +14,7 @@ use ubtrfs_volumes::Volumes;
 
 use crate::problem::Code;
 
-/// A pointer to a tree block, and what it promises.
+/// A pointer to a tree block, with the expected properties of the block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
     pub(crate) bytenr: u64,
@@ -22,22 +22,22 @@ pub(crate) struct Edge {
     /// `None` for a root.
     pub(crate) key: Option<Key>,
     pub(crate) level: u8,
-    /// Only items from the drop progress on are left below.
+    /// Below it, only items from the drop progress on are left.
     pub(crate) on_drop_path: bool,
 }
 
 /// How an edge is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Care {
-    /// Every copy, everything verified and told.
+    /// Read and verify every copy, and report every problem.
     Verify,
-    /// Was verified; any copy that is good.
+    /// The block was verified before; read any good copy.
     Again,
-    /// Was found unusable.
+    /// The block is unusable; do not read it.
     Skip,
 }
 
-/// What came of a block.
+/// The result of reading a block.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) usable: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Outcome {
     pub(crate) problems: Vec<(Code, Option<usize>, String)>,
 }
 
-/// A chunk's place and copies.
+/// A chunk's range and number of copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) start: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Span {
 pub(crate) fn spans(volumes: &Volumes) -> Vec<Span> {
     let span = |(start, item): &(Logical, std::sync::Arc<ubtrfs_format::item::ChunkItem>)| Span {
         start: start.0,
-        end: start.0 + item.length,
+        end: start.0.saturating_add(item.length),
         copies: volumes.num_copies(*start),
     };
     volumes.chunks().iter().map(span).collect()
@@ -69,9 +69,9 @@ pub(crate) fn span_at(spans: &[Span], bytenr: u64) -> Option<Span> {
     spans.get(at.checked_sub(1)?).copied().filter(|span| bytenr < span.end)
 }
 
-/// Most bytes of one read.
+/// Maximum bytes of one read.
 const RUN_MAX: usize = 1 << 20;
-/// Blocks that are worth a second thread.
+/// Minimum number of blocks for a second thread.
 const PARALLEL_MIN: usize = 32;
 
 /// Reads blocks of one tree.
@@ -86,7 +86,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Fills `buf` with the blocks in the order of `order`, indexes of `edges` sorted by address.
+    /// Fills `buf` with the blocks, in the order of `order`: indexes of `edges`, sorted by address.
     pub(crate) fn read(&self, edges: &[Edge], care: &[Care], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
         let threads = if order.len() < PARALLEL_MIN { 1 } else { self.threads.max(1) };
         if threads == 1 {
@@ -94,7 +94,7 @@ impl Reader<'_> {
         }
         let part_len = order.len().div_ceil(threads);
         thread::scope(|scope| {
-            let parts = order.chunks(part_len).zip(buf.chunks_mut(part_len * self.nodesize));
+            let parts = order.chunks(part_len).zip(buf.chunks_mut(part_len.saturating_mul(self.nodesize)));
             let handles: Vec<_> =
                 parts.map(|(order, buf)| scope.spawn(move || self.read_part(edges, care, order, buf))).collect();
             let results = handles
@@ -105,36 +105,38 @@ impl Reader<'_> {
     }
 
     fn read_part(&self, edges: &[Edge], care: &[Care], order: &[u32], buf: &mut [u8]) -> Vec<Outcome> {
-        let edge = |at: usize| &edges[order[at] as usize];
-        let care = |at: usize| care[order[at] as usize];
+        let sorted: Vec<(&Edge, Care)> = order.iter().map(|&at| (&edges[at as usize], care[at as usize])).collect();
         let mut outcomes = Vec::with_capacity(order.len());
         let mut other = Vec::new();
-        let mut at = 0;
-        while at < order.len() {
-            let start = edge(at).bytenr;
-            let mut run = 1;
-            let Some(span) = self.span_of(start).filter(|_| care(at) != Care::Skip) else {
-                outcomes.push(self.unreachable(start, care(at)));
-                at += 1;
-                continue;
-            };
-            while at + run < order.len()
-                && (run + 1) * self.nodesize <= RUN_MAX
-                && care(at + run) == care(at)
-                && edge(at + run).bytenr == start + (run * self.nodesize) as u64
-                && start + ((run + 1) * self.nodesize) as u64 <= span.end
-            {
-                run += 1;
+        let (mut rest, mut buf) = (sorted.as_slice(), buf);
+        while let Some(&(first, care)) = rest.first() {
+            let span = self.span_of(first.bytenr).filter(|_| care != Care::Skip);
+            let run_len = span.map_or(1, |span| self.run_len(rest, span)).max(1);
+            let (run, later) = rest.split_at(run_len);
+            let (piece, behind) = std::mem::take(&mut buf).split_at_mut(run_len.saturating_mul(self.nodesize));
+            (rest, buf) = (later, behind);
+            let edges: Vec<&Edge> = run.iter().map(|(edge, _)| *edge).collect();
+            match (span, care) {
+                (None, _) => outcomes.push(self.unreachable(first.bytenr, care)),
+                (Some(span), Care::Verify) => self.read_run(&edges, span, piece, &mut other, &mut outcomes),
+                (Some(span), _) => self.read_again(&edges, span, piece, &mut outcomes),
             }
-            let piece = &mut buf[at * self.nodesize..(at + run) * self.nodesize];
-            let edges: Vec<&Edge> = (at..at + run).map(edge).collect();
-            match care(at) {
-                Care::Verify => self.read_run(&edges, span, piece, &mut other, &mut outcomes),
-                _ => self.read_again(&edges, span, piece, &mut outcomes),
-            }
-            at += run;
         }
         outcomes
+    }
+
+    /// Number of blocks at the start of `rest` that are neighbours in `span` and need the same care, so one read gets all.
+    fn run_len(&self, rest: &[(&Edge, Care)], span: Span) -> usize {
+        let Some(&(first, care)) = rest.first() else { return 0 };
+        let nr_max = RUN_MAX.checked_div(self.nodesize).unwrap_or(1).max(1);
+        let mut run_end = first.bytenr;
+        let is_next = |(edge, next_care): &&(&Edge, Care)| {
+            let end = edge.bytenr.saturating_add(self.nodesize as u64);
+            let joins = edge.bytenr == run_end && *next_care == care && end <= span.end;
+            run_end = end;
+            joins
+        };
+        rest.iter().take(nr_max).take_while(is_next).count()
     }
 
     /// The chunk that holds all of the block.
@@ -152,7 +154,7 @@ impl Reader<'_> {
         outcome
     }
 
-    /// What was verified before is told again only where this pointer promises something else.
+    /// Reads blocks that were verified before. Reports a problem only if this pointer expects another block.
     fn read_again(&self, edges: &[&Edge], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {
             let mut outcome = Outcome::default();
@@ -193,9 +195,10 @@ impl Reader<'_> {
             if other_whole && whole && other[..] == piece[..] {
                 continue;
             }
-            for (index, differ) in differ.iter_mut().enumerate() {
-                let range = index * self.nodesize..(index + 1) * self.nodesize;
-                *differ |= !other_whole || other[range.clone()] != piece[range];
+            for (differ, (ours, theirs)) in
+                differ.iter_mut().zip(piece.chunks(self.nodesize).zip(other.chunks(self.nodesize)))
+            {
+                *differ |= !other_whole || ours != theirs;
             }
         }
         for ((edge, raw), differ) in edges.iter().zip(piece.chunks_mut(self.nodesize)).zip(differ) {
@@ -203,7 +206,7 @@ impl Reader<'_> {
         }
     }
 
-    /// All copies are equal to this one.
+    /// The outcome of a block whose copies are all equal.
     fn judge(&self, edge: &Edge, raw: &[u8]) -> Outcome {
         match self.check(edge, raw) {
             None => Outcome { usable: true, ..Outcome::default() },
@@ -213,7 +216,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Copies differ, or one cannot be read: looks at each.
+    /// Reads each copy of a block whose copies differ or cannot all be read.
     fn read_one(&self, edge: &Edge, span: Span, raw: &mut [u8]) -> Outcome {
         let mut outcome = Outcome { copy_bad: span.copies > 1, ..Outcome::default() };
         let mut good: Option<Vec<u8>> = None;
@@ -227,7 +230,7 @@ impl Reader<'_> {
             };
             let Some((code, usable, slot, text)) = failed else {
                 if good.as_ref().is_some_and(|good| good != raw) {
-                    let text = format!("copy {copy} differs from another valid one");
+                    let text = format!("copy {copy} is valid, but differs from another valid copy");
                     outcome.problems.push((Code::BlockCopy, None, text));
                 }
                 good.get_or_insert_with(|| raw.to_vec());
@@ -249,7 +252,7 @@ impl Reader<'_> {
         outcome
     }
 
-    /// What is wrong with a block, and whether its content can be looked at nevertheless (I1).
+    /// The problem of a block, and whether its content is usable nevertheless (I1).
     fn check(&self, edge: &Edge, raw: &[u8]) -> Option<(Code, bool, Corrupt)> {
         let expected = Expected {
             bytenr: Some(Logical(edge.bytenr)),
@@ -264,7 +267,7 @@ impl Reader<'_> {
     }
 }
 
-/// A copy of a block that is not what it should be.
+/// A bad copy of a block.
 struct BadCopy {
     code: Code,
     usable: bool,
@@ -273,7 +276,7 @@ struct BadCopy {
     content: Vec<u8>,
 }
 
-/// The code of what the tree checker found, and whether the block's content can be looked at nevertheless.
+/// The code of the tree checker's finding, and whether the block's content is usable nevertheless.
 fn classify(corrupt: &Corrupt) -> (Code, bool) {
     match &corrupt.cause {
         FormatError::Checksum { .. } => (Code::BlockCsum, false),

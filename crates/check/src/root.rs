@@ -1,7 +1,7 @@
-//! The root tree: where each tree starts, and how subvolumes are named.
+//! The root tree: the root of each tree, and the names of subvolumes.
 //!
 //! Invariants:
-//! - I1. Subvolumes are few beside what they hold: about 150 bytes each are kept.
+//! - I1. About 150 bytes are kept for each subvolume.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::walk::{Event, Kind, Leaf, TreeRoot};
 
-/// A tree that the root tree names.
+/// A tree that the root tree lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root {
     pub(crate) root: TreeRoot,
     pub(crate) refs: u32,
-    /// Blocks that are newer were never shared.
+    /// Newer blocks were never shared.
     pub(crate) last_snapshot: Generation,
     pub(crate) uuid: Uuid,
     pub(crate) received_uuid: Uuid,
@@ -28,15 +28,16 @@ pub(crate) struct Root {
 /// The name of a subvolume in its parent.
 #[derive(Clone, Debug, Default)]
 struct Link {
-    /// Directory, index and name, from either item.
+    /// Directory, index and name in the ROOT_REF.
     forward: Option<(u64, u64, Vec<u8>)>,
+    /// Directory, index and name in the ROOT_BACKREF.
     backward: Option<(u64, u64, Vec<u8>)>,
-    /// The directory entry was seen.
+    /// A directory entry was seen.
     found: bool,
     place: Place,
 }
 
-/// What the root tree holds.
+/// The content of the root tree.
 #[derive(Debug, Default)]
 pub(crate) struct Roots {
     pub(crate) trees: BTreeMap<u64, Root>,
@@ -47,19 +48,19 @@ pub(crate) struct Roots {
     orphans: BTreeSet<u64>,
     /// Subvolumes that the root tree's directory names.
     defaults: Vec<(u64, Place)>,
-    /// Subvolumes whose directories were read to the end.
+    /// Subvolumes whose directories were read completely.
     read: BTreeSet<u64>,
 }
 
 impl Roots {
-    /// Where a tree starts.
+    /// The root of a tree.
     pub(crate) fn tree(&self, id: RootId) -> Option<TreeRoot> {
         self.trees.get(&id.0).map(|root| root.root)
     }
 }
 
 impl<'a> Checker<'a> {
-    /// Reads the root tree; `false` if nothing of it can be read.
+    /// Reads the root tree. Returns `false` if no part of it can be read.
     pub(crate) fn root_tree(&mut self) -> bool {
         let root = self.super_root(RootId::ROOT_TREE);
         let mut seen = false;
@@ -115,19 +116,19 @@ impl<'a> Checker<'a> {
             drop: dropping.then_some((item.drop_progress, item.drop_level)),
         };
         if item.generation > self.sb.generation {
-            let text = format!("tree {id} is of generation {}, the superblock {}", item.generation, self.sb.generation);
+            let text = format!("tree {id} has generation {}, the superblock {}", item.generation, self.sb.generation);
             self.sink.report(Code::RootItem, place, text);
         }
         if id == RootId::TREE_RELOC {
-            // The item of a relocation tree that was merged is left with 0 references until it is dropped.
+            // A merged relocation tree keeps an item with 0 references until it is dropped.
             return self.roots.reloc.push(root);
         }
         let is_known = id.is_fs_tree() || (1..=12).contains(&id.0);
         if !is_known {
-            self.sink.report(Code::RootItem, place, format!("root item of tree {id}, which is of no known use"));
+            self.sink.report(Code::RootItem, place, format!("root item of tree {id}, which is unknown"));
         }
         if item.drop_level > 0 && !dropping && item.refs != 0 {
-            self.sink.report(Code::RootItem, place, format!("tree {id} has a drop level and is not being deleted"));
+            self.sink.report(Code::RootItem, place, format!("tree {id} has a drop level, but is not being deleted"));
         }
         if id.is_fs_tree() && item.root_dirid != objectid::FIRST_FREE {
             let text = format!("the root directory of tree {id} is {}, expected 256", item.root_dirid);
@@ -155,7 +156,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A directory entry of a subvolume. Snapshots hold entries of subvolumes in their source that lead nowhere.
+    /// Checks a directory entry of a subvolume. Entries in a snapshot for subvolumes of its source lead nowhere.
     pub(crate) fn subvolume_entry(
         &mut self,
         tree: RootId,
@@ -174,17 +175,17 @@ impl<'a> Checker<'a> {
         if !fits || twice {
             let name = name.escape_ascii();
             let text =
-                format!("the entry '{name}' {index} in directory {dir} of subvolume {child} is not its ROOT_REF");
+                format!("the entry '{name}' {index} in directory {dir} contradicts the ROOT_REF of subvolume {child}");
             self.sink.report(Code::RootRef, place, text);
         }
     }
 
-    /// The directories of a subvolume were read to the end.
+    /// Notes that the directories of a subvolume were read completely.
     pub(crate) fn subvolume_was_read(&mut self, tree: RootId) {
         self.roots.read.insert(tree.0);
     }
 
-    /// Every subvolume has its names both ways, a directory entry, or is on its way out.
+    /// Checks that every subvolume has ROOT_REF, ROOT_BACKREF and directory entry, or is being deleted.
     pub(crate) fn compare_roots(&mut self) {
         let links = std::mem::take(&mut self.roots.links);
         let mut named = BTreeSet::new();
@@ -213,7 +214,7 @@ impl<'a> Checker<'a> {
             let is_subvolume = RootId(id).is_subvolume() && id != RootId::FS_TREE.0;
             let is_orphan = self.roots.orphans.contains(&id);
             if root.refs == 0 && RootId(id).is_subvolume() && !is_orphan {
-                let text = format!("subvolume {id} has no references and is not in the list of orphans");
+                let text = format!("subvolume {id} has no references and no orphan item");
                 self.sink.report(Code::RootItem, root.place, text);
             } else if root.refs > 0 && is_subvolume && !named.contains(&id) {
                 self.sink.report(Code::RootRef, root.place, format!("subvolume {id} has no name"));
@@ -233,7 +234,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Trees that have no part of their own: block groups, stripes, relocation, what is not known.
+    /// Walks the trees that no other part walks: stripes, relocation, unknown trees.
     pub(crate) fn other_trees(&mut self) {
         let walked: BTreeSet<u64> = self.walked.iter().map(|root| root.id.0).collect();
         let others: Vec<TreeRoot> = self.roots.trees.values().map(|root| root.root).collect();
@@ -247,7 +248,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The subvolumes: those in use first, then what is left of deleted ones.
+    /// Checks the subvolumes: first those in use, then the remains of deleted ones.
     pub(crate) fn subvolumes(&mut self) {
         let mut roots: Vec<Root> = self.roots.trees.values().copied().collect();
         roots.retain(|root| root.root.kind == Kind::Files);
@@ -266,7 +267,7 @@ impl<'a> Checker<'a> {
         self.segments.enabled = false;
     }
 
-    /// Generation that nothing can be above.
+    /// The highest possible generation.
     pub(crate) fn newest(&self) -> Generation {
         self.sb.generation
     }

@@ -1,12 +1,12 @@
-//! Runs of leaves that subvolumes share are looked at once: a snapshot costs what it does not share.
+//! Runs of leaves that subvolumes share are checked once, so a snapshot costs only what it does not share.
 //!
-//! A leaf whose first key is an inode item begins a *segment*, which ends before the next such leaf: no inode lies in two
-//! segments. What a subvolume's check takes from a segment (sums of names, number of inodes) is remembered, and added
-//! where another subvolume has the same leaves in the same order.
+//! A leaf whose first key is an inode item begins a *segment*, which ends before the next such leaf. No inode lies in two
+//! segments. The results of a segment (sums of names, number of inodes) are remembered, and added when another subvolume
+//! has the same leaves in the same order.
 //!
 //! Invariants:
-//! - I1. Only segments in which nothing was wrong, and nothing stands that is compared outside of the ledger (inodes
-//!   without names, entries of subvolumes, orphan items), are remembered.
+//! - I1. A segment is remembered only if nothing in it was wrong, and if it has no item that is compared outside of the
+//!   ledger (inodes without names, entries of subvolumes, orphan items).
 //! - I2. About 100 bytes a segment, and only if there are several subvolumes; a segment has at least one leaf.
 
 use std::collections::HashMap;
@@ -17,24 +17,24 @@ use crate::checker::Checker;
 use crate::reader::Edge;
 use crate::walk::Leaf;
 
-/// What is remembered of a segment.
+/// The remembered results of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     hash: u64,
-    /// What it adds to the sum of names.
+    /// Its part of the sum of names.
     pub(crate) names: u64,
     pub(crate) inodes: u64,
     pub(crate) last_key: Key,
 }
 
-/// All that is remembered, by the first leaf's address.
+/// All remembered segments, by the address of their first leaf.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     pub(crate) enabled: bool,
     known: HashMap<u64, Known>,
 }
 
-/// A segment that is being looked at.
+/// A segment that is being checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open {
     start: u64,
@@ -53,7 +53,7 @@ pub(crate) fn is_cut(key: Option<Key>) -> bool {
 }
 
 impl<'a> Checker<'a> {
-    /// Begins a segment with this leaf.
+    /// Begins a segment with this leaf, if segments are remembered.
     pub(crate) fn open_segment(&self, leaf: &Leaf<'_>) -> Option<Open> {
         let open = Open {
             start: leaf.bytenr,
@@ -67,7 +67,7 @@ impl<'a> Checker<'a> {
         self.segments.enabled.then(|| self.extend_segment(open, leaf))
     }
 
-    /// Adds a leaf to the segment at hand.
+    /// Adds a leaf to the current segment.
     pub(crate) fn extend_segment(&self, open: Open, leaf: &Leaf<'_>) -> Open {
         let view = leaf.view;
         let hash = self.leaf_hash(open.hash, leaf.bytenr, view.generation(), view.key(0).unwrap_or_default());
@@ -80,7 +80,7 @@ impl<'a> Checker<'a> {
         self.hash.numbers(&[before, bytenr, generation.0, objectid, item_type.0.into(), offset])
     }
 
-    /// The segment at hand is over: remembers it if that is allowed (I1).
+    /// Ends the current segment, and remembers it if that is allowed (I1).
     pub(crate) fn close_segment(&mut self, open: Option<Open>) {
         let Some(open) = open.filter(|open| !open.special && self.sink.total() == open.problems_before) else { return };
         let known = Known {
@@ -92,7 +92,7 @@ impl<'a> Checker<'a> {
         self.segments.known.insert(open.start, known);
     }
 
-    /// Which of these leaves, in key order, are whole known segments: end of each, by its first index.
+    /// Finds the remembered segments among these leaves, which are in key order: the end of each, by its first index.
     pub(crate) fn known_segments(&self, edges: &[Edge]) -> HashMap<usize, (usize, Known)> {
         let mut found = HashMap::new();
         if !self.segments.enabled || self.segments.known.is_empty() {

@@ -11,7 +11,7 @@ use crate::raw::u64_at;
 use crate::walk::Event;
 
 impl<'a> Checker<'a> {
-    /// Subvolumes by UUID, both ways. The tree is rebuilt when it is out of date, so nothing here is damage.
+    /// Compares the UUID tree with the subvolumes. Linux rebuilds the tree when it is out of date, so nothing here is damage.
     pub(crate) fn uuid_tree(&mut self) {
         let Some(root) = self.tree_root(RootId::UUID_TREE) else { return };
         let mut listed: BTreeSet<(KeyType, Uuid, u64)> = BTreeSet::new();
@@ -23,8 +23,9 @@ impl<'a> Checker<'a> {
                     continue;
                 }
                 let mut bytes = [0; 16];
-                bytes[..8].copy_from_slice(&key.objectid.to_le_bytes());
-                bytes[8..].copy_from_slice(&key.offset.to_le_bytes());
+                let (low, high) = bytes.split_at_mut(8);
+                low.copy_from_slice(&key.objectid.to_le_bytes());
+                high.copy_from_slice(&key.offset.to_le_bytes());
                 for at in (0..data.len()).step_by(8) {
                     let Some(id) = u64_at(data, at) else { break };
                     let entry = (key.item_type, Uuid::from_bytes(bytes), id);
@@ -44,7 +45,7 @@ impl<'a> Checker<'a> {
                 _ => root.received_uuid == uuid,
             });
             if !matches {
-                self.sink.report(Code::Uuid, place, format!("{uuid} is not subvolume {id}"));
+                self.sink.report(Code::Uuid, place, format!("{uuid} is not the UUID of subvolume {id}"));
             }
         }
         let subvolumes: Vec<(u64, Uuid, Place)> = self

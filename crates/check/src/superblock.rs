@@ -1,7 +1,7 @@
-//! Superblock copies and the root backups in them.
+//! Superblock copies and their root backups.
 //!
-//! Linux writes every copy at a commit, and the first one alone when it syncs the log: copies of one generation may
-//! differ in what concerns the log.
+//! Linux writes every copy at a commit, but only the first one when it syncs the log. Copies of one generation may therefore
+//! differ in the fields of the log.
 
 use ubtrfs_device::Device;
 use ubtrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -13,8 +13,9 @@ use crate::problem::{Code, Place, Sink};
 /// Checks every copy that fits on a device against the newest superblock.
 pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut Sink<'_>) {
     for (mirror, offset) in SUPERBLOCK_OFFSETS.into_iter().enumerate() {
-        // As the kernel decides whether there is a copy.
-        if offset + SUPERBLOCK_SIZE as u64 >= newest.dev_item.total_bytes.min(device.len_bytes()) {
+        // The kernel's condition for the existence of a copy.
+        let end = offset.saturating_add(SUPERBLOCK_SIZE as u64);
+        if end >= newest.dev_item.total_bytes.min(device.len_bytes()) {
             continue;
         }
         let place = Place::at(offset);
@@ -26,12 +27,12 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
         }
         if raw.iter().all(|&byte| byte == 0) {
             if mirror == 0 {
-                // mkfs writes it, and Linux looks for it alone when it mounts.
+                // mkfs writes it, and Linux mounts by this copy alone.
                 let text = format!("{name} was overwritten with zeros; Linux does not mount the filesystem without it");
                 sink.report(Code::SuperMirror, place, text);
                 continue;
             }
-            // A restored metadata image has the first copy alone; the next commit writes the others.
+            // A restored metadata image has only the first copy; the next commit writes the others.
             sink.report(Code::SuperMissing, place, format!("{name} was never written"));
             continue;
         }
@@ -47,14 +48,14 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
             continue;
         }
         if own.bytenr != offset {
-            sink.report(Code::SuperMirror, place, format!("{name} says that it is at {}", own.bytenr));
+            sink.report(Code::SuperMirror, place, format!("{name} has the address {}, expected {offset}", own.bytenr));
         }
         if own.fsid != newest.fsid {
-            sink.report(Code::SuperMirror, place, format!("{name} is of filesystem {}", own.fsid));
+            sink.report(Code::SuperMirror, place, format!("{name} belongs to filesystem {}", own.fsid));
             continue;
         }
         if own.generation != newest.generation {
-            let text = format!("{name} is of generation {}, the newest is {}", own.generation, newest.generation);
+            let text = format!("{name} has generation {}, the newest copy {}", own.generation, newest.generation);
             sink.report(Code::SuperOld, place, text);
             continue;
         }
@@ -64,7 +65,7 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
     }
 }
 
-/// Fields that may not differ between copies of one generation.
+/// The fields that differ although copies of one generation must agree in them.
 fn differences(own: &Superblock, newest: &Superblock) -> Vec<&'static str> {
     let fields: [(&str, bool); 19] = [
         ("root", own.root == newest.root),
@@ -90,7 +91,7 @@ fn differences(own: &Superblock, newest: &Superblock) -> Vec<&'static str> {
     fields.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
 }
 
-/// One of the backups names the current roots, once a commit was done.
+/// Checks that one of the root backups names the current roots, if there was a commit.
 pub(crate) fn check_backups(checker: &mut Checker<'_>) {
     let sb = &checker.sb;
     let backups = &sb.super_roots;
@@ -100,7 +101,7 @@ pub(crate) fn check_backups(checker: &mut Checker<'_>) {
         return;
     }
     if newest.tree_root_gen > sb.generation {
-        let text = format!("a root backup is of generation {}, the superblock {}", newest.tree_root_gen, sb.generation);
+        let text = format!("a root backup has generation {}, the superblock {}", newest.tree_root_gen, sb.generation);
         checker.sink.report(Code::SuperBackup, Place::default(), text);
     } else if newest.tree_root_gen == sb.generation && (newest.tree_root, newest.chunk_root) != (sb.root, sb.chunk_root)
     {

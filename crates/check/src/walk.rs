@@ -1,8 +1,8 @@
-//! Walks a tree in key order, level by level inside of a window, and keeps the books about what it meets.
+//! Walks a tree in key order, one window of each level at a time, and records the references that it meets.
 //!
 //! Invariants:
-//! - I1. A walk visits each block once: levels descend, and a block that the walk was at already is told and left out.
-//! - I2. References are derived from a block's content at the first visit of any walk: from then on they are counted.
+//! - I1. A walk visits each block once: levels descend, and a block that this walk visited before is reported and skipped.
+//! - I2. The references in a block are recorded at the first visit by any walk, and only then.
 //! - I3. Memory: a window of leaves ([`WINDOW_BYTES`]), and the pointers of [`NODES_AT_ONCE`] nodes for each level.
 
 use ubtrfs_format::check::CheckContext;
@@ -18,12 +18,12 @@ use crate::raw::{u8_at, u64_at};
 use crate::reader::{Care, Edge, Reader};
 use crate::segment::Known;
 
-/// Leaves that are read at once.
+/// Size of a window of leaves, which are read together.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Internal nodes whose children are listed at once.
+/// Number of internal nodes whose children are listed together.
 const NODES_AT_ONCE: usize = 4;
 
-/// What kind of tree is walked.
+/// The kind of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Owns its blocks alone.
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     Log,
 }
 
-/// Where a tree starts.
+/// The root of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TreeRoot {
     pub(crate) id: RootId,
@@ -44,11 +44,11 @@ pub(crate) struct TreeRoot {
     pub(crate) bytenr: u64,
     pub(crate) level: u8,
     pub(crate) generation: Option<Generation>,
-    /// A tree that is being deleted: what is left of it.
+    /// For a tree that is being deleted: its drop progress, before which nothing is left.
     pub(crate) drop: Option<(Key, u8)>,
 }
 
-/// A leaf at hand.
+/// A leaf that a walk visits.
 pub(crate) struct Leaf<'b> {
     pub(crate) tree: RootId,
     pub(crate) bytenr: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Leaf<'b> {
 }
 
 impl<'b> Leaf<'b> {
-    /// Its items: slot, key, data. Those outside of the block are left out.
+    /// Its items: slot, key, data. An item that lies outside of the block has no data.
     pub(crate) fn items(&self) -> impl Iterator<Item = (usize, Key, &'b [u8])> + use<'b> {
         let view = self.view;
         (0..view.nritems()).map_while(move |slot| Some((slot, view.key(slot)?, view.item(slot).unwrap_or_default())))
@@ -67,13 +67,13 @@ impl<'b> Leaf<'b> {
     }
 }
 
-/// What a walk meets.
+/// An event of a walk.
 pub(crate) enum Event<'l, 'b> {
     /// A leaf, in key order.
     Leaf(&'l Leaf<'b>),
-    /// Leaves that another subvolume has too, in which nothing is wrong.
+    /// A run of leaves that was checked in another subvolume, without a problem.
     Known(&'l Known),
-    /// Something that cannot be read is missing here.
+    /// A block that cannot be read.
     Gap,
 }
 
@@ -86,9 +86,9 @@ struct State {
 }
 
 impl<'a> Checker<'a> {
-    /// Visits every leaf in key order. `false`: parts could not be read.
+    /// Visits every leaf in key order. Returns `false` if a part could not be read.
     pub(crate) fn walk(&mut self, tree: &TreeRoot, on_event: &mut OnEvent<'_, 'a>) -> bool {
-        self.nr_walks += 1;
+        self.nr_walks = self.nr_walks.saturating_add(1);
         let mut state = State { walk: self.nr_walks, last_key: [None; LEVEL_MAX as usize + 1], complete: true };
         let counts_for = match tree.kind {
             Kind::Plain | Kind::Files => tree.id.0,
@@ -127,14 +127,14 @@ impl<'a> Checker<'a> {
         self.walk_edges(tree, edges, level, state, on_event);
     }
 
-    /// Leaves out what other subvolumes have too.
+    /// Visits leaves, except for runs of them that were checked in another subvolume.
     fn walk_leaves(&mut self, tree: &TreeRoot, edges: &[Edge], state: &mut State, on_event: &mut OnEvent<'_, 'a>) {
         let known = self.known_segments(edges);
         let mut from = 0;
-        let mut at = 0;
+        let mut at: usize = 0;
         while at < edges.len() {
             let Some((to, segment)) = known.get(&at).filter(|(to, _)| self.were_reached(&edges[at..*to])) else {
-                at += 1;
+                at = at.saturating_add(1);
                 continue;
             };
             self.walk_edges(tree, &edges[from..at], 0, state, on_event);
@@ -153,7 +153,7 @@ impl<'a> Checker<'a> {
         edges.iter().all(reached)
     }
 
-    /// Books leaves that are not read again.
+    /// Records a visit of leaves that are not read again.
     fn visit_known(&mut self, tree: &TreeRoot, edges: &[Edge], segment: &Known, state: &mut State) {
         for edge in edges {
             let block = self.blocks.entry(edge.bytenr);
@@ -170,7 +170,7 @@ impl<'a> Checker<'a> {
         if let (Some((key, bytenr)), Some(last)) = (first, state.last_key[0])
             && last >= key
         {
-            let text = format!("the first key {key} is not above the last key before it, {last}");
+            let text = format!("the first key {key} is not above the last key of the block before it, {last}");
             self.sink.report(Code::KeyOrder, Place::block(tree.id, bytenr), text);
         }
         state.last_key[0] = Some(segment.last_key);
@@ -184,13 +184,14 @@ impl<'a> Checker<'a> {
         state: &mut State,
         on_event: &mut OnEvent<'_, 'a>,
     ) {
-        let window = if level == 0 { (WINDOW_BYTES / self.nodesize).max(1) } else { NODES_AT_ONCE };
+        let leaves = WINDOW_BYTES.checked_div(self.nodesize).unwrap_or(1).max(1);
+        let window = if level == 0 { leaves } else { NODES_AT_ONCE };
         for edges in edges.chunks(window) {
             let mut buf = std::mem::take(&mut self.buf);
             let places = self.read_window(tree, edges, &mut buf);
             let mut children = Vec::new();
             for (edge, place) in edges.iter().zip(places) {
-                let view = place.and_then(|at| NodeView::new(&buf[at..at + self.nodesize]).ok());
+                let view = place.and_then(|at| NodeView::new(buf.get(at..)?.get(..self.nodesize)?).ok());
                 let Some(view) = view else {
                     state.complete = false;
                     on_event(self, Event::Gap);
@@ -211,19 +212,21 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reads the blocks of a window; where in `buf` each lies, if it can be used.
+    /// Reads the blocks of a window. Returns each usable block's position in `buf`.
     fn read_window(&mut self, tree: &TreeRoot, edges: &[Edge], buf: &mut Vec<u8>) -> Vec<Option<usize>> {
         let mut order: Vec<u32> = (0..edges.len() as u32).collect();
         order.sort_by_key(|&at| edges[at as usize].bytenr);
         let mut care: Vec<Care> = edges.iter().map(|edge| self.care(edge)).collect();
-        self.nr_again += care.iter().filter(|care| **care == Care::Again).count() as u64;
+        let nr_again = care.iter().filter(|care| **care == Care::Again).count() as u64;
+        self.nr_again = self.nr_again.saturating_add(nr_again);
         if self.nr_again > self.again_max {
             care.iter_mut().filter(|care| **care == Care::Again).for_each(|care| *care = Care::Skip);
-            let text = "subvolumes share blocks in more ways than can be looked at";
+            let text = "subvolumes share blocks in more ways than can be checked";
             self.sink.report(Code::Limit, Place { slot: Some(0), ..Place::block(tree.id, 0) }, text);
         }
-        buf.resize(edges.len() * self.nodesize, 0);
-        // A log is of the transaction after the superblock's.
+        let window_bytes = edges.len().saturating_mul(self.nodesize);
+        buf.resize(window_bytes, 0);
+        // A log belongs to the transaction after the superblock's.
         let newest = self.newest().0.saturating_add(u64::from(tree.kind == Kind::Log));
         let ctx = CheckContext { generation_limit: Some(Generation(newest)), ..self.ctx };
         let reader = Reader {
@@ -242,7 +245,7 @@ impl<'a> Checker<'a> {
                 self.sink.report(code, Place { slot, ..Place::block(tree.id, edge.bytenr) }, text);
             }
             if outcome.usable {
-                places[at as usize] = Some(position * self.nodesize);
+                places[at as usize] = Some(position.saturating_mul(self.nodesize));
             }
             if care[at as usize] == Care::Verify && tree.kind != Kind::Log {
                 let flags = [(outcome.copy_bad, COPY_BAD), (!outcome.usable, LOST | REACHED)];
@@ -250,7 +253,7 @@ impl<'a> Checker<'a> {
                 self.blocks.entry(edge.bytenr).flags |= flags;
             }
         }
-        self.progress.advance((edges.len() * self.nodesize) as u64);
+        self.progress.advance(window_bytes as u64);
         places
     }
 
@@ -262,7 +265,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Books a block and lists its children; `false` if this walk was here before (I1).
+    /// Records a visit of a block and lists its children. Returns `false` if this walk visited it before (I1).
     fn visit(
         &mut self,
         tree: &TreeRoot,
@@ -330,11 +333,11 @@ impl<'a> Checker<'a> {
     ) {
         let place = Place::block(tree.id, edge.bytenr);
         if level != view.level() {
-            let text = format!("the extent item says level {level}, the block is on level {}", view.level());
+            let text = format!("the extent item has level {level}, the block level {}", view.level());
             self.sink.report(Code::ExtentInfo, place, text);
         }
         if generation != view.generation().0 {
-            let text = format!("the extent item says generation {generation}, the block {}", view.generation());
+            let text = format!("the extent item has generation {generation}, the block {}", view.generation());
             self.sink.report(Code::ExtentInfo, place, text);
         }
     }
@@ -343,12 +346,14 @@ impl<'a> Checker<'a> {
         let Some(last) = state.last_key.get_mut(usize::from(edge.level)) else { return };
         let Some(first) = view.key(0) else { return };
         if last.is_some_and(|last| last >= first) {
-            let text =
-                format!("the first key {first} is not above the last key before it, {}", last.unwrap_or_default());
+            let text = format!(
+                "the first key {first} is not above the last key of the block before it, {}",
+                last.unwrap_or_default()
+            );
             self.sink.report(Code::KeyOrder, place, text);
         }
         if let Some(key) = edge.key.filter(|&key| key != first) {
-            let text = format!("the first key is {first}, the pointer to the block says {key}");
+            let text = format!("the first key is {first}, the pointer to the block has {key}");
             self.sink.report(Code::BlockHeader, place, text);
         }
         *last = view.key(view.nritems().saturating_sub(1));
@@ -388,7 +393,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Books what a leaf's file extents refer to.
+    /// Records the references of a leaf's file extents.
     fn book_data(&mut self, tree: &TreeRoot, bytenr: u64, view: &NodeView<'_>, full: bool) {
         if tree.kind == Kind::Plain && tree.id != RootId::ROOT_TREE {
             return;
@@ -420,20 +425,20 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// A reference to a block or extent that one number describes.
+/// The fact of a reference that one number identifies: a tree's id or a parent's address.
 pub(crate) fn block_fact(bytenr: u64, kind: KeyType, part: u64) -> Fact {
     Fact { subject: bytenr, kind: kind.0.into(), parts: [part, 0, 0] }
 }
 
-/// How long a data extent is, said once for each reference.
+/// The fact of a data extent's length, recorded once for each reference.
 pub(crate) fn length_fact(bytenr: u64, len_bytes: u64) -> Fact {
     Fact { subject: bytenr, kind: LENGTH, parts: [len_bytes, 0, 0] }
 }
 
-/// Kind of [`length_fact`].
+/// The kind of a [`length_fact`].
 pub(crate) const LENGTH: u64 = 1;
 
-/// The full backref bit.
+/// Whether the full backref bit is set.
 pub(crate) fn is_full(flags: u64) -> bool {
     ExtentFlags::from_bits_retain(flags).contains(ExtentFlags::FULL_BACKREF)
 }

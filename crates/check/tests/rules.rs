@@ -533,9 +533,9 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
     let (image, _) = logged();
     let superblock = image.read_at(65_536, 4096).unwrap();
     let root = u64::from_le_bytes(superblock[80..88].try_into().unwrap());
-    // In the metadata block group on the root tree, and behind it where nothing is; in no block group.
+    // In the metadata block group: on the root tree, and behind it in free space. Outside of all block groups.
     for (bytenr, what) in
-        [(root, "another extent"), (root + (16 << 20), "no block group of data"), (1 << 50, "no block")]
+        [(root, "another extent"), (root + (16 << 20), "no data block group"), (1 << 50, "no data block group")]
     {
         let damage = craft_in(&image, TREE_LOG, |items| {
             find(items, 258, KeyType::EXTENT_DATA).map(|(_, data)| number(data, 21, bytenr)).is_some()
