@@ -1,6 +1,6 @@
-//! A cgroup with a limit on memory, version 2 or 1, whichever of them has the machine's memory controller.
+//! A cgroup with a memory limit, version 2 or 1, whichever has the machine's memory controller.
 //!
-//! What counts is what the kernel charges: the processes' own memory and the page cache of what they read and write.
+//! The kernel charges the memory of its processes and the page cache of the files that they read and write.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// Removed when dropped; no process may be in it then.
+/// A cgroup that is removed when dropped; it must have no process then.
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     dir: PathBuf,
@@ -26,7 +26,7 @@ impl MemoryLimit {
         let (root, version) = find()?;
         let dir = root.join(format!("ubtrfs-bench-{}", std::process::id()));
         if version == Version::Two {
-            // Where it is on already, or a manager keeps it on, there is nothing to do.
+            // The controller may be on already, or a manager may keep it on.
             let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
         }
         fs::create_dir(&dir).with_context(|| format!("cannot make the cgroup {}; run as root", dir.display()))?;
@@ -37,7 +37,7 @@ impl MemoryLimit {
         };
         fs::write(limit.dir.join(file), bytes.to_string())
             .with_context(|| format!("cannot limit memory in {}", limit.dir.display()))?;
-        // No swap to hide in. Kernels without accounting of swap have no such file.
+        // Swap would evade the limit. Kernels without swap accounting lack the file.
         let _ = fs::write(limit.dir.join(swap), if version == Version::One { bytes } else { 0 }.to_string());
         Ok(limit)
     }
@@ -46,7 +46,7 @@ impl MemoryLimit {
         &self.dir
     }
 
-    /// Most memory that was charged at any time, in bytes.
+    /// Maximum memory charged so far, in bytes.
     pub(crate) fn peak_bytes(&self) -> Option<u64> {
         let file = match self.version {
             Version::One => "memory.max_usage_in_bytes",
@@ -58,7 +58,7 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // A process that has just ended may still be counted.
+        // The kernel may still count a process that has just ended.
         for _ in 0..50 {
             if fs::remove_dir(&self.dir).is_ok() {
                 return;
@@ -69,7 +69,7 @@ impl Drop for MemoryLimit {
     }
 }
 
-/// The mount that has the memory controller.
+/// Finds the mount of the memory controller.
 fn find() -> Result<(PathBuf, Version)> {
     let mounts = fs::read_to_string("/proc/mounts").context("cannot read /proc/mounts")?;
     for line in mounts.lines() {
@@ -86,5 +86,5 @@ fn find() -> Result<(PathBuf, Version)> {
             return Ok((dir, Version::Two));
         }
     }
-    bail!("no cgroup with the memory controller is mounted; leave the limit out with --memory-limit 0")
+    bail!("no cgroup with the memory controller is mounted; use --memory-limit 0 for no limit")
 }

@@ -1,7 +1,7 @@
-//! Processor time: of this process, of a server, and of the kernel's threads that work for filesystems.
+//! Processor time of this process, of a server, and of the kernel's threads that work for filesystems.
 //!
-//! Read from `/proc/PID/stat`, in ticks of 10 ms. Kernel threads serve the whole machine: what other programs make them
-//! do in the same time counts too.
+//! It is read from `/proc/PID/stat`, in ticks of 10 ms. Kernel threads serve the whole machine, so their work for other
+//! programs is included.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 /// Seconds of processor time.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CpuTimes {
-    /// Of the process that makes the requests, and of its children.
+    /// Time of the process that makes the requests, and of its children.
     pub(crate) user: f64,
     pub(crate) system: f64,
-    /// Of the server, where there is one.
+    /// Time of the server, if there is one.
     pub(crate) server_user: f64,
     pub(crate) server_system: f64,
-    /// Of the kernel's threads: loop devices, btrfs, writeback.
+    /// Time of the kernel's threads: loop devices, btrfs, writeback.
     pub(crate) kernel_threads: f64,
 }
 
@@ -37,7 +37,7 @@ struct ProcessTimes {
 }
 
 impl CpuMark {
-    /// Now; `server` is the process id of a server to watch.
+    /// Reads the times now; `server` is the process id of a server to watch.
     pub(crate) fn now(server: Option<u32>) -> Self {
         Self {
             server,
@@ -47,10 +47,10 @@ impl CpuMark {
         }
     }
 
-    /// What was used since.
+    /// The time used since this mark.
     pub(crate) fn elapsed(&self) -> CpuTimes {
         let now = Self::now(self.server);
-        // A thread that ended meanwhile is not seen; one that began counts from its beginning.
+        // A thread that ended meanwhile does not count; a new one counts from its start.
         let kernel = now.kernel.iter().map(|(pid, used)| used - self.kernel.get(pid).copied().unwrap_or(0.0)).sum();
         CpuTimes {
             user: now.own.user - self.own.user,
@@ -62,7 +62,7 @@ impl CpuMark {
     }
 }
 
-/// Most memory that this process had so far, in MiB.
+/// Maximum resident memory of this process so far, in MiB.
 pub(crate) fn peak_rss_mib() -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -82,7 +82,7 @@ fn times_of(pid: &str, with_children: bool) -> ProcessTimes {
     ProcessTimes { user: times.user / TICKS, system: times.system / TICKS }
 }
 
-/// Processor time of the kernel's threads that may work for a filesystem, by their ids.
+/// Processor time of each kernel thread that may work for a filesystem, by its id.
 fn kernel_threads() -> HashMap<u32, f64> {
     let mut found = HashMap::new();
     let Ok(entries) = fs::read_dir("/proc") else { return found };
@@ -100,7 +100,7 @@ fn kernel_threads() -> HashMap<u32, f64> {
     found
 }
 
-/// The name, which may hold anything, and the fields after it.
+/// Splits a line into the name, which can contain any character, and the fields after it.
 fn split(stat: &str) -> Option<(&str, Vec<&str>)> {
     let (head, tail) = stat.rsplit_once(')')?;
     let (_, name) = head.split_once('(')?;
@@ -111,7 +111,7 @@ fn split(stat: &str) -> Option<(&str, Vec<&str>)> {
 const FLAGS: usize = 6;
 const UTIME: usize = 11;
 const PF_KTHREAD: u32 = 0x0020_0000;
-/// USER_HZ, which is 100 on every architecture that Linux has kept.
+/// USER_HZ, which is 100 on every architecture that Linux still supports.
 const TICKS: f64 = 100.0;
 const NAMES: &[&str] = &["kworker", "loop", "btrfs", "kswapd", "jbd2"];
 

@@ -1,5 +1,5 @@
-//! `bench exec`: enters a cgroup, moves to a processor, and becomes another program. What `compare` starts, it starts
-//! this way: the limits hold from the program's first instruction.
+//! `bench exec`: enters a cgroup, moves to a processor, and becomes another program. `compare` starts all programs this way,
+//! so that the limits hold from a program's first instruction.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -24,9 +24,9 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Returns only if something failed.
+/// Becomes the given program; returns only on failure.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    // Whoever started this is to clean up; if it is killed, this must not stay behind.
+    // The parent cleans up; if it is killed, this process must end too.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     if let Some(cgroup) = &args.cgroup {
         let file = cgroup.join("cgroup.procs");

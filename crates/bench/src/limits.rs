@@ -1,5 +1,5 @@
-//! `bench limits`: what the machine itself can do, which no filesystem on it can exceed: copying memory, checksums, and
-//! the file below the images, written and read through crate `device` as the engine does it.
+//! `bench limits`: the limits that the machine sets to every filesystem: copying memory, checksums, and the file below the
+//! images, written and read through crate `device` as the engine does it.
 
 use std::io::IoSlice;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ fn measure(args: &Args) -> Result<[(&'static str, f64); 6]> {
     Rng::new(1).fill(&mut block);
     let rounds = (args.bytes / BLOCK as u64).max(1);
 
-    // From and to more memory than the caches hold.
+    // The copies exceed the processor's caches.
     let mut copies = vec![0; 64 * BLOCK];
     let started = Instant::now();
     for round in 0..rounds {

@@ -1,4 +1,4 @@
-//! What this machine has and lets us do: programs, caches, rights.
+//! The machine: its programs, caches and rights.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,16 +10,16 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A program built beside this one.
+/// The path of a program built beside this one.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    // Tests run from a directory below.
+    // Test binaries are one directory below.
     let places = own.ancestors().skip(1).take(2).map(|dir| dir.join(name));
     let found = places.into_iter().find(|path| path.is_file());
-    found.with_context(|| format!("there is no {name} beside {}; build it with: cargo build --release", own.display()))
+    found.with_context(|| format!("{name} is missing beside {}; build it with: cargo build --release", own.display()))
 }
 
-/// A program of the system.
+/// The path of a program of the system.
 pub(crate) fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let fixed = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -33,14 +33,14 @@ pub(crate) fn drop_caches() -> Result<()> {
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the caches; run as root")
 }
 
-/// The same where it is allowed; else the measurement begins with warm caches, which is said.
+/// Drops the machine's caches if allowed; otherwise warns that the measurement begins with warm caches.
 pub(crate) fn drop_caches_if_root() {
     if let Err(error) = drop_caches() {
         eprintln!("bench: the caches are warm: {error:#}");
     }
 }
 
-/// Reads a file once, so that reading it costs nothing later.
+/// Reads a file into the page cache.
 pub(crate) fn read_into_cache(path: &Path) -> Result<()> {
     let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut buf = vec![0; 1 << 20];
@@ -48,7 +48,7 @@ pub(crate) fn read_into_cache(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails with what to do about it where this process is not root.
+/// Fails if this process is not root, with advice.
 pub(crate) fn need_root(what: &str) -> Result<()> {
     if !is_root() {
         bail!("{what} needs root, for mounts and cold caches; run it with sudo");
@@ -56,7 +56,7 @@ pub(crate) fn need_root(what: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a reader of figures wants to know of the machine.
+/// Describes the machine for readers of the figures.
 pub(crate) fn describe() -> serde_json::Value {
     let first_word = |path: &str| {
         std::fs::read_to_string(path).unwrap_or_default().split_whitespace().next().unwrap_or_default().to_owned()
@@ -68,7 +68,7 @@ pub(crate) fn describe() -> serde_json::Value {
         "kernel": uname.release().to_string_lossy(),
         "processors": std::thread::available_parallelism().map_or(0, usize::from),
         "memory_mib": kib / 1024,
-        // Above 0 before anything began: others were at work.
+        // A load above 0 before the start means that other programs were running.
         "load_1_minute": first_word("/proc/loadavg"),
     })
 }

@@ -7,7 +7,7 @@
 //! | `run`       | one workload on one target                                      |
 //! | `compare`   | workloads on several filesystems in turn, medians and ratios    |
 //! | `null_server` | a FUSE server that does nothing                               |
-//! | `exec`, `cgroup` | where programs run, and with how much memory               |
+//! | `exec`, `cgroup` | the processor and memory limit of programs                 |
 //! | `limits`    | what memory, checksums and the disk allow                       |
 //! | `record`    | latencies, results                                              |
 //! | `cpu`       | processor time                                                  |
@@ -34,11 +34,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The program's allocator, so that the engine is measured as it runs there.
+/// The allocator of the program `ubtrfs`, so that the engine runs here as it does there.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measure btrfs engines: this one in its own process and mounted, Linux's, and a FUSE server that does nothing.
+/// Measure btrfs engines: ubtrfs in its own process and mounted, Linux's btrfs, and a FUSE server that does nothing.
 #[derive(Parser)]
 #[command(name = "bench", version, disable_help_subcommand = true)]
 struct Cli {

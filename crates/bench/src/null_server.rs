@@ -1,9 +1,9 @@
-//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. What it reaches is
-//! the most that the protocol, the kernel's side of it and the scheduler allow.
+//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. Its speed is the limit
+//! that the protocol, the kernel's side of it and the scheduler set.
 //!
-//! - N1. It asks the kernel for what the server of ubtrfs asks for and gives names and attributes the same lifetimes, so
-//!   that the same requests arrive; only ACLs and extended attributes are refused, which costs it nothing.
-//! - N2. One lock over all: no request holds it longer than a map lookup takes.
+//! - N1. It requests the same features of the kernel as the server of ubtrfs, and gives names and attributes the same
+//!   lifetimes, so that the same requests arrive. Only ACLs and extended attributes are refused, which costs nothing.
+//! - N2. One lock covers everything; no request holds it longer than a map lookup.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -22,12 +22,12 @@ use ubtrfs_fuse::transport::{Config, Connection, Handler, Place, Transport};
 /// Mount a filesystem that does nothing: names in memory, data dropped
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// Where to mount it
+    /// Directory to mount on
     dir: PathBuf,
-    /// Threads that read requests from /dev/fuse; 0 for as many as our server has
+    /// Threads that read requests from /dev/fuse; 0 for as many as `ubtrfs mount` uses
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
-    /// No rings of io_uring
+    /// Do not use io_uring
     #[arg(long)]
     no_io_uring: bool,
     /// Let the kernel collect small writes
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     idle_poll: bool,
 }
 
-/// Serves until it is unmounted or told to end.
+/// Serves until it is unmounted or gets a signal to end.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mount =
         MountConfig { fsname: "null".into(), subtype: "bench-null", allow_other: true, ..MountConfig::default() };
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     connection.serve(NullServer { state: Mutex::new(State::new()) }).context("the FUSE session failed")
 }
 
-/// What the server of ubtrfs says too (N1).
+/// The lifetime of names and attributes; it and the constants below are equal in the server of ubtrfs (N1).
 const TTL: Duration = Duration::from_secs(3600);
 /// `FOPEN_KEEP_CACHE`, `FOPEN_PARALLEL_DIRECT_WRITES`.
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
@@ -93,7 +93,7 @@ struct Node {
     dir: Names,
 }
 
-/// A directory: names in the order in which they came, so that a position stays valid.
+/// A directory, with names in the order of their creation, so that positions stay valid.
 #[derive(Default)]
 struct Names {
     by_name: HashMap<Vec<u8>, (u64, u64)>,
@@ -233,7 +233,7 @@ impl State {
         Ok(())
     }
 
-    /// Has `add` take the entries after `cookie` (position, name, attributes) until it says that it is full.
+    /// Calls `add` with the position, name and attributes of each entry after `cookie`, until it returns that it is full.
     fn entries(&mut self, dir: u64, cookie: u64, mut add: impl FnMut(u64, &[u8], Attr) -> bool) -> Result<(), Errno> {
         let dir = self.nodes.get(&dir).ok_or(Errno::NOENT)?;
         for (at, name) in [(1, b"." as &[u8]), (2, b"..")] {
@@ -251,7 +251,7 @@ impl State {
     }
 }
 
-/// A new inode.
+/// The attributes of a new inode.
 struct New<'a> {
     kind: u32,
     mode: u32,

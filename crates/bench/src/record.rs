@@ -1,4 +1,4 @@
-//! What a measurement says: latencies of single operations, and the result of a run.
+//! Results of measurements: latencies of single operations, and the result of a run.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuTimes;
 
-/// Latencies of operations, in nanoseconds, to three digits, up to an hour.
+/// A histogram of latencies in nanoseconds, to three digits, up to an hour.
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies(Histogram<u64>);
 
@@ -21,7 +21,7 @@ impl Latencies {
         Self(Histogram::new_with_bounds(1, LONGEST_NS, DIGITS).expect("constant bounds in order"))
     }
 
-    /// Runs one operation and notes how long it took.
+    /// Runs one operation and records its latency.
     pub(crate) fn time<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let started = Instant::now();
         let done = work()?;
@@ -63,15 +63,15 @@ pub(crate) struct LatencySummary {
     pub(crate) max_us: f64,
 }
 
-/// What a workload counted while it was measured.
+/// Counts of a workload during its measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     /// Operations: files, entries, blocks.
     pub(crate) ops: u64,
-    /// File data moved.
+    /// Bytes of file data read or written.
     pub(crate) bytes: u64,
     pub(crate) latencies: Latencies,
-    /// The time that counts, where it is not that of everything.
+    /// The time that counts, if it is not the time of the whole workload.
     pub(crate) timed: Option<Duration>,
 }
 
@@ -87,13 +87,13 @@ impl Work {
     }
 }
 
-/// The result of one run, as printed.
+/// The printed result of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunResult {
     pub(crate) workload: String,
-    /// What was measured: `engine IMAGE` or `dir DIR`.
+    /// The target: `engine IMAGE` or `dir DIR`.
     pub(crate) target: String,
-    /// How: `calls`, or `import` where the work was handed to `ubtrfs import`.
+    /// `calls`, or `import` if `ubtrfs import` did the work.
     pub(crate) through: String,
     /// Time of the work and of making it durable.
     pub(crate) seconds: f64,
@@ -103,19 +103,19 @@ pub(crate) struct RunResult {
     pub(crate) ops_per_second: f64,
     pub(crate) bytes: u64,
     pub(crate) mib_per_second: f64,
-    /// None where single operations were not timed.
+    /// None if single operations were not timed.
     pub(crate) latency: Option<LatencySummary>,
     pub(crate) cpu: CpuTimes,
-    /// Most memory that this process (or the one that did the work) had at any time.
+    /// Maximum resident memory of this process, or of the one that did the work.
     pub(crate) peak_rss_mib: f64,
     pub(crate) params: serde_json::Value,
-    /// What the engine counted meanwhile, where it is in this process: the names of `ubtrfs stats`.
+    /// Counters of the engine for the run, by the names of `ubtrfs stats`, if it is in this process.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) engine: BTreeMap<String, f64>,
 }
 
 impl RunResult {
-    /// Operations and bytes by the second, from what was counted.
+    /// Computes operations and bytes per second from the counts.
     pub(crate) fn set_rates(&mut self) {
         let seconds = self.seconds.max(1e-9);
         self.ops_per_second = self.ops as f64 / seconds;

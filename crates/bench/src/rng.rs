@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same in every run.
+//! Pseudo-random numbers, the same in every run.
 
-/// splitmix64.
+/// A splitmix64 generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
@@ -14,12 +14,12 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Below `end`, which is not 0.
+    /// A number below `end`, which is not 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// Bytes that do not compress.
+    /// Fills `buf` with bytes that do not compress.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) {
         for chunk in buf.chunks_mut(8) {
             chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
@@ -27,8 +27,8 @@ impl Rng {
     }
 }
 
-/// Each number below `len` once, in an order that looks random: a Feistel network over the next even power of two,
-/// walked until it is in range. No memory is needed for the order.
+/// A pseudo-random permutation of the numbers below `len`, without memory for the order: a Feistel network over the next
+/// even power of two, applied until the result is in range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
     len: u64,

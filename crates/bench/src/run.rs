@@ -1,10 +1,10 @@
 //! `bench run`: one workload on one target, one JSON result.
 //!
-//! - R1. `seconds` is the time of the work and of making it durable: `sync` of crate `fs` in this process; syncfs(2) on a
-//!   directory, and on a mount of ubtrfs its own sync too. Of `snapshot` it is the time of the snapshots, which are durable
-//!   when they are made.
-//! - R2. What the workload needs is made before, made durable and, as root, dropped from the caches unless asked to stay.
-//! - R3. All happens in the directory `bench` of the target, which is removed at the end unless it is to be kept.
+//! - R1. `seconds` is the time of the work and of making it durable: `Fs::sync` in this process; syncfs(2) in a directory,
+//!   followed by `ubtrfs sync` on a mount of ubtrfs. For `snapshot` it is the time of the snapshots alone, which are durable
+//!   when their calls return.
+//! - R2. The files that the workload needs are made first, made durable, and (as root, without `--warm`) dropped from caches.
+//! - R3. All work is in the directory `bench` of the target, which is removed at the end without `--keep`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ use crate::{machine, tarball};
 /// Run one workload on one filesystem and print the result as JSON
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// What to do
+    /// Workload to run
     workload: Workload,
     /// Image to open in this process
     #[arg(long, value_name = "IMAGE", required_unless_present = "dir", conflicts_with = "dir")]
@@ -40,16 +40,16 @@ pub(crate) struct Args {
     /// Unpack through the library in this process, even where `ubtrfs import` could do it
     #[arg(long, requires = "engine")]
     no_import: bool,
-    /// Do only a part: make what the workload needs, or measure on what was made
+    /// Run only a part: make the files that the workload needs, or measure with the files made before
     #[arg(long, value_enum, default_value_t = Phase::All)]
     phase: Phase,
     /// Do not drop the machine's caches before the measurement
     #[arg(long)]
     warm: bool,
-    /// Leave the files there
+    /// Keep the files
     #[arg(long)]
     keep: bool,
-    /// A server whose processor time counts too
+    /// Process id of a server whose processor time counts too
     #[arg(long, value_name = "PID")]
     server_pid: Option<u32>,
     #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) enum Phase {
 }
 
 impl Args {
-    /// Whether the files go at the end: unless they are to be kept, or wait for the measurement.
+    /// Whether the files are removed at the end: not with `--keep`, and not before the measurement.
     fn cleans_up<T>(&self, done: &Result<T>) -> bool {
         !self.keep && (done.is_err() || self.phase != Phase::Prepare)
     }
@@ -104,7 +104,7 @@ fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunRes
     if let Some(size) = args.create.filter(|_| !image.exists()) {
         make_image(image, size)?;
     }
-    /// Opens, works, closes; the work's error is the one that counts.
+    /// Opens, works, closes. An error of the work takes precedence over one of closing.
     fn opened<R>(args: &Args, image: &Path, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
         let target = EngineTarget::open(image, args.memory)?;
         let done = work(&target);
@@ -163,7 +163,7 @@ fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>>
     done
 }
 
-/// The directory that all happens in (R3).
+/// Makes the directory of all work (R3).
 const BASE: &[u8] = b"bench";
 
 fn make_base<T: Target>(target: &T) -> Result<()> {

@@ -1,6 +1,6 @@
-//! Sizes as the user writes them.
+//! Sizes in arguments.
 
-/// Digits with an optional suffix K, M, G or T (powers of 1024).
+/// Parses digits with an optional suffix K, M, G or T (powers of 1024).
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("'{text}' is not a size; write digits and K, M, G or T");
     let shift = match text.as_bytes().last().map(u8::to_ascii_lowercase) {

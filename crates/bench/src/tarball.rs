@@ -1,4 +1,4 @@
-//! A synthetic archive that looks like a source tree: the same bytes for the same number of files and seed.
+//! A synthetic archive that resembles a source tree. The number of files and the seed determine its bytes.
 //!
 //! | what | share |
 //! |---|---|
@@ -54,7 +54,7 @@ fn base_name(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-/// Log-uniform in three parts, so that half of the files are shorter than about 6 KiB and few are long.
+/// A file size, log-uniform in three parts, so that half of the files are shorter than about 6 KiB and few are long.
 fn file_len(rng: &mut Rng) -> usize {
     let (low, high) = match rng.below(100) {
         0..15 => (100, 1_000),

@@ -1,4 +1,4 @@
-//! `bench compare`: tiny runs on real mounts. The shape of what comes out is asserted, never times; and that nothing stays
+//! `bench compare`: tiny runs on real mounts. The tests check the shape of the output, never times, and that nothing stays
 //! behind, also after a signal.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const TINY: &[&str] = &["--warm", "--image-size", "1g", "--files", "200", "--bytes", "2m", "--ops", "20"];
 
-/// Whether root, loop devices, FUSE and the program `ubtrfs` are there.
+/// Whether this machine has root, loop devices, FUSE and the program `ubtrfs`.
 fn capable() -> bool {
     let program = Path::new(env!("CARGO_BIN_EXE_bench")).with_file_name("ubtrfs");
     if !ubtrfs_testkit::capability::kernel_oracle() || !ubtrfs_testkit::capability::fuse() {

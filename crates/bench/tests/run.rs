@@ -1,4 +1,4 @@
-//! `bench run`: every workload, tiny, on both kinds of target. Shapes and counts are asserted, never times.
+//! `bench run`: every workload, tiny, on both kinds of target. The tests check shapes and counts, never times.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

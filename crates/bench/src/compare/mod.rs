@@ -1,14 +1,14 @@
 //! `bench compare`: the same workloads on fresh filesystems in turn.
 //!
-//! For each workload, n times: for each side a new filesystem is made in the scratch directory; what the workload needs
-//! is made and made durable; the filesystem is mounted anew and the machine's caches are dropped; the workload runs in a
-//! process of its own. Medians are over the n runs.
+//! For each workload, n times, and for each side: make a new filesystem in the scratch directory; make the files that the
+//! workload needs, durably; mount the filesystem again and drop the machine's caches; run the workload in a new process.
+//! Medians are over the n runs.
 //!
 //! - C1. All sides use images in the same directory, and the time of each ends when its work is durable there (see
 //!   `run`): commit and flush of the image for the engine and our mount, syncfs(2) for Linux, whose loop device passes the
-//!   flush on to the image. The server that does nothing has nothing to make durable.
-//! - C2. Where memory is limited, client, server and the page cache that they fill are in one cgroup with one limit.
-//! - C3. Mounts, loop devices, processes and files are given back on every way out, also after a signal.
+//!   flush on to the image. The null server has nothing to make durable.
+//! - C2. If memory is limited, client, server and the page cache that they fill are in one cgroup with one limit.
+//! - C3. Every exit, also after a signal, gives back mounts, loop devices, processes and files.
 
 mod report;
 mod side;
@@ -34,12 +34,12 @@ use side::{Setup, Side, SideKind};
 /// Compare the engine, its mount, Linux's btrfs and a FUSE server that does nothing
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// What to do; everything if left out
+    /// Workloads to run [default: all]
     workloads: Vec<Workload>,
     /// Runs of each workload on each side
     #[arg(short = 'n', long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// What to compare
+    /// Sides to compare
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = SideKind::ALL)]
     sides: Vec<SideKind>,
     /// Directory for images and mount points, on the disk to be used
@@ -48,28 +48,28 @@ pub(crate) struct Args {
     /// Size of the filesystems (sparse files)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "32G")]
     image_size: u64,
-    /// Limit of memory for randwrite, page cache included; 0 for none. Its file is twice as large unless --bytes is given
+    /// Memory limit for randwrite, page cache included; 0 for none. The file is twice as large unless --bytes is given
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "1G")]
     memory_limit: u64,
     /// Limit memory for every workload
     #[arg(long)]
     limit_all: bool,
-    /// Memory budget of the engine; half of the limit where there is one
+    /// Memory budget of the engine [default: half of the memory limit, if there is one]
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
     memory: Option<u64>,
     /// Put clients and servers of FUSE mounts on one processor
     #[arg(long)]
     pin: bool,
-    /// Further options of our mount; threads=, noio_uring, writeback_cache and idle_poll hold for the null server too
+    /// Further options of `ubtrfs mount`; threads=, noio_uring, writeback_cache and idle_poll apply to the null server too
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     mount_options: String,
     /// Let the loop device use the page cache of the image
     #[arg(long)]
     loop_buffered: bool,
-    /// Do not drop the machine's caches before each run; filesystems are mounted anew all the same
+    /// Do not drop the machine's caches before each run; filesystems are still mounted again
     #[arg(long)]
     warm: bool,
-    /// Have btrfs check look at every filesystem at the end
+    /// Run btrfs check on every filesystem at the end
     #[arg(long)]
     check: bool,
     /// Write all results as JSON
@@ -90,7 +90,7 @@ pub(crate) struct SideRun {
     pub(crate) round: u32,
     /// Whether client and server were on one processor.
     pub(crate) pinned: bool,
-    /// Limit of memory in bytes, and the most that was charged.
+    /// Memory limit in bytes, and the maximum that was charged.
     pub(crate) memory_limit: Option<u64>,
     pub(crate) memory_peak: Option<u64>,
     pub(crate) result: RunResult,
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot make a directory in {}", args.scratch.display()))?;
     let compare = Compare { args, scratch: scratch.path(), interrupted: &interrupted };
     let mut runs = Vec::new();
-    // What was measured before an error is worth its while.
+    // Results from before an error are still useful.
     let done = compare.all(&mut runs);
     let report = report::Report::new(&runs);
     if !runs.is_empty() {
@@ -192,7 +192,7 @@ impl Compare<'_> {
         if let (Some(bytes), None, Workload::Randwrite) = (limit_bytes, sizes.bytes, workload) {
             sizes.bytes = Some(2 * bytes);
         }
-        // Dropped before the limit, whose cgroup its server is in.
+        // Dropped before the limit, because its server is in the limit's cgroup.
         let mut side = Side::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
         side.cool(args.warm)?;
@@ -206,7 +206,7 @@ impl Compare<'_> {
         Ok(SideRun { workload, side: kind, round, pinned, memory_limit: limit_bytes, memory_peak, result })
     }
 
-    /// Runs a phase of a workload in a process of its own.
+    /// Runs a phase of a workload in a new process.
     fn bench_run(
         &self,
         workload: Workload,
@@ -239,7 +239,7 @@ impl Compare<'_> {
         if self.interrupted.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
-        // One line, which fits into the pipe.
+        // The output is one line, which fits into the pipe.
         let printed = child.stdout.take().map(std::io::read_to_string).transpose()?.unwrap_or_default();
         if printed.trim().is_empty() { Ok(None) } else { Ok(Some(serde_json::from_str(&printed)?)) }
     }

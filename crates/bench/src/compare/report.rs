@@ -19,7 +19,7 @@ pub(crate) struct Row {
     pub(crate) sync_seconds: f64,
     pub(crate) ops_per_second: f64,
     pub(crate) mib_per_second: f64,
-    /// Times as fast as Linux's btrfs, and as the server that does nothing; none where they did not run.
+    /// Speed relative to Linux's btrfs and to the null server; none if they did not run.
     pub(crate) to_linux: Option<f64>,
     pub(crate) to_null: Option<f64>,
     pub(crate) latency: Option<LatencySummary>,
@@ -36,12 +36,12 @@ pub(crate) struct Row {
 #[derive(Clone, Debug)]
 pub(crate) struct Report(Vec<Row>);
 
-/// Whether a workload is judged by its bytes rather than by its operations.
+/// Whether the rate of a workload is in bytes instead of operations.
 pub(crate) fn counts_bytes(workload: Workload) -> bool {
     matches!(workload, Workload::Seqwrite | Workload::Seqread | Workload::Randwrite | Workload::Randread)
 }
 
-/// What a run reached, in the unit of its workload.
+/// The rate of a run, in the unit of its workload.
 pub(crate) fn rate(workload: Workload, result: &RunResult) -> String {
     shown_rate(workload, result.ops_per_second, result.mib_per_second)
 }
@@ -144,7 +144,7 @@ impl Report {
     }
 }
 
-/// Microseconds, in a unit that fits.
+/// Formats microseconds in a suitable unit.
 fn time(micros: f64) -> String {
     match micros {
         micros if micros >= 1e6 => format!("{:.2} s", micros / 1e6),
@@ -161,7 +161,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// Each percentile by itself.
+/// The median of each percentile.
 fn median_latency(runs: &[&SideRun]) -> Option<LatencySummary> {
     let all: Vec<LatencySummary> = runs.iter().filter_map(|run| run.result.latency).collect();
     let middle = |value: fn(&LatencySummary) -> f64| median(all.iter().map(value));

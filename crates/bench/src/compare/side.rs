@@ -1,9 +1,9 @@
 //! The four sides of a comparison, each a fresh filesystem that cleans up after itself.
 //!
-//! - S1. Whatever was begun is undone in the reverse order when a side is dropped: unmounted, the server ended, the loop
-//!   device detached, the files removed. Also after an error, a signal, or half way through making it.
-//! - S2. [`Side::cool`] leaves nothing cached: what can be mounted again is, and the machine's caches are dropped. The
-//!   server that does nothing keeps its names, which are nowhere else.
+//! - S1. Dropping a side undoes its steps in reverse order: it unmounts, ends the server, detaches the loop device, and
+//!   removes the files. This also holds after an error, a signal, or an incomplete start.
+//! - S2. [`Side::cool`] leaves nothing cached: it mounts the filesystem again and drops the machine's caches. The null server
+//!   keeps its names, because it has them only in memory.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal};
 use crate::machine;
 use crate::target::engine::make_image;
 
-/// What is compared.
+/// A side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SideKind {
@@ -50,16 +50,16 @@ impl SideKind {
     }
 }
 
-/// How sides are made.
+/// The options for making sides.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// Directory for images and mount points.
     pub(crate) scratch: PathBuf,
     /// Size of the images, which are sparse.
     pub(crate) image_bytes: u64,
-    /// The loop device goes past the page cache of the image.
+    /// The loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
-    /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring`, `writeback_cache` and `idle_poll` hold for the server that does nothing too.
+    /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring`, `writeback_cache` and `idle_poll` apply to the null server too.
     pub(crate) mount_options: String,
     /// `--memory` of the engine.
     pub(crate) memory_bytes: Option<u64>,
@@ -84,7 +84,7 @@ const STOP: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(5);
 
 impl Side {
-    /// Makes and mounts it.
+    /// Makes and mounts a side.
     pub(crate) fn new(kind: SideKind, setup: &Setup) -> Result<Self> {
         let image = setup.scratch.join(format!("{}.img", kind.name()));
         let dir = setup.scratch.join(format!("{}.mnt", kind.name()));
@@ -104,7 +104,7 @@ impl Side {
         Ok(side)
     }
 
-    /// Arguments of `bench run` that name it.
+    /// The arguments of `bench run` that select this side.
     pub(crate) fn target_args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         if self.kind == SideKind::Engine {
@@ -121,7 +121,7 @@ impl Side {
         args
     }
 
-    /// Cold caches (S2); with `warm` the machine's stay.
+    /// Empties the caches (S2); `warm` keeps the machine's.
     pub(crate) fn cool(&mut self, warm: bool) -> Result<()> {
         let can_mount_again = self.kind != SideKind::Null;
         if can_mount_again {
@@ -133,7 +133,7 @@ impl Side {
         if can_mount_again { self.mount() } else { Ok(()) }
     }
 
-    /// Unmounts, and has btrfs check look at what is left.
+    /// Unmounts, and runs btrfs check.
     pub(crate) fn check(&mut self) -> Result<()> {
         if self.kind == SideKind::Null {
             return Ok(());
@@ -185,7 +185,7 @@ impl Side {
                 losetup.arg("--direct-io=on");
             }
             let device = output(losetup.arg(&self.image))
-                .context("no loop device could be had; load the module with: modprobe loop")?;
+                .context("cannot get a loop device; load the module with: modprobe loop")?;
             self.loop_device = Some(device.trim().to_owned());
         }
         let device = self.loop_device.clone().unwrap_or_default();
@@ -195,7 +195,7 @@ impl Side {
         Ok(())
     }
 
-    /// `bench exec ... --`, to which the server's own command line is added.
+    /// The command `bench exec ... --`, to which the server's command line is appended.
     fn server_command(&self) -> Command {
         let own = std::env::current_exe().unwrap_or_else(|_| "bench".into());
         let mut command = Command::new(own);
@@ -203,13 +203,13 @@ impl Side {
         command
     }
 
-    /// Starts a server and waits until its mount is there.
+    /// Starts a server and waits until it has mounted.
     fn start(&mut self, mut command: Command) -> Result<()> {
         let log_path = self.setup.scratch.join(format!("{}.log", self.kind.name()));
         let log = File::create(&log_path)?;
         let before = device_of(&self.dir)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Ctrl-C is for us, who unmount in order.
+        // Ctrl-C must reach only this process, which unmounts in order.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let server = command.spawn().context("cannot start a server")?;
         let server = self.server.insert(server);
@@ -237,7 +237,7 @@ impl Side {
             if self.kind == SideKind::Mount {
                 ubtrfs_fuse::unmount(&self.dir, false)?;
             } else {
-                // A process that has just ended may still hold it.
+                // A process that has just ended may still use the mount.
                 let mut result = Ok(());
                 for _ in 0..100 {
                     result = rustix::mount::unmount(&self.dir, UnmountFlags::NOFOLLOW);
@@ -298,7 +298,7 @@ fn device_of(dir: &Path) -> Result<u64> {
     Ok(rustix::fs::stat(dir).with_context(|| format!("cannot stat {}", dir.display()))?.st_dev)
 }
 
-/// Runs a program to its end; its standard output.
+/// Runs a program to its end and returns its standard output.
 fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_owned();
     let output = command
@@ -313,6 +313,6 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Options of `ubtrfs mount`, and what the server that does nothing calls them.
+/// Options of `ubtrfs mount`, and the corresponding arguments of the null server.
 const NULL_SERVER_FLAGS: [(&str, &str); 3] =
     [("noio_uring", "--no-io-uring"), ("writeback_cache", "--writeback-cache"), ("idle_poll", "--idle-poll")];

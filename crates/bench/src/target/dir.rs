@@ -1,7 +1,7 @@
 //! A directory of any mounted filesystem, by ordinary system calls.
 //!
-//! Names are resolved from the directory that was given, as tar and fs_mark do it; no directory is kept open, so a tree
-//! may have more directories than a process may have open files.
+//! Names are resolved from the given directory, as in tar and fs_mark. No directory is kept open, so a tree may have more
+//! directories than a process may have open files.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,7 +32,7 @@ impl DirTarget {
 }
 
 impl DirTarget {
-    /// Runs `btrfs subvolume`, or ours where the directory is in a mount of ubtrfs.
+    /// Runs `btrfs subvolume`, or `ubtrfs subvolume` if the directory is in a mount of ubtrfs.
     fn subvolume(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
         let program = match ubtrfs_fuse::MountedPath::open(&self.path)? {
             Some(_) => machine::beside("ubtrfs")?,
@@ -52,7 +52,7 @@ fn join(dir: &Path, name: &[u8]) -> PathBuf {
     dir.join(OsStr::from_bytes(name))
 }
 
-/// Says which path an error is about.
+/// Adds the path to an error.
 fn at<T>(result: rustix::io::Result<T>, what: &'static str, path: &Path) -> Result<T> {
     result.with_context(|| format!("{what} {}", path.display()))
 }
@@ -63,7 +63,7 @@ fn times(meta: &Meta) -> Timestamps {
 }
 
 impl Target for DirTarget {
-    /// Relative to the root.
+    /// Path relative to the root.
     type Dir = PathBuf;
     type File = OwnedFd;
 
@@ -205,7 +205,7 @@ impl Target for DirTarget {
         self.subvolume(&["delete"], &[&join(dir, name)])
     }
 
-    /// syncfs(2); on a mount of ubtrfs its own sync too, because syncfs(2) does not reach a FUSE server.
+    /// Calls syncfs(2), and syncs a mount of ubtrfs by its own command too, because syncfs(2) does not reach a FUSE server.
     fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(self.root.as_fd()).context("syncfs")?;
         match ubtrfs_fuse::sync(&self.path) {

@@ -17,7 +17,7 @@ pub(crate) struct EngineTarget {
     fs: Arc<Fs>,
 }
 
-/// Keeps the inode until it is dropped, as an open file does.
+/// Keeps the inode until it is dropped, like an open file.
 #[derive(Debug)]
 pub(crate) struct EngineFile {
     fs: Arc<Fs>,

@@ -1,8 +1,8 @@
-//! [`Target`]: the operations that workloads are made of, once in this process and once by system calls.
+//! [`Target`]: the operations of workloads, implemented in this process and by system calls.
 //!
-//! - T1. Both implementations do the same work for a call: what a program must ask a filesystem for, nothing cached in
-//!   between.
-//! - T2. After [`Target::sync`] everything that was done is durable on the device below.
+//! - T1. Both implementations do equal work for a call: the requests that a program must make to a filesystem, without a
+//!   cache in between.
+//! - T2. After [`Target::sync`] all previous work is durable on the device below.
 
 pub(crate) mod dir;
 pub(crate) mod engine;
@@ -11,18 +11,18 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-/// What an archive says of a file besides its content.
+/// The metadata of a file in an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
     /// Permission bits.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Modification time in seconds; the access time is set to the same.
+    /// Modification time in seconds, which is also used as the access time.
     pub(crate) mtime: i64,
 }
 
-/// What a name in a directory stands for, as far as workloads care.
+/// The kind of a directory entry, as far as workloads care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Dir,
@@ -36,51 +36,51 @@ pub(crate) trait Target: Sync {
     /// An open file; closed when dropped.
     type File: Send + Sync;
 
-    /// The directory that the workload has for itself.
+    /// The workload's directory.
     fn root(&self) -> Result<Self::Dir>;
-    /// Makes a directory and hands it out.
+    /// Makes a directory and returns it.
     fn mkdir(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<Self::Dir>;
-    /// A directory that exists.
+    /// Opens an existing directory.
     fn child(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::Dir>;
     /// Makes a file and opens it for writing.
     fn create(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<Self::File>;
-    /// Makes an empty file, with whatever calls are the shortest way to it.
+    /// Makes an empty file, with the fewest calls.
     fn create_empty(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<()>;
     /// Opens a file.
     fn open(&self, dir: &Self::Dir, name: &[u8], write: bool) -> Result<Self::File>;
     /// Writes all of `data`.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<()>;
-    /// Fills `buf` as far as the file goes; returns the bytes read.
+    /// Reads into `buf` up to the end of the file; returns the number of bytes.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// Makes the file durable.
     fn fsync(&self, file: &Self::File) -> Result<()>;
     /// Sets owner, mode and times of an open file.
     fn set_meta(&self, file: &Self::File, meta: &Meta) -> Result<()>;
-    /// The same by name; `follow` is not wanted for symbolic links, which have no mode of their own.
+    /// Sets owner, mode and times by name; `follow` must be false for symbolic links, which have no mode.
     fn set_meta_at(&self, dir: &Self::Dir, name: &[u8], meta: &Meta, kind: Kind) -> Result<()>;
     /// Makes a symbolic link.
     fn symlink(&self, dir: &Self::Dir, name: &[u8], target: &[u8]) -> Result<()>;
-    /// Makes a further name for a file.
+    /// Makes a hard link.
     fn link(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> Result<()>;
-    /// Hands out the names in a directory but `.` and `..`.
+    /// Lists the names in a directory, except `.` and `..`.
     fn list(&self, dir: &Self::Dir) -> Result<Vec<(Vec<u8>, Kind)>>;
-    /// The size of what a name stands for.
+    /// The size of a file by its name.
     fn stat(&self, dir: &Self::Dir, name: &[u8]) -> Result<u64>;
-    /// Takes a name away.
+    /// Removes a name.
     fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
-    /// Takes an empty directory away.
+    /// Removes an empty directory.
     fn rmdir(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
-    /// Gives a file another name in the same directory.
+    /// Renames a file within its directory.
     fn rename(&self, dir: &Self::Dir, name: &[u8], new_name: &[u8]) -> Result<()>;
-    /// Makes a subvolume and hands out its root directory.
+    /// Makes a subvolume and returns its root directory.
     fn make_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::Dir>;
     /// Makes a read-only snapshot of a subvolume in the same directory.
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
-    /// Deletes a subvolume; its space is given back later.
+    /// Deletes a subvolume; its space is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
-    /// What the engine counted since it was opened; nothing where it is elsewhere.
+    /// The engine's counters since it was opened; empty if it is in another process.
     fn engine_metrics(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()
     }

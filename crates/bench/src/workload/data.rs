@@ -7,7 +7,7 @@ use crate::record::Work;
 use crate::rng::{Permutation, Rng};
 use crate::target::Target;
 
-/// Bytes of each thread's file.
+/// The size of each thread's file.
 fn share(params: &Params) -> u64 {
     params.bytes / params.threads
 }
@@ -16,14 +16,14 @@ fn name(thread: u64) -> Vec<u8> {
     format!("data-{thread}").into_bytes()
 }
 
-/// A block of bytes that do not compress.
+/// Makes a block of bytes that do not compress.
 fn random_block(params: &Params, thread: u64) -> Vec<u8> {
     let mut block = vec![0; params.block as usize];
     Rng::new(params.seed ^ thread.rotate_left(32)).fill(&mut block);
     block
 }
 
-/// Makes blocks differ from each other, as file data does.
+/// Makes a block differ from all others, like real file data.
 fn stamp(block: &mut [u8], offset: u64) {
     for page in block.chunks_mut(4096) {
         if let Some(head) = page.first_chunk_mut::<8>() {
@@ -69,7 +69,7 @@ pub(super) fn seqread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     })
 }
 
-/// Each block of a new file once, in random order: what fio does with `rw=randwrite` and its random map.
+/// Writes each block of a new file once, in random order, as fio does with `rw=randwrite` and its random map.
 pub(super) fn randwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
     in_threads(params.threads, |thread| {
         let mut work = Work::new();

@@ -1,4 +1,4 @@
-//! mixed: each thread in a directory of its own makes, writes, reads, stats, renames and removes small files at random.
+//! mixed: each thread has its directory, where it makes, writes, reads, stats, renames and removes small files at random.
 //!
 //! Of 100 operations 40 read a file, 20 make one, 15 stat one, 10 overwrite a part of one, 10 remove one, 5 rename one.
 
@@ -13,7 +13,7 @@ use crate::target::Target;
 const FILES: u64 = 200;
 const LARGEST: u64 = 32 << 10;
 
-/// A thread's files: number (of which the name is made) and size.
+/// A thread's files: number, from which the name is made, and size.
 struct Files {
     files: Vec<(u64, u64)>,
     next: u64,
@@ -27,7 +27,7 @@ fn file_name(number: u64) -> Vec<u8> {
     format!("file-{number:08}").into_bytes()
 }
 
-/// Sizes follow from the number, so that preparation and measurement agree.
+/// The size of a file, computed from its number so that preparation and measurement agree.
 fn size_of(params: &Params, number: u64) -> u64 {
     Rng::new(params.seed ^ number.wrapping_mul(31)).below(LARGEST)
 }
@@ -67,7 +67,7 @@ pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     })
 }
 
-/// One operation; returns the bytes that it moved.
+/// Runs one operation and returns the bytes that it read or wrote.
 fn step<T: Target>(
     target: &T,
     params: &Params,

@@ -1,4 +1,4 @@
-//! The workloads, each written once over [`Target`]: `prepare` makes what it needs, `measure` is what is timed.
+//! The workloads, each written once over [`Target`]: `prepare` makes the files that it needs, `measure` is timed.
 
 mod data;
 mod fsync;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::record::Work;
 use crate::target::Target;
 
-/// What is measured.
+/// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Workload {
@@ -31,7 +31,7 @@ pub(crate) enum Workload {
     Seqwrite,
     /// Read a file from start to end
     Seqread,
-    /// Write every block of a file once in random order, buffered, beyond memory
+    /// Write every block of a file once in random order, buffered, in a file larger than memory
     Randwrite,
     /// Read blocks of a file at random places
     Randread,
@@ -43,10 +43,10 @@ pub(crate) enum Workload {
     Snapshot,
 }
 
-/// Sizes, as the user gives them; what is left out has a default by workload.
+/// The sizes in the arguments; omitted ones have a default that depends on the workload.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Sizes {
-    /// Files to make (fsmark, and archives that bench makes itself)
+    /// Files to make (fsmark, and synthetic archives)
     #[arg(long, value_name = "N")]
     pub(crate) files: Option<u64>,
     /// Directories to spread them over (fsmark)
@@ -67,12 +67,12 @@ pub(crate) struct Sizes {
     /// Archive to unpack (untar, rm, find); a synthetic source tree if left out
     #[arg(long, value_name = "FILE")]
     pub(crate) tar: Option<PathBuf>,
-    /// Start of the random numbers
+    /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
-/// Sizes of a run.
+/// The sizes of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Params {
     pub(crate) files: u64,
@@ -86,7 +86,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// The user's sizes, or the workload's own.
+    /// The sizes from the arguments, with the workload's defaults.
     pub(crate) fn new(workload: Workload, sizes: &Sizes) -> Self {
         let (threads, bytes, block, ops) = match workload {
             Workload::Fsmark => (16, 0, 0, 0),
@@ -143,27 +143,27 @@ impl Workload {
         }
     }
 
-    /// Whether it unpacks an archive, in preparation at least.
+    /// Whether it unpacks an archive, in `measure` or `prepare`.
     pub(crate) fn needs_archive(self) -> bool {
         matches!(self, Self::Untar | Self::Rm | Self::Find)
     }
 
-    /// Whether something is made before the measurement, so that it begins with cold caches.
+    /// Whether `prepare` makes files, so that the caches must be emptied.
     pub(crate) fn has_preparation(self) -> bool {
         matches!(self, Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed)
     }
 
-    /// Whether it needs subvolumes, which the server that does nothing has not.
+    /// Whether it needs subvolumes, which the null server lacks.
     pub(crate) fn needs_subvolumes(self) -> bool {
         self == Self::Snapshot
     }
 
-    /// Whether it is meant to go beyond memory: then memory is limited, for all sides alike.
+    /// Whether it must exceed memory, which is then limited equally for all sides.
     pub(crate) fn limits_memory(self) -> bool {
         self == Self::Randwrite
     }
 
-    /// Makes what `measure` needs in `base`, an empty directory.
+    /// Makes the files that `measure` needs in `base`, an empty directory.
     pub(crate) fn prepare<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
         match self {
             Self::Rm | Self::Find => untar::measure(target, params, base).map(drop),
@@ -173,7 +173,7 @@ impl Workload {
         }
     }
 
-    /// The work that is timed.
+    /// Does the work that is timed.
     pub(crate) fn measure<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
         match self {
             Self::Untar => untar::measure(target, params, base),
@@ -196,7 +196,7 @@ pub(crate) fn remove_all<T: Target>(target: &T, dir: &T::Dir) -> Result<()> {
     names::rm(target, dir).map(drop)
 }
 
-/// Runs `work(0..threads)` side by side; what they counted, added up, or the first error.
+/// Runs `work(0..threads)` in parallel. Returns the sum of their counts, or the first error.
 fn in_threads(threads: u64, work: impl Fn(u64) -> Result<Work> + Sync) -> Result<Work> {
     let work = &work;
     std::thread::scope(|scope| {

@@ -6,7 +6,7 @@ use super::{Params, in_threads};
 use crate::record::Work;
 use crate::target::{Kind, Target};
 
-/// Empty files. With as many directories as threads each thread stays in its own, as `fs_mark -S 0 -s 0` does.
+/// Makes empty files. With one directory per thread, each thread stays in its own, as in `fs_mark -S 0 -s 0`.
 pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
     let dirs = (0..params.dirs)
         .map(|index| target.mkdir(base, format!("{index:03}").as_bytes(), 0o755))
@@ -26,7 +26,7 @@ pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> R
 /// Removes everything in `dir`, depth first, as `rm -r` does.
 pub(super) fn rm<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
     let mut work = Work::new();
-    // A directory twice: to go through it, and to remove it when it is empty.
+    // A directory is pushed twice: to list it, and to remove it when it is empty.
     enum Step<D> {
         Enter(D),
         Remove(D, Vec<u8>),

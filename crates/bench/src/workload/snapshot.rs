@@ -1,6 +1,6 @@
-//! snapshot: read-only snapshots of a subvolume, one after the other, while threads write files in it without a pause. What
-//! counts is the snapshots' time, from when a quarter of the bytes are written. Writers begin at the start again where their file
-//! is as long as it gets.
+//! snapshot: read-only snapshots of a subvolume, one after the other, while threads write files in it without a pause. Only
+//! the snapshots are timed, after a quarter of the bytes are written. Writers return to the start of their file at its
+//! maximum size.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn name(number: u64) -> Vec<u8> {
     format!("snapshot-{number}").into_bytes()
 }
 
-/// Takes the snapshots, once the writers are at work.
+/// Takes the snapshots after the writers have begun.
 fn snapshots<T: Target>(
     target: &T,
     params: &Params,
@@ -81,7 +81,7 @@ fn write_until<T: Target>(
     while !stop.load(Ordering::Relaxed) {
         let done = target.write(&file, offset, &block);
         if done.is_err() {
-            // Who waits for data to be written would wait for ever.
+            // Otherwise the thread that waits for written data would never return.
             stop.store(true, Ordering::Relaxed);
         }
         done?;

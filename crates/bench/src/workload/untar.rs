@@ -1,7 +1,7 @@
-//! untar: what tar does for each member of an archive, with its calls and its sizes.
+//! untar: unpacks an archive with the calls and write sizes of tar.
 //!
-//! - U1. Content is written in pieces of [`WRITE_LEN`], the record of GNU tar, so that through a mount each piece is the
-//!   request that it is for users.
+//! - U1. Content is written in pieces of [`WRITE_LEN`], the record of GNU tar, so that a mount gets the requests that tar
+//!   makes.
 //! - U2. Times of directories are set at the end, after the last change in them.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ struct Untar<'a, T: Target> {
     target: &'a T,
     /// Directories by their path in the archive.
     dirs: HashMap<Vec<u8>, T::Dir>,
-    /// To be set at the end: parent, name, metadata (U2).
+    /// Directory metadata to set at the end: parent, name, metadata (U2).
     dir_metas: Vec<(T::Dir, Vec<u8>, Meta)>,
     work: Work,
 }
@@ -44,7 +44,7 @@ pub(super) fn measure<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
     Ok(untar.work)
 }
 
-/// The names of a member's path. Nothing may lead out of the target.
+/// Splits a member's path into names. Fails if the path leads out of the target.
 fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
     let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
     if names.contains(&&b".."[..]) {
@@ -54,7 +54,7 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
 }
 
 impl<T: Target> Untar<'_, T> {
-    /// Where a path's last name belongs; missing directories on the way are made.
+    /// The directory and last name of a path; makes missing directories on the way.
     fn parent(&mut self, names: &[&[u8]]) -> Result<T::Dir> {
         let path = names.join(&b'/');
         if let Some(dir) = self.dirs.get(&path) {
@@ -103,7 +103,7 @@ impl<T: Target> Untar<'_, T> {
                 self.target.link((&old_dir, old_name), (&dir, name))?;
             }
             EntryType::Regular | EntryType::Continuous => self.file(entry, &dir, name, &meta, buf)?,
-            // Comments and devices say nothing about speed.
+            // Comments and devices do not matter for speed.
             _ => return Ok(()),
         }
         self.work.latencies.note(started.elapsed());
