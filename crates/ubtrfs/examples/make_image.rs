@@ -1,7 +1,7 @@
 //! Makes an image from nothing, without root or loop devices: `cargo run -p ubtrfs --example make_image -- disk.img`.
 //!
-//! The image holds a subvolume for the system, files with owners of their own choosing, and compressed data. Linux mounts
-//! it with `mount -o loop,subvol=root disk.img /mnt`.
+//! The image has a subvolume for the system, files of several owners, and compressed data. Linux mounts it with
+//! `mount -o loop,subvol=root disk.img /mnt`.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     fs.set_permissions("/root/home/alice", 0o700)?;
     fs.write("/root/home/alice/notes", "one line that compresses well\n".repeat(10_000))?;
     fs.set_owner("/root/home/alice/notes", 1000, 1000)?;
-    // The same time on every run, for reproducible images.
+    // A fixed time makes images reproducible.
     fs.set_times("/root/home/alice/notes", SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH)?;
     fs.symlink("etc/hostname", "/root/name")?;
 

@@ -1,4 +1,4 @@
-//! Keeps a filesystem in storage of your own: here, pages in a `Vec` that count what reaches them.
+//! Keeps a filesystem in the program's own storage: here a `Vec` that counts writes and flushes.
 //!
 //! `cargo run -p ubtrfs --example own_device`
 
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ubtrfs::{CheckOptions, Device, Filesystem, MkfsOptions, MountOptions};
 
-/// All bytes in one vector.
+/// A device that keeps its bytes in a vector.
 #[derive(Debug)]
 struct CountingDevice {
     bytes: Mutex<Vec<u8>>,
@@ -21,7 +21,7 @@ impl CountingDevice {
         Self { bytes: Mutex::new(vec![0; len_bytes]), written: AtomicU64::new(0), flushes: AtomicU64::new(0) }
     }
 
-    /// Hands the stored bytes of a range to `work`, or fails where the range ends past the device.
+    /// Calls `work` with the stored bytes of a range; fails if the range ends past the device.
     fn with_range<T>(
         &self,
         offset: u64,
@@ -51,7 +51,7 @@ impl Device for CountingDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Real storage makes everything durable here: the promises of ubtrfs rest on it.
+        // Real storage must make all previous writes durable here; the promises of ubtrfs depend on it.
         self.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

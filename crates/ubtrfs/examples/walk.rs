@@ -1,6 +1,6 @@
 //! Lists everything in an image: `cargo run -p ubtrfs --example walk -- disk.img`.
 //!
-//! The image may come from anyone: names are printed escaped, and a directory that holds itself ends the walk.
+//! The image is not trusted: names are printed escaped, and a directory that contains itself ends the walk.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Something to list where no image was named.
+/// A filesystem to list if the arguments name no image.
 fn sample() -> ubtrfs::Result<Filesystem> {
     let fs = Filesystem::make_in_memory(256 << 20)?;
     fs.create_dir_all("/usr/share/doc")?;

@@ -1,4 +1,4 @@
-//! Directories.
+//! Reading directories.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -10,26 +10,28 @@ use crate::error::{Result, ResultExt};
 use crate::metadata::{FileKind, Metadata};
 use crate::{Error, Filesystem};
 
-/// Entries that are read from a directory together.
+/// Maximum number of entries in one batch.
 const BATCH: usize = 256;
 
-/// The entries of a directory, in the order of their creation, without `.` and `..`. Made by [`Filesystem::read_dir`].
+/// An iterator over the entries of a directory, in the order of their creation, without `.` and `..`. Returned by
+/// [`Filesystem::read_dir`].
 ///
-/// Entries that are made or removed meanwhile may or may not be seen; all others are seen once. Ends after the first error.
+/// It returns every entry once, except that entries which are made or removed meanwhile may be missing. It ends after the
+/// first error.
 #[derive(Debug)]
 pub struct ReadDir {
     fs: Filesystem,
     path: PathBuf,
     dir: InodeId,
-    /// Entries of the last batch, reversed.
+    /// The rest of the last batch, reversed.
     batch: Vec<DirEntry>,
     cookie: u64,
-    /// Entries made after the directory was opened are beyond it, so a directory that grows while it is read has an end.
+    /// The position after the last entry at the start, so that the iteration of a growing directory ends.
     end: u64,
     done: bool,
 }
 
-/// One name of a directory.
+/// An entry of a directory: a name and the kind of file behind it.
 #[derive(Clone, Debug)]
 pub struct DirEntry {
     fs: Filesystem,
@@ -91,30 +93,30 @@ impl Iterator for ReadDir {
 }
 
 impl DirEntry {
-    /// The name: any bytes but `/` and NUL.
+    /// The name, without its directory. It can contain any byte except `/` and NUL.
     pub fn file_name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The directory's path, as it was given to [`Filesystem::read_dir`], with the name.
+    /// The path of the entry: the path given to [`Filesystem::read_dir`], and the name.
     pub fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
 
-    /// The kind of file as the directory says, without a look at the file itself.
+    /// The kind of file, as recorded in the directory; the file itself is not read. `None` for an invalid kind.
     pub fn kind(&self) -> Option<FileKind> {
         self.kind
     }
 
-    /// Whether the name is of a subvolume.
+    /// Whether the entry is a subvolume.
     pub fn is_subvolume(&self) -> bool {
         self.is_subvolume
     }
 
-    /// Attributes of the entry itself; a symbolic link is not followed.
+    /// Returns the attributes of the entry; a symbolic link is not followed.
     ///
     /// # Errors
-    /// `NotFound` (or ESTALE) where it was removed meanwhile; damage of its inode.
+    /// `NotFound` or ESTALE if it was removed meanwhile; damage of its inode.
     pub fn metadata(&self) -> Result<Metadata> {
         self.fs.engine().getattr(self.id).map(Metadata::new).while_doing("stat", &self.path())
     }

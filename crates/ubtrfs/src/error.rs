@@ -1,14 +1,14 @@
-//! What operations fail with: the operation, the path, and the reason with its errno.
+//! Errors: the operation, the path, and the reason with its errno.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// Result of this crate's operations.
+/// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failed operation. Prints one line with the operation, the path and the reason.
+/// A failed operation. Its text is one line with the operation, the path and the reason.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,17 +45,17 @@ impl Error {
         Self(Box::new(Failure { operation, path: path.to_owned(), reason: cause.into().0 }))
     }
 
-    /// What was to be done, as a verb: "open", "rename".
+    /// The failed operation, as a verb: "open", "rename".
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
 
-    /// The path that it was to be done to; of a whole filesystem, its device.
+    /// The path of the operation. For an operation on the whole filesystem, it is the name of the device.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Linux's number for the reason, as the kernel's btrfs would return it.
+    /// The Linux error number of the reason, as the kernel's btrfs would return it.
     pub fn errno(&self) -> i32 {
         use ubtrfs_device::OpenError;
 
@@ -79,12 +79,12 @@ impl Error {
         errno.raw_os_error()
     }
 
-    /// The kind that [`std::io::Error`] gives to [`errno`](Self::errno).
+    /// The [`std::io::ErrorKind`] of [`errno`](Self::errno).
     pub fn kind(&self) -> io::ErrorKind {
         io::Error::from_raw_os_error(self.errno()).kind()
     }
 
-    /// Whether the reason is content of the device that contradicts the format or its checksum.
+    /// Whether the reason is damage: content of the device that contradicts the format or its checksum.
     pub fn is_corruption(&self) -> bool {
         matches!(&self.0.reason, Reason::Filesystem(ubtrfs_fs::Error::Engine(ubtrfs_error::Error::Corrupt(_))))
     }
@@ -96,7 +96,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Anything that an [`Error`] can be caused by.
+/// The cause of an [`Error`].
 pub(crate) struct Cause(Reason);
 
 impl From<ubtrfs_fs::Error> for Cause {

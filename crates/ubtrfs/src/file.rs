@@ -1,7 +1,7 @@
 //! Open files.
 //!
 //! Invariants:
-//! - I1. The inode stays open in the engine as long as a [`File`] of it lives, also without a name.
+//! - I1. The inode stays open in the engine until its last [`File`] is dropped, even if it has no name any more.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,20 @@ use crate::error::{Error, Result, ResultExt};
 use crate::metadata::Metadata;
 use crate::path::{self, Follow};
 
-/// How a file is opened; as [`std::fs::OpenOptions`].
+/// The options for opening a file, like [`std::fs::OpenOptions`].
+///
+/// ```
+/// use std::io::Write;
+/// use ubtrfs::OpenOptions;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+/// let mut log = fs.open_with("/log", OpenOptions::new().append(true).create(true))?;
+/// log.write_all(b"started\n")?;
+/// let error = fs.open_with("/log", OpenOptions::new().write(true).create_new(true)).unwrap_err();
+/// assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
     read: bool,
@@ -25,7 +38,7 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Nothing is allowed yet.
+    /// Options that allow nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -42,32 +55,33 @@ impl OpenOptions {
         self
     }
 
-    /// Allows writing, always at the file's end.
+    /// Allows writing at the file's end. Concurrent appends through this filesystem do not overwrite each other.
     pub fn append(&mut self, append: bool) -> &mut Self {
         self.append = append;
         self
     }
 
-    /// Cuts the file to nothing.
+    /// Truncates the file to length 0.
     pub fn truncate(&mut self, truncate: bool) -> &mut Self {
         self.truncate = truncate;
         self
     }
 
-    /// Makes the file if it does not exist, with permissions 0666 less the caller's umask (root's handle has none: 0644).
+    /// Makes the file if it does not exist. Its permissions are 0666 less the caller's umask; for the default caller, which
+    /// has no umask, 0644.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.create = create;
         self
     }
 
-    /// Makes the file, and fails where the name exists, also as a symbolic link.
+    /// Makes the file, and fails if the name exists, even as a symbolic link.
     pub fn create_new(&mut self, create_new: bool) -> &mut Self {
         self.create_new = create_new;
         self
     }
 }
 
-/// A file that is open. Dropping it closes it.
+/// An open file. Dropping it closes it.
 ///
 /// ```
 /// use std::io::{Read, Seek, SeekFrom, Write};
@@ -132,7 +146,7 @@ impl File {
         }
         match path::resolve(fs.engine(), path, Follow::Yes) {
             Err(ubtrfs_fs::Error::NotFound) if options.create => match make() {
-                // Another thread was faster.
+                // Another thread made it first.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => fs.resolve("open", path, Follow::Yes),
                 made => made,
             },
@@ -144,19 +158,20 @@ impl File {
         self.id
     }
 
-    /// Reads at an offset; the file's position stays. Returns the number of bytes, less than asked for only at the end.
+    /// Reads at `offset` (in bytes) without moving the file's position. Returns the number of bytes, which is less than
+    /// `buf.len()` only at the end of the file.
     ///
     /// # Errors
-    /// Data whose checksum is wrong in all copies; errors of the device; EBADF where reading was not asked for.
+    /// Data whose checksum is wrong in all copies; errors of the device; EBADF if the file is not open for reading.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.check("read", self.options.read)?;
         self.fs.engine().read_into(self.id, offset, buf).while_doing("read", &self.path)
     }
 
-    /// Writes all of `data` at an offset; the file's position stays.
+    /// Writes all of `data` at `offset` (in bytes) without moving the file's position.
     ///
     /// # Errors
-    /// `StorageFull`; `FileTooLarge`; `ReadOnlyFilesystem`; EBADF where writing was not asked for.
+    /// `StorageFull`; `FileTooLarge`; `ReadOnlyFilesystem`; EBADF if the file is not open for writing.
     pub fn write_all_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check("write", self.options.write || self.options.append)?;
         let (mut offset, mut data) = (offset, data);
@@ -173,16 +188,16 @@ impl File {
         Ok(())
     }
 
-    /// The whole content, from the start.
+    /// Reads the whole content, from the start.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at); `OutOfMemory` where memory cannot hold it.
+    /// As [`read_at`](Self::read_at); `OutOfMemory` if memory cannot hold it.
     pub fn read_all(&self) -> Result<Vec<u8>> {
         const STEP: usize = 1 << 20;
         let mut content = Vec::new();
         loop {
             let done = content.len();
-            // The size on disk is not trusted: memory grows with what was read.
+            // The size on disk is not trusted, so the buffer grows with the content.
             content.try_reserve(STEP).map_err(|_full| {
                 Error::new("read", &self.path, io::Error::from_raw_os_error(rustix::io::Errno::NOMEM.raw_os_error()))
             })?;
@@ -195,7 +210,7 @@ impl File {
         }
     }
 
-    /// Attributes.
+    /// Returns the file's attributes.
     ///
     /// # Errors
     /// Damage of the inode.
@@ -203,25 +218,25 @@ impl File {
         self.fs.engine().getattr(self.id).map(Metadata::new).while_doing("stat", &self.path)
     }
 
-    /// Cuts the file, or lets it grow by a hole.
+    /// Truncates the file to `len_bytes`, or extends it by a hole.
     ///
     /// # Errors
-    /// `FileTooLarge`; `ReadOnlyFilesystem`; EBADF where writing was not asked for.
+    /// `FileTooLarge`; `ReadOnlyFilesystem`; EBADF if the file is not open for writing.
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
         self.check("set length of", self.options.write || self.options.append)?;
         let set = SetAttr { size: Some(len_bytes), ..SetAttr::default() };
         self.fs.engine().setattr(self.id, &set, &self.fs.caller()).map(drop).while_doing("set length of", &self.path)
     }
 
-    /// Makes the file's content and attributes durable, and the names that lead to a new file.
+    /// Makes the file's content and attributes durable, and for a new file also its names.
     ///
     /// # Errors
-    /// Data that could not be written since the last call; errors of the device.
+    /// A failure to write data since the last call; errors of the device.
     pub fn sync_all(&self) -> Result<()> {
         self.fs.engine().fsync(self.id, false).while_doing("sync", &self.path)
     }
 
-    /// The next stretch of data at or after `offset`: its start and end. None where only a hole follows.
+    /// Returns the start and end (in bytes) of the next range of data at or after `offset`, or `None` if only a hole follows.
     ///
     /// # Errors
     /// Damage of the file's extents.
@@ -276,7 +291,7 @@ impl Write for File {
         Ok(buf.len())
     }
 
-    /// Does nothing: what was written is in the filesystem; [`File::sync_all`] makes it durable.
+    /// Does nothing: written data is in the filesystem already. [`File::sync_all`] makes it durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! A filesystem that is open: making, opening, names, attributes, space, closing.
+//! An open filesystem: making, opening, names, attributes, space, closing.
 //!
 //! Invariants:
-//! - I1. The engine is closed by [`Filesystem::close`], or when the last handle, file or directory reader is dropped, or,
+//! - I1. The engine is closed by [`Filesystem::close`]; else when the last handle, file or directory reader is dropped; or,
 //!   once it is mounted, by the mount's session.
 
 use std::fmt;
@@ -22,7 +22,25 @@ use crate::path::{self, Follow};
 
 /// A btrfs filesystem that is open in this process.
 ///
-/// Cloning gives another handle of the same filesystem. All methods may be called from any thread.
+/// A clone is another handle of the filesystem. All methods can be called from any thread.
+///
+/// ```
+/// use ubtrfs::{Filesystem, MountOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let scratch = tempfile::tempdir()?;
+/// # let image = scratch.path().join("disk.img");
+/// let fs = Filesystem::make_image(&image, 256 << 20)?;
+/// fs.create_dir_all("/etc/app")?;
+/// fs.write("/etc/app/config", "color = blue\n")?;
+/// fs.close()?;
+///
+/// let options = MountOptions { read_only: true, ..MountOptions::default() };
+/// let fs = Filesystem::open_image_with(&image, options)?;
+/// assert_eq!(fs.read("/etc/app/config")?, b"color = blue\n");
+/// # fs.close()?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Filesystem {
     shared: Arc<Shared>,
@@ -31,11 +49,11 @@ pub struct Filesystem {
 
 struct Shared {
     fs: Arc<Fs>,
-    /// The first device, for messages.
+    /// The name of the first device, for errors.
     device: PathBuf,
-    /// Held from finding a file's end to writing there, so that appending writers do not meet.
+    /// Held while an append finds the file's end and writes there, so that appends do not overwrite each other.
     append: Mutex<()>,
-    /// A mount's session closes the engine (I1).
+    /// Whether a mount's session closes the engine (I1).
     #[cfg(feature = "fuse")]
     mounted: std::sync::atomic::AtomicBool,
 }
@@ -67,46 +85,47 @@ impl fmt::Debug for Filesystem {
     }
 }
 
-/// Space of a filesystem, as `df` shows it.
+/// The space of a filesystem, as `df` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes for data, metadata and what is free, over the number of copies of data.
+    /// Size of the devices in bytes, divided by the number of copies of data.
     pub total_bytes: u64,
-    /// Bytes that are not used.
+    /// Bytes that are free.
     pub free_bytes: u64,
-    /// Bytes that data can still take.
+    /// Bytes that are available for data.
     pub available_bytes: u64,
 }
 
 /// Making and opening.
 impl Filesystem {
-    /// Makes a new image file of `size_bytes` with an empty filesystem, and opens it. The file is sparse.
+    /// Makes a new, sparse image file of `size_bytes` with an empty filesystem, and opens it.
     ///
     /// # Errors
-    /// `AlreadyExists` where there is a file; `InvalidInput` where the size is too small for btrfs (about 109 MiB).
+    /// `AlreadyExists` if the file exists; `InvalidInput` if the size is too small for btrfs (about 109 MiB).
     pub fn make_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<Self> {
         let path = path.as_ref();
         let device: Arc<dyn Device> = Arc::new(FileDevice::create(path, size_bytes, true).while_doing("make", path)?);
         let made = Self::make_on(device.as_ref(), &MkfsOptions::default())
             .and_then(|_report| Self::open_devices(vec![device], MountOptions::default()));
         if made.is_err() {
-            // The file is new (`create` was exclusive), and holds nothing: best effort.
+            // The file is new (`create` was exclusive) and useless; a failure to remove it is ignored.
             let _ = std::fs::remove_file(path);
         }
         made
     }
 
-    /// Makes a filesystem in memory; it is gone when the last handle is dropped. For tests and for streams.
+    /// Makes a filesystem in memory, which disappears when the last handle is dropped. It is meant for tests. Memory is
+    /// allocated as the filesystem is written to.
     ///
     /// # Errors
-    /// `InvalidInput` where the size is too small for btrfs (about 109 MiB; memory is taken as it is written to).
+    /// `InvalidInput` if the size is too small for btrfs (about 109 MiB).
     pub fn make_in_memory(size_bytes: u64) -> Result<Self> {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(size_bytes));
         Self::make_on(device.as_ref(), &MkfsOptions::default())?;
         Self::open_devices(vec![device], MountOptions::default())
     }
 
-    /// Makes an empty filesystem on a device, and leaves it closed.
+    /// Makes an empty filesystem on a device, without opening it.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -122,7 +141,7 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `InvalidInput` where the options contradict each other, the device is too small, or it holds a filesystem and
+    /// `InvalidInput` if the options contradict each other, the device is too small, or it contains a filesystem and
     /// [`MkfsOptions::force`] is not set; errors of the device.
     pub fn make_on(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
         ubtrfs_mkfs::make(device, options).while_doing("make a filesystem on", &PathBuf::from(device.describe()))
@@ -131,12 +150,12 @@ impl Filesystem {
     /// Opens an image file or a block device for reading and writing.
     ///
     /// # Errors
-    /// `NotFound`; `ResourceBusy` where another process has it open or the kernel has it mounted; damage.
+    /// `NotFound`; `ResourceBusy` if another process has it open or the kernel has it mounted; damage.
     pub fn open_image(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_image_with(path, MountOptions::default())
     }
 
-    /// Opens an image file or a block device with mount options; with [`MountOptions::read_only`] for reading only.
+    /// Opens an image file or a block device with mount options. [`MountOptions::read_only`] opens it for reading only.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -150,7 +169,7 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// As [`open_image`](Self::open_image); `InvalidInput` where the subvolume that the options name does not exist.
+    /// As [`open_image`](Self::open_image); `InvalidInput` if the options name a subvolume that does not exist.
     pub fn open_image_with(path: impl AsRef<Path>, options: MountOptions) -> Result<Self> {
         let path = path.as_ref();
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -158,10 +177,13 @@ impl Filesystem {
         Self::open_devices(vec![Arc::new(device)], options)
     }
 
-    /// Opens a filesystem on devices of your own.
+    /// Opens a filesystem on the given devices: image files, block devices, memory, or the caller's [`Device`].
+    ///
+    /// The example `own_device` implements a device. Several devices form one filesystem, as in Linux; a filesystem of
+    /// several devices can only be read.
     ///
     /// # Errors
-    /// Damage; features that are not known; errors of the devices.
+    /// Damage; unknown features; errors of the devices.
     pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Self> {
         let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
         let fs = Fs::open(devices, options).while_doing("open", &device)?;
@@ -175,26 +197,36 @@ impl Filesystem {
         Ok(Self { shared: Arc::new(shared), caller: Caller::ROOT })
     }
 
-    /// A handle whose new files belong to `caller`.
+    /// Returns a handle whose new files belong to `caller`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// let alice = fs.with_caller(ubtrfs::Caller { uid: 1000, gid: 1000, umask: 0o077 });
+    /// alice.write("/notes", "private")?;
+    /// let metadata = fs.metadata("/notes")?;
+    /// assert_eq!((metadata.uid(), metadata.permissions()), (1000, 0o600));
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn with_caller(&self, caller: Caller) -> Self {
         Self { shared: Arc::clone(&self.shared), caller }
     }
 
-    /// The owner, group and umask of new files.
+    /// The owner, group and umask of new files made through this handle.
     pub fn caller(&self) -> Caller {
         self.caller
     }
 
-    /// Makes everything that was changed so far durable.
+    /// Makes all changes so far durable.
     ///
     /// # Errors
-    /// Data that could not be written, errors of the device. A failed commit turns the filesystem read-only.
+    /// A failure to write data; errors of the device. A failed commit makes the filesystem read-only.
     pub fn sync(&self) -> Result<()> {
         self.engine().sync().while_doing("sync", &self.shared.device)
     }
 
-    /// Makes everything durable and ends the filesystem's life: every later change through another handle fails.
+    /// Makes all changes durable and closes the filesystem. Later changes through other handles fail.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -202,20 +234,20 @@ impl Filesystem {
         self.engine().close().while_doing("close", &self.shared.device)
     }
 
-    /// Why the filesystem takes no changes, or `None` where it does.
+    /// The reason why the filesystem is read-only, or `None` if it is not.
     pub fn read_only_reason(&self) -> Option<String> {
         self.engine().read_only()
     }
 
-    /// The label.
+    /// The label, which can be any bytes; empty if there is none.
     pub fn label(&self) -> Vec<u8> {
         self.engine().superblock().label().to_vec()
     }
 
-    /// Space that there is.
+    /// Returns the total, free and available space.
     ///
     /// # Errors
-    /// Damage of the trees that tell it.
+    /// Damage of the trees that record it.
     pub fn usage(&self) -> Result<Usage> {
         let stat = self.engine().statfs().while_doing("stat", &self.shared.device)?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(stat.bsize));
@@ -254,25 +286,25 @@ impl Filesystem {
     }
 }
 
-/// Files and directories by their paths.
+/// Files and directories by path.
 impl Filesystem {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// `NotFound`; `IsADirectory`; `InvalidInput` where it is neither a file nor a link to one.
+    /// `NotFound`; `IsADirectory`; `InvalidInput` if it is not a regular file or a symbolic link to one.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, OpenOptions::new().read(true))
     }
 
-    /// Makes a file, or cuts one that is there to nothing, and opens it for writing.
+    /// Makes a file, or truncates an existing one, and opens it for writing.
     ///
     /// # Errors
-    /// `NotFound` where the directory does not exist; `IsADirectory`; `ReadOnlyFilesystem`; `StorageFull`.
+    /// `NotFound` if the directory does not exist; `IsADirectory`; `ReadOnlyFilesystem`; `StorageFull`.
     pub fn create(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, OpenOptions::new().write(true).create(true).truncate(true))
     }
 
-    /// Opens a file as `options` say.
+    /// Opens a file with `options`.
     ///
     /// # Errors
     /// As [`open`](Self::open) and [`create`](Self::create).
@@ -280,15 +312,15 @@ impl Filesystem {
         File::open(self, path.as_ref(), options)
     }
 
-    /// The whole content of a file.
+    /// Reads the whole content of a file.
     ///
     /// # Errors
-    /// As [`open`](Self::open); data whose checksum is wrong; `FileTooLarge` where memory cannot hold it.
+    /// As [`open`](Self::open); data whose checksum is wrong in all copies; `OutOfMemory` if memory cannot hold it.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         self.open(path)?.read_all()
     }
 
-    /// Gives a file this content; makes it if it does not exist.
+    /// Replaces the content of a file; makes the file if it does not exist.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -299,15 +331,15 @@ impl Filesystem {
     /// Makes a directory.
     ///
     /// # Errors
-    /// `AlreadyExists`; `NotFound` where its parent does not exist.
+    /// `AlreadyExists`; `NotFound` if its parent does not exist.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.make("make directory", path.as_ref(), NewInode::dir(0o777)).map(drop)
     }
 
-    /// Makes a directory and those on the way to it that do not exist.
+    /// Makes a directory and its missing parents. Succeeds if the directory exists.
     ///
     /// # Errors
-    /// `NotADirectory` where something else is in the way.
+    /// `NotADirectory` if a component of the path is something else.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let mut ancestors: Vec<&Path> = path.ancestors().collect();
@@ -317,7 +349,7 @@ impl Filesystem {
                 Ok(attr) if attr.is_dir() => {}
                 Ok(_) => return Err(Error::new("make directory", dir, ubtrfs_fs::Error::NotDirectory)),
                 Err(ubtrfs_fs::Error::NotFound) => match self.create_dir(dir) {
-                    // Another thread was faster.
+                    // Another thread made it first.
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                     made => made?,
                 },
@@ -329,8 +361,21 @@ impl Filesystem {
 
     /// Lists a directory.
     ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.create_dir_all("/srv/data")?;
+    /// fs.write("/srv/readme", "text")?;
+    /// for entry in fs.read_dir("/srv")? {
+    ///     let entry = entry?;
+    ///     println!("{} {} bytes", entry.path().display(), entry.metadata()?.len());
+    /// }
+    /// # assert_eq!(fs.read_dir("/srv")?.count(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
-    /// `NotFound`, `NotADirectory`; errors on the way come from the iterator.
+    /// `NotFound`; `NotADirectory`. The iterator returns errors of reading the entries.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
         let path = path.as_ref();
         let attr = self.resolve("list", path, Follow::Yes)?;
@@ -340,7 +385,7 @@ impl Filesystem {
         ReadDir::new(self, path, attr.id)
     }
 
-    /// Removes a file, a symbolic link or another name that is no directory. The file stays until it is not open any more.
+    /// Removes a name that is not a directory: a file, a symbolic link, a device file. An open file remains until it is closed.
     ///
     /// # Errors
     /// `NotFound`; `IsADirectory`.
@@ -360,10 +405,10 @@ impl Filesystem {
         self.engine().rmdir(dir, name).while_doing("remove directory", path)
     }
 
-    /// Gives a file or directory another name, in place of what has that name, as rename(2) does.
+    /// Renames a file or directory, and replaces an existing `to`, like rename(2).
     ///
     /// # Errors
-    /// `NotFound`; `DirectoryNotEmpty`; `CrossesDevices` where the new name is in another subvolume.
+    /// `NotFound`; `DirectoryNotEmpty`; `CrossesDevices` if the new name is in another subvolume.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let (dir, name) = self.parent_and_name("rename", from)?;
@@ -371,10 +416,10 @@ impl Filesystem {
         self.engine().rename(dir, name, new_dir, new_name, RenameFlags::empty()).while_doing("rename", from)
     }
 
-    /// Gives a file one more name.
+    /// Makes another name for a file.
     ///
     /// # Errors
-    /// `AlreadyExists`; `CrossesDevices` where the new name is in another subvolume; `PermissionDenied` for directories.
+    /// `AlreadyExists`; `CrossesDevices` if the new name is in another subvolume; `PermissionDenied` for directories.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let link = link.as_ref();
         let attr = self.resolve("link to", original.as_ref(), Follow::No)?;
@@ -382,19 +427,29 @@ impl Filesystem {
         self.engine().link(attr.id, dir, name).map(drop).while_doing("link", link)
     }
 
-    /// Makes a symbolic link that says `target`, any bytes but NUL.
+    /// Makes a symbolic link to `target`, which can be any path, also one that does not exist.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(128 << 20)?;
+    /// fs.write("/data", "text")?;
+    /// fs.symlink("data", "/link")?;
+    /// assert_eq!(fs.read("/link")?, b"text");
+    /// assert_eq!(fs.read_link("/link")?, std::path::Path::new("data"));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `AlreadyExists`; `InvalidFilename` where the target is too long.
+    /// `AlreadyExists`; `InvalidFilename` if the target is too long.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = path::bytes(target.as_ref());
         self.make("make symbolic link", link.as_ref(), NewInode::symlink(target)).map(drop)
     }
 
-    /// What a symbolic link says.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `InvalidInput` where it is no symbolic link.
+    /// `InvalidInput` if it is not a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         use std::os::unix::ffi::OsStringExt;
         let path = path.as_ref();
@@ -403,7 +458,7 @@ impl Filesystem {
         Ok(PathBuf::from(std::ffi::OsString::from_vec(target)))
     }
 
-    /// Whether a path leads to something. Errors other than `NotFound` count as something.
+    /// Whether a path exists. Errors other than `NotFound` and `NotADirectory` count as existing.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         !matches!(
             path::resolve(self.engine(), path.as_ref(), Follow::Yes),
@@ -411,7 +466,7 @@ impl Filesystem {
         )
     }
 
-    /// Makes `to` a file that shares all blocks of `from`; none is copied. Both may be changed afterwards.
+    /// Makes `to` a copy of `from` that shares its extents instead of copying data. Both can be changed afterwards.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -434,7 +489,7 @@ impl Filesystem {
 
 /// Attributes.
 impl Filesystem {
-    /// Attributes of what a path leads to; symbolic links are followed.
+    /// Returns the attributes of a file; symbolic links are followed.
     ///
     /// # Errors
     /// `NotFound`; damage of the inode.
@@ -442,7 +497,7 @@ impl Filesystem {
         self.resolve("stat", path.as_ref(), Follow::Yes).map(Metadata::new)
     }
 
-    /// Attributes of a name itself; a symbolic link is not followed.
+    /// Returns the attributes of a file; a symbolic link at the end of the path is not followed.
     ///
     /// # Errors
     /// As [`metadata`](Self::metadata).
@@ -450,7 +505,7 @@ impl Filesystem {
         self.resolve("stat", path.as_ref(), Follow::No).map(Metadata::new)
     }
 
-    /// Sets the permission bits (12 bits).
+    /// Sets the permission bits, with set-user-id, set-group-id and sticky bit (12 bits); symbolic links are followed.
     ///
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.
@@ -459,7 +514,8 @@ impl Filesystem {
         self.set_attributes("change mode of", path.as_ref(), Follow::Yes, &set)
     }
 
-    /// Sets owner and group of a name itself; a symbolic link is not followed.
+    /// Sets the owner and group of a file; a symbolic link at the end of the path is not followed. As on Linux, this can
+    /// clear the set-user-id and set-group-id bits, so set permissions afterwards.
     ///
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.
@@ -468,7 +524,7 @@ impl Filesystem {
         self.set_attributes("change owner of", path.as_ref(), Follow::No, &set)
     }
 
-    /// Sets the times of the last access and the last change of content of a name itself; a symbolic link is not followed.
+    /// Sets the access and modification times of a file; a symbolic link at the end of the path is not followed.
     ///
     /// # Errors
     /// `NotFound`; `ReadOnlyFilesystem`.
@@ -483,10 +539,11 @@ impl Filesystem {
         self.engine().setattr(id, set, &self.caller).map(drop).while_doing(operation, path)
     }
 
-    /// The value of an extended attribute, or none. Names have their namespace in front: `user.comment`.
+    /// Returns the value of an extended attribute, or `None` if it does not exist. Its name begins with the namespace:
+    /// `user.comment`. A symbolic link at the end of the path is not followed.
     ///
     /// # Errors
-    /// `NotFound` where the path leads nowhere.
+    /// `NotFound` if the path does not exist.
     pub fn xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
         let path = path.as_ref();
         let id = self.resolve("read attribute of", path, Follow::No)?.id;
@@ -496,17 +553,17 @@ impl Filesystem {
         }
     }
 
-    /// The names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// # Errors
-    /// `NotFound` where the path leads nowhere.
+    /// `NotFound` if the path does not exist.
     pub fn xattr_names(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
         let path = path.as_ref();
         let id = self.resolve("list attributes of", path, Follow::No)?.id;
         self.engine().listxattr(id).while_doing("list attributes of", path)
     }
 
-    /// Sets an extended attribute.
+    /// Sets an extended attribute; replaces an existing value.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -519,7 +576,7 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `Unsupported` where the namespace is unknown; ENOSPC or E2BIG where the value does not fit into a tree block.
+    /// `Unsupported` if the namespace is unknown; ENOSPC or E2BIG if the value does not fit into a tree block.
     pub fn set_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let id = self.resolve("set attribute of", path, Follow::No)?.id;
@@ -531,7 +588,7 @@ impl Filesystem {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// ENODATA where there is none of that name.
+    /// ENODATA if it does not exist.
     pub fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let id = self.resolve("remove attribute of", path, Follow::No)?.id;

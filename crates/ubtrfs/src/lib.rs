@@ -1,8 +1,8 @@
 //! Read and write btrfs filesystems in your own process.
 //!
-//! This crate is the front door of ubtrfs: the same engine that serves the `ubtrfs` command and its FUSE mount, behind an
-//! interface that follows [`std::fs`]. It needs no root, no loop device and no btrfs in the kernel. What it writes is
-//! Linux's disk format: Linux mounts the image afterwards, and this crate opens what Linux wrote.
+//! This crate is the library of ubtrfs. It puts the engine of the `ubtrfs` command and its FUSE mount behind an interface
+//! that follows [`std::fs`]. It needs no root, no loop device and no btrfs in the kernel. It uses the disk format of Linux's
+//! btrfs: Linux mounts the images that it makes, and it opens the images that Linux makes.
 //!
 //! ```
 //! use std::io::Write;
@@ -16,7 +16,7 @@
 //! fs.create_subvolume("/home")?;
 //! fs.write("/home/hello.txt", "hello from btrfs\n")?;
 //!
-//! // A snapshot shares every block with its source until one of the two changes.
+//! // A snapshot shares its blocks with the source until one of them changes.
 //! fs.snapshot("/home", "/home-monday", ubtrfs::SnapshotAccess::ReadOnly)?;
 //! let mut file = fs.open_with("/home/hello.txt", &ubtrfs::OpenOptions::new().append(true))?;
 //! writeln!(file, "and again")?;
@@ -24,39 +24,41 @@
 //!
 //! assert_eq!(fs.read("/home-monday/hello.txt")?, b"hello from btrfs\n");
 //! assert_eq!(fs.read("/home/hello.txt")?, b"hello from btrfs\nand again\n");
-//! // Commits what is not durable yet, and reports what could not be written.
+//! // Commits all changes, and returns an error if that fails.
 //! fs.close()?;
 //! # Ok(()) }
 //! ```
 //!
-//! # What is where
+//! # Overview
 //!
-//! | for | look at |
+//! | task | items |
 //! |---|---|
 //! | opening, making, paths, directories, attributes | [`Filesystem`] |
 //! | file content: [`Read`](std::io::Read), [`Write`](std::io::Write), [`Seek`](std::io::Seek), positioned I/O | [`File`] |
 //! | subvolumes and snapshots | [`Filesystem::create_subvolume`], [`Filesystem::snapshot`], [`Filesystem::subvolumes`] |
 //! | your own storage instead of an image file | [`Device`], [`Filesystem::make_on`], [`Filesystem::open_devices`] |
-//! | options of a new filesystem | [`MkfsOptions`] |
+//! | options of a new or an opened filesystem | [`MkfsOptions`], [`MountOptions`] |
 //! | checking a filesystem without changing it | [`check()`] |
 //! | mounting it through FUSE (feature `fuse`) | `Filesystem::mount` |
 //!
+//! Sizes, lengths and offsets are in bytes.
+//!
 //! # Durability
 //!
-//! A change is durable once [`Filesystem::sync`], [`Filesystem::close`] or [`File::sync_all`] returned without an error;
-//! dropping a [`Filesystem`] closes it too, but cannot report an error. After a crash or a power cut the filesystem holds
-//! everything that was durable, and [`check()`] finds it clean.
+//! A change is durable after [`Filesystem::sync`], [`Filesystem::close`] or [`File::sync_all`] returned without an error.
+//! Dropping the last handle of a [`Filesystem`] closes it too, but cannot report an error. After a crash or a power cut the
+//! filesystem has everything that was durable, and [`check()`] finds it clean.
 //!
 //! # Paths and permissions
 //!
-//! A path starts at the subvolume that was opened; a leading `/` makes no difference, `..` does not lead above it, and
-//! symbolic links are followed inside of the filesystem only. No permission is checked: whoever can open the device can
-//! read and write everything. New files belong to [`Filesystem::caller`], by default root with no umask.
+//! A path starts at the subvolume that was opened. A leading `/` makes no difference, `..` does not lead above the
+//! subvolume, and symbolic links are followed inside the filesystem only. Permissions are not checked: a process that can
+//! open the device can read and write everything. New files belong to [`Filesystem::caller`], by default root with no umask.
 //!
 //! # Untrusted input
 //!
 //! The content of a device is never trusted. A damaged or crafted filesystem gives an [`Error`] that names the tree, the
-//! block and the slot. Names that come out of a filesystem are bytes: check them before you use them as paths of the host.
+//! block and the slot. Names in a filesystem can be any bytes: check them before you use them as paths of the host.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]

@@ -1,16 +1,16 @@
-//! Attributes of files, as `stat` shows them.
+//! Attributes of files, as in stat(2).
 
 use std::time::{Duration, SystemTime};
 
 use ubtrfs_format::item::{FileType, Timespec};
 use ubtrfs_fs::{Attr, mode};
 
-/// What a path leads to.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory, also the root directory of a subvolume.
+    /// A directory; the root directory of a subvolume is one too.
     Dir,
     /// A symbolic link.
     Symlink,
@@ -39,7 +39,7 @@ impl FileKind {
     }
 }
 
-/// Attributes of a file.
+/// The attributes of a file.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +61,7 @@ impl Metadata {
         Self { attr }
     }
 
-    /// What kind of file it is; none where the mode on disk is of no kind that exists.
+    /// The kind of file; `None` if the mode on disk has an invalid kind.
     pub fn kind(&self) -> Option<FileKind> {
         self.attr.file_type().and_then(FileKind::of)
     }
@@ -81,74 +81,74 @@ impl Metadata {
         self.kind() == Some(FileKind::Symlink)
     }
 
-    /// Size in bytes.
+    /// The size in bytes.
     #[allow(clippy::len_without_is_empty, reason = "as std::fs::Metadata")]
     pub fn len(&self) -> u64 {
         self.attr.size
     }
 
-    /// Space that the file takes, in units of 512 bytes.
+    /// The space that the file occupies, in units of 512 bytes.
     pub fn blocks(&self) -> u64 {
         self.attr.blocks
     }
 
-    /// Permission bits with set-user-id, set-group-id and sticky bit: 12 bits.
+    /// The permission bits with set-user-id, set-group-id and sticky bit: 12 bits.
     pub fn permissions(&self) -> u32 {
         self.attr.mode & mode::PERMISSIONS
     }
 
-    /// Owner.
+    /// The user id of the owner.
     pub fn uid(&self) -> u32 {
         self.attr.uid
     }
 
-    /// Group.
+    /// The group id.
     pub fn gid(&self) -> u32 {
         self.attr.gid
     }
 
-    /// Number of names; 1 for every directory.
+    /// The number of names; 1 for every directory.
     pub fn nlink(&self) -> u32 {
         self.attr.nlink
     }
 
-    /// Inode number in its subvolume; inodes of different subvolumes may have the same one.
+    /// The inode number, which is unique in its subvolume only.
     pub fn ino(&self) -> u64 {
         self.attr.id.ino.0
     }
 
-    /// Id of the subvolume that holds the file.
+    /// The id of the file's subvolume.
     pub fn subvolume_id(&self) -> u64 {
         self.attr.id.root.0
     }
 
-    /// Major and minor number of a device file.
+    /// The major and minor number of a device file.
     pub fn device_number(&self) -> (u32, u32) {
         ubtrfs_fs::rdev_parts(self.attr.rdev)
     }
 
-    /// Time of the last access; none where the time on disk cannot be told.
+    /// The time of the last access; `None` if [`SystemTime`] cannot represent the time on disk.
     pub fn accessed(&self) -> Option<SystemTime> {
         system_time(self.attr.atime)
     }
 
-    /// Time of the last change of the content; none where the time on disk cannot be told.
+    /// The time of the last change of the content; `None` if [`SystemTime`] cannot represent the time on disk.
     pub fn modified(&self) -> Option<SystemTime> {
         system_time(self.attr.mtime)
     }
 
-    /// Time of the last change of the attributes; none where the time on disk cannot be told.
+    /// The time of the last change of the attributes; `None` if [`SystemTime`] cannot represent the time on disk.
     pub fn changed(&self) -> Option<SystemTime> {
         system_time(self.attr.ctime)
     }
 
-    /// Time of creation; none where the time on disk cannot be told.
+    /// The time of creation; `None` if [`SystemTime`] cannot represent the time on disk.
     pub fn created(&self) -> Option<SystemTime> {
         system_time(self.attr.otime)
     }
 }
 
-/// A time on disk as the system's: seconds since 1970, negative before it, and nanoseconds after those seconds.
+/// Converts a time on disk: seconds since 1970, negative before it, and nanoseconds after those seconds.
 pub(crate) fn system_time(time: Timespec) -> Option<SystemTime> {
     let seconds = Duration::from_secs(time.sec.unsigned_abs());
     let at = if time.sec < 0 {
@@ -159,7 +159,7 @@ pub(crate) fn system_time(time: Timespec) -> Option<SystemTime> {
     at?.checked_add(Duration::from_nanos(u64::from(time.nsec)))
 }
 
-/// The system's time as on disk; times that 64 bits of seconds cannot tell become the nearest that they can.
+/// Converts a time for the disk. A time beyond 64 bits of seconds becomes the nearest possible one.
 pub(crate) fn timespec(time: SystemTime) -> Timespec {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => Timespec { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },

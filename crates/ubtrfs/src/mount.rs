@@ -8,12 +8,12 @@ use ubtrfs_fuse::{MountConfig, MountError, Session};
 use crate::Filesystem;
 
 impl Filesystem {
-    /// Mounts the filesystem on a directory. [`Session::run`] serves it until it is unmounted, then commits and closes it;
-    /// it takes SIGTERM, SIGINT and SIGHUP of the process as requests to unmount. Other handles of the filesystem keep
-    /// working while it is mounted.
+    /// Mounts the filesystem on a directory. [`Session::run`] serves it until it is unmounted, then commits and closes it.
+    /// It treats SIGTERM, SIGINT and SIGHUP of the process as requests to unmount. Other handles of the filesystem remain
+    /// usable while it is mounted.
     ///
     /// # Errors
-    /// There is no FUSE here; the directory cannot be mounted on; the filesystem was opened without
+    /// FUSE is not available; the directory cannot be mounted on; the filesystem was opened without
     /// [`MountOptions::track_lookups`](crate::MountOptions::track_lookups), which keeps the inodes that the kernel knows.
     pub fn mount(self, dir: &Path, config: &MountConfig) -> Result<Session, MountError> {
         if !self.engine().options().track_lookups {

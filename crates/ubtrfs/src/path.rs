@@ -1,4 +1,4 @@
-//! From a path to an inode, or to the directory and the name of its last component.
+//! Resolves a path to an inode, or to the directory and name of its last component.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -16,14 +16,14 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// What is at a path.
+/// The attributes of the inode at a path.
 pub(crate) fn resolve(fs: &Fs, path: &Path, follow: Follow) -> Result<Attr, Error> {
     fs.lookup_path(bytes(path), follow == Follow::Yes)
 }
 
-/// The directory that holds the last name of a path, and that name. Slashes behind the name are ignored.
+/// The directory of the last name of a path, and that name. Trailing slashes are ignored.
 ///
-/// Fails with `InvalidArgument` where the path has no last name: it is empty, the root, or ends in `.` or `..`.
+/// Fails with `InvalidArgument` if the path has no last name: it is empty, the root, or ends in `.` or `..`.
 pub(crate) fn parent_and_name<'p>(fs: &Fs, path: &'p Path) -> Result<(InodeId, &'p [u8]), Error> {
     let bytes = bytes(path);
     let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);

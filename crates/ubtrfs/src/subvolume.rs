@@ -14,63 +14,63 @@ use crate::error::{Error, Result, ResultExt};
 use crate::metadata::system_time;
 use crate::path::Follow;
 
-/// Whether a new snapshot takes changes.
+/// The access mode of a new snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotAccess {
-    /// It stays as it is, and can be sent.
+    /// The snapshot cannot be changed.
     ReadOnly,
-    /// It is a subvolume like any other.
+    /// The snapshot can be changed like any subvolume.
     ReadWrite,
 }
 
-/// A subvolume, as [`Filesystem::subvolumes`] lists it.
+/// A description of a subvolume, from [`Filesystem::subvolumes`] or [`Filesystem::subvolume`].
 #[derive(Clone, Debug)]
 pub struct Subvolume {
     info: SubvolumeInfo,
 }
 
 impl Subvolume {
-    /// The id of its tree.
+    /// The id of the subvolume's tree.
     pub fn id(&self) -> u64 {
         self.info.id.0
     }
 
-    /// Its path from the top level, without a leading slash; empty for the top level itself.
+    /// The path from the top level, without a leading slash; empty for the top level itself.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(OsString::from_vec(self.info.path.clone()))
     }
 
-    /// Id of the subvolume that holds its name; none for the top level.
+    /// The id of the subvolume that contains its name; `None` for the top level.
     pub fn parent_id(&self) -> Option<u64> {
         self.info.parent.map(|parent| parent.0)
     }
 
-    /// Whether it takes no changes.
+    /// Whether the subvolume is read-only.
     pub fn is_read_only(&self) -> bool {
         self.info.flags.contains(RootFlags::RDONLY)
     }
 
-    /// Its UUID; nil where none was given.
+    /// The UUID; nil if the subvolume has none.
     pub fn uuid(&self) -> Uuid {
         self.info.uuid
     }
 
-    /// UUID of the subvolume that it is a snapshot of; none where it is no snapshot.
+    /// The UUID of the subvolume that it is a snapshot of; `None` if it is not a snapshot.
     pub fn parent_uuid(&self) -> Option<Uuid> {
         Some(self.info.parent_uuid).filter(|uuid| !uuid.is_nil())
     }
 
-    /// UUID of the subvolume that it was received from; none where it was not received.
+    /// The UUID of the subvolume that it was received from; `None` if it was not received.
     pub fn received_uuid(&self) -> Option<Uuid> {
         Some(self.info.received_uuid).filter(|uuid| !uuid.is_nil())
     }
 
-    /// The last transaction that changed it.
+    /// The generation of the last transaction that changed it.
     pub fn generation(&self) -> u64 {
         self.info.generation.0
     }
 
-    /// Time of its creation; none where the time on disk cannot be told.
+    /// The time of creation; `None` if [`SystemTime`] cannot represent the time on disk.
     pub fn created(&self) -> Option<SystemTime> {
         system_time(self.info.otime)
     }
@@ -78,22 +78,39 @@ impl Subvolume {
 
 /// Subvolumes and snapshots.
 impl Filesystem {
-    /// Makes an empty subvolume; durable on return.
+    /// Makes an empty subvolume. It is durable on return.
     ///
     /// # Errors
-    /// `AlreadyExists`; `NotFound` where the directory does not exist; `ReadOnlyFilesystem`; `StorageFull`.
+    /// `AlreadyExists`; `NotFound` if the directory does not exist; `ReadOnlyFilesystem`; `StorageFull`.
     pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent_and_name("make subvolume", path)?;
         self.engine().create_subvolume(dir, name, &self.caller()).map(drop).while_doing("make subvolume", path)
     }
 
-    /// Makes a snapshot of the subvolume whose root directory is at `source`; durable on return. It holds everything that
-    /// was written before the call, and shares all blocks with its source. Subvolumes inside of the source are empty
-    /// directories in it.
+    /// Makes a snapshot at `path` of the subvolume at `source`. It is durable on return. It contains everything that was
+    /// written before the call, and shares all blocks with its source. Subvolumes inside the source become empty directories.
+    ///
+    /// ```
+    /// use ubtrfs::SnapshotAccess;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = ubtrfs::Filesystem::make_in_memory(256 << 20)?;
+    /// fs.create_subvolume("/data")?;
+    /// fs.write("/data/report", "draft")?;
+    /// fs.snapshot("/data", "/data-backup", SnapshotAccess::ReadOnly)?;
+    /// fs.write("/data/report", "final")?;
+    /// assert_eq!(fs.read("/data-backup/report")?, b"draft");
+    ///
+    /// // A read-write snapshot of the backup brings the old state back.
+    /// fs.delete_subvolume("/data")?;
+    /// fs.snapshot("/data-backup", "/data", SnapshotAccess::ReadWrite)?;
+    /// assert_eq!(fs.read("/data/report")?, b"draft");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `InvalidInput` where `source` is no subvolume; `AlreadyExists`; `ReadOnlyFilesystem`; `StorageFull`.
+    /// `InvalidInput` if `source` is not a subvolume; `AlreadyExists`; `ReadOnlyFilesystem`; `StorageFull`.
     pub fn snapshot(&self, source: impl AsRef<Path>, path: impl AsRef<Path>, access: SnapshotAccess) -> Result<()> {
         let path = path.as_ref();
         let source = self.subvolume_root("snapshot", source.as_ref())?;
@@ -102,28 +119,29 @@ impl Filesystem {
         self.engine().snapshot(source.root, dir, name, read_only).map(drop).while_doing("make snapshot", path)
     }
 
-    /// Deletes a subvolume with all that is in it. Its name is gone on return; its space comes back in the background.
+    /// Deletes a subvolume with its content. Its name is gone on return; its space is freed in the background.
     ///
     /// # Errors
-    /// `InvalidInput` where it is no subvolume; `DirectoryNotEmpty` where it holds other subvolumes; `ResourceBusy` for the
-    /// one that was opened; `PermissionDenied` for the default one.
+    /// `InvalidInput` if it is not a subvolume; `DirectoryNotEmpty` if it contains other subvolumes; `ResourceBusy` for the
+    /// subvolume that was opened; `PermissionDenied` for the default subvolume.
     pub fn delete_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent_and_name("delete subvolume", path)?;
         self.engine().delete_subvolume(dir, name, None).while_doing("delete subvolume", path)
     }
 
-    /// Makes a subvolume read-only, or lets it take changes again; durable on return.
+    /// Makes a subvolume read-only, or writable again. The change is durable on return.
     ///
     /// # Errors
-    /// `InvalidInput` where it is no subvolume.
+    /// `InvalidInput` if it is not a subvolume.
     pub fn set_subvolume_read_only(&self, path: impl AsRef<Path>, read_only: bool) -> Result<()> {
         let path = path.as_ref();
         let root = self.subvolume_root("change subvolume", path)?;
         self.engine().set_subvolume_read_only(root.root, read_only).while_doing("change subvolume", path)
     }
 
-    /// All subvolumes of the filesystem, the top level included, by id; also those outside of the one that was opened.
+    /// Lists all subvolumes of the filesystem in the order of their ids: the top level, and all others, whether or not they
+    /// are inside the subvolume that was opened.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -143,10 +161,10 @@ impl Filesystem {
         Ok(infos.into_iter().map(|info| Subvolume { info }).collect())
     }
 
-    /// The subvolume whose root directory is at `path`.
+    /// Returns the description of the subvolume at `path`.
     ///
     /// # Errors
-    /// `InvalidInput` where it is no subvolume.
+    /// `InvalidInput` if it is not a subvolume.
     pub fn subvolume(&self, path: impl AsRef<Path>) -> Result<Subvolume> {
         let path = path.as_ref();
         let root = self.subvolume_root("look at subvolume", path)?;

@@ -1,4 +1,4 @@
-//! Removing whole directories.
+//! Removing a directory with its content.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::metadata::FileKind;
 use crate::path::Follow;
 use crate::{Filesystem, ReadDir};
 
-/// One directory on the way down.
+/// A directory between the top and the current one.
 struct Level {
     id: InodeId,
     path: PathBuf,
@@ -17,8 +17,8 @@ struct Level {
 }
 
 impl Filesystem {
-    /// Removes a directory with everything in it. Symbolic links are removed, not followed. Subvolumes inside of it stop
-    /// the removal unless they are empty: delete them with [`delete_subvolume`](Self::delete_subvolume).
+    /// Removes a directory with its content. Symbolic links are removed, not followed. A subvolume inside it stops the
+    /// removal unless it is empty: delete it first with [`delete_subvolume`](Self::delete_subvolume).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,8 +31,8 @@ impl Filesystem {
     /// ```
     ///
     /// # Errors
-    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty` where it holds a subvolume with files; damage, also a directory
-    /// that holds itself. What was removed before the error stays removed.
+    /// `NotFound`; `NotADirectory`; `DirectoryNotEmpty` if it contains a subvolume with files; damage, such as a directory
+    /// that contains itself. Files that were removed before the error stay removed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let top = self.resolve("remove directory", path, Follow::No)?;

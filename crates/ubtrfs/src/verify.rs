@@ -8,9 +8,10 @@ use ubtrfs_device::Device;
 
 use crate::error::{Result, ResultExt};
 
-/// Checks the filesystem on these devices; nothing is written. `tell` gets each problem as it is found.
+/// Checks the filesystem on these devices, without writing to them. Calls `tell` with each problem as it is found.
 ///
-/// The checker shares no code with the engine but the disk format, so it is a second opinion on what the engine wrote.
+/// The checker shares only the disk format, the devices and the chunk map with the engine, so it gives a second opinion on
+/// what the engine wrote.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::error::{Result, ResultExt};
 /// ```
 ///
 /// # Errors
-/// Nothing could be checked: no superblock, unknown features, a device that is cut off.
+/// Nothing could be checked: no superblock, unknown features, or a truncated device.
 pub fn check(devices: Vec<Arc<dyn Device>>, options: Options, tell: &mut dyn FnMut(Problem)) -> Result<Report> {
     let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
     ubtrfs_check::check(devices, options, &(), tell).while_doing("check", &device)

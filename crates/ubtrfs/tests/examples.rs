@@ -1,4 +1,4 @@
-//! Every example runs and ends well, with what it needs made by itself.
+//! Every example runs and succeeds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
