@@ -1,4 +1,4 @@
-//! No false alarm: images that Linux made in every format, before and after random operations of the engine on them.
+//! No false alarms on images that Linux made in every format, before and after random operations of the engine.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ fn images_of_every_format() {
     }
 }
 
-/// What snapshots share is looked at once, and counts in each.
+/// Leaves that snapshots share are checked once, but their inodes count in each snapshot.
 #[test]
 fn snapshots_are_counted_whole() {
     if !capability::kernel_oracle() {
@@ -53,7 +53,7 @@ fn snapshots_are_counted_whole() {
     mount.close().unwrap();
     assert_clean(made.image.path(), "snapshots");
     let (report, _) = check(made.image.path());
-    // The top level's directory, that of the data relocation tree, and four subvolumes: the source lost three files, the
-    // second snapshot one, the third two.
+    // The root directories of the top level and the data relocation tree, and four subvolumes: the source lost three files,
+    // the second snapshot one, the third two.
     assert_eq!(report.stats.inodes, 1 + 1 + 4 * 3001 - 3 - 1 - 2);
 }

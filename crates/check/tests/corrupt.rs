@@ -1,6 +1,7 @@
-//! Nothing missed: images damaged in many ways, where `btrfs check` finds something, so must the checker.
+//! Nothing missed: if `btrfs check` finds damage in an image, the checker must find it too.
 //!
-//! A sample runs with the suite. All: `UBTRFS_CORRUPT=1000 cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
+//! A sample runs with the suite. For all ways of damage:
+//! `UBTRFS_CORRUPT=1000 cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +17,7 @@ use ubtrfs_testkit::{
     Corruption, Corruptor, Image, KernelImage, KernelImageSpec, LoopMount, Rng, btrfs_check_output, capability, run,
 };
 
-/// A small image with a bit of everything that can be damaged.
+/// Makes a small image with some of everything that can be damaged.
 fn base(spec: KernelImageSpec, seed: u64) -> Image {
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 256 << 20, ..spec }).unwrap();
     let mount = LoopMount::new(made.image.path(), made.spec.mount).unwrap();
@@ -80,13 +81,13 @@ fn set_xattr(path: &std::path::Path, value: &[u8]) {
     run("setfattr", ["-n", "user.attribute", "-v", &format!("0x{hex}"), &path.to_string_lossy()]).unwrap();
 }
 
-/// The codes that the checker finds; an image that cannot be opened counts as found.
+/// Whether the checker finds a problem; an image that cannot be opened counts as damaged.
 fn ours(image: &Image, lines: &mut Vec<String>) -> bool {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadOnly).unwrap());
     let options = Options { data_csums: true, ..Options::default() };
     let mut tell = |problem: Problem| lines.push(problem.to_string());
     match ubtrfs_check::check(vec![device], options, &(), &mut tell) {
-        // The machine's mkfs.btrfs may be one that leaves stale free space behind in every image.
+        // Some versions of mkfs.btrfs leave stale free space in every image.
         Ok(report) => !report.is_clean() || report.counts.keys().any(|code| *code != Code::FreeSpaceStale),
         Err(error) => {
             lines.push(format!("cannot be checked: {error}"));
@@ -142,7 +143,7 @@ fn what_btrfs_check_finds_is_found() {
                 btrfs_check_output(&image_path(&image), &["--readonly", "--check-data-csum"]).unwrap();
             let mut theirs = !success || complains(&said);
             if !theirs {
-                // The other mode finds other things.
+                // The lowmem mode finds other problems.
                 (theirs, said) = lowmem_finds(&image);
             }
             let tally = tallies.entry(way).or_default();
@@ -175,7 +176,7 @@ fn what_btrfs_check_finds_is_found() {
     assert!(missed.is_empty(), "{} missed:\n{}", missed.len(), missed.join("\n\n"));
 }
 
-/// Several damages at once, of which the first may hide what the next would do: the checker comes to an end.
+/// The checker ends on images with several damages, where the first can hide the effect of the next.
 #[test]
 fn heaps_of_damage_end() {
     if !capability::kernel_oracle() || !capability::program("setfattr") {
@@ -209,13 +210,13 @@ fn image_path(image: &Image) -> std::path::PathBuf {
     image.path().to_owned()
 }
 
-/// Whether the lowmem mode finds damage, and what it said; that it crashed is no verdict.
+/// Whether the lowmem mode finds damage, and its output; a crash is no verdict.
 fn lowmem_finds(image: &Image) -> (bool, String) {
     let (success, said) = btrfs_check_output(image.path(), &["--readonly", "--mode=lowmem"]).unwrap();
     (!success && said.contains("error(s) found"), said)
 }
 
-/// Whether `btrfs check` says more than it says about a clean image.
+/// Whether `btrfs check` prints more than for a clean image.
 fn complains(text: &str) -> bool {
     let words = ["error", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "bad ", "errors "];
     text.lines().any(|line| {

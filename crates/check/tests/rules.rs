@@ -1,4 +1,5 @@
-//! Rules that Linux's filesystems rarely show, and damage that is easily missed: crafted item by item, with right checksums.
+//! Rules that filesystems of Linux rarely exercise, and damage that is easily missed: images crafted item by item, with
+//! correct checksums.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +20,7 @@ use ubtrfs_testkit::{
 
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// A small filesystem of Linux; the copy is taken while it is mounted.
+/// Makes a small filesystem with Linux, and copies it while it is mounted.
 fn made(mount: &str, fill: impl FnOnce(&Path)) -> Image {
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 300 << 20, ..KernelImageSpec::DEFAULT }).unwrap();
     let mount = LoopMount::new(made.image.path(), mount).unwrap();
@@ -54,7 +55,7 @@ fn number(data: &mut [u8], at: usize, value: u64) {
     data[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// What is found, all codes once, warnings too.
+/// The codes that the checker finds, each once, with warnings.
 fn codes(image: &Image) -> Vec<Code> {
     let (_, problems) = check(image.path());
     problems.iter().for_each(|problem| println!("{problem}"));
@@ -68,14 +69,14 @@ fn is_clean_for_btrfs(image: &Image) -> bool {
     btrfs_check_output(image.path(), &["--readonly"]).unwrap().0
 }
 
-/// Both find it clean.
+/// Both checkers find the image clean.
 fn assert_agreed_clean(image: &Image) {
     assert_eq!(codes(image), []);
     btrfs_check(image.path()).unwrap();
 }
 
-/// A balance of data moves some of the leaves that refer to it. Of leaves beside them, which stay, the owner has only
-/// references through blocks that were moved.
+/// A balance of data moves some of the leaves that refer to it. The owner then reaches their unmoved neighbours only through
+/// moved blocks.
 #[test]
 fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     if !capability::kernel_oracle() {
@@ -119,8 +120,8 @@ fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     assert_agreed_clean(&made.image);
 }
 
-/// A balance that was stopped leaves them too, on blocks that their owner goes on using: then what these refer to counts
-/// for the block and not for the tree. A block that is newer than the last snapshot was never shared.
+/// An interrupted balance also leaves full backrefs on blocks that their owner still uses; the block's references then count
+/// for the block and not for the tree. A block newer than the last snapshot was never shared.
 #[test]
 fn full_backrefs_are_of_blocks_that_were_shared() {
     if !capability::kernel_oracle() {
@@ -193,10 +194,10 @@ fn a_restored_metadata_image_is_not_damaged() {
     run("btrfs-image", ["-r".as_ref(), dump.path().as_os_str(), restored.path().as_os_str()]).unwrap();
     let (report, problems) = check(restored.path());
     let errors: Vec<_> = problems.iter().filter(|problem| problem.code.is_error()).collect();
-    // A dump has no data, so only that of this image is missing.
+    // A dump has no data, so the data checksums cannot match.
     assert!(errors.iter().all(|problem| problem.code == Code::DataCsum), "{errors:?}");
     assert_eq!(report.counts.get(&Code::SuperMissing), Some(&1), "{problems:?}");
-    // A copy that was written and is broken is damage.
+    // A copy that was written and then damaged is an error.
     restored.write_at((64 << 20) + 100, &[1]).unwrap();
     assert!(codes(&restored).contains(&Code::SuperMirror));
 }
@@ -242,7 +243,7 @@ fn an_inode_without_names_may_be_truncated_half_way() {
             if !dying {
                 return true;
             }
-            // No links, no name, in the list of orphans.
+            // No links, no name, and an orphan item.
             data[40..44].fill(0);
             items.retain(|(key, _)| {
                 !matches!(key.item_type, KeyType::INODE_REF if key.objectid == 257)
@@ -284,12 +285,12 @@ fn a_directory_without_a_name_may_be_emptied_half_way() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // With a link it is a directory like any other.
+    // With a link the usual rules hold.
     craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[40] = 1).is_some());
     assert!(codes(&image).contains(&Code::InodeNames));
 }
 
-/// Inode 257 is a directory, 258 a file; both are in the list of orphans, and have no names.
+/// An image in which inodes 257 (a directory) and 258 (a file) have orphan items and no names.
 fn dying_directory() -> Image {
     let image = made("", |root| {
         fs::create_dir(root.join("dir")).unwrap();
@@ -322,7 +323,7 @@ fn one_name_twice_in_a_directory_is_found() {
         fs::write(root.join("bar"), "").unwrap();
         sync(root);
     });
-    // The second file gets the name of the first, wherever names stand.
+    // The second file gets the name of the first in all of its items.
     craft(&image, |items| {
         let is_entry = |key: &Key, data: &[u8], name: &[u8]| key.item_type == KeyType::DIR_ITEM && data.ends_with(name);
         let Some(bar) = items.iter().position(|(key, data)| is_entry(key, data, b"bar")) else { return false };
@@ -406,7 +407,7 @@ fn free_space_where_the_next_block_group_will_be_is_found() {
     let damage = Corruptor::new(&image).unwrap().apply(Corruption::FreeSpaceAdded, &mut Rng::new(1)).unwrap().unwrap();
     assert_eq!(codes(&image), [Code::FreeSpace]);
     damage.undo(&image).unwrap();
-    // Where nothing will ever be, it is what old programs leave.
+    // In address space that is never used, it is a relic of old programs.
     craft_in(&image, 10, |items| {
         items.retain(|(key, _)| key.objectid >= 13 << 20);
         insert(items, Key::new(1 << 20, KeyType::FREE_SPACE_INFO, 1 << 20), vec![1, 0, 0, 0, 0, 0, 0, 0]);
@@ -514,7 +515,7 @@ fn checksums_of_data_that_only_a_log_knows_are_no_damage() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // Without the log they are of nothing.
+    // Without the log the checksums belong to no data.
     for offset in [64 << 10, 64 << 20] {
         let mut raw = image.read_at(offset, 4096).unwrap();
         number(&mut raw, 96, 0);

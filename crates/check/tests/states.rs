@@ -1,7 +1,7 @@
-//! No false alarm, in states that are rare: Linux stopped amid work (deleting subvolumes, balancing, quotas on, a log to
-//! replay, open files without names), and the engine under random operations in every format that it makes.
+//! No false alarms in rare states: Linux interrupted while it deletes subvolumes or balances, with quotas, with a log to
+//! replay, with open files without names; and the engine after random operations in every format that it makes.
 //!
-//! A sample runs with the suite; `UBTRFS_CLEAN=100` makes at least that many images of either kind.
+//! A sample runs with the suite; `UBTRFS_CLEAN=100` makes at least that many images of each kind.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn wanted(default: usize) -> usize {
     std::env::var("UBTRFS_CLEAN").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// What the checker says about an image that btrfs check finds clean; an image that it does not is left out.
+/// The report of a problem that the checker found in an image, with the verdict of btrfs check; `None` if it found none.
 fn false_alarm(image: &Path, what: &str) -> Option<String> {
     let (report, problems) = check(image);
     if report.is_clean() && problems.is_empty() {
@@ -36,7 +36,7 @@ fn false_alarm(image: &Path, what: &str) -> Option<String> {
     Some(format!("{what}: btrfs check says {verdict}\n{}\n{said}", lines.join("\n")))
 }
 
-/// The image as it is now, with Linux held still.
+/// A copy of the image, taken while Linux's filesystem is frozen.
 fn frozen_copy(image: &Image, mount: &LoopMount) -> Image {
     run("fsfreeze", ["-f".as_ref(), mount.path().as_os_str()]).unwrap();
     let copy = Image::copy_of(image.path());
@@ -73,7 +73,7 @@ fn scribble(dir: &Path, rng: &mut Rng, files: usize) {
     }
 }
 
-/// One life of a filesystem under Linux; gives back copies of it, each with what was going on.
+/// Runs operations on a filesystem of Linux. Returns copies of it, each with a description of its state.
 fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     let mut rng = Rng::new(seed);
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 1 << 30, ..spec }).unwrap();
@@ -102,7 +102,7 @@ fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     keep("subvolumes deleted".to_owned());
     std::thread::sleep(std::time::Duration::from_millis(rng.below(300)));
     keep("subvolumes deleted a moment ago".to_owned());
-    // Balance amid snapshots.
+    // Balance a filesystem with snapshots.
     let point = path("");
     let balance = std::thread::spawn(move || run("btrfs", ["balance", "start", "--full-balance", &point]).map(drop));
     for _ in 0..2 {
@@ -113,7 +113,7 @@ fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     }
     balance.join().unwrap().unwrap();
     keep("after a balance".to_owned());
-    // One chunk of data: of the leaves that refer to it some move, and some of those beside them stay where they were.
+    // Balance one data chunk: some of the leaves that refer to it move, and some of their neighbours do not.
     run("btrfs", ["balance", "start", "-dlimit=1", &path("")]).unwrap();
     keep("after a balance of some data".to_owned());
     scribble(&mount.join("snapshot-1/dir"), &mut rng, files);
@@ -121,7 +121,7 @@ fn linux_life(spec: KernelImageSpec, seed: u64) -> Vec<(String, Image)> {
     (&open).write_all(&rng.bytes(100_000)).unwrap();
     fs::remove_file(mount.join("without-a-name")).unwrap();
     keep("an open file without a name".to_owned());
-    // What fsync leaves behind: a log.
+    // fsync leaves a log behind.
     let mut file = File::create(mount.join("synced")).unwrap();
     file.write_all(&rng.bytes(50_000)).unwrap();
     file.sync_all().unwrap();

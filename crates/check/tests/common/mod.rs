@@ -1,4 +1,4 @@
-//! What the tests of the checker share.
+//! Helpers for the tests of the checker.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses some of it, and fails by panicking")]
 
@@ -8,18 +8,18 @@ use std::sync::Arc;
 use ubtrfs_check::{Code, Options, Problem, Report};
 use ubtrfs_device::{Access, Device, FileDevice};
 
-/// All that the checker says about an image, data included.
+/// Checks an image, data included, and collects all problems.
 pub(crate) fn check(image: &Path) -> (Report, Vec<Problem>) {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, Access::ReadOnly).unwrap());
     let mut problems = Vec::new();
     let options = Options { data_csums: true, ..Options::default() };
     let report = ubtrfs_check::check(vec![device], options, &(), &mut |problem| problems.push(problem)).unwrap();
-    // The machine's mkfs.btrfs may be one that leaves this behind in every image.
+    // Some versions of mkfs.btrfs leave stale free space in every image.
     problems.retain(|problem: &Problem| problem.code != Code::FreeSpaceStale);
     (report, problems)
 }
 
-/// Fails unless nothing is wrong, not even a warning.
+/// Fails if the checker finds a problem or a warning.
 pub(crate) fn assert_clean(image: &Path, what: &str) {
     let (report, problems) = check(image);
     let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
