@@ -11,6 +11,10 @@
 mod common;
 #[path = "../../crates/cli/src/host_file.rs"]
 mod host_file;
+#[path = "../../crates/cli/src/interrupt.rs"]
+mod interrupt;
+#[path = "../../crates/cli/src/new_image.rs"]
+mod new_image;
 #[path = "../../crates/cli/src/commands"]
 mod commands {
     pub(crate) mod offline;
