@@ -106,7 +106,7 @@ impl Fs {
         self.end_deletion(id);
     }
 
-    /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`]).
+    /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`](crate::MountOptions::track_lookups)).
     pub fn forget(&self, id: InodeId, n: u64) {
         if self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);
