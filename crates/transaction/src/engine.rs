@@ -1,10 +1,12 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
 //! Its parts own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`], [`DataLedger`],
-//! [`PendingChunks`], [`TreeLog`], [`AbortState`]; their fields are private, so each page says all of its own order.
+//! [`PendingChunks`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of each part's file states
+//! the lock order inside it.
 //!
-//! Lock order between them: inode locks of `fs` -> commit lock -> the tree log's state -> gate -> listed trees -> a tree's
-//! view -> delayed item shards / ledger / space. The commit lock is never waited for with the gate held.
+//! Lock order between them: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
+//! trees -> a tree's view -> delayed item shards / data ledger / space. No thread waits for the commit lock while it
+//! holds the gate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -36,14 +38,14 @@ use crate::tree_log::{FoundLog, TreeLog};
 /// How to open a filesystem.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Take no changes.
+    /// Whether the filesystem takes no changes.
     pub read_only: bool,
-    /// Budget of node cache and delayed items together, in bytes.
+    /// Memory for the node cache and delayed items together, in bytes.
     pub memory_bytes: u64,
-    /// Tell the devices of data space that became free.
+    /// Whether freed data space is discarded on the devices.
     pub discard: bool,
-    /// The caller replays a log that is found ([`Engine::take_log`]) before it does anything else. Without this a
-    /// filesystem that has one takes no changes.
+    /// Whether the caller replays a log ([`Engine::take_log`]) before it does anything else. If not, a filesystem with
+    /// a log opens read-only.
     pub replay_log: bool,
 }
 
@@ -62,17 +64,17 @@ pub struct Geometry {
     pub nodesize: u32,
     /// Checksum of blocks and data.
     pub csum_type: CsumType,
-    /// Holes have no file extent items.
+    /// Whether holes have no file extent items.
     pub no_holes: bool,
-    /// Names beyond what an `INODE_REF` item holds go to `INODE_EXTREF` items.
+    /// Whether names that do not fit into an `INODE_REF` item go into `INODE_EXTREF` items.
     pub extended_iref: bool,
-    /// Tree blocks have `METADATA_ITEM`s.
+    /// Whether tree blocks have `METADATA_ITEM`s.
     pub skinny: bool,
-    /// Data and metadata share block groups.
+    /// Whether data and metadata share block groups.
     pub mixed: bool,
 }
 
-/// Space by kind, and what the devices offer.
+/// Space by kind, and space of the devices.
 #[derive(Clone, Debug)]
 pub struct Usage {
     /// Data block groups.
@@ -89,28 +91,32 @@ pub struct Usage {
     pub device_bytes: u64,
     /// Bytes of the devices that no chunk uses.
     pub unallocated_bytes: u64,
-    /// Metadata bytes kept so that removing things works on a full filesystem.
+    /// Metadata bytes kept back so that removals and commits work on a full filesystem.
     pub global_reserve: u64,
 }
 
-/// What the engine asks of the floor above before it commits.
+/// The engine's requests to the floor above.
 pub trait Flusher: Send + Sync {
-    /// Writes dirty file data, at least `target_bytes` of it, or all of it.
+    /// Writes at least `target_bytes` of dirty file data, or all of it if `None`.
+    ///
+    /// # Errors
+    ///
+    /// The failure that stopped the writeback.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> Result<()>;
 
-    /// Whether the calling thread may wait for others who reclaim space: it holds no lock that they need.
+    /// Whether the calling thread may wait for threads that reclaim space, because it holds no lock that they need.
     fn may_wait(&self) -> bool {
         true
     }
 
-    /// Has a thread do this soon, without waiting for it. Returns whether there is such a thread.
+    /// Asks a background thread to do this soon, without waiting for it. Returns whether there is such a thread.
     fn do_soon(&self, work: BackgroundWork) -> bool {
         let _ = work;
         false
     }
 }
 
-/// What a thread of the floor above is asked to do.
+/// Work that the engine asks a thread of the floor above to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackgroundWork {
     /// [`Engine::commit`].
@@ -145,7 +151,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// What [`crate::open`] found, for [`Engine::assemble`].
+/// The state that [`crate::open`] found on disk, and the options, for [`Engine::assemble`].
 pub(crate) struct Parts {
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) store: Arc<NodeStore>,
@@ -195,27 +201,27 @@ impl Engine {
         self.commit_state.superblock().clone()
     }
 
-    /// Sizes and features.
+    /// Sizes and features of the filesystem.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The running transaction.
+    /// The generation of the running transaction.
     pub fn generation(&self) -> Generation {
         self.running.transid()
     }
 
-    /// Whether a commit would have something to write.
+    /// Whether a commit has anything to write.
     pub fn has_changes(&self) -> bool {
         self.running.has_changes() || !self.pending_chunks.is_empty() || self.nr_dead_roots() > 0
     }
 
-    /// The last transaction on disk.
+    /// The generation of the last transaction on disk.
     pub fn committed_generation(&self) -> Generation {
         self.commit_state.committed()
     }
 
-    /// Where the engine asks for dirty file data to be written.
+    /// Sets the object that writes dirty file data and runs background work for the engine.
     pub fn set_flusher(&self, flusher: Weak<dyn Flusher>) {
         *self.flusher.lock() = Some(flusher);
     }
@@ -224,7 +230,11 @@ impl Engine {
         self.flusher.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    /// A tree, or `None` where the filesystem has no such tree.
+    /// Returns a tree, or `None` if the filesystem does not have it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the root tree cannot be read or the root item is corrupt.
     pub fn tree(&self, id: RootId) -> Result<Option<Arc<Tree>>> {
         self.enter();
         if let Some(tree) = self.roots.get(id) {
@@ -242,7 +252,11 @@ impl Engine {
         Ok(Some(self.roots.keep(tree)))
     }
 
-    /// The root item of a tree as it stands now, or `None`.
+    /// Returns the current root item of a tree, or `None` if the filesystem does not have it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the root tree cannot be read or the root item is corrupt.
     pub fn root_item(&self, id: RootId) -> Result<Option<RootItem>> {
         if let Some(tree) = self.roots.get(id)
             && let Some(item) = tree.root.lock().item.clone()
@@ -261,7 +275,7 @@ impl Engine {
         Ok(Some((key, item)))
     }
 
-    /// A tree that every filesystem of these features has.
+    /// Returns a tree that every filesystem with these features has. Its absence is corruption.
     pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
         self.tree(id)?.ok_or_else(|| Error::Refused {
             what: format!("the filesystem has no tree {id}"),
@@ -269,7 +283,7 @@ impl Engine {
         })
     }
 
-    /// Flags for a new chunk of this kind: the type and profile of the block groups that there are.
+    /// Flags for a new chunk of this kind: type and profile of the newest block group, or the bare type.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let wanted = kind.flags();
         let groups = self.space.block_groups();
@@ -295,12 +309,12 @@ impl Engine {
         }
     }
 
-    /// The counters, for what the floors above count and time.
+    /// The counters, which the floors above use too.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// All that is counted here, and what is held now.
+    /// All counters, and the current sizes of caches and space.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut out = self.stats.metrics();
         let cache = self.cache_stats();
@@ -310,7 +324,7 @@ impl Engine {
         out.push(Metric::gauge("node_cache_hit_rate", "Share of lookups that found their node, from 0 to 1", hit_rate));
         out.push(Metric::gauge("node_cache_bytes", "Nodes in the cache", cache.bytes as f64));
         let unwritten = self.store.most_unwritten_bytes() as f64;
-        out.push(Metric::gauge("unwritten_nodes_max_bytes", "Most nodes that waited to be written", unwritten));
+        out.push(Metric::gauge("unwritten_nodes_max_bytes", "Largest size of nodes waiting to be written", unwritten));
         out.extend(self.admission.metrics());
         out.push(Metric::gauge(
             "committed_generation",
@@ -324,19 +338,19 @@ impl Engine {
                 |name, help, bytes: u64| out.push(Metric::gauge(name, help, bytes as f64).label("kind", kind));
             push("space_total_bytes", "Bytes of block groups", info.total);
             push("space_used_bytes", "Bytes used in block groups", info.used);
-            push("space_may_use_bytes", "Bytes promised and not allocated yet", info.may_use);
+            push("space_may_use_bytes", "Bytes reserved and not allocated yet", info.may_use);
         }
         out.push(Metric::gauge("space_unallocated_bytes", "Bytes that no chunk uses", usage.unallocated_bytes as f64));
         out
     }
 
-    /// Error counters of the devices, those of earlier mounts included.
+    /// Error counters of the devices, including those of earlier mounts.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.volumes.stats()
     }
 
-    /// What a thread reads leaves ahead of walks with; without one nothing is read ahead. It keeps the devices open until it
-    /// is stopped.
+    /// Returns the readahead of tree leaves, to be run by a thread; without this thread no leaf is read ahead. It keeps
+    /// the devices open until it is stopped.
     pub fn leaf_read_ahead(&self) -> LeafReadAhead {
         LeafReadAhead::new(Arc::clone(&self.store), self.abort_state.engine_id())
     }
@@ -365,7 +379,7 @@ impl RootState {
         Self { key_offset, last_snapshot: item.last_snapshot, item: Some(item), changed: false }
     }
 
-    /// The root tree and the chunk tree, whose roots the superblock holds.
+    /// State of the root tree and the chunk tree, whose roots are in the superblock.
     pub(crate) fn in_superblock() -> Self {
         Self { key_offset: 0, last_snapshot: Generation(0), item: None, changed: false }
     }

@@ -25,8 +25,13 @@ use crate::tree_log;
 impl Engine {
     /// Opens the filesystem on these devices.
     ///
-    /// What cannot be written yet (several devices, unknown compat_ro features) opens read-only, and so does a filesystem
-    /// whose log nobody replays; [`Engine::read_only`] says why. Unknown incompat features and damaged superblocks are errors.
+    /// A filesystem that cannot be written yet (several devices, unknown compat_ro features) opens read-only, and so
+    /// does one whose log the caller does not replay. [`Engine::read_only`] gives the reason.
+    ///
+    /// # Errors
+    ///
+    /// Fails on unknown incompat features, on damaged superblocks, and if a tree that opening needs (chunk, root,
+    /// extent, free space, log) is missing, corrupt or unreadable.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         let volumes = Volumes::open(devices, ubtrfs_volumes::OpenOptions { read_only: options.read_only })?;
         let superblock = volumes.superblock().clone();
@@ -38,7 +43,7 @@ impl Engine {
         let store = Arc::new(NodeStore::new(Arc::clone(&volumes), check, nodesize, cache_bytes));
 
         let chunk_tree_uuid = load_chunk_tree(&volumes, &store, &superblock)?;
-        // Profiles of chunks and missing devices are known now.
+        // The chunk map is loaded, so profiles and missing devices are known.
         let mut refusal = volumes.write_refusal();
         let trees = load_own_trees(&store, &superblock)?;
         if let Some(dev_tree) = trees.get(&RootId::DEV_TREE) {
@@ -75,7 +80,7 @@ impl Engine {
             found_log,
         });
         engine.protect_found_log()?;
-        // What is there can be read all the same.
+        // The filesystem can be read without it.
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
         {
@@ -104,7 +109,7 @@ fn geometry_of(superblock: &Superblock) -> Result<Geometry> {
     })
 }
 
-/// Fills the chunk map and the device items; returns the chunk tree's UUID.
+/// Fills the chunk map and the device items. Returns the chunk tree's UUID.
 fn load_chunk_tree(volumes: &Volumes, store: &NodeStore, superblock: &Superblock) -> Result<Uuid> {
     let root = chunk_root(superblock);
     let mut cursor = Cursor::new(store, root);
@@ -140,7 +145,8 @@ fn chunk_root(superblock: &Superblock) -> RootPtr {
     }
 }
 
-/// The trees that the superblock points to. All others are loaded from the root tree when they are asked for.
+/// Loads the trees that the superblock points to, and the filesystem's own trees. Other trees are loaded when they are
+/// first asked for.
 fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<HashMap<RootId, Arc<Tree>>> {
     let root_tree = RootPtr {
         tree: RootId::ROOT_TREE,
@@ -209,7 +215,7 @@ fn load_block_groups(
         let item = BlockGroupItem::decode(&data).map_err(|cause| Error::from(cause).in_tree(holder))?;
         let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: item.used };
         let free = match (writable, free_space) {
-            // Nothing is allocated: the numbers are enough.
+            // Nothing is allocated, so the sums are enough.
             (false, _) => Vec::new(),
             (true, Some(tree)) => {
                 free_space_tree::load_free_space(store, &tree.root_ptr(), start, chunk.length, superblock.sectorsize)?
@@ -224,7 +230,7 @@ fn load_block_groups(
         };
         space.insert_block_group(group, free, volumes.reserved_ranges(start))?;
     }
-    // What was loaded is what the disk says.
+    // The groups were just read, so none differs from the disk.
     space.take_dirty_groups();
     Ok(())
 }

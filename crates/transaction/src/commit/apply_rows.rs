@@ -1,20 +1,22 @@
-//! Delayed items leave memory for their trees' nodes without a commit: rows, while the names of their transaction go on
-//! gathering, because few names change as many leaves as many ([`crate::delayed::delayed_item`]).
+//! Applies delayed rows to their trees' nodes without a commit, to free memory. The names of the transaction stay
+//! delayed, because a few names change as many leaves as many names do ([`crate::delayed::delayed_item`]).
 //!
 //! ```text
 //! commit ----- rows -> nodes ----- rows -> nodes ----- rows -> nodes ----- rows and names -> nodes, commit
 //!       names .....................................................
 //! ```
 //!
-//! Crash argument: the nodes lie at addresses that no committed superblock reaches, and what they replace stays where it
-//! is until the commit ([`crate::cow::sink`], I3). The superblock is not written, so a cut shows the last commit.
+//! Crash argument: the new nodes lie at addresses that no committed superblock reaches, and the nodes that they replace
+//! stay in place until the commit ([`crate::cow::sink`], I3). The superblock is not written, so a power cut leaves the
+//! last commit.
 //!
 //! Invariants:
-//! - I1. The transaction stays the same, and its operations are in whole when it is committed: that some of their items
-//!   are in nodes and some delayed is seen by nobody who reads through [`Tree`].
-//! - I2. The tree log tells what changed since the last commit from delayed items and nodes of that commit. So it is
-//!   spoiled for this transaction, whose fsyncs commit; where fsync was in use lately, there is a commit instead.
-//! - I3. Blocks that an apply wrote and a later one left are free only after the commit, so there must be ample room.
+//! - I1. The transaction stays the same and is committed as a whole. Readers go through [`Tree`], so they do not notice
+//!   that some of its items are in nodes and some are delayed.
+//! - I2. The tree log derives the changes since the last commit from delayed items and nodes of that commit. So an
+//!   apply spoils the log, and fsyncs of this transaction commit. If fsync was in use lately, there is a commit instead
+//!   of an apply.
+//! - I3. Blocks that one apply wrote and a later one replaced are free only after the commit, so room must be ample.
 
 use std::sync::Arc;
 
@@ -27,9 +29,11 @@ use crate::engine::Engine;
 use crate::health::stats::Span;
 
 impl Engine {
-    /// Takes delayed items out of memory: by applying rows where that takes most of them, else by a commit.
+    /// Takes delayed items out of memory: applies rows if that frees most of the memory, else commits.
     ///
-    /// An error turns the filesystem read-only, as that of a commit.
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`]: an error of an apply turns the filesystem read-only as well.
     pub fn flush_delayed_items(&self) -> Result<()> {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();
@@ -49,7 +53,7 @@ impl Engine {
         let nr_refs = work.refs.len();
         let (transid, frozen) = self.freeze_rows();
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
-        self.thaw_rows_load(work.refs.len().saturating_sub(nr_refs) as u64);
+        self.end_frozen_rows_load(work.refs.len().saturating_sub(nr_refs) as u64);
         Ok(())
     }
 

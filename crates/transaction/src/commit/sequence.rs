@@ -1,4 +1,4 @@
-//! Commit: the one place where anything becomes durable.
+//! The commit sequence, which makes a transaction durable.
 //!
 //! ```text
 //! freeze -> apply subvolumes -> make, change and drop subvolumes ->
@@ -6,15 +6,15 @@
 //! write nodes -> flush -> superblock -> flush -> its mirrors -> unpin
 //! ```
 //!
-//! Crash argument: until the first superblock copy is written, nothing that the last superblock reaches was overwritten,
-//! neither through its trees nor through a log (freed extents are pinned, new nodes take new addresses, and data that was
-//! written and dropped since the last commit keeps its place, because a log may refer to it); once it is written, everything
-//! that it reaches was flushed before.
+//! Crash argument. Until the first superblock copy is written, nothing that the last superblock reaches is overwritten,
+//! neither through its trees nor through a log: freed extents are pinned, new nodes take new addresses, and data that
+//! was written and dropped since the last commit keeps its place, because a log may refer to it. Everything that the
+//! new superblock reaches was flushed before it is written.
 //!
 //! Invariants:
-//! - I1. The rounds end: a node copied once in a transaction keeps its address, so each round copies fewer.
-//! - I2. An error before the superblock leaves the old state on disk, one at or after it an unknown state; both turn the
-//!   filesystem read-only.
+//! - I1. The rounds end: a node that was copied in a transaction keeps its address, so each round copies fewer nodes.
+//! - I2. An error before the superblock leaves the old state on disk; an error in that step or later leaves the old or
+//!   the new state. Either turns the filesystem read-only.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -38,9 +38,12 @@ use crate::health::stats::Span;
 use crate::roots::subvolume_roots::RootChange;
 
 impl Engine {
-    /// Makes everything that was put so far durable.
+    /// Makes all changes put so far durable. Returns at once if nothing changed.
     ///
-    /// Returns at once where nothing changed. After an error the filesystem is read-only.
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] if the filesystem takes no changes. Otherwise the failure of this commit, or of an earlier
+    /// one that it waited for: the filesystem is read-only from then on.
     pub fn commit(&self) -> Result<()> {
         self.check_not_aborted()?;
         let wanted = self.running.transid();
@@ -57,7 +60,7 @@ impl Engine {
         self.or_abort("commit", || self.commit_locked(&mut work))
     }
 
-    /// Does what turns the filesystem read-only when it fails or panics (I2).
+    /// Runs `work`, and turns the filesystem read-only if it fails or panics (I2).
     pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut guard = AbortOnUnwind { engine: self, what, armed: true };
         let result = work();
@@ -68,12 +71,17 @@ impl Engine {
         result
     }
 
-    /// The last commit. Operations after it fail. An error where the filesystem turned read-only while it was open.
+    /// Commits all changes and the device error counters. To be called last.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`]; also if the filesystem turned read-only while it was open.
     pub fn close(&self) -> Result<()> {
         self.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
-            // Errors that the last commit met and got over are stored as well; what storing them meets is not.
+            // The last commit may have counted device errors. They are stored too; errors met while storing them are
+            // not.
             if self.volumes.have_stats_changed() {
                 self.commit()?;
             }
@@ -83,7 +91,7 @@ impl Engine {
 
     fn commit_locked(&self, work: &mut CommitWork) -> Result<()> {
         let _commit = self.stats.span(Span::Commit);
-        // Before any node is written, too: another writer's filesystem is left as it is.
+        // Checked before any node is written: a filesystem that another program wrote to is left alone.
         self.volumes.check_superblocks_are_ours()?;
         let mut superblock = self.superblock();
         let _progress = self.admission.begin_flush();
@@ -108,7 +116,7 @@ impl Engine {
         }
         let written = self.stats.span(Span::Superblock);
         self.fill_superblock(&mut superblock, transid, work)?;
-        // A thread may have panicked meanwhile, or a flush failed.
+        // A thread may have panicked meanwhile, or a flush may have failed.
         self.check_not_aborted()?;
         // Durable on return; only its mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
@@ -117,25 +125,25 @@ impl Engine {
         let _unpin = self.stats.span(Span::Unpin);
         self.commit_state.set_committed(superblock, work);
         self.store.written(nodes);
-        self.ledger.thaw();
+        self.ledger.drop_frozen();
         self.unpin(transid);
         self.commit_state.take_retired().into_iter().for_each(|extent| self.space.release(extent));
         work.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
         self.note_extent_tree_bytes();
-        self.thaw_load();
+        self.end_frozen_load();
         self.forget_chunks(&removed_chunks);
         Ok(())
     }
 
-    /// Ends the running transaction: its items become the frozen ones, the next transaction begins.
+    /// Ends the running transaction: its items become the frozen ones, and the next transaction begins.
     fn freeze_transaction(&self) -> Result<(Generation, Vec<Arc<Tree>>, Vec<RootChange>)> {
         let _freeze = self.stats.span(Span::Freeze);
         let gate = self.running.close_gate();
         let EndedTransaction { transid, listed, root_changes } = self.running.end(&gate);
         let mut frozen = Vec::with_capacity(listed.len());
         for id in listed {
-            // What is put for a deleted subvolume whose tree is dropped, or soon will be, goes nowhere.
+            // Changes of a deleted subvolume whose tree is being dropped are discarded.
             let Some(tree) = self.roots.get(id).filter(|tree| !tree.is_sealed()) else { continue };
             tree.freeze();
             frozen.push(tree);
@@ -146,7 +154,8 @@ impl Engine {
         Ok((transid, frozen, root_changes))
     }
 
-    /// A filesystem with quotas whose numbers are not kept says so, as a kernel without their state would leave it.
+    /// Marks the quota numbers as inconsistent, because we do not update them. A kernel without the quota state leaves
+    /// the same mark.
     fn flag_quotas(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
         if std::mem::replace(&mut work.quota_flagged, true) {
             return Ok(());
@@ -191,7 +200,7 @@ impl Engine {
         self.own_tree(RootId::FREE_SPACE_TREE).map(Some)
     }
 
-    /// Brings all accounting trees in step with each other.
+    /// Updates the accounting trees until all of them agree.
     fn run_rounds(&self, work: &mut CommitWork, transid: Generation, superblock: &mut Superblock) -> Result<()> {
         let mut csums_done = false;
         for _ in 0..MAX_ROUNDS {
@@ -227,7 +236,7 @@ impl Engine {
                 what: "FileExtent",
                 field: "disk_num_bytes",
                 value: extent.len_bytes,
-                expected: "expected the length that others say of this extent",
+                expected: "expected the length that other references give",
             };
             return Err(Corrupt::new(cause).at(extent.bytenr).into());
         }
@@ -242,7 +251,7 @@ impl Engine {
             skinny: self.geometry.skinny,
         };
         let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
-        self.ledger.settled_all(&changes.added);
+        self.ledger.forget_allocated_all(&changes.added);
         self.space.extents_added(&changes.added)?;
         for (extent, is_data) in changes.removed {
             self.space.extent_removed(extent, transid)?;
@@ -265,8 +274,8 @@ impl Engine {
             work.unreferenced.extend(self.ledger.take_unreferenced());
         }
         let mut csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
-        // Data written into a preallocated extent that was freed in the same transaction. What is freed is not allocated again
-        // before the commit is over, so all checksums there are of the freed extent.
+        // Data may have been written into a preallocated extent that was freed in the same transaction. Freed space is
+        // not reused before the end of the commit, so all checksums there belong to the freed extent.
         for range in freed {
             let stale: Vec<u64> = csums.range(range.clone()).map(|(at, _)| *at).collect();
             if !stale.is_empty() {
@@ -355,8 +364,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// A superblock names a root tree of its own transaction, also where the transaction's changes came to nothing, as those of a
-    /// file that was made and deleted do: then an item of the root tree is put once more.
+    /// Puts an item of the root tree again if the root tree is older than this transaction. A superblock names a root
+    /// tree of its own transaction, but changes may cancel out, for example if a file was made and deleted.
     fn renew_root_tree(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         if roots.root_ptr().generation == transid {
@@ -367,11 +376,11 @@ impl Engine {
         Ok(true)
     }
 
-    /// Writes nodes (sorted by address) in large contiguous pieces, checked, on all processors.
+    /// Writes nodes (sorted by address) in large contiguous pieces, checked, on several threads.
     fn write_nodes(&self, nodes: &[Arc<Node>]) -> Result<()> {
         let _write = self.stats.span(Span::WriteNodes);
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
-        let share = nodes.len().div_ceil(threads).max(MIN_NODES_A_WRITER);
+        let share = nodes.len().div_ceil(threads).max(MIN_NODES_PER_WRITER);
         std::thread::scope(|scope| {
             let writers: Vec<_> =
                 nodes.chunks(share).map(|part| scope.spawn(move || self.write_runs(part, false))).collect();
@@ -381,8 +390,8 @@ impl Engine {
         })
     }
 
-    /// With `all_copies` one that cannot be written is an error: where an address was written before in this generation, a
-    /// stale copy would be taken for the block.
+    /// Writes nodes (sorted by address). With `all_copies`, a copy that cannot be written is an error: where an address
+    /// was written before in this generation, a stale copy would pass for the block.
     pub(crate) fn write_runs(&self, nodes: &[Arc<Node>], all_copies: bool) -> Result<()> {
         let write = |start, run: &[u8]| match all_copies {
             true => self.volumes.write(start, run),
@@ -469,7 +478,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What this commit freed may be used again; the devices hear of it first, if asked for.
+    /// Makes the space that this commit freed usable again. Discards it first if the options ask for it.
     fn unpin(&self, transid: Generation) {
         if !self.options.discard {
             self.space.unpin(transid);
@@ -486,7 +495,7 @@ impl Engine {
     }
 }
 
-/// Turns the filesystem read-only when a commit panics.
+/// Turns the filesystem read-only if the work panics.
 struct AbortOnUnwind<'e> {
     engine: &'e Engine,
     what: &'e str,
@@ -501,9 +510,9 @@ impl Drop for AbortOnUnwind<'_> {
     }
 }
 
-/// Rounds come to rest in three to six; this many mean a mistake.
+/// Three to six rounds are usual; this many mean a bug.
 const MAX_ROUNDS: usize = 64;
 const MAX_WRITERS: usize = 8;
-const MIN_NODES_A_WRITER: usize = 64;
-/// Bytes that go to the device in one write.
+const MIN_NODES_PER_WRITER: usize = 64;
+/// Most bytes in one write to the device.
 const RUN_BYTES: usize = 4 << 20;

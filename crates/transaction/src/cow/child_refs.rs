@@ -1,7 +1,7 @@
-//! [`ChildRefs`]: the references that a block of a tree holds to what it points to.
+//! [`ChildRefs`]: the references that a tree block holds to its children.
 //!
-//! A pointer in a block stands for one reference of the child: under the id of the block's owner, or, where the block has
-//! full backrefs, under the block's own address.
+//! Each pointer in a block is one reference to the child: under the id of the block's owner or, if the block has full
+//! backrefs, under the block's address.
 
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey};
@@ -12,11 +12,11 @@ use crate::handle::trans_handle::regular_extent;
 /// Adds and drops references for a tree in a transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChildRefs {
-    /// The tree whose id the references are under.
+    /// The tree whose id the references carry.
     pub(crate) owner: RootId,
     /// Bytes of a block.
     pub(crate) nodesize: u32,
-    /// The transaction.
+    /// The transaction that changes the references.
     pub(crate) transid: Generation,
 }
 
@@ -31,8 +31,8 @@ impl ChildRefs {
         refs.add(self.extent_at(node.bytenr()), kind_of(node), reference, delta, self.transid);
     }
 
-    /// Adds `delta` to a reference of every child of a block: by the owner's id, or by the address of a block with full
-    /// backrefs.
+    /// Adds `delta` to a reference of every child of a block: under the address `parent` if the block has full
+    /// backrefs, else under the owner's id.
     pub(crate) fn add_children(&self, refs: &mut DelayedRefs, node: &Node, parent: Option<Logical>, delta: i64) {
         for slot in 0..node.nritems() {
             if node.is_leaf() {
@@ -46,7 +46,7 @@ impl ChildRefs {
         }
     }
 
-    /// The same for one child of an internal node.
+    /// Adds `delta` to a reference of one child of an internal node.
     pub(crate) fn add_child(
         &self,
         refs: &mut DelayedRefs,
@@ -61,7 +61,7 @@ impl ChildRefs {
         refs.add(self.extent_at(child), kind, reference, delta, self.transid);
     }
 
-    /// The same for the extent of one file extent item.
+    /// Adds `delta` to a reference of the extent of one file extent item.
     pub(crate) fn add_data(&self, refs: &mut DelayedRefs, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
         let Some(extent) = regular_extent(item) else { return };
         let keyed =
@@ -72,7 +72,7 @@ impl ChildRefs {
     }
 }
 
-/// What the extent tree says of a block besides its address.
+/// The kind of a block's extent: the facts that the extent tree records besides its address.
 pub(crate) fn kind_of(node: &Node) -> ExtentKind {
     ExtentKind::Tree { level: node.level(), first_key: node.first_key().unwrap_or_default() }
 }

@@ -1,4 +1,4 @@
-//! Copy on write: what happens to nodes and references when a batch changes a tree.
+//! Copy on write: how nodes and references change when a batch changes a tree.
 
 pub(crate) mod child_refs;
 pub(crate) mod sink;

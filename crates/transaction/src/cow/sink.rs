@@ -1,6 +1,6 @@
-//! Copy on write: what happens to addresses and references when a batch changes a tree.
+//! Copy on write: how addresses and references change when a batch changes a tree.
 //!
-//! References are derived here, from what `apply` reports, and nowhere else. For a block that tree R leaves:
+//! References are derived here, from the reports of `apply`, and nowhere else. For a block that tree R stops using:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
@@ -9,15 +9,16 @@
 //! | several, R owns it, no full backref | gain one of the block's address (R's own move to the copy) | loses R's; full backref is set |
 //! | several otherwise | gain R's | loses R's |
 //!
-//! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then on blocks of
-//! that transaction may have several users too, until the end of the commit: the tree's `last_snapshot` is the transaction
-//! then. So a block is *private* only if it is newer than the tree's last snapshot; of all others the references decide.
+//! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then until
+//! the end of the commit, blocks of this transaction may have several users too, and the tree's `last_snapshot` is this
+//! transaction. So a block is *private* only if it is newer than the tree's last snapshot; for all others the
+//! references decide.
 //!
 //! Invariants:
 //! - I1. A node is changed at its address only while it is private and was never written.
-//! - I2. What an apply makes becomes visible in one step, [`Tree::publish`].
-//! - I3. A node that was written keeps its content: what changes it again in its transaction makes a copy at another
-//!   address, and its own address is not used again before the commit. So a large batch's nodes can be written when they
+//! - I2. The nodes of an apply become visible in one step, [`Tree::publish`].
+//! - I3. A written node keeps its content: the next change of it in the same transaction makes a copy at another
+//!   address, and its own address is not reused before the commit. So the nodes of a large batch can be written as they
 //!   are made ([`crate::nodes::stream`]), and an address never has two contents of one generation on the devices.
 //!
 //! Source of the rules: the btrfs design notes on mixed back references, and what the kernel leaves on disk.
@@ -57,7 +58,8 @@ impl Engine {
         Ok(stats)
     }
 
-    /// The same without changing the delayed refs: what is to become of them is answered. In at most so many parts.
+    /// Applies a batch to a tree, in at most `max_parts` parts, and shows the result to readers. Leaves the delayed
+    /// refs unchanged and returns their changes.
     pub(crate) fn apply_tree(
         &self,
         tree: &Tree,
@@ -86,11 +88,11 @@ impl Engine {
         let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
-            // In this order: an address that was freed may have been given to a new node.
+            // Freed addresses go first: one of them may have been given to a new node.
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
         });
-        // Readers that are still on their way down the old tree read them again.
+        // Readers that still descend the old tree read these nodes again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
         self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
@@ -108,7 +110,7 @@ impl Engine {
     }
 }
 
-/// How far the applies of a flush are, which writers are paced by.
+/// Progress of the applies of a flush, by which writers are paced.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,
@@ -116,7 +118,7 @@ pub(crate) struct ApplyProgress {
 }
 
 impl ApplyProgress {
-    /// Of so many changes in all.
+    /// Begins with `nr_changes` changes to apply.
     pub(crate) fn new(nr_changes: usize) -> Self {
         Self { nr_changed: AtomicUsize::new(0), nr_changes }
     }
@@ -127,12 +129,12 @@ impl ApplyProgress {
     }
 }
 
-/// Threads that applies may have in all.
+/// Most threads that all applies use together.
 pub(crate) fn nr_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
 }
 
-/// What an apply made, or a part of it, to be shown to readers.
+/// The result of an apply, or of a part of it, before readers see it.
 #[derive(Default)]
 struct Made {
     refs: NewRefs,
@@ -140,20 +142,21 @@ struct Made {
     emitted: HashMap<Logical, Arc<Node>>,
     /// Addresses of nodes of this transaction that are not used any more.
     freed: Vec<Logical>,
-    /// Nodes of earlier transactions that nobody uses any more once this one is committed.
+    /// Addresses of replaced nodes that no tree uses once this transaction is committed.
     left: Vec<Logical>,
-    /// Blocks of this transaction that were written, and that no tree uses any more.
+    /// Written blocks of this transaction that no tree uses any more.
     retired: Vec<Extent>,
-    /// Blocks that the tree gained and lost.
+    /// Numbers of blocks that the tree gained and lost.
     nr_made: u64,
     nr_left: u64,
 }
 
-/// What an apply does to the delayed refs; those from before stay as they are until it is over, for all parts to see.
+/// Changes of the delayed refs by an apply. The earlier refs stay unchanged until the apply is over, for all parts to
+/// see.
 #[derive(Default)]
 pub(crate) struct NewRefs {
     added: DelayedRefs,
-    /// Extents whose earlier delayed refs go, before `added` comes: they were never recorded.
+    /// Extents whose earlier delayed refs are removed before `added` is appended, because they were never recorded.
     forgotten: HashSet<Logical>,
 }
 
@@ -182,7 +185,7 @@ impl NewRefs {
 }
 
 impl Made {
-    /// Adds what another part made.
+    /// Adds the result of another part.
     fn join(&mut self, other: Self) {
         self.refs.added.append(other.refs.added);
         self.refs.forgotten.extend(other.refs.forgotten);
@@ -209,11 +212,11 @@ fn make_nodes<'a>(
     Ok((new_root, stats, made))
 }
 
-/// What all parts of an apply have in common.
+/// State that all parts of an apply share.
 #[derive(Clone, Copy)]
 struct ApplyJob<'a> {
     engine: &'a Engine,
-    /// The delayed refs from before the apply.
+    /// The delayed refs before the apply.
     refs: &'a DelayedRefs,
     transid: Generation,
     owner: RootId,
@@ -223,7 +226,7 @@ struct ApplyJob<'a> {
     extent_root: Option<RootPtr>,
     progress: &'a ApplyProgress,
     batch_len: usize,
-    /// Whether space may be taken before it is needed.
+    /// Whether space may be allocated before it is needed.
     ample_room: bool,
 }
 
@@ -237,7 +240,7 @@ impl<'a> ApplyJob<'a> {
         batch_len: usize,
     ) -> Result<Self> {
         let owner = tree.id();
-        // Only subvolumes share blocks; the other trees need no look at the extent tree (which may be changing).
+        // Only subvolumes share blocks. Other trees need no lookup in the extent tree, which may be changing.
         let extent_root =
             if owner.is_fs_tree() { Some(engine.own_tree(RootId::EXTENT_TREE)?.root_ptr()) } else { None };
         Ok(Self {
@@ -259,24 +262,24 @@ impl<'a> ApplyJob<'a> {
         ChildRefs { owner: self.owner, nodesize: self.engine.geometry.nodesize, transid: self.transid }
     }
 
-    /// In how many parts the batch is applied: each gives a thread something to do.
+    /// Number of parts of the batch; each part is enough work for a thread.
     fn nr_parts(&self, max: usize) -> usize {
         if self.ample_room && max > 1 { max.min(self.batch_len / PART_MIN) } else { 0 }
     }
 }
 
-/// What one walk through a tree, or a part of it, makes.
+/// Collects the nodes of one walk through a tree, or through a part of it.
 struct CowSink<'a> {
     job: ApplyJob<'a>,
     made: Made,
     allocated: HashSet<Logical>,
-    /// Space for the next nodes: neighbours, whatever other parts allocate meanwhile.
+    /// Space for the next nodes, which makes them neighbours whatever other parts allocate.
     pool: Range<u64>,
     stream: Option<&'a NodeStream<'a>>,
-    /// With a stream: nodes that are going to be its next piece.
+    /// Nodes for the next piece of the stream.
     gathered: Vec<Arc<Node>>,
     piece_len: usize,
-    /// Items changed since progress was reported.
+    /// Items changed since the last report of progress.
     nr_unreported: usize,
 }
 
@@ -289,7 +292,7 @@ impl<'a> CowSink<'a> {
             pool: 0..0,
             stream,
             gathered: Vec::new(),
-            piece_len: NodeStream::nodes_a_piece(job.engine),
+            piece_len: NodeStream::nodes_per_piece(job.engine),
             nr_unreported: 0,
         }
     }
@@ -312,7 +315,7 @@ impl<'a> CowSink<'a> {
         node.bytenr() == self.job.root_bytenr || (node.generation() > self.job.last_snapshot && !is_reloc)
     }
 
-    /// References and flags of a block that this tree is about to leave.
+    /// References and flags of a block that this tree stops using.
     fn sharing(&self, node: &Node) -> Result<(u64, ExtentFlags)> {
         let (Some(extent_root), false) = (&self.job.extent_root, self.is_private(node)) else {
             return Ok((1, ExtentFlags::empty()));
@@ -331,8 +334,8 @@ impl<'a> CowSink<'a> {
         Ok((refs, flags))
     }
 
-    /// Leaves a block that this transaction made and that no other tree uses: nothing on the devices refers to it. Answers
-    /// whether its address is nobody's now.
+    /// Drops a block of this transaction that no other tree uses; nothing on the devices refers to it. Returns whether
+    /// nothing records its address any more.
     fn drop_fresh(&mut self, node: &Node) -> bool {
         let bytenr = node.bytenr();
         self.made.nr_left += 1;
@@ -347,7 +350,7 @@ impl<'a> CowSink<'a> {
         added_now
     }
 
-    /// Gives back what was not needed.
+    /// Gives back unused space, and returns the result.
     fn finish(mut self) -> Made {
         for &bytenr in &self.allocated {
             self.job.engine.space.release(self.extent_at(bytenr));
@@ -355,12 +358,12 @@ impl<'a> CowSink<'a> {
         if !self.pool.is_empty() {
             self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
         }
-        // Too few for a piece of their own: they are written with the other trees' nodes.
+        // Too few for a piece: they are written with the other trees' nodes.
         self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
         self.made
     }
 
-    /// Space for many nodes where there is such a piece, else for as many as there are side by side.
+    /// Allocates space for many neighbouring nodes if that is allowed, or for as many as the largest free piece holds.
     fn fill_pool(&mut self, near: Option<Logical>) -> Result<()> {
         let nodesize = u64::from(self.job.engine.geometry.nodesize);
         let want = if self.stream.is_some() && self.job.ample_room { POOL_NODES * nodesize } else { nodesize };
@@ -497,14 +500,14 @@ pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
     .at(bytenr)
 }
 
-/// Changes of a batch from which on its nodes are written as they are made: fewer touch no more leaves than can be held
-/// in memory.
+/// Changes from which on the nodes of a batch are written as they are made. Fewer changes touch no more leaves than
+/// memory can hold.
 const STREAM_MIN: usize = 256;
-/// Changes that are worth a thread of their own.
+/// Changes that are worth a thread.
 pub(crate) const PART_MIN: usize = 2048;
-/// More would wait for the devices.
+/// More threads would wait for the devices.
 const THREADS_MAX: usize = 8;
-/// Nodes that space is taken for at once, where many are made.
+/// Nodes for which space is allocated at once, if many are made.
 const POOL_NODES: u64 = 64;
 /// Changes between two reports of progress.
 const PROGRESS_STEP: usize = 1024;

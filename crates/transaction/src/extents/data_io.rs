@@ -1,4 +1,4 @@
-//! Data extents: reserving, allocating, writing and reading them, with checksums verified on every read.
+//! Data extents: reserving, allocating, writing, and reading with verified checksums.
 
 use std::io::IoSlice;
 
@@ -31,18 +31,18 @@ impl DataReservation {
         self.inner.merge(other.inner);
     }
 
-    /// Takes over `bytes` (at most what it holds) of another reservation.
+    /// Moves `bytes` (at most what it holds) from another reservation to this one.
     pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
         self.inner.take_from(&mut other.inner, bytes);
     }
 
-    /// Takes `bytes` (at most what it holds) out into a reservation of their own.
+    /// Splits off `bytes` (at most what it holds) into another reservation.
     pub fn split(&mut self, bytes: u64) -> Self {
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())) }
     }
 }
 
-/// A data extent that was allocated and that no extent item knows yet.
+/// A data extent that was allocated and that no extent item records yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataExtent {
     /// Where it starts.
@@ -52,9 +52,14 @@ pub struct DataExtent {
 }
 
 impl Engine {
-    /// Reserves data space. May make chunks, flush and commit; no inode lock may be held.
+    /// Reserves data space. May make chunks, flush and commit, so the caller must hold no inode lock.
     ///
-    /// Data is only ever promised space that is there: a promise that could not be kept would lose what was written.
+    /// Only existing space is reserved: accepted data would be lost if its space turned out to be missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`] if reclaim does not help, [`Error::ReadOnly`], or an error of the commits and writeback that
+    /// reclaim.
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;
         let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
@@ -63,18 +68,18 @@ impl Engine {
         {
             return Ok(reservation);
         }
-        // Flushing turns pessimistic promises into extents; committing frees what is pinned.
+        // Writeback replaces pessimistic reservations by extents; a commit frees pinned space.
         self.reserve_with_reclaim(Some(self.admission.data_tickets()), granted, |_| {
             self.flush_data()?;
             self.commit()
         })
     }
 
-    /// Reserves what is there or can be added with new chunks.
+    /// Reserves space that exists or can be added with new chunks.
     fn try_reserve_data(&self, bytes: u64) -> Result<Option<Reservation>> {
         loop {
             match self.space.reserve(SpaceKind::Data, bytes) {
-                // Where they share block groups, data leaves to metadata what the running transaction needs.
+                // In mixed block groups, data leaves room for the metadata that the running transaction needs.
                 Ok(inner) if !self.geometry.mixed || self.has_room_for_metadata(Purpose::Change) => {
                     return Ok(Some(inner));
                 }
@@ -89,8 +94,12 @@ impl Engine {
         }
     }
 
-    /// Allocates `want` bytes in one piece, or the largest piece there is of at least `min`; all multiples of the
-    /// sector size. What was allocated leaves the reservation.
+    /// Allocates `want` bytes in one piece, or the largest piece of at least `min`; both are multiples of the sector
+    /// size. The reservation shrinks by the allocated bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`] if no piece is large enough, or [`Error::ReadOnly`].
     pub fn allocate_data(
         &self,
         reservation: &mut DataReservation,
@@ -105,28 +114,41 @@ impl Engine {
         Ok(DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes })
     }
 
-    /// Gives back an extent, or a part of one, that no file extent item was put for.
+    /// Gives back an extent, or a part of one, if no file extent item was put for it.
     pub fn release_data(&self, extent: DataExtent) {
         let extent = Extent::new(extent.bytenr, extent.len_bytes);
-        if self.ledger.settled(extent) {
+        if self.ledger.forget_allocated(extent) {
             self.space.release(extent);
         }
     }
 
     /// Writes an allocated extent, or a part of it, to all copies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if a copy could not be written, or [`Error::ReadOnly`].
     pub fn write_data(&self, at: Logical, data: &[u8]) -> Result<()> {
         self.check_writable()?;
         self.volumes.write(at, data)
     }
 
-    /// Like [`Engine::write_data`], out of several buffers. With `verifiable` the data gets checksums, and one copy that
-    /// could be written is enough.
+    /// Writes several buffers one behind the other into an allocated extent. With `verifiable`, the data gets
+    /// checksums, and one written copy is enough.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if fewer copies could be written than needed, or [`Error::ReadOnly`].
     pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>], verifiable: bool) -> Result<()> {
         self.check_writable()?;
         if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
     }
 
-    /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies; a bad copy is healed.
+    /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies, and bad copies are
+    /// repaired.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] with the address of a sector that no copy has right, or [`Error::Io`] if no copy can be read.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], verify: bool) -> Result<()> {
         self.enter();
         let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
@@ -157,7 +179,7 @@ impl Engine {
         })
     }
 
-    /// Whether large reads and writes are handed to a device as several requests at once, through io_uring.
+    /// Whether large reads and writes go to a device as several requests at once, through io_uring.
     pub fn devices_have_io_uring(&self) -> bool {
         self.volumes.has_io_uring()
     }
@@ -177,8 +199,12 @@ impl Engine {
         Ok(csums)
     }
 
-    /// Whether anything but `ino` of `root` may refer to the extent of this file extent item (at file offset
-    /// `file_offset`): another file, or a snapshot. If not, the extent may be written in place.
+    /// Whether a user other than `ino` of `root` at `file_offset` may refer to the extent of this file extent item:
+    /// another file, another part of this file, or a snapshot. If not, the extent may be written in place.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the extent tree is corrupt or cannot be read.
     pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
         let referrer = (root, ino, file_offset.wrapping_sub(extent.offset));
         let (others, no_item_yet) = self.ledger.other_referrers(extent.disk_bytenr, &referrer);
@@ -197,7 +223,7 @@ impl Engine {
     }
 }
 
-/// Whether all references of the item are this file's, at one place: then all are in one inline reference.
+/// Whether all references of the item are by one part of this file. They are then in one inline reference.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

@@ -1,5 +1,5 @@
-//! Data extents between allocation and commit: which have no extent item yet, which were put into file extent items,
-//! and the checksums that are not in the csum tree yet.
+//! [`DataLedger`]: data extents between allocation and commit. It knows the extents without an extent item and the
+//! extents in new file extent items, and holds the checksums that are not in the csum tree yet.
 //!
 //! ```text
 //! allocate -> Allocated -- put(EXTENT_DATA) --> Put in transaction N -- commit N finds a reference --> in the extent tree
@@ -7,9 +7,12 @@
 //!                 +-- release_data -> free          +-- commit N finds none (overwritten, truncated) --> free
 //! ```
 //!
+//! Owns the extents and the checksums, each under a lock. Lock order: extents -> frozen checksums -> active checksums;
+//! no other lock is taken under them.
+//!
 //! Invariants:
-//! - I1. `allocated` holds exactly the bytes that space gave out as data and that no extent item covers.
-//! - I2. Checksums are looked up in the order active, frozen, csum tree; they move in that direction only.
+//! - I1. `allocated` holds exactly the bytes that space allocated as data and that no extent item covers.
+//! - I2. Checksums move only from active to frozen to the csum tree, and are looked up in this order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,19 +24,19 @@ use ubtrfs_space::Extent;
 
 use crate::extents::csum_tree::SectorCsums;
 
-/// Who put a file extent item: subvolume, inode, and file offset minus offset into the extent.
+/// The user of an extent: subvolume, inode, and file offset minus offset into the extent.
 pub(crate) type Referrer = (RootId, Ino, u64);
 
-/// By address: extents are put about in the order in which they were allocated.
-type Puts = BTreeMap<Logical, PutExtent>;
-/// Address of the first sector -> checksums of consecutive sectors, which may be of several extents.
+/// Extents of new file extent items by address. They are put about in the order of their allocation.
+type PutExtents = BTreeMap<Logical, PutExtent>;
+/// Checksums of consecutive sectors, which may belong to several extents, by the address of the first sector.
 type Csums = BTreeMap<u64, Vec<u8>>;
 
 #[derive(Clone, Debug)]
 struct PutExtent {
     len_bytes: u64,
     first: Referrer,
-    /// Without the first one; most extents have no other.
+    /// Referrers besides the first; most extents have none.
     others: BTreeSet<Referrer>,
 }
 
@@ -49,6 +52,7 @@ impl PutExtent {
     }
 }
 
+/// Data extents and checksums that the trees do not record yet.
 #[derive(Debug)]
 pub(crate) struct DataLedger {
     sectorsize: u64,
@@ -60,14 +64,14 @@ pub(crate) struct DataLedger {
 
 #[derive(Debug, Default)]
 struct Extents {
-    /// Start to end of the ranges of I1.
+    /// Starts and ends of the ranges of I1.
     allocated: BTreeMap<u64, u64>,
-    active: Puts,
-    frozen: Puts,
+    active: PutExtents,
+    frozen: PutExtents,
 }
 
 impl DataLedger {
-    /// A ledger for checksums of `csum_size` bytes, one a sector.
+    /// A ledger with `csum_size` bytes of checksum per sector.
     pub(crate) fn new(sectorsize: u32, csum_size: usize) -> Self {
         Self {
             sectorsize: sectorsize.into(),
@@ -78,18 +82,19 @@ impl DataLedger {
         }
     }
 
-    /// Space gave out these bytes.
+    /// Notes that these bytes were allocated.
     pub(crate) fn allocated(&self, extent: Extent) {
         insert_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes);
     }
 
-    /// These bytes are free again, or an extent item covers them; `false` where they were not in `allocated`.
-    pub(crate) fn settled(&self, extent: Extent) -> bool {
+    /// Notes that these bytes are free again or covered by an extent item. Returns `false` if they were not in
+    /// `allocated`.
+    pub(crate) fn forget_allocated(&self, extent: Extent) -> bool {
         remove_range(&mut self.extents.lock().allocated, extent.bytenr.0..extent.bytenr.0 + extent.len_bytes)
     }
 
-    /// Extent items cover these bytes, of extents in the order of their addresses, or they are of tree blocks.
-    pub(crate) fn settled_all(&self, extents: &[Extent]) {
+    /// Notes that extent items cover these extents, which are in address order. Tree blocks among them are ignored.
+    pub(crate) fn forget_allocated_all(&self, extents: &[Extent]) {
         let allocated = &mut self.extents.lock().allocated;
         for run in extents.chunk_by(|extent, next| extent.end() == next.bytenr.0) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
@@ -101,14 +106,14 @@ impl DataLedger {
         }
     }
 
-    /// A file extent item that refers to this extent was put.
+    /// Notes that a file extent item that refers to this extent was put.
     pub(crate) fn put(&self, extent: Extent, referrer: Referrer) {
         let mut extents = self.extents.lock();
         let new = || PutExtent { len_bytes: extent.len_bytes, first: referrer, others: BTreeSet::new() };
         extents.active.entry(extent.bytenr).or_insert_with(new).add(referrer);
     }
 
-    /// Whether an item of another file than `referrer` was put since the last commit, and whether the extent has no
+    /// Returns whether an item with another referrer was put since the last commit, and whether the extent has no
     /// extent item yet.
     pub(crate) fn other_referrers(&self, bytenr: Logical, referrer: &Referrer) -> (bool, bool) {
         let extents = self.extents.lock();
@@ -119,12 +124,12 @@ impl DataLedger {
         (others, covering(&extents.allocated, bytenr.0).is_some())
     }
 
-    /// Adds the checksums of sectors written before, of one extent or of neighbours.
+    /// Adds the checksums of written sectors, which belong to one extent or to neighbours.
     pub(crate) fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.active_csums.write().insert(at.0, csums);
     }
 
-    /// Starts the commit of a transaction; the caller holds the gate exclusively.
+    /// Moves the active extents and checksums to the frozen ones. The caller holds the gate exclusively.
     pub(crate) fn freeze(&self) {
         let mut extents = self.extents.lock();
         extents.frozen = std::mem::take(&mut extents.active);
@@ -132,8 +137,8 @@ impl DataLedger {
         *frozen = Arc::new(std::mem::take(&mut *self.active_csums.write()));
     }
 
-    /// The extents put in the frozen transaction that still have no extent item: nothing refers to them. They leave
-    /// `allocated`, and their checksums are dropped.
+    /// Takes the extents that were put in the frozen transaction and still have no extent item, because nothing refers
+    /// to them. They leave `allocated`, and their checksums are dropped.
     pub(crate) fn take_unreferenced(&self) -> Vec<Extent> {
         let mut extents = self.extents.lock();
         let Extents { allocated, frozen, .. } = &mut *extents;
@@ -154,7 +159,7 @@ impl DataLedger {
         unreferenced
     }
 
-    /// Takes the checksums of a range of sectors out.
+    /// Removes the checksums of a range of sectors.
     fn remove_csums(&self, csums: &mut Csums, range: Range<u64>) {
         let covered = |sums: &Vec<u8>| (sums.len() / self.csum_size) as u64 * self.sectorsize;
         let bytes = |len_bytes: u64| (len_bytes / self.sectorsize) as usize * self.csum_size;
@@ -180,14 +185,14 @@ impl DataLedger {
         Arc::clone(&self.frozen_csums.read())
     }
 
-    /// The frozen transaction's checksums are in the csum tree now.
+    /// Drops the frozen checksums, which are in the csum tree now.
     pub(crate) fn csums_applied(&self) {
         *self.frozen_csums.write() = Arc::default();
     }
 
-    /// The commit is over.
-    pub(crate) fn thaw(&self) {
-        self.extents.lock().frozen = Puts::new();
+    /// Drops the frozen extents at the end of the commit.
+    pub(crate) fn drop_frozen(&self) {
+        self.extents.lock().frozen = PutExtents::new();
     }
 
     /// The checksums of these sectors that are not in the csum tree yet.
@@ -202,7 +207,7 @@ impl DataLedger {
                 let skipped = at.0.saturating_sub(*start) / sectorsize;
                 let sums = sums.chunks_exact(csum_size).skip(usize::try_from(skipped).unwrap_or(usize::MAX));
                 let sector = (start.max(&at.0) - at.0) / sectorsize;
-                // What is past the range is not taken.
+                // Checksums past the range are ignored.
                 let places = usize::try_from(sector).unwrap_or(usize::MAX)..found.len();
                 places.zip(sums).for_each(|(place, sum)| found.fill(place, sum));
             }
@@ -232,7 +237,7 @@ fn insert_range(ranges: &mut BTreeMap<u64, u64>, mut range: Range<u64>) {
     ranges.insert(range.start, range.end);
 }
 
-/// Removes `range` where it is covered as a whole.
+/// Removes `range` if all of it is covered. Returns whether it was.
 fn remove_range(ranges: &mut BTreeMap<u64, u64>, range: Range<u64>) -> bool {
     let Some(outer) = covering(ranges, range.start).filter(|outer| range.end <= outer.end) else { return false };
     ranges.remove(&outer.start);
@@ -294,7 +299,7 @@ mod tests {
         }
         ledger.freeze();
         // These two have extent items now.
-        assert!(ledger.settled(of(10, 2)) && ledger.settled(of(13, 3)));
+        assert!(ledger.forget_allocated(of(10, 2)) && ledger.forget_allocated(of(13, 3)));
         let mut gone = ledger.take_unreferenced();
         gone.sort_by_key(|extent| extent.bytenr);
         assert_eq!(gone, [of(12, 1), of(20, 2)]);

@@ -1,7 +1,7 @@
-//! [`Admission`]: what decides whether a change may begin, and what it waits for.
+//! [`Admission`]: decides whether a change may begin, and what it waits for.
 //!
-//! Owns the load of the running transaction, the queues of tickets, and the pace of writers. Lock order: a queue's lock and
-//! a thread's share of the load are leaves.
+//! Owns the load of the running transaction, the queues of tickets, and the throttle. Lock order: a queue's lock and a
+//! thread's share of the load are leaves.
 
 use std::sync::atomic::AtomicU64;
 
@@ -22,27 +22,27 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Reservations of data space that wait.
+    /// The queue of reservations that wait for data space.
     pub(crate) fn data_tickets(&self) -> &TicketQueue {
         &self.data_tickets
     }
 
-    /// A flush of delayed items begins; it ends when the value is dropped.
+    /// Begins a flush of delayed items, which ends when the returned value is dropped.
     pub(crate) fn begin_flush(&self) -> FlushProgress<'_> {
         self.throttle.begin()
     }
 
-    /// So many of so many frozen items are applied.
+    /// Notes that `done` of `all` frozen items are applied.
     pub(crate) fn flush_applied(&self, done: usize, all: usize) {
         self.throttle.applied(done, all);
     }
 
-    /// The frozen items are not in memory any more.
+    /// Notes that the frozen items have left memory.
     pub(crate) fn frozen_items_dropped(&self) {
         self.load.frozen_items_dropped();
     }
 
-    /// What waits, what failed, and the memory of delayed items.
+    /// Metrics of the queues and of the memory of delayed items.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
         let mut out = Vec::new();
         for (kind, queue) in [("data", &self.data_tickets), ("metadata", &self.metadata_tickets)] {

@@ -1,8 +1,8 @@
-//! Transaction handles: what an operation may put, and what it waits for before it may begin.
+//! Transaction handles: the changes that an operation may put, and what it waits for before it begins.
 
 pub(crate) mod admission;
-pub(crate) mod lanes;
 pub(crate) mod metadata_reservation;
+pub(crate) mod per_thread;
 pub(crate) mod running;
 pub(crate) mod throttle;
 pub(crate) mod ticket;

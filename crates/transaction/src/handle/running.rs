@@ -1,11 +1,11 @@
-//! [`RunningTransaction`]: the gate that operations enter, and what they leave for the commit besides their items.
+//! [`RunningTransaction`]: the gate that operations enter, and the work besides items that they leave for the commit.
 //!
 //! Owns the gate, the list of trees with delayed items, and the list of changes to subvolumes. Lock order: the gate, then
 //! one of the lists; nothing is taken under a list's lock.
 //!
 //! Invariants:
-//! - I1. What an operation leaves is in one transaction as a whole: operations hold the gate, and [`RunningTransaction::end`]
-//!   asks for the closed gate.
+//! - I1. All work of an operation belongs to one transaction: operations hold the gate, and [`RunningTransaction::end`]
+//!   needs the closed gate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLockReadGuard};
 use ubtrfs_format::{Generation, RootId};
 
 use crate::delayed::tree_view::Tree;
-use crate::handle::lanes::{Closed, Gate};
+use crate::handle::per_thread::{Closed, Gate};
 use crate::roots::subvolume_roots::RootChange;
 
 /// The transaction that operations join.
@@ -32,12 +32,12 @@ pub(crate) struct EndedTransaction {
     pub(crate) transid: Generation,
     /// Trees with delayed items, each once.
     pub(crate) listed: Vec<RootId>,
-    /// In the order in which they were asked for.
+    /// In the order of their requests.
     pub(crate) root_changes: Vec<RootChange>,
 }
 
 impl RunningTransaction {
-    /// The first transaction after the one on disk.
+    /// The state after the transaction `committed`, which is the last one on disk.
     pub(crate) fn after(committed: Generation) -> Self {
         Self {
             gate: Gate::default(),
@@ -47,7 +47,7 @@ impl RunningTransaction {
         }
     }
 
-    /// Its number.
+    /// The generation of the transaction.
     pub(crate) fn transid(&self) -> Generation {
         Generation(self.transid.load(Ordering::Acquire))
     }
@@ -62,9 +62,10 @@ impl RunningTransaction {
         self.gate.close()
     }
 
-    /// A tree gets delayed items. With the gate entered.
+    /// Adds a tree to the list of trees with delayed items. The caller has entered the gate.
     pub(crate) fn list(&self, tree: &Tree) {
-        // Read first: nearly always it is set, and then no other processor's copy goes stale. The gate keeps it so.
+        // Read first: the flag is nearly always set, and a read leaves the other processors' cached copies valid. The
+        // gate keeps it set.
         if !tree.listed.load(Ordering::Acquire) && !tree.listed.swap(true, Ordering::AcqRel) {
             self.listed.lock().push(tree.id());
         }
@@ -75,17 +76,17 @@ impl RunningTransaction {
         self.listed.lock().clone()
     }
 
-    /// Has the commit make, change or delete a subvolume. With the gate entered.
+    /// Requests that the commit makes, changes or deletes a subvolume. The caller has entered the gate.
     pub(crate) fn ask_for(&self, change: RootChange) {
         self.root_changes.lock().push(change);
     }
 
-    /// Whether any operation left anything.
+    /// Whether operations left any work.
     pub(crate) fn has_changes(&self) -> bool {
         !self.listed.lock().is_empty() || !self.root_changes.lock().is_empty()
     }
 
-    /// Ends it (I1); the next one begins.
+    /// Ends the transaction (I1) and begins the next one.
     pub(crate) fn end(&self, _gate: &Closed<'_>) -> EndedTransaction {
         let listed = std::mem::take(&mut *self.listed.lock());
         let root_changes = std::mem::take(&mut *self.root_changes.lock());

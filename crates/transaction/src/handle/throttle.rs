@@ -1,22 +1,23 @@
-//! Delayed items within their share of memory: when they are flushed, and how writers are slowed meanwhile.
+//! The throttle: keeps delayed items within their share of memory, by flushing them and by slowing writers meanwhile.
 //!
 //! ```text
 //! bytes of active items   0 ........ start ............ limit
-//! writers                 run free   | paced: as far on their way from start to limit as the flush is on its own
-//!                                    a flush is asked for    | wait for the flush, and start the next
+//! writers                 not slowed | paced            | wait for the flush, and start the next
+//!                                    a flush is requested
 //! ```
 //!
-//! A flush is a commit, or an apply of rows that leaves the names ([`crate::commit::apply_rows`]). Writers that are ahead of it
-//! sleep a little now and then, more the further they are ahead. So they arrive at the limit about when the flush ends and
-//! the next one can begin, and none of them waits for a whole flush.
+//! A flush is a commit, or an apply of rows that leaves the names delayed ([`crate::commit::apply_rows`]). While a
+//! flush runs, it is compared with the writers' progress from start to limit: writers that are ahead of it sleep now
+//! and then, more the further they are ahead. So they reach the limit about when the flush ends and the next one can
+//! begin, and none of them waits for a whole flush.
 //!
-//! While many items are frozen the limit is lower, and writers are paced from half of it.
+//! While many items are frozen, the limit is lower; if it falls below start, writers are paced from half of it.
 //!
 //! Invariants:
-//! - I1. Nobody waits for the commit thread alone: where it does not come, the writer flushes. (The writer may be the commit
-//!   thread, which writes file data back before it commits.)
-//! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, but for what
-//!   operations that were let in still put or did not tell yet ([`crate::handle::metadata_reservation`]): about a MiB.
+//! - I1. No writer depends on the commit thread: if that thread does not come, the writer flushes. (The writer may be
+//!   the commit thread itself, which writes file data back before it commits.)
+//! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, plus about a MiB
+//!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,12 +26,12 @@ use ubtrfs_error::Result;
 
 use crate::engine::{BackgroundWork, Engine, OpenOptions};
 
-/// How far the running flush is, and what writers owe to it.
+/// Progress of the running flush, and the time that writers still have to sleep.
 #[derive(Debug)]
 pub(crate) struct Throttle {
-    /// Thousandths of the running flush; [`IDLE`] while none runs.
+    /// Thousandths of the running flush that are done; [`IDLE`] while none runs.
     progress: AtomicU64,
-    /// Microseconds that writers are to sleep and did not yet.
+    /// Microseconds that writers still have to sleep.
     debt_micros: AtomicU64,
 }
 
@@ -40,19 +41,19 @@ impl Default for Throttle {
     }
 }
 
-/// Reports a flush's progress, and its end when dropped.
+/// Reports a flush's progress; dropping it ends the flush.
 pub(crate) struct FlushProgress<'a> {
     throttle: &'a Throttle,
 }
 
 impl Throttle {
-    /// A flush begins.
+    /// Begins a flush.
     pub(crate) fn begin(&self) -> FlushProgress<'_> {
         self.progress.store(0, Ordering::Relaxed);
         FlushProgress { throttle: self }
     }
 
-    /// So much of the frozen items is applied.
+    /// Notes that `done` of `all` frozen items are applied.
     pub(crate) fn applied(&self, done: usize, all: usize) {
         let share = APPLY_SHARE * done as u64 / all.max(1) as u64;
         self.progress.fetch_max(share.min(APPLY_SHARE), Ordering::Relaxed);
@@ -62,7 +63,7 @@ impl Throttle {
         Some(self.progress.load(Ordering::Relaxed)).filter(|&progress| progress != IDLE)
     }
 
-    /// How long this writer is to sleep now, when the active transaction is `fill` thousandths of its way to the limit.
+    /// How long this writer has to sleep now. `fill` is its progress to the limit in thousandths.
     fn pause(&self, fill: u64) -> Option<Duration> {
         let ahead = fill.saturating_sub(self.progress()?);
         if ahead == 0 {
@@ -70,7 +71,7 @@ impl Throttle {
         }
         let nap = NAP.as_micros() as u64;
         let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
-        // Of two who see the same debt one pays; the end of the flush forgives what is left.
+        // Of two writers that see the same debt, one pays. The end of the flush cancels the rest.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;
@@ -86,7 +87,7 @@ impl Drop for FlushProgress<'_> {
     }
 }
 
-/// A part of the engine's memory: so many of so many.
+/// A part of the engine's memory, as numerator and denominator.
 pub(crate) type MemoryPart = (u64, u64);
 
 impl OpenOptions {
@@ -96,7 +97,8 @@ impl OpenOptions {
 }
 
 impl Engine {
-    /// Keeps delayed items within their share of memory. Called before a change, with no lock held that a commit needs.
+    /// Keeps delayed items within their share of memory. May sleep or flush. Called before a change, with no lock held
+    /// that a commit needs.
     pub(crate) fn limit_delayed_items(&self) -> Result<()> {
         let bytes = self.admission.load.memory_bytes();
         if bytes < self.memory_part(FREE_PART) {
@@ -118,7 +120,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The most that active items take now: less while many are frozen (I2).
+    /// The current limit of active items: lower while many are frozen (I2).
     fn active_limit(&self) -> u64 {
         let rest = self.memory_part(DELAYED_PART).saturating_sub(self.admission.load.frozen_memory_bytes());
         rest.clamp(2 * self.memory_part(FREE_PART), self.memory_part(LIMIT_PART))
@@ -128,7 +130,7 @@ impl Engine {
         self.options.memory_part(part)
     }
 
-    /// From how many bytes of active items on they are flushed.
+    /// Bytes of active items at which a flush is requested.
     fn flush_start(&self) -> u64 {
         let (names, names_max) = (self.admission.load.name_memory_bytes(), self.memory_part(NAMES_PART));
         if names >= names_max {
@@ -140,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// Whether a flush should apply rows and leave the names for a later one, rather than commit.
+    /// Whether a flush should apply rows and leave the names delayed, instead of a commit.
     pub(crate) fn rows_are_worth_an_apply(&self) -> bool {
         self.admission.load.name_memory_bytes() < self.memory_part(NAMES_PART)
             && self.admission.load.row_memory_bytes() >= self.memory_part(ROWS_PART) / 2
@@ -148,7 +150,8 @@ impl Engine {
             && self.has_ample_room_for_metadata()
     }
 
-    /// Waits until the flush that runs is over and the next one has taken the active items, or flushes (I1).
+    /// Waits until the running flush is over and the next one has taken the active items. Flushes if no other thread
+    /// does (I1).
     fn wait_for_room(&self) -> Result<()> {
         let mut idle_since = None;
         while self.admission.load.memory_bytes() >= self.active_limit() {
@@ -163,7 +166,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has this done in the background for what is active now. Asking once is enough.
+    /// Requests background work, once for the items that are active now.
     pub(crate) fn ask_for(&self, work: BackgroundWork) {
         let asked = match work {
             BackgroundWork::Commit => &self.admission.load.asked_for_commit,
@@ -179,28 +182,28 @@ impl Engine {
 }
 
 const IDLE: u64 = u64::MAX;
-/// Thousandths of a flush that are over when the frozen items are applied.
+/// Progress of a flush when all frozen items are applied.
 const APPLY_SHARE: u64 = 900;
-/// Microseconds that each change costs a writer for every thousandth that it is ahead.
+/// Microseconds of debt that a change adds for each thousandth that its writer is ahead.
 const MICROS_AHEAD: u64 = 2;
 const NAP: Duration = Duration::from_millis(1);
-/// The commit thread is given so long to come.
+/// Time that the commit thread has to begin a flush.
 const THREAD_COMES: Duration = Duration::from_millis(50);
-/// Nodes that are on the devices as well.
+/// Cache of nodes that are on the devices as well.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);
 /// Delayed items, active and frozen together.
 const DELAYED_PART: MemoryPart = (11, 16);
-/// The active ones alone.
+/// Active delayed items.
 const LIMIT_PART: MemoryPart = (9, 16);
-/// Names that start a commit.
+/// Names at which a flush becomes a commit.
 const NAMES_PART: MemoryPart = (7, 16);
-/// What starts a commit where rows are not applied alone.
+/// Active items at which a flush begins, if fsync is in use.
 const START_PART: MemoryPart = (5, 16);
-/// Rows that start an apply,
+/// Rows at which a flush begins, if fsync is not in use.
 const ROWS_PART: MemoryPart = (2, 16);
-/// or rows and names together, where there are many names already.
+/// Rows and names together at which it begins in any case.
 const ROWS_START_MAX: MemoryPart = (8, 16);
-/// Nobody is slowed below this.
+/// Writers are not slowed below this.
 const FREE_PART: MemoryPart = (1, 16);
 
 #[cfg(test)]

@@ -1,18 +1,19 @@
-//! Tickets: who must wait for space waits in order, and one at a time reclaims for all.
+//! Tickets: reservations wait for space in order of arrival, and one at a time reclaims for all.
 //!
 //! ```text
 //!   reserve --fits, nobody waits--> granted
 //!      \--> queue --first in it--> reclaim step by step --fits--> granted, the next one's turn
-//!                                        \--nothing helped--> ENOSPC, and for those behind it that still do not fit
+//!                                        \--nothing helped--> ENOSPC, also for those behind it that do not fit
 //! ```
 //!
-//! The first in the queue reclaims in its own context, which slows down those who use up the space and nobody else.
+//! The first in the queue reclaims in its own thread, so only threads that need space are slowed down.
 //!
 //! Invariants:
-//! - I1. Turns come in the order of arrival; a newcomer goes behind those who wait, even if it would fit.
-//! - I2. Whoever waits holds no lock that reclaim takes: callers hold no inode lock. Those who must reserve under one
-//!   ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) says so) do not queue; what frees space does not either.
-//! - I3. A waiter fails without reclaiming again where one before it found, while it waited, that nothing helps.
+//! - I1. Turns come in order of arrival; a newcomer queues behind the waiters even if it would fit.
+//! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under one
+//!   ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes that free
+//!   space.
+//! - I3. A waiter fails without reclaiming again if reclaim did not help an earlier waiter meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,10 +28,10 @@ use crate::health::stats::Span;
 /// The queue of one kind of space.
 #[derive(Debug, Default)]
 pub(crate) struct TicketQueue {
-    /// In order of arrival; it is the first one's turn.
+    /// In order of arrival; the first has its turn.
     tickets: Mutex<VecDeque<Arc<Condvar>>>,
     nr_waiting: AtomicU64,
-    /// Reclaims that did not help.
+    /// Number of reclaims that did not help.
     nr_failures: AtomicU64,
 }
 
@@ -38,17 +39,17 @@ pub(crate) struct TicketQueue {
 #[derive(Debug)]
 pub(crate) struct Turn<'q> {
     queue: &'q TicketQueue,
-    /// Of when it joined the queue.
+    /// `TicketQueue::nr_failures` when the ticket joined the queue.
     nr_failures: u64,
 }
 
 impl TicketQueue {
-    /// Whether a newcomer may take what is there (I1).
+    /// Whether no reservation waits, so that a newcomer may take free space (I1).
     pub(crate) fn is_empty(&self) -> bool {
         self.nr_waiting.load(Ordering::Acquire) == 0
     }
 
-    /// Tickets in the queue now, and reclaims that did not help so far.
+    /// Number of waiting tickets, and of reclaims that did not help.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.nr_waiting.load(Ordering::Relaxed), self.nr_failures.load(Ordering::Relaxed))
     }
@@ -68,8 +69,12 @@ impl TicketQueue {
 }
 
 impl Engine {
-    /// For a reservation that did not fit, or found others waiting: tries `granted` again, with `reclaim` (by its round)
-    /// in between; in turn where there is a queue and the caller may wait.
+    /// Tries `granted` again and again, with `reclaim` (given its round) in between. For a reservation that did not fit
+    /// or found others waiting. Waits for its turn first if there is a queue and the caller may wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`] if reclaim does not help, or an error of `granted` or `reclaim`.
     pub(crate) fn reserve_with_reclaim<T>(
         &self,
         queue: Option<&TicketQueue>,
@@ -99,12 +104,12 @@ impl Engine {
 }
 
 impl Turn<'_> {
-    /// Whether reclaim was found not to help while this one waited (I3).
+    /// Whether reclaim did not help an earlier waiter while this one waited (I3).
     pub(crate) fn is_hopeless(&self) -> bool {
         self.queue.nr_failures.load(Ordering::Acquire) != self.nr_failures
     }
 
-    /// Nothing helped.
+    /// Notes that reclaim did not help.
     pub(crate) fn fail(&self) {
         self.queue.nr_failures.fetch_add(1, Ordering::AcqRel);
     }
@@ -121,7 +126,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Rounds of reclaim before a reservation fails: what the first one wrote may free more for the second.
+/// Rounds of reclaim before a reservation fails: writes of the first round may free more space in the second.
 const RECLAIMS: usize = 2;
 
 #[cfg(test)]
@@ -141,7 +146,7 @@ mod tests {
                     let turn = queue.wait();
                     order.lock().unwrap().push((number, turn.is_hopeless()));
                 });
-                // In the queue before the next one starts.
+                // Let it join the queue before the next one starts.
                 while queue.nr_waiting.load(Ordering::Acquire) < number + 2 {
                     std::thread::yield_now();
                 }

@@ -1,4 +1,4 @@
-//! [`TransHandle`]: a group of item changes that is in one transaction as a whole.
+//! [`TransHandle`]: a handle on the running transaction, through which an operation changes items.
 
 use std::cell::Cell;
 
@@ -12,10 +12,10 @@ use ubtrfs_space::Extent;
 use crate::delayed::delayed_item::LockedItems;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
-use crate::handle::metadata_reservation::{OperationLoad, Purpose};
+use crate::handle::metadata_reservation::{HandleLoad, Purpose};
 use crate::roots::subvolume_roots::RootChange;
 
-/// The right to put some items; [`Engine::begin`] turns it into an operation.
+/// The right to put some items; [`Engine::begin`] turns it into a transaction handle.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 #[derive(Debug)]
 pub struct MetadataReservation<'e> {
@@ -24,12 +24,12 @@ pub struct MetadataReservation<'e> {
 }
 
 impl<'e> MetadataReservation<'e> {
-    /// Stands for items that the engine's load counts already.
+    /// A reservation of changes that the engine's load already counts.
     pub(crate) fn counted(engine: &'e Engine, nr_items: u64) -> Self {
         Self { engine, nr_items }
     }
 
-    /// Changes that it is for.
+    /// Number of changes reserved.
     pub fn nr_items(&self) -> usize {
         usize::try_from(self.nr_items).unwrap_or(usize::MAX)
     }
@@ -44,20 +44,21 @@ impl Drop for MetadataReservation<'_> {
     }
 }
 
-/// A group of item changes. Short: no I/O, no waiting for locks that others hold across I/O.
+/// A handle on the running transaction; all changes put through it belong to this transaction. Held briefly: no I/O,
+/// and no waiting for locks that other threads hold during I/O.
 #[derive(Debug)]
 pub struct TransHandle<'e> {
     engine: &'e Engine,
-    /// What its changes are for the transaction, which learns of it once, when the operation ends: threads would wait for each
-    /// other's counting. Until then the reservation stands for it.
-    load: Cell<OperationLoad>,
-    // Before the gate: what a panic left is cut off from the next commit first.
+    /// Load of the changes. It is added once, when the handle is dropped, so that threads do not contend for the
+    /// counters. Until then the reservation counts for it.
+    load: Cell<HandleLoad>,
+    // Dropped before the gate: after a panic, its drop aborts the filesystem before the next commit can begin.
     _reservation: MetadataReservation<'e>,
     _gate: RwLockReadGuard<'e, ()>,
 }
 
-/// Changes of one tree in an operation. Neighbours are put under one lock, which is held until a change that lies elsewhere, or
-/// until this is dropped: meanwhile the tree must not be read, nor changed in another way.
+/// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change lies
+/// elsewhere or this is dropped. Until then the caller must not read the tree or change it in another way.
 #[derive(Debug)]
 pub struct TreeChanges<'o> {
     op: &'o TransHandle<'o>,
@@ -66,37 +67,55 @@ pub struct TreeChanges<'o> {
 }
 
 impl Engine {
-    /// Reserves metadata for about `nr_items` item changes.
+    /// Reserves metadata space for about `nr_items` item changes.
     ///
-    /// May flush and commit; no inode lock may be held. Fails with [`ubtrfs_error::Error::NoSpace`] where nothing helps.
+    /// May flush and commit, so the caller must hold no inode lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`](ubtrfs_error::Error::NoSpace) if reclaim does not help,
+    /// [`Error::ReadOnly`](ubtrfs_error::Error::ReadOnly), or an error of the commits and writeback that reclaim.
     pub fn reserve(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, nr_items, Purpose::Change)
     }
 
-    /// Like [`Engine::reserve`] for what frees space: may use the global reserve.
+    /// Reserves metadata space for changes that free space. They may use the global reserve.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve`].
     pub fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, nr_items, Purpose::Removal)
     }
 
-    /// The same for a removal that can be done in steps: for `most` changes or, where space is short, for fewer, but
-    /// `least`; see [`MetadataReservation::nr_items`].
+    /// Reserves metadata space for a removal that can be done in steps: for `most` changes or, if space is short, for
+    /// fewer, but at least for `least`; see [`MetadataReservation::nr_items`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve`].
     pub fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(most, least, Purpose::Removal)
     }
 
-    /// Like [`Engine::reserve`] for the items of dirty data, whose room was kept since space was reserved for the data.
+    /// Reserves metadata space for the items of dirty data. Their room has been kept since data space was reserved.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve`].
     pub fn reserve_for_writeback(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(nr_items, nr_items, Purpose::Writeback)
     }
 
-    /// Enters the transaction gate. The inode locks that the operation needs are held already.
+    /// Begins an operation: enters the transaction gate. The caller already holds the inode locks that the operation
+    /// needs.
     pub fn begin<'e>(&'e self, reservation: MetadataReservation<'e>) -> TransHandle<'e> {
         TransHandle { engine: self, load: Cell::default(), _reservation: reservation, _gate: self.running.enter() }
     }
 }
 
 impl TransHandle<'_> {
-    /// The transaction that this operation belongs to.
+    /// The generation of the transaction that the handle belongs to.
     pub fn generation(&self) -> Generation {
         self.engine.generation()
     }
@@ -106,24 +125,24 @@ impl TransHandle<'_> {
         self.changes(tree).put(key, value);
     }
 
-    /// Deletes an item; an absent one is fine.
+    /// Deletes an item if it exists.
     pub fn delete(&self, tree: &Tree, key: Key) {
         self.changes(tree).delete(key);
     }
 
-    /// For several changes of a tree one after the other.
+    /// Begins several changes of one tree.
     pub fn changes<'o>(&'o self, tree: &'o Tree) -> TreeChanges<'o> {
         self.engine.running.list(tree);
         TreeChanges { op: self, tree, items: None }
     }
 
-    /// A directory gets another name in this operation: fsyncs of this transaction commit, so that what is below it is
-    /// found by its new path.
+    /// Notes that the operation moves a directory: later fsyncs of this transaction commit, so that files below the
+    /// directory are found under their new path.
     pub fn note_directory_moved(&self) {
         self.engine.tree_log.note_dir_moved(self.generation());
     }
 
-    /// Adds the checksums of an extent that was written before: one for each sector from `at` on.
+    /// Adds the checksums of an extent that is already written, one for each sector from `at` on.
     pub fn add_csums(&self, at: Logical, csums: Vec<u8>) {
         self.engine.admission.load.add_csums(csums.len() as u64);
         self.engine.ledger.add_csums(at, csums);
@@ -142,7 +161,7 @@ impl TransHandle<'_> {
 }
 
 impl TreeChanges<'_> {
-    /// The transaction that they belong to.
+    /// The generation of the transaction that the changes belong to.
     pub fn generation(&self) -> Generation {
         self.op.generation()
     }
@@ -156,14 +175,14 @@ impl TreeChanges<'_> {
         self.set(key, Some(value));
     }
 
-    /// Deletes an item; an absent one is fine.
+    /// Deletes an item if it exists.
     pub fn delete(&mut self, key: Key) {
         self.set(key, None);
     }
 
     fn set(&mut self, key: Key, value: Option<&[u8]>) {
         if self.items.as_ref().is_some_and(|items| !items.has(&key)) {
-            // Before the next ones are locked: never two at once.
+            // Unlocks before it locks the next items: never two shards at once.
             self.items = None;
         }
         let items = self.items.get_or_insert_with(|| self.tree.active.lock(&key));
@@ -176,12 +195,12 @@ impl TreeChanges<'_> {
 
 impl Drop for TransHandle<'_> {
     fn drop(&mut self) {
-        // With the gate still held, so that it counts for this transaction.
+        // The gate is still held, so the load counts for this transaction.
         self.engine.admission.load.add(&self.load.get());
     }
 }
 
-/// The extent on disk that a file extent item refers to, read without copying inline data.
+/// Returns the extent on disk that a file extent item refers to. Does not copy inline data.
 pub(crate) fn regular_extent(item: &[u8]) -> Option<RegularExtent> {
     const TYPE_OFFSET: usize = FileExtent::HEADER_SIZE - 1;
     if *item.get(TYPE_OFFSET)? == 0 {

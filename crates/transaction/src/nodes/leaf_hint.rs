@@ -1,16 +1,16 @@
-//! [`LeafHints`]: the leaves that threads looked into last. The items of an inode are neighbours, and so are the entries of a
-//! directory: who asked for one of them soon asks for another one.
+//! [`LeafHints`]: the leaves that each thread looked into last. The items of an inode are neighbours, and so are the
+//! entries of a directory, so the next lookup of a thread often ends in one of these leaves.
 //!
 //! ```text
-//! lane of a thread    entries by name | entries by index | other items      some leaves each
+//! hints of a thread   entries by name | entries by index | other items      some leaves each
 //! ```
 //!
 //! Invariants:
-//! - I1. A hint is for one version of one tree: each [`Tree`](crate::delayed::tree_view::Tree) begins with a version of its own and
-//!   gets another one whenever its nodes change, under its view lock held exclusively. Who holds that lock finds only leaves
-//!   of the tree as it is.
-//! - I2. Nobody waits for a hint: where another thread is at it, there is none.
-//! - I3. As many leaves as there are places are kept in memory besides the cache, at most.
+//! - I1. A hint belongs to one version of one tree. Each [`Tree`](crate::delayed::tree_view::Tree) begins with a new
+//!   version, and gets another one whenever its nodes change, under its view lock held exclusively. A thread that holds
+//!   this lock finds only leaves of the current tree.
+//! - I2. No thread waits for a hint: while another thread uses it, it counts as absent.
+//! - I3. Hints keep at most as many leaves in memory, besides the cache, as there are places.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,32 +19,32 @@ use parking_lot::Mutex;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{LeafPlace, Node};
 
-use crate::handle::lanes::Lanes;
+use crate::handle::per_thread::PerThread;
 use crate::nodes::leaf_ahead::Walk;
 
-/// What a tree's nodes are known by until they change.
+/// Identifies the nodes of a tree until they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TreeVersion(u64);
 
 /// The hints of all trees of a filesystem.
 #[derive(Debug, Default)]
 pub(crate) struct LeafHints {
-    lanes: Lanes<Lane>,
+    threads: PerThread<ThreadHints>,
     next_version: AtomicU64,
 }
 
-/// The hints of a thread, or of several.
+/// The hints of one thread or of several.
 #[derive(Debug, Default)]
-struct Lane {
+struct ThreadHints {
     kinds: [Mutex<Recent>; NR_KINDS],
     walk: Mutex<Walk>,
 }
 
-/// The leaves of one kind of items that were looked into last.
+/// The leaves of one kind of item that were looked into last.
 #[derive(Debug, Default)]
 struct Recent {
     hints: [Option<Hint>; NR_RECENT],
-    /// The one that is replaced next.
+    /// Index of the hint that is replaced next.
     oldest: usize,
 }
 
@@ -60,28 +60,28 @@ impl LeafHints {
         TreeVersion(self.next_version.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The leaf that the key belongs to, if it is one of those that were looked into last.
+    /// The leaf that the key belongs to, if there is a hint for it.
     pub(crate) fn find(&self, version: TreeVersion, key: &Key) -> Option<LeafPlace> {
-        let recent = self.lanes.mine().kinds[kind_of(key)].try_lock()?;
+        let recent = self.threads.current().kinds[kind_of(key)].try_lock()?;
         let is_wanted = |hint: &&Hint| hint.version == version && hint.place.covers(key);
         recent.hints.iter().flatten().find(is_wanted).map(|hint| hint.place.clone())
     }
 
-    /// This leaf was found for the key.
+    /// Remembers that this leaf was found for the key.
     pub(crate) fn note(&self, version: TreeVersion, key: &Key, place: &LeafPlace) {
-        if let Some(mut recent) = self.lanes.mine().kinds[kind_of(key)].try_lock() {
+        if let Some(mut recent) = self.threads.current().kinds[kind_of(key)].try_lock() {
             let oldest = recent.oldest;
             recent.oldest = (oldest + 1) % NR_RECENT;
             let before = recent.hints[oldest].replace(Hint { version, place: place.clone() });
-            // Freeing what may be the last handle of a leaf is not for others to wait for.
+            // Dropped after the unlock: this may be the last handle of the leaf, and freeing it takes time.
             drop(recent);
             drop(before);
         }
     }
 
-    /// This thread goes to the leaf in this slot of `parent`. Answers which of the leaves beside it are worth reading.
+    /// Notes that this thread goes to the leaf in this slot of `parent`. Returns the neighbouring slots worth reading.
     pub(crate) fn step(&self, parent: &Node, slot: usize) -> [Range<usize>; 2] {
-        let walk = self.lanes.mine().walk.try_lock();
+        let walk = self.threads.current().walk.try_lock();
         walk.map_or([0..0, 0..0], |mut walk| walk.step(parent.bytenr(), slot, parent.nritems()))
     }
 }
@@ -95,5 +95,5 @@ fn kind_of(key: &Key) -> usize {
 }
 
 const NR_KINDS: usize = 3;
-/// A walk through directories comes back to those above.
+/// A walk through directories returns to the directories above.
 const NR_RECENT: usize = 4;

@@ -1,18 +1,17 @@
-//! Nodes go to the devices while the tree that they belong to is still being changed, so that a commit which copies most
-//! of a large tree never holds more than a few pieces of it in memory, and the devices work while the next leaves are
-//! made.
+//! [`NodeStream`]: writes nodes to the devices while their tree is still being changed. So a commit that copies most of
+//! a large tree holds only a few pieces of it in memory, and the devices work while the next leaves are made.
 //!
 //! ```text
 //! apply -- push --> queue (QUEUE_PIECES at most) -- writers --> devices --> the node cache, if it has room
 //! ```
 //!
-//! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for all writes,
-//! then flushes, then writes its superblock, as for the nodes that it writes at its end.
+//! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for these
+//! writes, then flushes, then writes its superblock, as for the nodes that it writes at its end.
 //!
 //! Invariants:
-//! - I1. A node that was pushed is final: its tree is changed once in a transaction, and an apply makes each node once.
-//! - I2. Nobody reads a node that was pushed before the stream has ended: readers see the tree from before until then.
-//! - I3. After a failure nothing more is written, nobody waits, and [`NodeStream::finish`] answers the first error.
+//! - I1. A pushed node is final: an apply makes each node once, and later changes copy it ([`crate::cow::sink`], I3).
+//! - I2. No thread reads a pushed node before the stream has ended: until then readers see the tree as it was.
+//! - I3. After a failure nothing more is written, no thread waits, and [`NodeStream::finish`] returns the first error.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +27,7 @@ use crate::engine::Engine;
 pub(crate) struct NodeStream<'e> {
     engine: &'e Engine,
     queue: Mutex<Queue>,
-    /// A piece came or went, or the stream ends.
+    /// Signals that a piece came or went, or that the stream ends.
     changed: Condvar,
     failed: AtomicBool,
 }
@@ -40,15 +39,15 @@ struct Queue {
     failure: Option<Error>,
 }
 
-/// Ends the stream when dropped: writers finish what is queued and return. Also on a panic, or the writers would wait.
+/// Ends the stream when dropped, also after a panic: the writers finish the queue and return.
 struct EndOnDrop<'s, 'e>(&'s NodeStream<'e>);
 
-/// A writer that panics ends the stream for those who wait for it.
+/// Fails the stream if its writer panics, so that no thread waits for the writer.
 struct FailOnUnwind<'s, 'e>(&'s NodeStream<'e>);
 
 impl<'e> NodeStream<'e> {
-    /// Runs `make` with a stream that it can push nodes into. Returns after all of them are written, with the first error
-    /// of either.
+    /// Runs `make` with a stream that it can push nodes into. Returns after all of them are written. An error of a
+    /// write comes before one of `make`.
     pub(crate) fn with<T>(engine: &'e Engine, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let stream = Self { engine, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
         let made = std::thread::scope(|scope| {
@@ -62,13 +61,13 @@ impl<'e> NodeStream<'e> {
         made
     }
 
-    /// Nodes of a piece: enough for large writes, few where memory is short.
-    pub(crate) fn nodes_a_piece(engine: &Engine) -> usize {
+    /// Nodes in a piece: enough for large writes, fewer if memory is short.
+    pub(crate) fn nodes_per_piece(engine: &Engine) -> usize {
         let bytes = (engine.options.memory_bytes / PIECE_PART).min(PIECE_BYTES);
         usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(engine.geometry.nodesize as usize).max(PIECE_NODES_MIN)
     }
 
-    /// Hands over a piece; waits while the queue is full.
+    /// Hands over a piece. Waits while the queue is full.
     pub(crate) fn push(&self, piece: Vec<Arc<Node>>) {
         let mut queue = self.queue.lock();
         while queue.pieces.len() >= QUEUE_PIECES && !self.has_failed() {
@@ -80,7 +79,7 @@ impl<'e> NodeStream<'e> {
         }
     }
 
-    /// Whether it is of no use to go on.
+    /// Whether a write failed, so that further nodes are useless.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -143,12 +142,12 @@ impl Drop for FailOnUnwind<'_, '_> {
     }
 }
 
-/// One writer computes checksums while the other one waits for a device.
+/// Two, so that one computes checksums while the other waits for a device.
 const NR_WRITERS: usize = 2;
 /// Pieces that wait for a writer.
 const QUEUE_PIECES: usize = 2;
-/// Bytes of nodes that are handed over together.
+/// Most bytes of nodes in a piece.
 const PIECE_BYTES: u64 = 2 << 20;
-/// At most this part of the engine's memory.
+/// Divisor: a piece takes at most this fraction of the engine's memory.
 const PIECE_PART: u64 = 256;
 const PIECE_NODES_MIN: usize = 4;

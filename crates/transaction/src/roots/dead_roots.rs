@@ -1,27 +1,28 @@
-//! Deleted subvolumes give their space back, a part with each commit.
+//! Deleted subvolumes: each commit gives back a part of their space.
 //!
-//! The tree is walked from its root, first keys first. Of a block that nobody else uses, all below goes and then the block;
-//! one that others use loses this tree's reference, and stays:
+//! A tree is walked from its root, first keys first. A block without other users goes after everything below it; a
+//! block with other users stays and only loses this tree's reference:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R | lose the reference that its pointers stand for, all below goes first | loses R's |
-//! | several, R owns it, no full backref | R's references, which nobody could resolve any more, move to the block's address, and so below it | full backref is set, loses R's |
+//! | only R | lose the references of its pointers, after everything below them went | loses R's |
+//! | several, R owns it, no full backref | R's references, which could not be resolved any more, move to the block's address; likewise below it | full backref is set, loses R's |
 //! | several otherwise | keep theirs | loses R's |
 //!
-//! Where a part ends, the root item says how far it got (`drop_progress`, `drop_level`): the first pointer that was not
-//! followed, and the level of its node. All before it is gone; the blocks above it still are there.
+//! At the end of a part, the root item records the progress (`drop_progress`, `drop_level`): the first pointer that was
+//! not followed, and the level of its node. Everything before it is gone; the blocks above it still exist.
 //!
 //! Invariants:
-//! - I1. A tree is dropped in transactions after the one that marked it as deleted, so all of its blocks are recorded in the
-//!   extent tree.
-//! - I2. What a part changes is queued when the whole part is known: a tree that cannot be read is left as it was.
-//! - I3. Moving references below a shared block begins at the leaves, so where it ends early it is begun again, and what was
-//!   moved is passed over.
-//! - I4. From [`Engine::drop_subvolume`] on, nobody but the walk reads the tree's blocks, and nothing that is put for it is
-//!   applied ([`crate::delayed::tree_view::Tree::seal`]): operations that began before may still be under way.
+//! - I1. A tree is dropped in transactions after the one that marked it as deleted, so all of its blocks are recorded
+//!   in the extent tree.
+//! - I2. The changes of a part are queued when the whole part is known, so a tree that cannot be read is left as it
+//!   was.
+//! - I3. Moving references below a shared block begins at the leaves. If it stops early, it begins again and skips the
+//!   blocks whose references were moved.
+//! - I4. After [`Engine::drop_subvolume`], only the walk reads the tree's blocks, and changes put into the tree are not
+//!   applied ([`crate::delayed::tree_view::Tree::seal`]), because operations that began before may still be under way.
 //!
-//! Source: the btrfs design notes on mixed back references; what Linux leaves on disk amid deletions.
+//! Source: the btrfs design notes on mixed back references, and what Linux leaves on disk during deletions.
 
 use ubtrfs_error::Result;
 use ubtrfs_format::item::ExtentFlags;
@@ -41,7 +42,7 @@ use crate::handle::metadata_reservation::Purpose;
 type DropProgress = (Key, u8);
 
 impl Engine {
-    /// Drops a part of what deleted subvolumes hold. The caller holds the commit lock.
+    /// Drops parts of deleted subvolumes. The caller holds the commit lock.
     pub(crate) fn drop_dead_roots(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let ids = self.roots.dead();
         if ids.is_empty() {
@@ -59,23 +60,23 @@ impl Engine {
         Ok(())
     }
 
-    /// References that a commit has room to change.
+    /// Number of references that a commit has room to change.
     fn drop_budget(&self) -> i64 {
-        let mut budget = REFS_A_COMMIT;
-        let bytes = |refs: i64| refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_A_NODE;
-        while budget > REFS_A_COMMIT_MIN && !self.has_room_for_metadata_and(bytes(budget), Purpose::Removal) {
+        let mut budget = REFS_PER_COMMIT;
+        let bytes = |refs: i64| refs.unsigned_abs() * u64::from(self.geometry.nodesize) / REFS_PER_NODE;
+        while budget > REFS_PER_COMMIT_MIN && !self.has_room_for_metadata_and(bytes(budget), Purpose::Removal) {
             budget /= 2;
         }
         budget
     }
 
-    /// Drops a part of one; whether nothing is left of it.
+    /// Drops a part of one subvolume. Returns whether it is finished with it, by success or by failure.
     fn drop_part(&self, id: RootId, work: &mut CommitWork, transid: Generation, budget: &mut i64) -> Result<bool> {
         let Some(tree) = self.tree(id)? else { return Ok(true) };
         let root = tree.root_ptr();
         let RootState { key_offset, item, .. } = tree.root.lock().clone();
         let Some(item) = item else { return Ok(true) };
-        // I1: it was deleted in a transaction before, and has not changed since.
+        // I1: it was deleted in an earlier transaction, and has not changed since.
         if item.refs > 0 || root.generation == transid {
             return Ok(false);
         }
@@ -94,7 +95,7 @@ impl Engine {
             Err(error) => {
                 // I2
                 let error = error.in_tree(id);
-                tracing::error!("what is left of deleted subvolume {id} stays: {error}");
+                tracing::error!("deleted subvolume {id} could not be dropped, the rest of it stays: {error}");
                 self.roots.note_drop_failure(error);
                 return Ok(true);
             }
@@ -110,7 +111,7 @@ impl Engine {
             return Ok(false);
         }
         self.roots.forget(id);
-        // In the order of their keys: no subvolume has an id as high as that of orphans.
+        // In key order: the objectid of orphans is above all subvolume ids.
         let gone: Batch = vec![
             (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
             (Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), None),
@@ -123,15 +124,15 @@ impl Engine {
 /// One walk through a deleted tree.
 struct Drop<'a> {
     engine: &'a Engine,
-    /// What was queued before.
+    /// Delayed refs from before the walk.
     before: &'a DelayedRefs,
-    /// What the walk changes.
+    /// Delayed refs that the walk adds.
     refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
-    /// The transaction that made the snapshot: its own blocks are newer.
+    /// The transaction that made the snapshot: blocks of the snapshot alone are newer.
     created: Generation,
-    /// References that may still be changed, about.
+    /// About how many references may still be changed.
     budget: &'a mut i64,
 }
 
@@ -141,7 +142,7 @@ impl Drop<'_> {
         let (nr_users, flags) = self.users_of(root.bytenr)?;
         if nr_users > 1 {
             if !self.move_refs(&root.node_ptr())? {
-                // Nothing of it is dropped yet: begun again from the start.
+                // Nothing of it is dropped yet, so the next part begins at the start.
                 return Ok(Some((Key::MIN, 0)));
             }
         } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
@@ -152,7 +153,7 @@ impl Drop<'_> {
         Ok(None)
     }
 
-    /// Drops all below a block that nobody else uses, from where the last part ended.
+    /// Drops everything below a block without other users, from where the last part ended.
     fn drop_below(
         &mut self,
         node: &Node,
@@ -168,7 +169,7 @@ impl Drop<'_> {
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
         for slot in first..node.nritems() {
             let below = progress.filter(|(_, level)| slot == first && *level < node.level());
-            // Who goes back to where the last part ended goes on from there.
+            // The path to where the last part ended is always followed.
             if *self.budget <= 0 && below.is_none() {
                 return Ok(Some((node.key(slot), node.level())));
             }
@@ -180,7 +181,7 @@ impl Drop<'_> {
         Ok(None)
     }
 
-    /// Drops what a child holds; its own reference is left to the caller.
+    /// Drops what is below a child. The caller drops the reference to the child.
     fn drop_child(&mut self, node: &Node, slot: usize, progress: Option<DropProgress>) -> Result<Option<DropProgress>> {
         let ptr = node.child_ptr(slot, self.child_refs.owner);
         let (nr_users, flags) = self.users_of(ptr.bytenr)?;
@@ -197,11 +198,11 @@ impl Drop<'_> {
         Ok(stopped)
     }
 
-    /// Moves the references that this tree's id stands for in a block that stays, and in those below it, to the blocks'
-    /// addresses. False where it ended early (I3).
+    /// Moves the references under this tree's id, in a block that stays and in blocks below it, to the blocks'
+    /// addresses. Returns false if it stopped early (I3).
     fn move_refs(&mut self, ptr: &NodePtr) -> Result<bool> {
         let owner = self.child_refs.owner;
-        // Blocks of the time before the snapshot are the source's.
+        // Blocks older than the snapshot belong to its source.
         if ptr.generation <= self.created {
             return Ok(true);
         }
@@ -229,7 +230,7 @@ impl Drop<'_> {
         Ok(true)
     }
 
-    /// References and flags of a block, those included that are not recorded yet.
+    /// References and flags of a block, including delayed refs.
     fn users_of(&self, bytenr: Logical) -> Result<(u64, ExtentFlags)> {
         let nodesize = u64::from(self.child_refs.nodesize);
         let info = extent_tree::lookup_extent(&*self.engine.store, &self.extent_root, bytenr, nodesize, true)?;
@@ -245,9 +246,9 @@ impl Drop<'_> {
     }
 }
 
-/// References that a commit changes for deleted subvolumes, about.
-const REFS_A_COMMIT: i64 = 16 << 10;
-/// The same where there is little room.
-const REFS_A_COMMIT_MIN: i64 = 32;
-/// References whose items share a node of the extent tree, estimated from below.
-const REFS_A_NODE: u64 = 8;
+/// About how many references a commit changes for deleted subvolumes.
+const REFS_PER_COMMIT: i64 = 16 << 10;
+/// About how many it changes if room is short.
+const REFS_PER_COMMIT_MIN: i64 = 32;
+/// Lower bound of the references whose items share a node of the extent tree.
+const REFS_PER_NODE: u64 = 8;

@@ -1,4 +1,4 @@
-//! [`Roots`]: the trees in memory, and what is known of subvolumes as a whole.
+//! [`Roots`]: the trees in memory, and the state of subvolumes as a whole.
 //!
 //! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order: nothing
 //! is taken under any of these locks. The guard of one is never handed out.
@@ -19,16 +19,16 @@ pub(crate) struct Roots {
     trees: RwLock<HashMap<RootId, Arc<Tree>>>,
     /// Deleted subvolumes that nobody uses, in the order in which they are dropped.
     dead: Mutex<VecDeque<RootId>>,
-    /// Why deleted subvolumes were not dropped, as long as nobody asked.
+    /// Why deleted subvolumes were not dropped, until someone asks.
     drop_failures: Mutex<Vec<Error>>,
-    /// A subvolume may share blocks with another one; only ever set.
+    /// Whether a subvolume may share blocks with another one; only ever set.
     shares_blocks: AtomicBool,
     /// The highest id of a subvolume so far; unknown where nothing is made, or the root tree's end is damaged.
     last_id: Mutex<Option<u64>>,
 }
 
 impl Roots {
-    /// With the trees that were loaded at open.
+    /// The state with the trees that were loaded at open.
     pub(crate) fn new(trees: HashMap<RootId, Arc<Tree>>) -> Self {
         let shares_blocks =
             trees.get(&RootId::FS_TREE).is_some_and(|tree| tree.root.lock().last_snapshot > Generation(0));
@@ -53,7 +53,7 @@ impl Roots {
         trees
     }
 
-    /// Keeps a tree that was loaded; of two that were loaded at once, all callers get the first.
+    /// Keeps a loaded tree. If two threads load it at once, both get the first.
     pub(crate) fn keep(&self, tree: Arc<Tree>) -> Arc<Tree> {
         Arc::clone(self.trees.write().entry(tree.id()).or_insert(tree))
     }
@@ -63,17 +63,17 @@ impl Roots {
         self.trees.write().remove(&id);
     }
 
-    /// Whether any two subvolumes may share blocks.
+    /// Whether subvolumes may share blocks.
     pub(crate) fn shares_blocks(&self) -> bool {
         self.shares_blocks.load(Ordering::Relaxed)
     }
 
-    /// From here on they may.
+    /// Notes that subvolumes may share blocks.
     pub(crate) fn note_shared_blocks(&self) {
         self.shares_blocks.store(true, Ordering::Relaxed);
     }
 
-    /// Has the next commits drop this subvolume.
+    /// Queues a subvolume, which the next commits drop.
     pub(crate) fn push_dead(&self, id: RootId) {
         self.dead.lock().push_back(id);
     }
@@ -83,22 +83,22 @@ impl Roots {
         self.dead.lock().iter().copied().collect()
     }
 
-    /// The number of those.
+    /// Number of deleted subvolumes that are not dropped yet.
     pub(crate) fn nr_dead(&self) -> usize {
         self.dead.lock().len()
     }
 
-    /// This one is dropped, or is given up.
+    /// Removes a subvolume that is dropped or given up.
     pub(crate) fn remove_dead(&self, id: RootId) {
         self.dead.lock().retain(|other| *other != id);
     }
 
-    /// A subvolume could not be dropped.
+    /// Notes that a subvolume could not be dropped.
     pub(crate) fn note_drop_failure(&self, error: Error) {
         self.drop_failures.lock().push(error);
     }
 
-    /// The last of those failures that nobody took.
+    /// Takes the last of these failures that was not taken yet.
     pub(crate) fn take_drop_failure(&self) -> Option<Error> {
         self.drop_failures.lock().pop()
     }

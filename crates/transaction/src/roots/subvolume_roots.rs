@@ -1,4 +1,5 @@
-//! Subvolumes that begin, change and end: asked for in a transaction, done by its commit once the trees hold what was frozen.
+//! Making, changing and deleting subvolumes: requested in a transaction, done by its commit after the frozen items are
+//! applied.
 //!
 //! ```text
 //! snapshot:   root' = copy of the source's root node, owned by the new tree; everything below it has two users from here on
@@ -6,15 +7,15 @@
 //! both:       -> the name's items into the parent's tree -> ROOT_REF, ROOT_BACKREF, UUID item -> ROOT_ITEM with the roots
 //! ```
 //!
-//! The source's root item remembers the transaction (`last_snapshot`): blocks that are not newer may be shared, which
-//! [`crate::cow::sink`] asks for before it leaves one. The blocks that this transaction made before the copy are among them: the
-//! name's entry, and a second snapshot of the same commit, find them shared.
+//! The source's root item records the transaction (`last_snapshot`): blocks that are not newer may be shared, so
+//! [`crate::cow::sink`] looks up the references of such blocks before it replaces one. Blocks that this transaction
+//! made before the copy are among them: the name's entry, and a second snapshot in the same commit, find them shared.
 //!
 //! Invariants:
-//! - I1. The name comes into its directory after the copy: a snapshot that lies inside of its source does not hold itself.
-//! - I2. A subvolume is in memory ([`Engine::tree`]) from the commit that makes it on, so nobody changes it before.
-//! - I3. Root items are changed here and by applies, both under the commit lock, so a change is on disk with the transaction that
-//!   asked for it.
+//! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
+//! - I2. A subvolume is in memory ([`Engine::tree`]) only from its commit on, so nobody changes it earlier.
+//! - I3. Root items change only here and in applies, both under the commit lock, so a change is on disk with the
+//!   transaction that requested it.
 //!
 //! Source: the format page on root items and references; what Linux leaves on disk after each of these.
 
@@ -43,33 +44,33 @@ pub struct NewSubvolume {
     pub id: RootId,
     /// Its UUID.
     pub uuid: Uuid,
-    /// When it was asked for.
+    /// The time of the request.
     pub otime: Timespec,
-    /// What it holds.
+    /// Its content.
     pub content: NewContent,
     /// The subvolume that holds its name.
     pub parent: RootId,
-    /// Where its name is.
+    /// The place of its name.
     pub root_ref: RootRef,
     /// Items of the directory that holds its name, in the order of their keys.
     pub entry: Batch,
 }
 
-/// What a new subvolume holds.
+/// The content of a new subvolume.
 #[derive(Debug)]
 pub enum NewContent {
-    /// These items, in the order of their keys; they fit into a leaf.
+    /// These items, in key order. They fit into a leaf.
     Items(Vec<(Key, Vec<u8>)>),
-    /// What another subvolume holds when the transaction ends.
+    /// The content of another subvolume at the end of the transaction.
     SnapshotOf {
-        /// That subvolume.
+        /// The other subvolume.
         source: RootId,
-        /// Whether the snapshot takes no changes.
+        /// Whether the snapshot is read-only.
         read_only: bool,
     },
 }
 
-/// What becomes of a subvolume in the commit.
+/// A change of a subvolume that the commit makes.
 #[derive(Debug)]
 pub(crate) enum RootChange {
     Make(Box<NewSubvolume>),
@@ -78,43 +79,55 @@ pub(crate) enum RootChange {
 }
 
 impl TransHandle<'_> {
-    /// A subvolume takes changes, or takes none, from this transaction's commit on.
+    /// Makes a subvolume read-only or writable, from this transaction's commit on.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
         self.change_root(RootChange::SetReadOnly(id, read_only));
     }
 
-    /// A subvolume whose name and references are deleted in this operation, and whose `ORPHAN_ITEM` is put, is marked as
-    /// deleted. [`Engine::drop_subvolume`] gives its space back.
+    /// Marks a subvolume as deleted. The operation also deletes its name and references, and puts its `ORPHAN_ITEM`.
+    /// [`Engine::drop_subvolume`] gives its space back.
     pub fn delete_subvolume(&self, id: RootId) {
         self.change_root(RootChange::Delete(id));
     }
 }
 
 impl Engine {
-    /// Looks for the highest id of a subvolume, before any can be deleted: as in Linux, new ids are above those of all
-    /// subvolumes that there were when the filesystem was opened and since.
+    /// Finds the highest subvolume id, before any subvolume can be deleted. As in Linux, new ids are above those of all
+    /// subvolumes that existed when the filesystem was opened or later.
     pub(crate) fn note_highest_root_id(&self) -> Result<()> {
         let highest = self.own_tree(RootId::ROOT_TREE)?.highest_objectid()?;
         self.roots.note_highest_id(highest.unwrap_or(objectid::FIRST_FREE - 1));
         Ok(())
     }
 
-    /// An id that no subvolume has had since the filesystem was opened.
+    /// Returns an id that no subvolume has had since the filesystem was opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`] if all ids are used, or the error that kept the last id from being read at open.
     pub fn new_root_id(&self) -> Result<RootId> {
         self.roots.new_id()
     }
 
-    /// Changes that a snapshot of this subvolume stands for, for its reservation: a reference more for each child of its root.
-    /// From here on all reservations count with shared blocks, and so does what was admitted before the next one.
+    /// Prepares a snapshot of this subvolume, and returns the number of changes to reserve for it: a reference for each
+    /// child of its root. From then on, reservations assume shared blocks, also for changes admitted earlier.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such subvolume; otherwise as for [`Engine::tree`].
     pub fn prepare_snapshot(&self, source: RootId) -> Result<usize> {
         self.roots.note_shared_blocks();
         let tree = self.own_tree(source)?;
         tree.with_root(|nodes, root| Ok(nodes.read_node(&root.node_ptr())?.nritems()))
     }
 
-    /// Makes a subvolume, by a commit. `plan` says which, given the transaction that it begins in.
+    /// Makes a subvolume, by a commit. `plan` describes it, given the transaction that it begins in.
     ///
-    /// The caller keeps the directory of its name locked, and puts nothing for it meanwhile.
+    /// The caller keeps the directory of its name locked, and puts nothing into it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`].
     pub fn make_subvolume(
         &self,
         reservation: MetadataReservation<'_>,
@@ -126,12 +139,12 @@ impl Engine {
             self.running.ask_for(RootChange::Make(Box::new(plan(transid))));
         }
         let committed = self.commit();
-        // What the commit puts was admitted until it is over.
+        // Dropped after the commit, which puts the reserved changes.
         drop(reservation);
         committed
     }
 
-    /// Does what the transaction asked for. The caller holds the commit lock and has applied what was frozen.
+    /// Makes the requested changes. The caller holds the commit lock and has applied the frozen items.
     pub(crate) fn change_roots(
         &self,
         changes: Vec<RootChange>,
@@ -215,7 +228,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A leaf with these items as the root of a new tree.
+    /// Makes a leaf with these items, which is the root of a new tree.
     fn make_root_leaf(
         &self,
         id: RootId,
@@ -224,7 +237,7 @@ impl Engine {
         transid: Generation,
     ) -> Result<RootPtr> {
         let mut leaf = LeafBuilder::new(self.geometry.nodesize as usize);
-        // What inode, reference and inherited attributes take is checked where they are planned.
+        // The caller has checked that inode, reference and inherited attributes fit.
         if !items.iter().all(|(key, value)| leaf.push(key, value)) {
             return Err(Error::Refused {
                 what: format!("the root directory of subvolume {id} does not fit into a tree block"),
@@ -235,7 +248,7 @@ impl Engine {
         self.put_root_node(leaf.finish(&header), id, refs, transid)
     }
 
-    /// A copy of a tree's root node as the root of a new tree, which shares all blocks and data below.
+    /// Copies a tree's root node. The copy is the root of a new tree, which shares all blocks and data below.
     fn copy_root_node(
         &self,
         source: &Tree,
@@ -281,7 +294,7 @@ impl Engine {
         Ok(root)
     }
 
-    /// Adds a subvolume to those of a UUID, or takes it from them, where the filesystem has a tree of them.
+    /// Adds a subvolume id to a UUID's item, or removes it, if the filesystem has a UUID tree.
     fn set_uuid(
         &self,
         (kind, uuid): (KeyType, Uuid),
@@ -309,7 +322,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Deleted subvolumes whose space was not given back when the filesystem was closed: it is from here on.
+    /// Finds deleted subvolumes whose space was not given back before the filesystem was closed, and queues them.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the root tree is corrupt or cannot be read.
     pub fn find_dead_roots(&self) -> Result<()> {
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         let mut start = Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, 0);
@@ -325,8 +342,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the next commits give back the space of a deleted subvolume, a part of it each. Who still works on its tree fails, or
-    /// works for nothing.
+    /// Queues a deleted subvolume, of which each of the next commits drops a part. Reads of its tree fail from now on,
+    /// and changes put into it are discarded.
     pub fn drop_subvolume(&self, id: RootId) {
         if let Some(tree) = self.roots.get(id) {
             tree.seal();
@@ -339,19 +356,19 @@ impl Engine {
         self.roots.nr_dead()
     }
 
-    /// The next reason why a deleted subvolume was not dropped: what is left of it stays.
+    /// Takes a reason why a deleted subvolume was not dropped. The rest of it stays.
     pub fn take_drop_failure(&self) -> Option<Error> {
         self.roots.take_drop_failure()
     }
 
-    /// The superblocks of all commits from here on have the flag that says that the default subvolume may be another one than
-    /// the top level. Called before the operation that makes it so.
+    /// Sets the feature flag for a default subvolume in the superblocks of all later commits. To be called before the
+    /// operation that makes another subvolume than the top level the default.
     pub fn note_default_subvolume(&self) {
         self.commit_state.note_incompat(Incompat::DEFAULT_SUBVOL.bits());
     }
 }
 
-/// The root item of a snapshot: the source's, but for what is the snapshot's own.
+/// The root item of a snapshot: the source's, except for the fields that are the snapshot's own.
 fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootItem> {
     let mut item = source.root.lock().item.clone().ok_or_else(|| Error::Refused {
         what: format!("tree {} has no root item", source.id()),

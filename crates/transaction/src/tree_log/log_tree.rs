@@ -1,4 +1,5 @@
-//! Trees of a log: their nodes stay in memory, their blocks come from a few addresses that are used in turn.
+//! [`LogTree`]: a tree of the log. Its nodes stay in memory; its blocks are taken in turn from a few addresses
+//! ([`LogBlocks`]).
 //!
 //! ```text
 //!  allocate --> in a batch --> written --> superblock durable --> in use --> replaced --> superblock durable --> idle --+
@@ -25,21 +26,21 @@ pub(crate) struct LogTree {
     nodes: HashMap<Logical, Arc<Node>>,
 }
 
-/// The addresses that a log uses.
+/// The addresses that the blocks of a log use.
 #[derive(Debug, Default)]
 pub(crate) struct LogBlocks {
-    /// All space that was taken for it, to be given back when there is no log any more.
+    /// All space allocated for the log, to be released when there is no log any more.
     taken: Vec<Extent>,
     idle: BTreeSet<Logical>,
-    /// Left by the log that is being written: idle when its superblock is durable (I1).
+    /// Replaced by the log that is being written; idle when its superblock is durable (I1).
     replaced: Vec<Logical>,
-    /// Where the next block goes if it can: a log that is written in one piece is written fast.
+    /// The preferred address of the next block: a log in one piece is written fast.
     next: Option<Logical>,
-    /// Blocks of the log that was written last.
+    /// Number of blocks in the last write of the log.
     nr_last: usize,
 }
 
-/// What all blocks of a log have in their headers.
+/// The fields that all blocks of a log have in their headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockIdentity {
     pub(crate) fsid: Uuid,
@@ -49,12 +50,12 @@ pub(crate) struct BlockIdentity {
 }
 
 impl LogBlocks {
-    /// Space that a log on the devices uses.
+    /// Keeps the space of a log on the devices.
     pub(crate) fn keep(&mut self, extent: Extent) {
         self.taken.push(extent);
     }
 
-    /// Makes sure of `nr_blocks` idle addresses; false where there is no room.
+    /// Makes sure that `nr_blocks` addresses are idle. Returns false if there is no room.
     pub(crate) fn prepare(&mut self, space: &Space, nodesize: u32, nr_blocks: usize) -> bool {
         let nodesize = u64::from(nodesize);
         while self.idle.len() < nr_blocks {
@@ -67,7 +68,7 @@ impl LogBlocks {
         true
     }
 
-    /// Chooses where the next log is written: idle neighbours, as many as the last one had.
+    /// Chooses where the next log is written: to idle neighbours, as many as the last one had.
     pub(crate) fn begin(&mut self, space: &Space, nodesize: u32) {
         let (nodesize, wanted) = (u64::from(nodesize), self.nr_last + 1);
         let mut run: Vec<Logical> = Vec::new();
@@ -81,7 +82,7 @@ impl LogBlocks {
                 return;
             }
         }
-        // Blocks that stay long lie between the others: new ones are worth it, up to twice of what is in use.
+        // Blocks that stay long lie between idle ones. New space is worth it, up to twice the space in use.
         let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
         let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
         let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;
@@ -100,26 +101,26 @@ impl LogBlocks {
         Some(bytenr)
     }
 
-    /// Bytes that [`LogBlocks::prepare`] would take.
+    /// Bytes that [`LogBlocks::prepare`] would allocate.
     pub(crate) fn missing_bytes(&self, nodesize: u32, nr_blocks: usize) -> u64 {
         let missing = nr_blocks.saturating_sub(self.idle.len()) as u64;
         missing.next_multiple_of(RUN_BLOCKS) * u64::from(nodesize)
     }
 
-    /// The superblock of the log of this many new blocks is durable.
+    /// Notes that the superblock of a log with `nr_written` new blocks is durable.
     pub(crate) fn superblock_is_durable(&mut self, nr_written: usize) {
         self.nr_last = nr_written;
         self.idle.extend(self.replaced.drain(..));
     }
 
-    /// There is no log on the devices any more.
+    /// Releases all space, because no log is on the devices any more.
     pub(crate) fn release(self, space: &Space) {
         self.taken.into_iter().for_each(|extent| space.release(extent));
     }
 }
 
 impl LogTree {
-    /// Where it starts; `None` while it is empty.
+    /// The root of the tree; `None` while it is empty.
     pub(crate) fn root(&self) -> Option<RootPtr> {
         self.root
     }
@@ -128,7 +129,7 @@ impl LogTree {
         self.nodes.len()
     }
 
-    /// Applies a batch; the nodes to write.
+    /// Applies a batch. Returns the nodes to write.
     pub(crate) fn apply(
         &mut self,
         batch: &Batch,
@@ -140,7 +141,7 @@ impl LogTree {
         let root = match self.root {
             Some(root) => root,
             None => {
-                // An empty leaf to start from, which is never written.
+                // The tree begins as an empty leaf, which is never written.
                 let bytenr = sink.allocate(0, None)?;
                 sink.allocated.remove(&bytenr);
                 let raw = LeafBuilder::new(identity.nodesize as usize).finish(&sink.header(bytenr, 0));
@@ -153,7 +154,7 @@ impl LogTree {
         let LogSink { blocks, allocated, emitted, left, .. } = sink;
         blocks.idle.extend(allocated);
         if self.root.is_none() && emitted.is_empty() {
-            // Only deletions of what is not there.
+            // The batch only deleted items that do not exist.
             blocks.idle.extend(self.nodes.drain().map(|(bytenr, _)| bytenr));
             return Ok(Vec::new());
         }
@@ -195,7 +196,7 @@ struct LogSink<'a> {
 }
 
 impl NodeSink for LogSink<'_> {
-    /// All nodes of the tree may be on the devices: none keeps its address.
+    /// Never: every node of the tree may be on the devices, so none keeps its address.
     fn is_fresh(&self, _node: &Node) -> bool {
         false
     }
@@ -232,5 +233,5 @@ impl NodeSink for LogSink<'_> {
     }
 }
 
-/// Blocks that are taken at once, so that those of one write are often neighbours.
+/// Blocks that are allocated at once, so that the blocks of one write are often neighbours.
 const RUN_BLOCKS: u64 = 8;

@@ -1,0 +1,124 @@
+//! [`PerThread`]: one copy of a value for each thread. A counter or lock that all threads share bounces between
+//! processor caches; copies do not.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Copies of a value, one for each thread or for a few threads.
+#[derive(Debug)]
+pub(crate) struct PerThread<T> {
+    slots: Box<[Slot<T>]>,
+}
+
+/// A copy with its cache lines to itself. Aligned to two lines, because processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Slot<T>(T);
+
+impl<T: Default> Default for PerThread<T> {
+    fn default() -> Self {
+        Self { slots: (0..NR_SLOTS).map(|_| Slot::default()).collect() }
+    }
+}
+
+impl<T> PerThread<T> {
+    /// The copy of the calling thread.
+    pub(crate) fn current(&self) -> &T {
+        &self.slots[slot_of_thread()].0
+    }
+
+    /// The copies of all threads.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().map(|slot| &slot.0)
+    }
+}
+
+/// A lock that operations hold shared, each through its thread's copy, and that is seldom taken exclusively.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    copies: PerThread<RwLock<()>>,
+}
+
+/// Keeps the gate closed until dropped.
+#[must_use = "the gate opens when this is dropped"]
+pub(crate) struct Closed<'g> {
+    _copies: Vec<RwLockWriteGuard<'g, ()>>,
+}
+
+impl Gate {
+    /// Waits until the gate is open, and keeps it open until the guard is dropped.
+    pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
+        self.copies.current().read()
+    }
+
+    /// Waits until every operation has left, and lets none in until the returned value is dropped.
+    pub(crate) fn close(&self) -> Closed<'_> {
+        // Every thread locks in this order, so two threads that close the gate at once cannot deadlock.
+        Closed { _copies: self.copies.all().map(RwLock::write).collect() }
+    }
+}
+
+/// Assigns the copies to threads in turn.
+fn slot_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SLOT: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    SLOT.with(|slot| {
+        if slot.get() == usize::MAX {
+            slot.set(NEXT.fetch_add(1, Ordering::Relaxed) % NR_SLOTS);
+        }
+        slot.get()
+    })
+}
+
+const NR_SLOTS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn no_thread_is_inside_a_closed_gate() {
+        let (gate, inside, closed) = (Gate::default(), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 * NR_SLOTS {
+                scope.spawn(|| {
+                    while closed.load(Ordering::SeqCst) < 200 {
+                        let _inside = gate.enter();
+                        inside.fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let _closed = gate.close();
+                        assert_eq!(inside.load(Ordering::SeqCst), 0);
+                        closed.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn threads_have_separate_copies() {
+        let slots = PerThread::<AtomicU64>::default();
+        slots.current().fetch_add(1, Ordering::Relaxed);
+        slots.current().fetch_add(1, Ordering::Relaxed);
+        assert!(slots.all().any(|count| count.load(Ordering::Relaxed) == 2));
+        std::thread::scope(|scope| {
+            (0..NR_SLOTS).for_each(|_| {
+                scope.spawn(|| slots.current().fetch_add(1, Ordering::Relaxed));
+            });
+        });
+        assert_eq!(slots.all().map(|count| count.load(Ordering::Relaxed)).sum::<u64>(), 2 + NR_SLOTS as u64);
+    }
+}
