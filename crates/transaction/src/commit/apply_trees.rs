@@ -1,12 +1,13 @@
-//! Frozen items go into their trees: those of trees that share no blocks side by side, the others one after the other.
+//! Applies frozen items to their trees: in parallel to trees that share no blocks, one after another to the others.
 //!
-//! A large batch alone is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Where several trees have large batches, each
-//! of them is a part as a whole.
+//! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
+//! parallel, each in fewer parts.
 //!
 //! Invariants:
-//! - I1. Trees that are applied at a time have no block in common: what one leaves tells nothing about another one's
-//!   references. A subvolume of which no snapshot was ever taken, and which is none, shares no block with any tree.
-//! - I2. All of them see the delayed refs from before; what they add is put behind them when all are done.
+//! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one changes no references
+//!   of another's. A subvolume shares no block with any tree if it is not a snapshot and no snapshot of it was ever
+//!   taken.
+//! - I2. All of them see the delayed refs from before; their new refs are appended when all are done.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -22,13 +23,13 @@ use crate::delayed::delayed_item::{FrozenBatch, FrozenItems};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 
-/// A tree and what is to become of it.
+/// A tree and the batch to apply.
 type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
 
 impl Engine {
-    /// Applies what is frozen of these trees, and shows the results to readers. The caller holds the commit lock.
+    /// Applies the frozen items of these trees and shows the results to readers. The caller holds the commit lock.
     pub(crate) fn apply_frozen(&self, trees: &[Arc<Tree>], refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
-        // Kept for longer than readers see them: it takes time to drop them.
+        // Dropping items takes time, so it is left until no view is locked for it.
         let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();
         let applied = self.apply_items(trees, &items, refs, transid);
         drop(items);
@@ -89,7 +90,7 @@ impl Engine {
 }
 
 impl Tree {
-    /// Going by its root item: who takes a snapshot, Linux as well, notes the transaction in both root items.
+    /// Whether the root item says so: taking a snapshot, also in Linux, notes the transaction in both root items.
     fn shares_no_blocks(&self) -> bool {
         self.id().is_fs_tree() && self.root.lock().last_snapshot == Generation(0)
     }

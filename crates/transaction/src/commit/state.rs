@@ -1,10 +1,10 @@
-//! [`CommitState`]: the commit lock, and what is known of the last commit.
+//! [`CommitState`]: the commit lock, and the state of the last commit.
 //!
 //! Owns the commit lock, the last superblock and the list of retired blocks. Lock order: the commit lock comes before every
 //! other lock of the engine; nothing is taken under the other two.
 //!
 //! Invariants:
-//! - I1. Trees change under the commit lock only: whoever changes one holds [`CommitWork`].
+//! - I1. Trees change under the commit lock only: a function that changes one takes [`CommitWork`] or parts of it.
 //! - I2. The superblock here is the one that was written last, and only the holder of the commit lock replaces it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,25 +20,25 @@ pub(crate) struct CommitState {
     work: Mutex<CommitWork>,
     committed: AtomicU64,
     superblock: RwLock<Superblock>,
-    /// Features that items put since the filesystem was opened need, for the superblock of each commit; bits are only set.
+    /// Feature bits for the superblock of each commit, noted when items that need them are put. Bits are only set.
     noted_incompat: AtomicU64,
-    /// Blocks that the running transaction wrote and left again: they are free when it is committed.
+    /// Blocks that the running transaction wrote and replaced; free after its commit.
     retired: Mutex<Vec<Extent>>,
 }
 
-/// What only the holder of the commit lock touches (I1).
+/// State that only the holder of the commit lock touches (I1).
 #[derive(Debug)]
 pub(crate) struct CommitWork {
     pub(crate) refs: DelayedRefs,
-    /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock leads to may
-    /// refer to them: they are free once a superblock without it is durable.
+    /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock leads
+    /// to may refer to them, so they are free only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
     pub(crate) quota_flagged: bool,
     pub(crate) uuid_tree_in_step: bool,
 }
 
 impl CommitState {
-    /// After the commit of this superblock.
+    /// The state after the commit of this superblock.
     pub(crate) fn new(superblock: Superblock) -> Self {
         let work = CommitWork {
             refs: DelayedRefs::new(),
@@ -60,7 +60,7 @@ impl CommitState {
         self.work.lock()
     }
 
-    /// The last transaction on disk.
+    /// The generation of the last transaction on disk.
     pub(crate) fn committed(&self) -> Generation {
         Generation(self.committed.load(Ordering::Acquire))
     }
@@ -70,29 +70,29 @@ impl CommitState {
         self.superblock.read()
     }
 
-    /// A superblock is durable (I2). `_work` shows that the commit lock is held.
+    /// Notes that a superblock is durable (I2). `_work` proves that the caller holds the commit lock.
     pub(crate) fn set_committed(&self, superblock: Superblock, _work: &mut CommitWork) {
         let transid = superblock.generation.0;
         *self.superblock.write() = superblock;
         self.committed.store(transid, Ordering::Release);
     }
 
-    /// Items that were put need these features.
+    /// Notes features that new items need.
     pub(crate) fn note_incompat(&self, bits: u64) {
         self.noted_incompat.fetch_or(bits, Ordering::AcqRel);
     }
 
-    /// All features that were noted so.
+    /// All features noted so far.
     pub(crate) fn noted_incompat(&self) -> u64 {
         self.noted_incompat.load(Ordering::Acquire)
     }
 
-    /// The running transaction left these blocks, which it had written.
+    /// Notes blocks that the running transaction wrote and replaced.
     pub(crate) fn retire(&self, extents: impl IntoIterator<Item = Extent>) {
         self.retired.lock().extend(extents);
     }
 
-    /// Its commit is over: they are free.
+    /// Takes the retired blocks, which are free after the commit.
     pub(crate) fn take_retired(&self) -> Vec<Extent> {
         std::mem::take(&mut *self.retired.lock())
     }

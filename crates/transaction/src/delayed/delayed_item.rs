@@ -1,16 +1,17 @@
-//! Delayed items: every item change of a tree goes first into an ordered map in memory; the map is later applied to
-//! the tree as one sorted batch.
+//! Delayed items: every item change of a tree first goes into an ordered map in memory. Later the map is applied to the
+//! tree as one sorted batch.
 //!
-//! There are two kinds. *Rows* are items that are born beside their neighbours: an inode's own, and a directory's entries
-//! by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]): a few thousand of them change every leaf
-//! of a large directory, so the more are applied together the fewer leaves are written. Rows can be frozen alone, which is
-//! why the two are kept apart.
+//! There are two kinds. *Rows* are items that are made next to their neighbours: the items of an inode, and a
+//! directory's entries by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]): a few thousand of
+//! them change every leaf of a large directory, so applying more names at once writes fewer leaves. The two kinds are
+//! kept apart so that rows can be frozen alone.
 //!
 //! Invariants:
-//! - I1. The entries of a directory are in one shard, which directories with neighbouring numbers do not share; so are all
-//!   other items of an objectid, with those of the inodes beside it. A range inside one objectid needs two locks at most.
-//! - I2. An item moves only from active to frozen to the tree. A reader that looks in that order misses nothing.
-//! - I3. Where names of a shard are to be deleted, they are frozen with its rows: a tree never has the names of a directory
+//! - I1. All entries of a directory are in one shard, and directories with neighbouring numbers use different shards.
+//!   All other items of an objectid are in one shard, with the items of neighbouring inodes. A range inside one
+//!   objectid needs two locks at most.
+//! - I2. An item moves only from active to frozen to the tree, so a reader that looks in this order misses nothing.
+//! - I3. If a shard deletes names, its names are frozen with its rows: a tree never has the names of a directory
 //!   without its inode.
 
 use std::cmp::Reverse;
@@ -33,20 +34,21 @@ struct Shard {
     objectids: Objectids,
 }
 
-/// Objectids, some of which may be taken for others: who asks for what was not changed, as most do, learns it from one bit.
+/// A set of objectids that may seem to hold more than were added. Most lookups are for unchanged objectids, and one bit
+/// answers them.
 #[derive(Debug, Default)]
 struct Objectids {
     bits: Option<Box<[u64; OBJECTID_WORDS]>>,
 }
 
-/// Active changes of some objectids, and what is watched among them.
+/// Active changes of some objectids, and which of these are watched.
 #[derive(Debug, Default)]
 struct ActiveShard {
     changes: Shard,
-    /// Whether a name is to be absent (I3).
+    /// Whether a name is deleted (I3).
     deletes_names: bool,
     watched: HashSet<u64>,
-    /// Keys of watched objectids that changed since they were last asked for.
+    /// Keys of watched objectids that changed since [`DelayedItems::take_touched`].
     touched: BTreeSet<Key>,
 }
 
@@ -57,7 +59,7 @@ pub(crate) struct DelayedItems {
     nr_touched: AtomicUsize,
 }
 
-/// The active changes of some objectids, locked.
+/// The active changes of one shard, locked.
 #[derive(Debug)]
 pub(crate) struct LockedItems<'d> {
     number: usize,
@@ -74,11 +76,11 @@ pub(crate) struct FrozenItems {
 /// Frozen changes in the order of their keys.
 pub(crate) struct FrozenBatch<'f> {
     pages: Vec<FrozenPage<'f>>,
-    /// Page and slot of each change: the slot in the lowest bits.
+    /// Page and slot of each change, with the slot in the lowest bits.
     order: Vec<u32>,
 }
 
-/// Some changes of a map that lie side by side, at most [`PAGE_ITEMS`].
+/// Neighbouring changes of a map, at most [`PAGE_ITEMS`].
 #[derive(Clone, Copy)]
 enum FrozenPage<'f> {
     Rows(&'f Page),
@@ -91,7 +93,7 @@ impl DelayedItems {
         Self { shards, nr_touched: AtomicUsize::new(0) }
     }
 
-    /// Locks what is kept with a key, for changes one after the other.
+    /// Locks the shard of a key, for several changes.
     pub(crate) fn lock(&self, key: &Key) -> LockedItems<'_> {
         let number = shard_of(key);
         LockedItems { number, shard: self.shards[number].write(), nr_touched: &self.nr_touched }
@@ -108,28 +110,27 @@ impl DelayedItems {
         self.shards[shard_of(key)].read().changes.get(key)
     }
 
-    /// Appends up to `limit` changes of `start..=end` in ascending order.
+    /// Returns up to `limit` changes of `start..=end` in ascending order.
     pub(crate) fn range(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
         let of_shard = |number: usize| self.shards[number].read().changes.range(start, end, limit);
         merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
-    /// The largest changed key in `start..=end`.
+    /// The last changed key in `start..=end`, with its change.
     pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
         let last = |number: usize| self.shards[number].read().changes.last(start, end);
         shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
     }
 
-    /// Takes all changes, leaving none, and watches nothing any more. The caller holds the gate and the tree's view
-    /// exclusively (I2).
+    /// Takes all changes and ends all watches. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze(&self) -> FrozenItems {
         let frozen = self.shards.iter().map(|shard| std::mem::take(&mut *shard.write()).changes).collect();
         self.nr_touched.store(0, Ordering::Relaxed);
         FrozenItems { shards: frozen }
     }
 
-    /// Takes the rows, names only where they must not stay behind (I3), and leaves what is watched. Answers the memory of
-    /// the names as well. The caller holds the gate and the tree's view exclusively (I2).
+    /// Takes the rows, and names only where they must not stay behind (I3). Watches continue. Also returns the memory
+    /// of the names taken. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
         let mut names_bytes = 0;
         let freeze = |shard: &RwLock<ActiveShard>| {
@@ -164,14 +165,14 @@ impl DelayedItems {
         keys
     }
 
-    /// From now on notes which keys of an objectid change, until the next freeze.
+    /// Notes from now on which keys of an objectid change, until the next freeze.
     pub(crate) fn watch(&self, objectid: u64) {
         for number in [row_shard(objectid), entry_shard(objectid)] {
             self.shards[number].write().watched.insert(objectid);
         }
     }
 
-    /// The keys of watched objectids that changed since this was last asked. No operation runs meanwhile.
+    /// Takes the keys of watched objectids that changed since the last call. No operation may run meanwhile.
     pub(crate) fn take_touched(&self) -> Vec<Key> {
         if self.nr_touched.swap(0, Ordering::Relaxed) == 0 {
             return Vec::new();
@@ -181,12 +182,12 @@ impl DelayedItems {
 }
 
 impl LockedItems<'_> {
-    /// Whether this key is among those that are locked.
+    /// Whether the locked shard is the key's.
     pub(crate) fn has(&self, key: &Key) -> bool {
         shard_of(key) == self.number
     }
 
-    /// Records a change of one of them.
+    /// Records a change in the locked shard.
     pub(crate) fn set(&mut self, key: Key, value: Option<&[u8]>) -> Growth {
         debug_assert!(self.has(&key), "I1: {key:?} is kept elsewhere");
         let shard = &mut *self.shard;
@@ -303,18 +304,18 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes: mixed, they are spread over all bits.
+        // A shard has every NR_SHARDS-th row of inodes; mixing spreads their numbers over all bits.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
 }
 
-/// Whether items of this type are names: their keys are spread over the whole of their directory.
+/// Whether items of this type are names, whose keys are spread over their whole directory.
 pub(crate) fn is_name(item_type: KeyType) -> bool {
     item_type == KeyType::DIR_ITEM
 }
 
-/// Where a merge stands in the pages of a map.
+/// The position of a merge in the pages of a map.
 struct Place {
     page: usize,
     slot: usize,
@@ -368,25 +369,25 @@ impl Changes for FrozenBatch<'_> {
 }
 
 fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
-    // Mostly there is one, or one that has anything.
+    // Usually there is only one range, or only one with changes.
     let mut merged = ranges.next().unwrap_or_default();
     let nr_first = merged.len();
     ranges.for_each(|range| merged.extend(range));
     if merged.len() == nr_first {
         return merged;
     }
-    // Rows and names alternate by inode, and often there are no names: stable sorting takes what is in order as it is.
+    // Rows and names alternate by inode, and often there are no names: a stable sort keeps sorted runs as they are.
     merged.sort_by_key(|(key, _)| *key);
     merged.truncate(limit);
     merged
 }
 
-/// Where a key's change is kept (I1).
+/// The shard of a key (I1).
 fn shard_of(key: &Key) -> usize {
     if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
 }
 
-/// Rows of inodes go to different shards, so that threads in different directories meet seldom.
+/// Neighbouring rows of inodes go to different shards, so that threads in different directories seldom meet.
 fn row_shard(objectid: u64) -> usize {
     usize::try_from(objectid / INODES_PER_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }
@@ -395,7 +396,7 @@ fn entry_shard(objectid: u64) -> usize {
     usize::try_from(objectid % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }
 
-/// The shards where changes of `start..=end` may be kept.
+/// The shards that may hold changes of `start..=end`.
 fn shards_between(start: &Key, end: &Key) -> impl Iterator<Item = usize> + use<> {
     let objectid = start.objectid;
     let is_one = objectid == end.objectid;
@@ -407,16 +408,16 @@ fn shards_between(start: &Key, end: &Key) -> impl Iterator<Item = usize> + use<>
     all.chain(others).chain(entries)
 }
 
-/// Whether items of this type are entries of directories.
+/// Whether items of this type are directory entries.
 fn is_entry(item_type: KeyType) -> bool {
     (KeyType::DIR_ITEM..=KeyType::DIR_INDEX).contains(&item_type)
 }
 
 const NR_SHARDS: u64 = 64;
-/// For a few thousand objectids.
+/// Enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
-/// Inodes whose delayed items share a lock and lie side by side: from one multiple of this to the next. Who gives numbers to
-/// new inodes and keeps those together that one thread makes lets threads work apart.
+/// Inodes whose delayed items share a lock and lie side by side: from one multiple of this number to the next. Threads
+/// work on different locks if each takes the numbers of its new inodes from such rows.
 pub const INODES_PER_ROW: u64 = 16;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! [`ItemLog`]: items one behind the other, in the order in which they came, each found by its place.
+//! [`ItemLog`]: items one after another, in the order in which they were added, each found by its position.
 //!
 //! Invariants:
-//! - I1. An item lies in one chunk, its length before it. It begins below [`CHUNK`], so that a place fits into 32 bits.
+//! - I1. An item lies in one chunk, behind its length, and begins below [`CHUNK`], so that a position fits into 32
+//!   bits.
 
-/// Items that stay where they are.
+/// Items that do not move.
 #[derive(Debug, Default)]
 pub(crate) struct ItemLog {
     chunks: Vec<Vec<u8>>,
@@ -14,7 +15,7 @@ pub(crate) struct ItemLog {
 }
 
 impl ItemLog {
-    /// Appends an item; answers its place, which is never `u32::MAX`.
+    /// Appends an item. Returns its position, which is never `u32::MAX`.
     pub(crate) fn add(&mut self, item: &[u8]) -> u32 {
         let needed = LEN_BYTES + item.len();
         if self.chunks.last().is_none_or(|chunk| chunk.len() + needed > CHUNK) {
@@ -37,19 +38,19 @@ impl ItemLog {
         u32::try_from(place).ok().filter(|place| *place != u32::MAX).expect("so many items would not fit into memory")
     }
 
-    /// The item at a place.
+    /// The item at a position.
     pub(crate) fn get(&self, place: u32) -> &[u8] {
         let (number, from, len) = self.find(place);
         &self.chunks[number][from..from + len]
     }
 
-    /// The item at a place becomes another one of the same length.
+    /// Overwrites the item at a position by one of the same length.
     pub(crate) fn replace(&mut self, place: u32, item: &[u8]) {
         let (number, from, len) = self.find(place);
         self.chunks[number][from..from + len].copy_from_slice(item);
     }
 
-    /// Something of what [`Self::get`] reads of a short item, without waiting to know its length.
+    /// Reads some bytes of the cache lines that [`Self::get`] reads for a short item, without waiting for its length.
     pub(crate) fn touch(&self, place: u32) -> u8 {
         let (chunk, at) = (&self.chunks[place as usize >> CHUNK_BITS], place as usize % CHUNK);
         chunk[at] ^ chunk[(at + SHORT_ITEM).min(chunk.len() - 1)]
@@ -60,12 +61,12 @@ impl ItemLog {
         self.len
     }
 
-    /// Bytes of memory behind it.
+    /// Bytes of memory that the log takes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.capacity
     }
 
-    /// The chunk, where in it the item begins, and how long it is.
+    /// The item's chunk, its start in the chunk, and its length.
     fn find(&self, place: u32) -> (usize, usize, usize) {
         let (number, at) = (place as usize >> CHUNK_BITS, place as usize % CHUNK);
         let from = at + LEN_BYTES;
@@ -76,10 +77,10 @@ impl ItemLog {
 
 const CHUNK_BITS: u32 = 14;
 const CHUNK: usize = 1 << CHUNK_BITS;
-/// The first chunk grows: most directories are small.
+/// The first chunk grows, because most directories are small.
 const FIRST_CHUNK: usize = 256;
 const LEN_BYTES: usize = 2;
-/// About as long is the entry of a name.
+/// About the length of a name's entry.
 const SHORT_ITEM: usize = 48;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! [`ItemMap`]: an ordered map of item changes that takes little more memory than the items do. Millions of them wait
-//! for a commit, most of them small.
+//! [`ItemMap`]: an ordered map of item changes that takes little more memory than the items. Millions of changes, most
+//! of them small, wait for a commit.
 //!
 //! Changes lie in pages ([`crate::delayed::item_page`]), and pages in groups:
 //!
@@ -9,17 +9,17 @@
 //! page      changes, ascending, at most PAGE_ITEMS
 //! ```
 //!
-//! A full page is split in half, but in a row of ascending keys where the row goes on: a key behind all others of its page
-//! begins a new one. So rows fill their pages. Groups are split alike.
+//! A full page is split in half, except in a row of ascending keys: there it is split where the row continues, and a
+//! key behind all others of its page begins a new page. So rows fill their pages. Groups are split in the same way.
 //!
-//! Most changes follow on one before: new inodes come last, new names of a directory behind its others, and the directory's
-//! own item changes with each. So the last page is looked at before any search, and then the page where a change of these
-//! objectids and types went last.
+//! Most changes follow an earlier one: new inodes come last, new entries of a directory come behind its others, and
+//! each of them changes the directory's own item. So a change looks first at the last page, then at the page of the
+//! last change with the same objectids and types, and only then searches.
 //!
 //! Invariants:
-//! - I1. The keys of a page are not below its lowest key, and below that of the next page; so are those of a group. The
-//!   first page and the first group begin at [`Key::MIN`]. A group has a page at least.
-//! - I2. `recent` is a hint: it may name any page, or none.
+//! - I1. The keys of a page are not below its lowest key, and below that of the next page; the same holds for groups.
+//!   The first page and the first group begin at [`Key::MIN`]. A group has at least one page.
+//! - I2. `recent` holds hints: each may name any page, or none that exists.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use ubtrfs_tree::Value;
 use crate::delayed::delayed_item::INODES_PER_ROW;
 use crate::delayed::item_page::ItemPage;
 
-/// What is to become of a key: a new value, or absence.
+/// The new value of a key, or `None` if it is deleted.
 pub(crate) type Change = Option<Value>;
 
 /// Item changes by key.
@@ -49,7 +49,7 @@ struct Group {
     pages: Vec<Page>,
 }
 
-/// Where a page is: its group, and its place there.
+/// The place of a page: its group, and its index in the group.
 #[derive(Clone, Copy, Debug, Default)]
 struct PageAt {
     group: u32,
@@ -64,10 +64,10 @@ pub(crate) struct Page {
     last_added: u8,
 }
 
-/// What changes did to the map's memory.
+/// The effect of a change on the size of the map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Growth {
-    /// Whether the key had no change so far.
+    /// Whether the key had no change before.
     pub(crate) is_new: bool,
     /// Bytes by which the data of all changes grew.
     pub(crate) data_bytes: usize,
@@ -108,7 +108,7 @@ impl ItemMap {
         growth
     }
 
-    /// The change of this key: a value, or absence; or `None`.
+    /// The change of this key, if there is one: a value, or `None` for a deletion.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
         let page = self.page(self.search(key)?);
         Some(page.change(page.search(key).ok()?))
@@ -132,7 +132,7 @@ impl ItemMap {
         let at = self.search(end)?;
         let of_group = &self.groups[at.group()].pages[..=at.page()];
         let before = self.groups[..at.group()].iter().rev().flat_map(|group| group.pages.iter().rev());
-        // A page has none that are low enough where all of its own are above `end`.
+        // Skips pages whose keys are all above `end`.
         of_group
             .iter()
             .rev()
@@ -148,7 +148,7 @@ impl ItemMap {
             .map(|(key, page, slot)| (key, page.change(slot)))
     }
 
-    /// Bytes that the map takes, as the growth of all changes adds up to.
+    /// Bytes that the map takes, which is the sum of the growth of all changes.
     #[cfg(test)]
     fn memory_bytes(&self) -> isize {
         self.pages().map(|page| page.items.memory_bytes() + PAGE_OVERHEAD).sum()
@@ -176,14 +176,14 @@ impl ItemMap {
         &self.groups[at.group()].pages[at.page()]
     }
 
-    /// The page that the key belongs to; `None` where there are no pages.
+    /// The page that the key belongs to; `None` if the map is empty.
     fn search(&self, key: &Key) -> Option<PageAt> {
         let group = self.lowest.partition_point(|lowest| !is_below(key, lowest)).checked_sub(1)?;
         let page = self.groups[group].lowest.partition_point(|lowest| !is_below(key, lowest));
         Some(PageAt::new(group, page.checked_sub(1).expect("I1: a group's first page begins where the group does")))
     }
 
-    /// The same by way of the hints. There are pages.
+    /// Finds the page that the key belongs to, with the help of the hints. The map must not be empty.
     fn page_to_change(&mut self, key: &Key) -> PageAt {
         let last_group = self.groups.len() - 1;
         let last = self.groups[last_group].pages.len() - 1;
@@ -197,7 +197,7 @@ impl ItemMap {
         self.recent[slot]
     }
 
-    /// Whether there is such a page and the key belongs to it.
+    /// Whether this page exists and the key belongs to it.
     fn covers(&self, at: PageAt, key: &Key) -> bool {
         let Some(group) = self.groups.get(at.group()) else { return false };
         let Some(lowest) = group.lowest.get(at.page()) else { return false };
@@ -230,7 +230,7 @@ impl Group {
         self.pages.insert(place, page);
     }
 
-    /// Leaves the first `at` pages here and answers the others, with room for more.
+    /// Keeps the first `at` pages and returns the others, with room for more.
     fn split_off(&mut self, at: usize) -> Self {
         let mut upper = Self { lowest: Vec::with_capacity(GROUP_PAGES), pages: Vec::with_capacity(GROUP_PAGES) };
         upper.lowest.extend(self.lowest.drain(at..));
@@ -255,7 +255,7 @@ impl PageAt {
 }
 
 impl Page {
-    /// How many changes it has.
+    /// Number of changes.
     pub(crate) fn len(&self) -> usize {
         self.items.heads().len()
     }
@@ -265,7 +265,7 @@ impl Page {
         self.items.heads()[slot].key()
     }
 
-    /// The data in this slot; `None` for a key that is to be absent.
+    /// The data in this slot; `None` for a deletion.
     pub(crate) fn value(&self, slot: usize) -> Option<&[u8]> {
         self.items.value(slot)
     }
@@ -274,7 +274,7 @@ impl Page {
         self.value(slot).map(Arc::from)
     }
 
-    /// The slot of the key, or else where it belongs.
+    /// The slot of the key, or else the slot where it belongs.
     fn search(&self, key: &Key) -> Result<usize, usize> {
         let heads = self.items.heads();
         match heads.last() {
@@ -286,8 +286,8 @@ impl Page {
         }
     }
 
-    /// Adds a change in this slot. Where the page is full, part of it or the new change becomes another page, with its
-    /// lowest key.
+    /// Adds a change in this slot. If the page is full, a part of it or the new change becomes another page, which is
+    /// returned with its lowest key.
     fn add(&mut self, slot: usize, key: &Key, value: Option<&[u8]>) -> Option<(Key, Self)> {
         if self.has_room(value.map_or(0, <[u8]>::len)) {
             self.insert(slot, key, value);
@@ -310,7 +310,7 @@ impl Page {
         Some((first, upper))
     }
 
-    /// An empty page with room for what this full one has: rows go on as they were.
+    /// An empty page with room for as much as this full one has, because rows continue with items of the same size.
     fn of_same_size(&self) -> Self {
         let (nr_items, data_len) = match self.len() {
             PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),
@@ -321,7 +321,7 @@ impl Page {
         Self { items, ..Self::default() }
     }
 
-    /// Whether the last change that was added is the one before this slot, as in a row of ascending keys.
+    /// Whether the change before this slot was added last, as in a row of ascending keys.
     fn is_row_before(&self, slot: usize) -> bool {
         slot.checked_sub(1) == Some(self.last_added.into())
     }
@@ -337,14 +337,14 @@ impl Page {
     }
 }
 
-/// Whether a key comes before another one; by arithmetic, because nobody foresees the branches of a search.
+/// Whether a key comes before another one. Uses arithmetic, because the branches of a search are unpredictable.
 fn is_below(key: &Key, other: &Key) -> bool {
     let rest = |key: &Key| u128::from(key.item_type.0) << 64 | u128::from(key.offset);
     (key.objectid < other.objectid) | ((key.objectid == other.objectid) & (rest(key) < rest(other)))
 }
 
-/// Which hint is for this key: the items that inodes of a row have for themselves lie together; entries and extents are in
-/// rows of their own.
+/// The hint for a key: one for the inode items, references and attributes of a row of inodes, and one each for the
+/// entries and the extents of an objectid.
 fn recent_slot(key: &Key) -> usize {
     let kind = u64::from(key.item_type.0 >> 5);
     let row = if kind == 0 { key.objectid / INODES_PER_ROW } else { key.objectid };
@@ -352,14 +352,14 @@ fn recent_slot(key: &Key) -> usize {
     (mixed >> 32) as usize % NR_RECENT
 }
 
-/// Changes of a page.
+/// Most changes in a page.
 pub(crate) const PAGE_ITEMS: usize = 64;
-/// Bytes of data of a page, where it has more than one change.
+/// Most bytes of data in a page that has more than one change.
 const PAGE_DATA: usize = 4096;
-/// Pages of a group.
+/// Most pages in a group.
 const GROUP_PAGES: usize = 128;
 const NR_RECENT: usize = 32;
-/// A page's place in the map, with what its allocations cost.
+/// A page's place in the map, and the overhead of its allocations.
 const PAGE_OVERHEAD: isize = 160;
 
 #[cfg(test)]
@@ -433,7 +433,7 @@ mod tests {
     fn it_takes_little_more_memory_than_its_items() {
         let mut map = ItemMap::default();
         let (mut memory, mut data) = (0, 0);
-        // What files in one directory put.
+        // The items that new files in one directory put.
         for ino in 1000..20_000u64 {
             let hash = u64::from((ino as u32).wrapping_mul(0x9e37_79b9));
             for (key, len) in [

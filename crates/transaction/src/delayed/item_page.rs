@@ -1,19 +1,19 @@
-//! [`ItemPage`]: some item changes with their data, in little more memory than they need. What
-//! [`ItemMap`](crate::delayed::item_map::ItemMap) is made of.
+//! [`ItemPage`]: a page of an [`ItemMap`](crate::delayed::item_map::ItemMap), with some item changes and their data in
+//! little more memory than they need.
 //!
 //! ```text
 //! heads  key, start, len | key, start, len | ...    ascending
-//! data   bytes of items, in the order in which they came
+//! data   bytes of items, in the order in which they were added
 //! ```
 //!
 //! Invariants:
-//! - I1. A head's data lies within its page; `garbage` counts the bytes of data that no head points to.
+//! - I1. The data of a head lies within its page; `garbage` counts the bytes of data that no head points to.
 
 use std::ops::Range;
 
 use ubtrfs_format::{Key, KeyType};
 
-/// Changes that lie side by side.
+/// Neighbouring changes.
 #[derive(Debug, Default)]
 pub(crate) struct ItemPage {
     heads: Vec<Head>,
@@ -21,19 +21,19 @@ pub(crate) struct ItemPage {
     garbage: usize,
 }
 
-/// A key and where its data is: as small as it can be.
+/// A key and the place of its data, as small as possible.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
     objectid: u64,
     offset: u64,
     start: u32,
-    /// [`DELETED`] where the key is to be absent.
+    /// [`DELETED`] if the key is deleted.
     len: u16,
     item_type: KeyType,
 }
 
 impl ItemPage {
-    /// A page that is going to be filled.
+    /// An empty page with room for this much.
     pub(crate) fn with_room(nr_heads: usize, data_len: usize) -> Self {
         Self { heads: Vec::with_capacity(nr_heads), data: Vec::with_capacity(data_len), garbage: 0 }
     }
@@ -43,12 +43,12 @@ impl ItemPage {
         &self.heads
     }
 
-    /// Bytes of data, with those that are of no use any more.
+    /// Bytes of data, including garbage.
     pub(crate) fn data_len(&self) -> usize {
         self.data.len()
     }
 
-    /// The data in this slot; `None` for a key that is to be absent.
+    /// The data in this slot; `None` for a deletion.
     pub(crate) fn value(&self, slot: usize) -> Option<&[u8]> {
         let head = &self.heads[slot];
         (head.len != DELETED).then(|| &self.data[head.start as usize..head.start as usize + usize::from(head.len)])
@@ -64,7 +64,7 @@ impl ItemPage {
             .insert(slot, Head { objectid: key.objectid, offset: key.offset, start, len, item_type: key.item_type });
     }
 
-    /// The change in this slot is another one now.
+    /// Replaces the change in this slot.
     pub(crate) fn replace(&mut self, slot: usize, value: Option<&[u8]>) {
         let head = self.heads[slot];
         let start = head.start as usize;
@@ -93,13 +93,13 @@ impl ItemPage {
         (u32::try_from(start).expect(expected), u16::try_from(value.len()).expect(expected))
     }
 
-    /// No more changes are going to come soon.
+    /// Gives back unused room, because no changes are expected soon.
     pub(crate) fn close(&mut self) {
         self.heads.shrink_to_fit();
         self.data.shrink_to_fit();
     }
 
-    /// Leaves the first `at` changes here and answers the others.
+    /// Keeps the first `at` changes and returns the others.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
         let upper = self.copy_of(at..self.heads.len());
         *self = self.copy_of(0..at);
@@ -117,7 +117,7 @@ impl ItemPage {
         copy
     }
 
-    /// Bytes of memory behind the page.
+    /// Bytes of memory that the page takes.
     pub(crate) fn memory_bytes(&self) -> isize {
         // A `Vec` never takes more than `isize::MAX` bytes.
         (self.heads.capacity() * size_of::<Head>() + self.data.capacity()) as isize
@@ -136,10 +136,10 @@ impl Head {
     }
 }
 
-/// Longer than any item: blocks are at most 64 KiB, with their header and the item's head.
+/// Longer than any item: a block has at most 64 KiB, including its header and the item's head.
 const DELETED: u16 = u16::MAX;
 const GARBAGE_MAX: usize = 1024;
-/// Heads and data grow by steps, so that a page which stays as it is has little room that nobody uses.
+/// Heads and data grow in small steps, so that a page that stops growing has little unused room.
 const HEADS_STEP: usize = 16;
-/// The same in bytes.
+/// Growth step of the data in bytes.
 const DATA_STEP: usize = 512;

@@ -1,4 +1,4 @@
-//! Delayed items: item changes in memory, and trees as readers see them, merged with those.
+//! Delayed items: item changes in memory, and trees as readers see them with these changes.
 
 pub(crate) mod delayed_item;
 pub(crate) mod item_log;

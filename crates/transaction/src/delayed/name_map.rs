@@ -1,6 +1,6 @@
-//! [`NameMap`]: an ordered map of changes of `DIR_ITEM`s. Their keys are hashes, which are spread evenly: a name's page is
-//! found by the first bits of its hash, without a search, as in an extendible hash table whose pages stand in the order of
-//! their keys. The items lie apart from them, in the order in which they came:
+//! [`NameMap`]: an ordered map of changes of `DIR_ITEM`s. Their keys are hashes, which are spread evenly. So the first
+//! bits of a hash lead to a name's page without a search, as in an extendible hash table, with the pages in key order.
+//! The items lie apart from the pages, in the order in which they were added:
 //!
 //! ```text
 //! table   000  001  010  011  100 ..     by the first bits of a hash
@@ -9,14 +9,16 @@
 //! log     item, item, item, ..
 //! ```
 //!
-//! A full page is split by the next bit of its prefix; where that is as long as the table's, the table is doubled. So a
-//! change waits for the memory of one page, of four lines, and what it writes of the log lies beside the change before.
+//! A full page is split by the next bit of its prefix; if the prefix is as long as the table's, the table is doubled
+//! first. So a change waits for the memory of one page, which has four cache lines, and appends to the log behind the
+//! change before.
 //!
 //! Invariants:
-//! - I1. A page with a prefix of `depth` bits stands in all places of the table that begin with it, and has the hashes that do.
-//! - I2. The table is at most [`SPARSE`] times as long as there are pages. Where names were chosen so that many hashes
-//!   begin alike, a page has more names than fit into its lines: `more`.
-//! - I3. A head's item lies within the log; `garbage` counts the bytes of the log that no head points to.
+//! - I1. A page with a prefix of `depth` bits is in all places of the table that begin with this prefix, and has the
+//!   hashes that begin with it.
+//! - I2. The table is at most [`SPARSE`] times as long as there are pages. If names were chosen so that many hashes
+//!   begin alike, a page has more names than it can hold; its heads are then in `more`.
+//! - I3. The item of a head lies within the log; `garbage` counts the bytes of the log that no head points to.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +36,7 @@ pub(crate) struct NameMap {
 /// Changes of one directory's names.
 #[derive(Debug)]
 pub(crate) struct Dir {
-    /// 2 to the power of `bits` numbers of pages.
+    /// Page numbers, 2 to the power of `bits` of them.
     table: Vec<u32>,
     bits: u32,
     /// Pages by their numbers, [`GROUP_PAGES`] in each group but the last.
@@ -43,31 +45,31 @@ pub(crate) struct Dir {
     more: BTreeMap<u32, Vec<Head>>,
     log: ItemLog,
     garbage: usize,
-    /// Bytes of memory behind all of it.
+    /// Bytes of memory that all of this takes.
     bytes: usize,
 }
 
-/// A name's hash and where its item is.
+/// A name's hash and the position of its item.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
     hash: u32,
-    /// In the log, or [`DELETED`] where there is to be none.
+    /// Position in the log, or [`DELETED`].
     at: u32,
 }
 
-/// Four lines of memory.
+/// A page of four cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 struct NamePage {
-    /// Those behind the page's own have the last hash of all, so that a search need not know how many there are.
+    /// Unused heads have the largest hash, so that a search need not know the number of used ones.
     heads: [Head; PAGE_NAMES],
-    /// How many, or [`MORE`].
+    /// Number of heads, or [`MORE`].
     len: u8,
     /// Bits of its prefix.
     depth: u8,
 }
 
-/// Some names of a directory in order, and their items.
+/// Some names of a directory in order, with their items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names<'n> {
     pub(crate) dir: u64,
@@ -76,14 +78,14 @@ pub(crate) struct Names<'n> {
 }
 
 impl NameMap {
-    /// Whether items with this key are names: entries of directories whose offsets are hashes. (Other offsets no name has.)
+    /// Whether items with this key are names: directory entries whose offset is a hash. No name has a larger offset.
     pub(crate) fn takes(key: &Key) -> bool {
         key.item_type == KeyType::DIR_ITEM && key.offset <= LAST_HASH
     }
 
     /// Records a change of a name.
     pub(crate) fn set(&mut self, key: &Key, value: Option<&[u8]>) -> Growth {
-        debug_assert!(Self::takes(key), "{key:?} is no name's");
+        debug_assert!(Self::takes(key), "{key:?} is not the key of a name");
         let mut is_new = false;
         let dir = self.dirs.entry(key.objectid).or_insert_with(|| {
             is_new = true;
@@ -96,7 +98,7 @@ impl NameMap {
         growth
     }
 
-    /// The change of this key: a value, or absence; or `None`.
+    /// The change of this key, if there is one: a value, or `None` for a deletion.
     pub(crate) fn get(&self, key: &Key) -> Option<Change> {
         let dir = self.dirs.get(&key.objectid)?;
         let hash = hash_of(key.offset);
@@ -134,12 +136,12 @@ impl NameMap {
         self.dirs.keys().copied()
     }
 
-    /// Bytes that the map takes, as the growth of all changes adds up to.
+    /// Bytes that the map takes, which is the sum of the growth of all changes.
     pub(crate) fn memory_bytes(&self) -> isize {
         self.dirs.values().map(|dir| dir.bytes as isize).sum()
     }
 
-    /// All names in order, at most `len` in one piece.
+    /// All names in order, in pieces of at most `len`.
     pub(crate) fn pieces(&self, len: usize) -> impl Iterator<Item = Names<'_>> {
         self.dirs.iter().flat_map(move |(&objectid, dir)| {
             let pages = dir.pages_from(0).flat_map(move |number| dir.heads(number).chunks(len));
@@ -161,7 +163,7 @@ impl NameMap {
 }
 
 impl<'n> Names<'n> {
-    /// How many they are.
+    /// Number of names.
     pub(crate) fn len(&self) -> usize {
         self.heads.len()
     }
@@ -171,7 +173,7 @@ impl<'n> Names<'n> {
         key_of(self.dir, self.heads[slot])
     }
 
-    /// The item in this slot; `None` for a key that is to be absent.
+    /// The item in this slot; `None` for a deletion.
     pub(crate) fn value(&self, slot: usize) -> Option<&'n [u8]> {
         if slot == 0 {
             self.touch();
@@ -180,7 +182,8 @@ impl<'n> Names<'n> {
         (at != DELETED).then(|| self.log.get(at))
     }
 
-    /// Who takes one item takes the others next. They lie apart: read at once, their memory is waited for once.
+    /// Loads all items of the piece into the processor's cache. A caller that takes one takes the others next, and they
+    /// lie apart: read together, their memory is waited for once.
     fn touch(&self) {
         let places = self.heads.iter().filter(|head| head.at != DELETED);
         std::hint::black_box(places.map(|head| self.log.touch(head.at)).fold(0, |all, byte| all ^ byte));
@@ -202,7 +205,7 @@ impl Dir {
         }
     }
 
-    /// Records a change; what memory that takes is left to the caller.
+    /// Records a change. The caller computes the growth of memory.
     fn set(&mut self, hash: u32, value: Option<&[u8]>) -> Growth {
         let data_bytes = value.map_or(0, <[u8]>::len);
         loop {
@@ -250,7 +253,7 @@ impl Dir {
         self.set_heads(number, heads);
     }
 
-    /// Another item in this slot. Answers the length of the one before.
+    /// Replaces the item in this slot. Returns the length of the item before.
     fn replace(&mut self, number: u32, slot: usize, value: Option<&[u8]>) -> usize {
         let before = self.heads(number)[slot];
         let len_before = self.value(before).map_or(0, <[u8]>::len);
@@ -270,7 +273,7 @@ impl Dir {
         len_before
     }
 
-    /// Writes the log anew, without garbage.
+    /// Rewrites the log without garbage.
     fn compact(&mut self) {
         let old = std::mem::take(&mut self.log);
         self.garbage = 0;
@@ -288,7 +291,7 @@ impl Dir {
         (head.at != DELETED).then(|| self.log.get(head.at))
     }
 
-    /// Where in the table a hash's page is.
+    /// The place of a hash in the table.
     fn table_slot(&self, hash: u32) -> usize {
         (u64::from(hash) >> (HASH_BITS - self.bits)) as usize
     }
@@ -318,7 +321,7 @@ impl Dir {
         &mut self.page_mut(number).heads[..len.into()]
     }
 
-    /// The page is going to get heads by [`Self::set_heads`].
+    /// Takes the heads out of a page, which then gets heads by [`Self::set_heads`].
     fn take_heads(&mut self, number: u32) -> Vec<Head> {
         match self.more.remove(&number) {
             Some(heads) => {
@@ -342,10 +345,10 @@ impl Dir {
         self.more.insert(number, heads);
     }
 
-    /// The slot of the name, or else where it belongs.
+    /// The slot of the name, or else the slot where it belongs.
     fn search(&self, number: u32, hash: u32) -> Result<usize, usize> {
         let page = self.page(number);
-        // All lines at once: a search by halves would wait for one after the other.
+        // Reads all cache lines at once: a binary search would wait for one after the other.
         let within = page.heads.iter().map(|head| usize::from(head.hash < hash)).sum();
         let heads = self.heads(number);
         let slot = if page.len == MORE { heads.partition_point(|head| head.hash < hash) } else { within };
@@ -397,7 +400,7 @@ impl Dir {
         number
     }
 
-    /// The numbers of the pages in order, from the one with this hash on.
+    /// The numbers of the pages in key order, from the page of this hash on.
     fn pages_from(&self, hash: u32) -> impl Iterator<Item = u32> {
         let mut slot = self.table_slot(hash);
         std::iter::from_fn(move || {
@@ -408,7 +411,7 @@ impl Dir {
         })
     }
 
-    /// Places of the table that a page stands in.
+    /// Number of places of a page in the table.
     fn stride(&self, number: u32) -> usize {
         1 << (self.bits - u32::from(self.page(number).depth))
     }
@@ -439,7 +442,7 @@ impl Dir {
 
     #[cfg(test)]
     fn counted_bytes(&self) -> usize {
-        // The first place of the table is in the overhead.
+        // The first place of the table is part of the overhead.
         let table = (self.table.len() - 1) * size_of::<u32>();
         let pages = self.groups.iter().map(pages_bytes).sum::<usize>();
         let more = self.more.values().map(heads_bytes).sum::<usize>();
@@ -454,13 +457,13 @@ impl Default for NamePage {
 }
 
 impl NamePage {
-    /// Whether another head makes it one with more than fit.
+    /// Whether another head does not fit into the page.
     fn is_full(&self) -> bool {
         usize::from(self.len) >= PAGE_NAMES
     }
 }
 
-/// The hashes of a directory that lie in a range of keys: from the first to the last.
+/// The first and the last hash of a directory that lie in a range of keys.
 fn hashes_within(objectid: u64, start: &Key, end: &Key) -> Option<(u32, u32)> {
     let first = if objectid > start.objectid { Key::new(objectid, KeyType(0), 0) } else { *start };
     let last = if objectid < end.objectid { Key::new(objectid, KeyType(u8::MAX), u64::MAX) } else { *end };
@@ -496,17 +499,17 @@ fn heads_bytes(heads: &Vec<Head>) -> usize {
 
 const HASH_BITS: u32 = 32;
 const LAST_HASH: u64 = u32::MAX as u64;
-/// With their number they take four lines of memory.
+/// With `len` and `depth` they take four cache lines.
 const PAGE_NAMES: usize = 31;
-/// Instead of a page's length: its heads are elsewhere.
+/// Value of `NamePage::len` if the heads are in `Dir::more`.
 const MORE: u8 = u8::MAX;
 const DELETED: u32 = u32::MAX;
 const NO_HEAD: Head = Head { hash: u32::MAX, at: DELETED };
 const GROUP_PAGES: usize = 64;
 const SPARSE: usize = 16;
-/// Bytes of the log that are of no use.
+/// Bytes of garbage that the log may always have.
 const GARBAGE_MAX: usize = 4096;
-/// A directory's place, with what its allocations cost.
+/// A directory's place in the map, and the overhead of its allocations.
 const DIR_OVERHEAD: usize = 320;
 
 #[cfg(test)]
@@ -530,7 +533,7 @@ mod tests {
         assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
     }
 
-    /// Hashes of some kind: even, beginning alike, few, too large.
+    /// Offsets of several kinds: evenly spread, with equal first bits, few, and at the upper end.
     fn offset_of(kind: u64, state: &mut u64) -> u64 {
         match kind {
             0 => random(state),

@@ -1,8 +1,8 @@
-//! [`Tree`]: a tree as the rest of the engine sees it, merged from active delayed items, frozen ones and its nodes.
+//! [`Tree`]: a tree as readers see it, merged from active delayed items, frozen ones, and nodes.
 //!
-//! Locks: the view lock is held shared for the whole of a lookup in nodes, so that a publish (which replaces nodes and
-//! root under the exclusive lock) never shows a reader half of a new tree. Shard locks of the active items are taken
-//! and released before the view lock (I2 of [`crate::delayed::delayed_item`]).
+//! Locks: a lookup in nodes holds the view lock shared throughout. A publish replaces nodes and root under the
+//! exclusive lock, so no reader sees half of a new tree. Shard locks of the active items are taken and released before
+//! the view lock (I2 of [`crate::delayed::delayed_item`]).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -28,31 +28,31 @@ pub struct Tree {
     view: SharedView,
     /// Whether the tree is in the engine's list of trees with active items.
     pub(crate) listed: AtomicBool,
-    /// Its root item, for trees that have one; the key's offset beside it. Changed under the commit lock only.
+    /// The root item, for trees that have one, and the offset of its key. Changed under the commit lock only.
     pub(crate) root: Mutex<RootState>,
 }
 
-/// Shared with who reads leaves ahead.
+/// Shared with the thread that reads leaves ahead.
 pub(crate) type SharedView = Arc<RwLock<View>>;
 
-/// Where the tree starts, and the items being merged into it.
+/// The root of the tree, and the items that are being merged into it.
 #[derive(Debug)]
 pub(crate) struct View {
     root: RootPtr,
     frozen: Option<Arc<FrozenItems>>,
     /// See [`Tree::seal`].
     sealed: bool,
-    /// Another one whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
+    /// Another version whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
     pub(crate) version: TreeVersion,
 }
 
-/// An item where it lies.
+/// An item and its place.
 enum Found<'i> {
     Delayed(&'i Value),
     Node(&'i Arc<Node>, usize),
 }
 
-/// Two lists of changes merged, up to a last key: of equal keys the active change counts.
+/// Merges two lists of changes up to a last key. Of equal keys, the active change counts.
 struct Newest<'c> {
     active: &'c [(Key, Change)],
     frozen: &'c [(Key, Change)],
@@ -65,12 +65,12 @@ struct LeafWalk {
     slot: usize,
     /// The key in the slot; `None` past the last one.
     key: Option<Key>,
-    /// The last key of this leaf that is wanted.
+    /// The last wanted key of this leaf.
     last_here: Key,
     last: Key,
 }
 
-/// The tree's root item and what of it was changed since it was last written to the root tree.
+/// The tree's root item, and whether it changed since it was last written to the root tree.
 #[derive(Clone, Debug)]
 pub(crate) struct RootState {
     pub(crate) key_offset: u64,
@@ -118,12 +118,16 @@ impl Tree {
         self.id
     }
 
-    /// Where the tree starts now.
+    /// The current root of the tree.
     pub(crate) fn root_ptr(&self) -> RootPtr {
         self.view.read().root
     }
 
-    /// The value of `key`, or `None`.
+    /// Returns the value of `key`, or `None`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a node is corrupt or cannot be read, and with [`Error::ReadOnly`] if the subvolume was deleted.
     pub fn get(&self, key: &Key) -> Result<Option<ItemRef>> {
         if let Some(change) = self.active.get(key) {
             return Ok(change.map(ItemRef::Delayed));
@@ -137,13 +141,21 @@ impl Tree {
     }
 
     /// The first item in `start..=end`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tree::get`].
     pub fn first_ge(&self, start: &Key, end: &Key) -> Result<Option<(Key, ItemRef)>> {
         Ok(self.range(start, end, 1)?.into_iter().next())
     }
 
     /// Up to `limit` items in `start..=end`, in ascending order of their keys.
     ///
-    /// Cheap where both keys have one objectid.
+    /// Cheap if both keys have the same objectid.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tree::get`].
     pub fn range(&self, start: &Key, end: &Key, limit: usize) -> Result<Vec<(Key, ItemRef)>> {
         let mut found = Vec::new();
         self.merge(start, end, limit, |key, item| {
@@ -156,8 +168,12 @@ impl Tree {
         Ok(found)
     }
 
-    /// Shows up to `limit` items in `start..=end` to `visit`, in ascending order of their keys; answers how many there were.
-    /// `visit` must not ask a tree for anything: the tree cannot change meanwhile.
+    /// Passes up to `limit` items in `start..=end` to `visit`, in ascending order of their keys. Returns how many there
+    /// were. `visit` must not read any tree: it runs with this tree's view locked.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tree::get`].
     pub fn visit(&self, start: &Key, end: &Key, limit: usize, mut visit: impl FnMut(&Key, &[u8])) -> Result<usize> {
         let mut count = 0;
         self.merge(start, end, limit, |key, item| {
@@ -170,7 +186,7 @@ impl Tree {
         Ok(count)
     }
 
-    /// Merges the three sources.
+    /// Merges active, frozen and tree items.
     fn merge(&self, start: &Key, end: &Key, mut limit: usize, mut found: impl FnMut(Key, Found<'_>)) -> Result<()> {
         let mut from = *start;
         let mut window = limit.saturating_add(WINDOW_MARGIN);
@@ -179,13 +195,13 @@ impl Tree {
                 Some(next) => from = next,
                 None => break,
             }
-            // Most of the changes were deletions.
+            // Most of the changes were deletions, so look at more of them.
             window = window.saturating_mul(4).min(window.max(WINDOW_MAX));
         }
         Ok(())
     }
 
-    /// Merges what `window` changes of each source reach; returns where to go on.
+    /// Merges the range that `window` changes of each source cover. Returns the key to continue from.
     fn merge_window(
         &self,
         start: &Key,
@@ -197,7 +213,7 @@ impl Tree {
         let active = self.active.range(start, end, window);
         let view = self.view.read();
         let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.range(start, end, window));
-        // Past the last key of a source that filled its window, later keys of that source are unknown.
+        // If a source filled its window, its keys past the last one are unknown.
         let mut horizon = *end;
         for changes in [&active, &frozen] {
             if let (true, Some((last, _))) = (changes.len() >= window, changes.last()) {
@@ -250,13 +266,17 @@ impl Tree {
     }
 
     /// The last item in `start..=end`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tree::get`].
     pub fn last_le(&self, end: &Key, start: &Key) -> Result<Option<(Key, ItemRef)>> {
         let mut end = *end;
         loop {
             if *start > end {
                 return Ok(None);
             }
-            // Active before view: I2 of delayed_item.
+            // Active items before the view: I2 of delayed_item.
             let active = self.active.last_le(&end, start);
             let view = self.view.read();
             self.check_not_sealed(&view)?;
@@ -278,7 +298,11 @@ impl Tree {
         }
     }
 
-    /// The highest objectid in use that an inode or subvolume can have.
+    /// The highest objectid in use, of those that inodes and subvolumes can have.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tree::get`].
     pub fn highest_objectid(&self) -> Result<Option<u64>> {
         let end = Key::new(objectid::LAST_FREE, KeyType(u8::MAX), u64::MAX);
         let start = Key::new(objectid::FIRST_FREE, KeyType(0), 0);
@@ -293,9 +317,9 @@ impl Tree {
         self.listed.store(false, Ordering::Release);
     }
 
-    /// Moves the active rows to the frozen ones, and leaves the tree in the engine's list, because the next commit has to
-    /// write its root. Answers the memory of names that had to go with them. The caller holds the commit lock and the gate
-    /// exclusively.
+    /// Moves the active rows to the frozen ones. The tree stays in the list of trees with delayed items, because the
+    /// next commit has to write its root. Returns the memory of names that had to go with the rows. The caller holds
+    /// the commit lock and the gate exclusively.
     pub(crate) fn freeze_rows(&self) -> isize {
         let mut view = self.view.write();
         debug_assert!(view.frozen.is_none(), "one apply at a time");
@@ -304,7 +328,7 @@ impl Tree {
         names_bytes
     }
 
-    /// Shows the result of an apply to readers: `install` puts the new nodes in place.
+    /// Shows the result of an apply to readers; `install` puts the new nodes in place.
     pub(crate) fn publish(&self, root: RootPtr, install: impl FnOnce()) {
         let mut view = self.view.write();
         install();
@@ -313,16 +337,16 @@ impl Tree {
         view.version = self.store.hints.new_version();
     }
 
-    /// The tree of a deleted subvolume is about to be dropped: from here on nobody reads its nodes through this, because their
-    /// blocks are given to others, and what is put goes nowhere. Who still works on it fails.
+    /// Seals the tree of a deleted subvolume before it is dropped. From then on, reads of its nodes fail, because their
+    /// blocks are reused, and changes put into it are discarded.
     pub(crate) fn seal(&self) {
         let mut view = self.view.write();
         view.sealed = true;
-        // What was to be read ahead is not.
+        // Cancels readahead that was announced.
         view.version = self.store.hints.new_version();
     }
 
-    /// Whether it is about to be dropped, or was.
+    /// Whether the tree was sealed.
     pub(crate) fn is_sealed(&self) -> bool {
         self.view.read().sealed
     }
@@ -334,13 +358,13 @@ impl Tree {
         Ok(())
     }
 
-    /// Runs `read` on the tree's nodes as they stand; delayed items are not seen. No publish happens meanwhile.
+    /// Runs `read` on the current nodes of the tree, without delayed items. No publish happens meanwhile.
     pub(crate) fn with_root<T>(&self, read: impl FnOnce(&dyn NodeSource, &RootPtr) -> T) -> T {
         let view = self.view.read();
         read(&*self.store, &view.root)
     }
 
-    /// The frozen items, none if there is no apply.
+    /// The frozen items; empty if no apply runs.
     pub(crate) fn frozen(&self) -> Arc<FrozenItems> {
         self.view.read().frozen.clone().unwrap_or_default()
     }
@@ -351,9 +375,9 @@ impl Tree {
     }
 }
 
-/// Changes that are looked at besides as many as are wanted: for those that are deletions.
+/// Changes looked at beyond the wanted number, because some are deletions.
 const WINDOW_MARGIN: usize = 24;
-/// Changes that are looked at together, where not more are wanted.
+/// Most changes looked at together, if no more are wanted.
 const WINDOW_MAX: usize = 512;
 
 impl<'c> Iterator for Newest<'c> {
@@ -383,29 +407,29 @@ impl<'c> Iterator for Newest<'c> {
 }
 
 impl LeafWalk {
-    /// Stands at the first item that is not below `start`.
+    /// Begins at the first item that is not below `start`.
     fn start(tree: &Tree, view: &View, start: &Key, last: Key) -> Result<Self> {
         let mut walk = Self::enter(tree.leaf_of(view, start)?, start, last);
-        walk.settle(tree, view)?;
+        walk.find_item(tree, view)?;
         Ok(walk)
     }
 
     fn enter(place: LeafPlace, key: &Key, last: Key) -> Self {
         let slot = place.leaf.search(key).unwrap_or_else(|slot| slot);
-        // What a crafted leaf holds of the next one's keys is nowhere.
+        // Keys that a crafted leaf holds beyond its range are ignored.
         let last_here = place.high.and_then(|high| high.predecessor()).map_or(last, |highest| highest.min(last));
         Self { place, slot, key: None, last_here, last }
     }
 
-    /// One item on.
+    /// Moves to the next item.
     fn step(&mut self, tree: &Tree, view: &View) -> Result<()> {
         self.slot += 1;
-        self.settle(tree, view)
+        self.find_item(tree, view)
     }
 
-    /// Goes to the next leaves where the slot is past the items of this one. Each begins above the one before, whatever the
-    /// nodes hold: [`LeafPlace::high`] is above the key that the leaf was found by.
-    fn settle(&mut self, tree: &Tree, view: &View) -> Result<()> {
+    /// Moves to the next leaves if the slot is past the items of this one. Each leaf begins above the one before,
+    /// whatever the nodes hold: [`LeafPlace::high`] is above the key by which the leaf was found.
+    fn find_item(&mut self, tree: &Tree, view: &View) -> Result<()> {
         loop {
             let key = (self.slot < self.place.leaf.nritems()).then(|| self.place.leaf.key(self.slot));
             self.key = key.filter(|key| *key <= self.last_here);
