@@ -1,7 +1,11 @@
-//! Chunks: made when a kind of space runs out, recorded in chunk and device tree at the next commit.
+//! [`PendingChunks`]: chunks are made when a kind of space runs out, and recorded in the chunk and device trees at the
+//! next commit.
 //!
-//! A chunk may be used at once: what lies in it is reachable only through a commit, and every commit records all
-//! pending chunks before it writes its superblock.
+//! A chunk can be used at once: its content is reachable only through a commit, and every commit records all pending
+//! chunks before it writes its superblock. (An fsync commits while a chunk is pending.)
+//!
+//! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> space,
+//! volumes, the list; nothing is taken under the list's lock.
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
@@ -19,7 +23,7 @@ use crate::extents::free_space_tree;
 #[derive(Debug, Default)]
 pub(crate) struct PendingChunks {
     list: Mutex<Vec<(Logical, ChunkItem)>>,
-    /// Held while a chunk is made, so that two who run out at once make one.
+    /// Held while a chunk is made, so that two threads that run out of space at once make one chunk.
     making: Mutex<()>,
 }
 
@@ -34,7 +38,7 @@ impl PendingChunks {
 }
 
 impl Engine {
-    /// Allocates, making a chunk where there is no room. `None`: the devices are full.
+    /// Allocates space, and makes a chunk if there is no room. Returns `None` if the devices are full.
     pub(crate) fn allocate_or_make_chunk(
         &self,
         kind: SpaceKind,
@@ -42,7 +46,8 @@ impl Engine {
         min: u64,
         hint: Option<Logical>,
     ) -> Result<Option<Extent>> {
-        // A fair piece of a large request beats another chunk: chunks that one kind takes are lost to the other.
+        // A fair piece of a large request is better than another chunk, because one kind of space takes chunks from the
+        // other.
         let fair = want.min(FAIR_PIECE_BYTES).max(min);
         let allocate = || {
             let whole = self.space.allocate(kind, want, want, hint);
@@ -59,7 +64,8 @@ impl Engine {
         Ok(self.space.allocate(kind, want, min, hint))
     }
 
-    /// Makes a chunk for a promise that could not be given, unless another thread just did. `false`: there is no room.
+    /// Makes a chunk for a reservation that did not fit, unless another thread just did. Returns `false` if there is no
+    /// room.
     pub(crate) fn add_chunk_for_promise(&self, shortage: Shortage) -> Result<bool> {
         let _making = self.pending_chunks.making.lock();
         if self.space.reserve(shortage.kind, shortage.want_bytes).is_ok() {
@@ -78,7 +84,7 @@ impl Engine {
         self.volumes.add_chunk(logical, chunk.clone())?;
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
         let end = logical.0 + chunk.length;
-        // Pending before it can be used: a commit that sees the group sees the chunk.
+        // Pending before it can be used, so that a commit that sees the group sees the chunk.
         self.pending_chunks.list.lock().push((logical, chunk));
         let reserved = self.volumes.reserved_ranges(logical);
         let whole = std::iter::once(logical.0..end).collect();
@@ -87,7 +93,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Batches for the chunk tree and the device tree that record the pending chunks; system chunks join `superblock`.
+    /// Returns the changes of the chunk tree and the device tree that record the pending chunks. Adds system chunks to
+    /// `superblock`.
     pub(crate) fn record_pending_chunks(&self, superblock: &mut Superblock) -> Result<Option<(Batch, Batch)>> {
         let pending = std::mem::take(&mut *self.pending_chunks.list.lock());
         if pending.is_empty() {
@@ -133,9 +140,9 @@ impl Engine {
         }
     }
 
-    /// Takes the block groups in which nothing is left out of space, but for one a kind, and says in which batches
-    /// they leave the trees. Their device space may be used again once [`Engine::forget_chunks`] was called, after the
-    /// commit: until then the last superblock still maps them.
+    /// Removes empty block groups from space, except one of each kind, and returns the changes that remove them from
+    /// the trees. Until the commit is durable, the last superblock still maps them, so their device space is not reused
+    /// before [`Engine::forget_chunks`].
     pub(crate) fn remove_empty_block_groups(&self, free_space: Option<&Tree>) -> Result<Option<RemovedGroups>> {
         let mut removed = RemovedGroups::default();
         let mut spared = BlockGroupFlags::SYSTEM;
@@ -164,11 +171,11 @@ impl Engine {
         removed: &mut RemovedGroups,
         free_space: Option<&Tree>,
     ) -> Result<()> {
-        // What is not recorded yet cannot be removed from the trees.
+        // A chunk that is not recorded yet cannot be removed from the trees.
         if group.flags.contains(BlockGroupFlags::SYSTEM) || self.pending_chunks.contains(group.start) {
             return Ok(());
         }
-        // Read-only first, then look again: an allocation may have come in between.
+        // Read-only first, then a second look: an allocation may have come in between.
         self.space.set_read_only(group.start, true);
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
         let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
@@ -194,14 +201,14 @@ impl Engine {
         Ok(())
     }
 
-    /// The commit without these chunks is on disk.
+    /// Forgets chunks that a durable commit removed.
     pub(crate) fn forget_chunks(&self, chunks: &[Logical]) {
         chunks.iter().for_each(|logical| self.volumes.remove_chunk(*logical));
         self.update_unallocated();
     }
 }
 
-/// Block groups that leave the filesystem with the running commit.
+/// Block groups that the running commit removes.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedGroups {
     pub(crate) chunks: Vec<Logical>,
@@ -248,5 +255,5 @@ fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> 
     Ok(())
 }
 
-/// A piece of a data extent that is large enough to be worth an extent of its own.
+/// A piece of a data extent that is large enough to be an extent.
 const FAIR_PIECE_BYTES: u64 = 4 << 20;

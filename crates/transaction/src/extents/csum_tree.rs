@@ -1,14 +1,15 @@
 //! The csum tree: one checksum for every sector of checksummed data.
 //!
 //! An item `(EXTENT_CSUM EXTENT_CSUM bytenr)` holds the checksums of consecutive sectors from `bytenr` on. Items do not
-//! overlap; data without checksums is in none.
+//! overlap, and none covers data without checksums.
 //!
-//! Changes are swept in address order. One item is *open*: it takes what is appended, up to the size limit, and is
-//! flushed to the batch when the sweep moves away from its end.
+//! Changes are made in one sweep in address order. One item is *open*: checksums are appended to it, up to the size
+//! limit, and it moves to the batch when the sweep leaves its end.
 //!
-//! I1. Existing items that start below `Sweep::consumed` and could be touched are in the open item or in the batch.
+//! I1. Existing items that start below `Sweep::consumed` and may have changed are in the open item or in the batch.
 //! I2. The open item ends at or below `consumed`, or at the end of the last inserted run.
-//! I3. No item gets more than `max_csums` checksums; larger ones (made with larger pages) are left as they are.
+//! I3. No item gets more than `max_csums` checksums. Larger ones, made by kernels with larger pages, are left as they
+//! are.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
 use ubtrfs_format::{Corrupt, FormatError, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
-/// Checksums of consecutive sectors, of which some may be absent.
+/// Checksums of consecutive sectors, some of which may be absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SectorCsums {
     csum_size: usize,
@@ -27,7 +28,7 @@ pub(crate) struct SectorCsums {
 }
 
 impl SectorCsums {
-    /// The checksum of a sector, or `None` where the tree holds none.
+    /// The checksum of a sector, or `None` if the tree holds none.
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         let present = *self.present.get(index)?;
         present.then(|| &self.bytes[index * self.csum_size..][..self.csum_size])
@@ -43,12 +44,12 @@ impl SectorCsums {
         Self { csum_size, bytes: vec![0; nr_sectors * csum_size], present: vec![false; nr_sectors] }
     }
 
-    /// Whether no sector lacks its checksum.
+    /// Whether every sector has a checksum.
     pub(crate) fn is_complete(&self) -> bool {
         self.present.iter().all(|present| *present)
     }
 
-    /// Sets the checksum of a sector that has none yet.
+    /// Sets the checksum of a sector if it has none yet.
     pub(crate) fn fill(&mut self, index: usize, csum: &[u8]) {
         if self.present.get(index) == Some(&false) {
             self.present[index] = true;
@@ -56,7 +57,7 @@ impl SectorCsums {
         }
     }
 
-    /// Takes over the checksums of the sectors that have none yet.
+    /// Copies the checksums of sectors that have none yet.
     pub(crate) fn fill_from(&mut self, other: &Self) {
         for index in 0..self.len() {
             if let Some(csum) = other.get(index) {
@@ -66,8 +67,8 @@ impl SectorCsums {
     }
 }
 
-/// What inserts checksums (`insert`: address of the first sector -> checksums of consecutive sectors; what is there
-/// is replaced) and deletes those of the ranges `remove`. The removal comes first.
+/// Returns the changes that first delete the checksums of the ranges `remove`, and then insert `insert` (address of the
+/// first sector -> checksums of consecutive sectors) in place of existing checksums.
 pub(crate) fn csum_changes(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -129,8 +130,8 @@ pub(crate) fn lookup_csums(
     Ok(csums)
 }
 
-/// Most checksums of an item: as many as leave a leaf room for a second head and one checksum, and no more than the
-/// kernel's limit of one page's bytes.
+/// Most checksums in an item: a leaf must have room for a second item head and one more checksum, and the kernel puts
+/// no more checksums into an item than a page has bytes.
 fn max_csums(nodesize: u32, csum_size: usize) -> usize {
     const PAGE_SIZE: usize = 4096;
     ((LeafBuilder::capacity(nodesize as usize) - 2 * ITEM_HEAD_SIZE) / csum_size - 1).min(PAGE_SIZE)
@@ -143,7 +144,7 @@ struct Layout {
     max_csums: usize,
 }
 
-/// One step of the sweep: what is in the range goes away, and `csums`, if any, take its place.
+/// One step of the sweep: deletes the checksums in the range and inserts `csums`, if any, in their place.
 struct Edit<'a> {
     range: Range<u64>,
     csums: Option<&'a [u8]>,
@@ -151,14 +152,14 @@ struct Edit<'a> {
 
 struct Sweep<'s> {
     layout: Layout,
-    /// Stands at or before the first item from `consumed` on, or nowhere.
+    /// Is at or before the first item from `consumed` on, or nowhere.
     cursor: Cursor<'s>,
     /// Nothing lies behind the cursor.
     passed_end: bool,
     open: Option<OpenItem>,
     /// Existing items below this address are accounted for.
     consumed: u64,
-    /// By the item's start: its new bytes, or nothing where it is deleted.
+    /// The new bytes of items by their start; `None` if the item is deleted.
     changes: BTreeMap<u64, Option<Vec<u8>>>,
 }
 
@@ -181,7 +182,7 @@ impl Layout {
         (csums.len() / self.csum_size) as u64 * self.sectorsize
     }
 
-    /// The end of what an item on disk covers.
+    /// The end of the range that an item on disk covers.
     fn check(&self, start: u64, csums: &[u8]) -> Result<u64> {
         let whole = !csums.is_empty() && csums.len().is_multiple_of(self.csum_size);
         let end = start.checked_add(self.covered(csums));
@@ -194,7 +195,7 @@ impl Layout {
 }
 
 impl Sweep<'_> {
-    /// Edits come in address order and are disjoint.
+    /// Applies one edit. Edits come in address order and are disjoint.
     fn apply(&mut self, edit: Edit<'_>) -> Result<()> {
         if edit.range.start > self.consumed {
             self.move_to(edit.range.start, edit.csums.is_some())?;
@@ -212,7 +213,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Flushes the open item and opens the existing one that covers `start`, or (`touching`) ends there.
+    /// Flushes the open item, and opens the existing one that covers `start` or, if `touching`, ends there.
     fn move_to(&mut self, start: u64, touching: bool) -> Result<()> {
         self.flush();
         self.consumed = start;
@@ -227,8 +228,8 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Takes the checksums of a range out of the open item and of the items behind it; what lies behind the range of
-    /// the last item touched.
+    /// Takes the checksums of a range out of the open item and of the items behind it. Returns the checksums that the
+    /// last touched item has behind the range.
     fn cut(&mut self, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
         let mut tail = None;
         let layout = self.layout;
@@ -256,7 +257,7 @@ impl Sweep<'_> {
         Ok(tail)
     }
 
-    /// Puts checksums behind the open item if it ends at `start`, and into new items where it is full.
+    /// Appends checksums to the open item if it ends at `start`. Opens new items when it is full.
     fn append(&mut self, mut start: u64, mut csums: &[u8]) {
         let layout = self.layout;
         while !csums.is_empty() {
@@ -276,7 +277,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Puts back the rest of a cut item: behind what was inserted if it fits there as a whole.
+    /// Puts back the rest of a cut item: behind the inserted checksums if it fits there as a whole.
     fn put_tail(&mut self, start: u64, tail: &[u8], inserted: bool) {
         let open_len = self.open.as_ref().filter(|_| inserted).map(|open| open.csums.len() + tail.len());
         if open_len.is_none_or(|len| len > self.layout.max_csums * self.layout.csum_size) {
@@ -288,7 +289,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Takes the existing item that starts where the open one ends, if both fit into one.
+    /// Joins the existing item that starts where the open one ends, if both fit into one.
     fn join_right(&mut self, end: u64) -> Result<()> {
         if self.consumed > end {
             return Ok(());
@@ -307,7 +308,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// The first existing item from `at` on, which is not below `consumed`.
+    /// The first existing item from `at` on. `at` must not be below `consumed`.
     fn first_from(&mut self, at: u64) -> Result<Option<Key>> {
         const STEPS_MAX: usize = 4;
         let wanted = csum_key(at);
@@ -339,14 +340,15 @@ impl Sweep<'_> {
     }
 }
 
-/// Insertions and removals as disjoint edits in address order. Insertions win; adjacent ones become one edit each.
+/// Turns insertions and removals into disjoint edits in address order. Insertions win over removals, and removals that
+/// touch are joined.
 fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: Layout) -> Vec<Edit<'a>> {
     let mut edits: Vec<Edit<'a>> = Vec::with_capacity(insert.len() + remove.len());
     let mut inserted_upto = 0;
     for (&start, csums) in insert {
         assert!(csums.len().is_multiple_of(layout.csum_size), "csums come whole");
         let end = start + layout.covered(csums);
-        // Of overlapping insertions the one that starts first wins.
+        // Of overlapping insertions, the one that starts first wins.
         let from = start.max(inserted_upto).min(end);
         if from < end {
             edits.push(Edit { range: from..end, csums: Some(&csums[layout.bytes(from - start)..]) });
@@ -382,8 +384,8 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
     edits
 }
 
-/// The ranges in order, neighbours and those that overlap as one: an item of checksums is for many extents, and would be
-/// copied for each.
+/// Sorts the ranges and joins those that touch or overlap. A csum item covers many extents, and would be copied for
+/// each.
 fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut sorted: Vec<Range<u64>> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
     sorted.sort_unstable_by_key(|range| range.start);

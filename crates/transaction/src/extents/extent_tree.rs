@@ -1,10 +1,10 @@
 //! The extent tree: extent items, their references, and the delayed refs that change them.
 //!
 //! An extent has one item, `EXTENT_ITEM` (its length in the key) or, for a tree block with skinny metadata,
-//! `METADATA_ITEM` (its level in the key). References are inline in it as long as they fit, and items of their own
-//! ("keyed") from then on; while an extent has a keyed reference, new ones are keyed too, as the kernel does it.
+//! `METADATA_ITEM` (its level in the key). References are inline in it as long as they fit; further references are
+//! separate items ("keyed"). While an extent has a keyed reference, new ones are keyed too, as in the kernel.
 //!
-//! I1. `refs` of an item is the sum of its inline and keyed references after each head.
+//! I1. After each head, `refs` of an item is the sum of its inline and keyed references.
 //! I2. Inline references are ordered by type, and within a type by descending offset or hash.
 //! I3. A reference is inline or keyed, never both.
 //! I4. The batch is sorted: heads come sorted by bytenr, and all items of an extent have its bytenr as objectid.
@@ -22,25 +22,25 @@ use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 use crate::cow::sink::nr_threads;
 
-/// What the trees' keepers need to know of the filesystem.
+/// Sizes and features that the accounting trees depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LedgerConfig {
     /// Bytes of a tree block.
     pub(crate) nodesize: u32,
     /// Bytes of a sector.
     pub(crate) sectorsize: u32,
-    /// Tree blocks get `METADATA_ITEM`s.
+    /// Whether tree blocks get `METADATA_ITEM`s.
     pub(crate) skinny: bool,
 }
 
-/// What a run of delayed refs does.
+/// The result of running delayed refs.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentChanges {
-    /// For the extent tree.
+    /// Changes of the extent tree.
     pub(crate) batch: Batch,
-    /// Extents whose items come into being.
+    /// Extents that get an item.
     pub(crate) added: Vec<Extent>,
-    /// Extents whose items go away, and whether they hold data.
+    /// Extents that lose their item, and whether they hold data.
     pub(crate) removed: Vec<(Extent, bool)>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct ExtentInfo {
     pub(crate) generation: Generation,
 }
 
-/// Turns delayed refs (sorted by bytenr) into changes of the extent tree: many of them in several threads.
+/// Turns delayed refs (sorted by bytenr) into changes of the extent tree. Many of them are run on several threads.
 pub(crate) fn run_delayed_refs(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -126,13 +126,13 @@ pub(crate) fn lookup_extent(
     Ok(None)
 }
 
-/// A cursor that only goes forward, by steps where that is near.
+/// A cursor that only moves forward, in single steps if the target is near.
 struct ForwardScan<'s> {
     cursor: Cursor<'s>,
     started: bool,
 }
 
-/// An extent while its head is applied.
+/// An extent whose head is being applied.
 struct Record<'a, 's> {
     head: &'a DelayedRefHead,
     config: &'a LedgerConfig,
@@ -141,7 +141,7 @@ struct Record<'a, 's> {
     found: Option<Key>,
     before: Option<ExtentItem>,
     item: ExtentItem,
-    /// Whether the disk has a keyed reference of it.
+    /// Whether the disk has a keyed reference to it.
     has_keyed: bool,
     /// Keyed references looked at: as on disk, and as they will be.
     keyed: BTreeMap<Key, KeyedRef>,
@@ -153,17 +153,17 @@ struct KeyedRef {
     after: Option<InlineRef>,
 }
 
-/// Where a reference can be put as an item, and where it is one.
+/// The key for a new reference item, and the existing item of the reference.
 struct KeyedPlace {
     free: Option<Key>,
     found: Option<(Key, InlineRef)>,
 }
 
-/// Fewest heads that are worth a thread, and memory for all of them once more.
+/// Fewest heads that are worth a thread, and the memory for a copy of all heads.
 const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
-/// Steps before a new search is cheaper.
+/// Steps after which a new search is cheaper.
 const STEPS_MAX: usize = 16;
-/// Data references with equal hashes lie at consecutive offsets; more of them than this are not looked at.
+/// Data references with equal hashes lie at consecutive offsets. No more offsets than this are looked at.
 const HASH_CHAIN_MAX: u64 = 1024;
 
 impl<'s> ForwardScan<'s> {
@@ -171,7 +171,7 @@ impl<'s> ForwardScan<'s> {
         Self { cursor: Cursor::new(source, root), started: false }
     }
 
-    /// Goes to the first item that is not below `key`.
+    /// Moves to the first item that is not below `key`.
     fn advance(&mut self, key: &Key) -> Result<Option<Key>> {
         if self.started {
             let mut at = self.cursor.key();
@@ -231,7 +231,7 @@ impl<'a, 's> Record<'a, 's> {
         Ok(record)
     }
 
-    /// Whether this can be the key of the extent's item.
+    /// Whether the item of the extent can have this key.
     fn expects(&self, key: &Key) -> bool {
         match self.head.kind {
             ExtentKind::Tree { level, .. } if key.item_type == KeyType::METADATA_ITEM => key.offset == u64::from(level),
@@ -239,7 +239,7 @@ impl<'a, 's> Record<'a, 's> {
         }
     }
 
-    /// Drops come first: they make room in the item.
+    /// Applies the deltas of the head. Drops come first, because they make room in the item.
     fn apply_deltas(&mut self) -> Result<()> {
         let head = self.head;
         for (reference, delta) in head.deltas.iter().filter(|(_, delta)| *delta < 0) {
@@ -306,7 +306,7 @@ impl<'a, 's> Record<'a, 's> {
         self.item.inline_refs.iter().position(|inline| RefKey::of(inline).as_ref() == Some(reference))
     }
 
-    /// As the kernel: an item stays below a sixteenth of a leaf.
+    /// Whether another inline reference fits: an item stays below a sixteenth of a leaf, as in the kernel.
     fn fits_inline(&self, inline: &InlineRef) -> bool {
         let limit = LeafBuilder::capacity(self.config.nodesize as usize) / 16 - ITEM_HEAD_SIZE;
         let size = |inline: &InlineRef| match inline {
@@ -324,7 +324,7 @@ impl<'a, 's> Record<'a, 's> {
         let base = Key::new(self.head.extent.bytenr.0, reference.key_type(), key_offset(reference));
         let chain = if matches!(reference, RefKey::Data { .. }) { HASH_CHAIN_MAX } else { 1 };
         let end = Key { offset: base.offset.saturating_add(chain - 1), ..base };
-        // What is on disk, below what this head changed.
+        // First the references on disk, then the changes of this head, which take precedence.
         let mut on_disk = BTreeMap::new();
         let mut key = if self.has_keyed { self.probe.seek_ge(&base)? } else { None };
         while let Some(found) = key.filter(|key| *key <= end) {
@@ -364,8 +364,7 @@ impl<'a, 's> Record<'a, 's> {
         self.keyed.entry(key).or_insert(KeyedRef { before: None, after: None }).after = after;
     }
 
-    /// A reference with `count` more. A tree block is referred to once by each tree or node: it cannot gain a reference
-    /// that is there already.
+    /// A reference with `count` more. A tree or node refers to a tree block only once, so such a reference cannot grow.
     fn more(&self, reference: InlineRef, count: u64) -> Result<InlineRef> {
         self.counted(reference, u64::from(reference.count()).saturating_add(count))
     }
@@ -377,7 +376,7 @@ impl<'a, 's> Record<'a, 's> {
         })
     }
 
-    /// A reference with `count` less, or nothing where none is left.
+    /// A reference with `count` less, or `None` if none is left.
     fn less(&self, reference: InlineRef, count: u64) -> Result<Option<InlineRef>> {
         let rest = u64::from(reference.count()).checked_sub(count).ok_or_else(|| {
             self.corrupt("reference count", reference.count().into(), "expected no fewer than are dropped")
@@ -473,7 +472,7 @@ fn new_item(head: &DelayedRefHead, config: &LedgerConfig) -> ExtentItem {
     ExtentItem { refs: 0, generation: head.generation, flags, tree_block, inline_refs: Vec::new() }
 }
 
-/// The reference, of data counting nothing yet.
+/// The inline form of a reference, with count 0 for data.
 fn uncounted(reference: &RefKey) -> InlineRef {
     match *reference {
         RefKey::TreeBlock(root) => InlineRef::TreeBlock(root),
@@ -485,7 +484,7 @@ fn uncounted(reference: &RefKey) -> InlineRef {
     }
 }
 
-/// The reference with this count; tree blocks know no other count than 1.
+/// The reference with this count. A tree block's count can only be 1.
 fn with_count(reference: InlineRef, count: u32) -> Option<InlineRef> {
     match reference {
         InlineRef::ExtentData(data) => Some(InlineRef::ExtentData(ExtentDataRef { count, ..data })),
@@ -502,7 +501,7 @@ fn key_offset(reference: &RefKey) -> u64 {
     }
 }
 
-/// Who refers, for messages: a tree, or a node.
+/// The referring tree or node, for messages.
 fn owner_of(reference: &RefKey) -> u64 {
     match *reference {
         RefKey::TreeBlock(root) | RefKey::Data { root, .. } => root.0,

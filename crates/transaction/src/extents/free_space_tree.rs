@@ -1,11 +1,12 @@
 //! The free space tree: the free ranges of every block group, as extents or as bitmaps.
 //!
-//! A block group has one `FREE_SPACE_INFO` (key: its start and length), and behind it either one empty
-//! `FREE_SPACE_EXTENT` for each free range (key: start and length) or `FREE_SPACE_BITMAP`s that cover all of it (key:
-//! start and length covered; one bit a sector, lowest bit first, set where free). Superblock mirrors count as free.
+//! A block group has one `FREE_SPACE_INFO` (key: its start and length). It is followed either by one empty
+//! `FREE_SPACE_EXTENT` for each free range (key: start and length), or by `FREE_SPACE_BITMAP`s that cover the whole
+//! group (key: start and length covered; one bit per sector, lowest bit first, set if free). Superblock mirrors count
+//! as free.
 //!
 //! I1. `extent_count` is the number of maximal free ranges, in both forms.
-//! I2. A block group changes to bitmaps when extents would take more room than bitmaps, and back when they take
+//! I2. A block group changes to bitmaps when extents would take more room than bitmaps, and back when extents take
 //!     clearly less ([`Thresholds`]).
 
 use std::collections::BTreeMap;
@@ -66,7 +67,7 @@ pub(crate) fn load_free_space(
     Ok(free.0)
 }
 
-/// The free ranges of a block group, from the extents in it.
+/// The free ranges of a block group, computed from the extents in it.
 pub(crate) fn free_space_from_extents(
     source: &dyn NodeSource,
     extent_root: &RootPtr,
@@ -106,7 +107,7 @@ pub(crate) fn free_space_from_extents(
     Ok(free.0)
 }
 
-/// What makes a block group's items say `free` (sorted, coalesced). Empty where they do.
+/// Returns the changes that make a block group's items describe `free` (sorted, coalesced). Empty if they already do.
 pub(crate) fn free_space_changes(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -143,7 +144,7 @@ pub(crate) fn free_space_changes(
     Ok(changes.into_iter().map(|(key, data)| (key, data.map(Into::into))).collect())
 }
 
-/// What deletes a block group's items.
+/// Returns the changes that delete a block group's items.
 pub(crate) fn remove_free_space(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -163,7 +164,8 @@ struct Thresholds {
 }
 
 impl Thresholds {
-    /// An extent takes an item head; a bitmap takes one and its bytes. The gap keeps groups from going back and forth.
+    /// An extent takes an item head; a bitmap takes an item head and its bytes. The gap keeps groups from changing back
+    /// and forth.
     fn new(len_bytes: u64, sectorsize: u32) -> Self {
         let bitmap_bytes = (ITEM_HEAD_SIZE + FREE_SPACE_BITMAP_SIZE) as u64;
         let high = len_bytes.div_ceil(span(sectorsize)) * bitmap_bytes / ITEM_HEAD_SIZE as u64;
@@ -171,7 +173,7 @@ impl Thresholds {
     }
 }
 
-/// Sorted ranges that join as they come.
+/// Sorted ranges that are joined as they are added.
 #[derive(Default)]
 struct FreeRuns(Vec<Range<u64>>);
 
@@ -197,7 +199,7 @@ impl FreeRuns {
     }
 }
 
-/// The bitmaps of a block group: all of them, the last one for what is left.
+/// The bitmaps of a block group; the last one covers the rest.
 fn bitmaps(start: u64, len_bytes: u64, free: &[Range<u64>], sectorsize: u32) -> BTreeMap<Key, Vec<u8>> {
     let (span, sector) = (span(sectorsize), u64::from(sectorsize));
     let mut maps: Vec<Vec<u8>> = (0..len_bytes.div_ceil(span))
@@ -227,7 +229,7 @@ fn bitmap_len(covered_bytes: u64, sectorsize: u32) -> usize {
     (covered_bytes / u64::from(sectorsize)).div_ceil(8) as usize
 }
 
-/// The items of a block group, and whatever else lies between them.
+/// The free space items of a block group, valid or not.
 fn group_items(
     source: &dyn NodeSource,
     root: &RootPtr,

@@ -1,5 +1,5 @@
-//! The trees that account for space, on images that Linux made: what we load agrees with itself, and what we would
-//! write is what Linux wrote.
+//! The accounting trees on images that Linux made: what we load is consistent, and what we would write equals what
+//! Linux wrote.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -116,7 +116,7 @@ fn check_free_space(engine: &Engine, groups: &[BlockGroup], extents: &[Known], e
     nr_bitmaps
 }
 
-/// Every checksum is the data's. Answers how many sectors have one.
+/// Checks that every checksum matches the data. Returns how many sectors have one.
 fn check_csums(engine: &Engine, extents: &[Known]) -> usize {
     let geometry = engine.geometry();
     let Some(tree) = engine.tree(RootId::CSUM_TREE).expect("readable") else { return 0 };
@@ -144,7 +144,7 @@ fn check_csums(engine: &Engine, extents: &[Known]) -> usize {
     checked
 }
 
-/// Taking all checksums out and putting them in again keeps them.
+/// Removing all checksums and inserting them again keeps them.
 fn check_csum_changes(engine: &Engine) {
     let geometry = engine.geometry();
     let Some(tree) = engine.tree(RootId::CSUM_TREE).expect("readable") else { return };
@@ -189,7 +189,7 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     assert_eq!(changes.added, extents.iter().map(|known| known.extent).collect::<Vec<_>>());
     compare(&tree.items, before, extents, geometry.nodesize);
 
-    // The same one reference at a time.
+    // The same, with one reference at a time.
     for sign in [-1, 1] {
         let heads = extents.iter().filter(|known| known.refs.len() > 1).map(|known| {
             let head = known.head(sign);
@@ -212,7 +212,7 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     }
 }
 
-/// Byte by byte; where there are keyed references, which of them are inline depends on history.
+/// Compares byte by byte, except extents with keyed references: which of these are inline depends on history.
 fn compare(ours: &BTreeMap<Key, Vec<u8>>, before: &BTreeMap<Key, Vec<u8>>, known: &[Known], nodesize: u32) {
     let free_order: Vec<u64> =
         known.iter().filter(|known| known.has_keyed).map(|known| known.extent.bytenr.0).collect();

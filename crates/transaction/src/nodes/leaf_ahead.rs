@@ -1,18 +1,18 @@
-//! [`LeafAhead`]: who walks through a tree finds its next leaves in memory, read and checked by a thread of their own,
-//! neighbours on the devices in one request.
+//! [`LeafAhead`]: a thread that reads and checks the next leaves of a tree walk, with neighbours on the devices in one
+//! request.
 //!
 //! ```text
 //!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
 //! ```
 //!
 //! Invariants:
-//! - I1. Pointers are followed only while the tree is as it was when they were found: the thread holds the tree's view lock
-//!   shared, as every reader does, and drops what is for another version. Blocks that a tree left may be written to again,
-//!   and a reader of stale ones would take the copies that are not yet written for good.
-//! - I2. Who waits for a leaf may hold a view lock, so the thread does not wait for one: it takes it without regard for writers
-//!   that wait, or drops what it was to read.
-//! - I3. A leaf that could not be read ahead is read again by who needs it, which says what is wrong. Where no thread serves,
-//!   nothing is announced, and nobody waits.
+//! - I1. Pointers are followed only while the tree is as it was when they were found: the thread holds the tree's view
+//!   lock shared, as every reader does, and drops jobs for another version. Blocks that a tree no longer uses may be
+//!   written again, and a reader of the stale block would mistake a copy that is not yet overwritten for the good one.
+//! - I2. A thread that waits for a leaf may hold a view lock, so the readahead thread does not wait for one: it takes
+//!   the lock ahead of waiting writers, or drops the job.
+//! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error. If no
+//!   readahead thread runs, nothing is announced, and no thread waits.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -29,28 +29,28 @@ use crate::health::unwind::EngineId;
 use crate::nodes::leaf_hint::TreeVersion;
 use crate::nodes::store::NodeStore;
 
-/// Leaves that are read ahead of walks, of all trees of a filesystem.
+/// Leaves that are being read ahead, of all trees of a filesystem.
 #[derive(Debug)]
 pub(crate) struct LeafAhead {
-    /// Most leaves on their way.
+    /// Most leaves that may be expected.
     expected_max: usize,
     state: Mutex<State>,
-    /// Something was announced or arrived, or the thread is to end.
+    /// Signals that a leaf was announced or arrived, or that the thread is to end.
     changed: Condvar,
-    /// Leaves in `State::expected`.
+    /// Number of leaves in `State::expected`.
     nr_expected: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Job>,
-    /// Leaves in the queue, and those that are being read.
+    /// Leaves in the queue, and leaves that are being read.
     expected: HashSet<Logical>,
     serving: bool,
     stopped: bool,
 }
 
-/// Leaves that lie side by side, as of a version of their tree.
+/// Neighbouring leaves, as of a version of their tree.
 #[derive(Debug)]
 struct Job {
     view: SharedView,
@@ -58,19 +58,19 @@ struct Job {
     run: Vec<NodePtr>,
 }
 
-/// Runs the thread; see [`Engine::leaf_read_ahead`](crate::Engine::leaf_read_ahead).
+/// Runs the readahead thread; see [`Engine::leaf_read_ahead`](crate::Engine::leaf_read_ahead).
 #[derive(Clone, Debug)]
 pub struct LeafReadAhead {
     store: Arc<NodeStore>,
     engine: EngineId,
 }
 
-/// Where a thread walks among the leaves below one parent, as its leaves say that it looks into, one after the other.
+/// The position of a thread among the leaves below one parent, and how regularly it moves.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
     parent: Logical,
     slot: usize,
-    /// Steps to leaves nearby, less those to others: a walk goes astray now and then.
+    /// Steps to nearby leaves minus other steps: a walk also looks elsewhere now and then.
     steadiness: u32,
     /// Slots of leaves that were announced.
     announced: Range<usize>,
@@ -81,12 +81,12 @@ impl LeafReadAhead {
         Self { store, engine }
     }
 
-    /// Reads leaves ahead until [`LeafReadAhead::stop`]. For one thread.
+    /// Reads leaves ahead until [`LeafReadAhead::stop`]. To be called by one thread.
     pub fn run(&self) {
         self.engine.enter();
         let ahead = &self.store.ahead;
         ahead.state.lock().serving = true;
-        // Nobody waits for a thread that panicked.
+        // After a panic of this thread, no thread may wait for it.
         let _end = EndOnDrop(ahead);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(job) = ahead.next_job() {
@@ -95,20 +95,20 @@ impl LeafReadAhead {
         }
     }
 
-    /// Ends the thread soon.
+    /// Makes [`LeafReadAhead::run`] return soon.
     pub fn stop(&self) {
         self.store.ahead.stop();
     }
 }
 
 impl LeafAhead {
-    /// Reads ahead so far that a cache of so many nodes keeps what arrives until it is asked for.
+    /// Limits readahead so that a cache of `cache_nodes` nodes keeps each leaf until it is needed.
     pub(crate) fn new(cache_nodes: u64) -> Self {
         let expected_max = usize::try_from(cache_nodes / CACHE_SHARE).unwrap_or(usize::MAX).min(EXPECTED_MAX);
         Self { expected_max, state: Mutex::default(), changed: Condvar::new(), nr_expected: AtomicUsize::new(0) }
     }
 
-    /// These leaves are going to be asked for, perhaps.
+    /// Announces leaves that may be needed soon.
     pub(crate) fn announce(&self, store: &NodeStore, view: &SharedView, version: TreeVersion, ptrs: &[NodePtr]) {
         let mut state = self.state.lock();
         if !state.serving || state.stopped {
@@ -129,7 +129,7 @@ impl LeafAhead {
         self.changed.notify_all();
     }
 
-    /// Waits for a leaf that is on its way. Whether it was.
+    /// Waits for a leaf that is being read ahead. Returns whether it was.
     pub(crate) fn wait_for(&self, bytenr: Logical) -> bool {
         if self.nr_expected.load(Ordering::Acquire) == 0 {
             return false;
@@ -188,7 +188,7 @@ impl Job {
     }
 }
 
-/// Ends reading ahead when dropped, also by a panic.
+/// Ends the readahead when dropped, also after a panic.
 struct EndOnDrop<'a>(&'a LeafAhead);
 
 impl Drop for EndOnDrop<'_> {
@@ -198,7 +198,8 @@ impl Drop for EndOnDrop<'_> {
 }
 
 impl Walk {
-    /// Notes a step to the leaf in this slot of a parent that has `nr_slots`. Answers which slots around it are to be read.
+    /// Notes a step to the leaf in this slot of a parent with `nr_slots` slots. Returns the slots around it to read
+    /// ahead.
     pub(crate) fn step(&mut self, parent: Logical, slot: usize, nr_slots: usize) -> [Range<usize>; 2] {
         let is_near = self.parent == parent && self.slot.abs_diff(slot) <= NEAR;
         if !is_near && self.steadiness > 0 {
@@ -228,16 +229,16 @@ impl Walk {
     }
 }
 
-/// Most leaves of a request.
+/// Most leaves in a request.
 const RUN_MAX: usize = 16;
-/// Leaves on each side of a walk that are to be in memory, or on their way.
+/// Leaves on each side of a walk that should be in memory or on their way.
 const REACH: usize = 16;
-/// Most leaves on their way, and the share of a small cache that they may take.
+/// Divisor: leaves on their way take at most this fraction of a small cache.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 64;
-/// So far a step of a walk goes: a directory's files may lie behind those of others.
+/// Longest step of a walk: a directory's files may lie behind those of other directories.
 const NEAR: usize = 16;
-/// So many steps more than others make a walk.
+/// Steadiness that makes a walk.
 const STEADY: u32 = 2;
 const STEADINESS_MAX: u32 = 8;
 
@@ -247,7 +248,7 @@ mod tests {
 
     const PARENT: Logical = Logical(1 << 20);
 
-    /// The slots that steps to these ones announce.
+    /// The slots that these steps announce.
     fn announced(slots: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut walk = Walk::default();
         let steps = slots.into_iter().flat_map(|slot| walk.step(PARENT, slot, 200)).flatten();

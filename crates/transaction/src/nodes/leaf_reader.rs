@@ -1,15 +1,16 @@
-//! Leaves that a large batch is going to change are read ahead of it: neighbours on the devices in one request, by a
-//! thread that also checks them while the batch is merged into those before.
+//! [`LeafReader`]: reads the leaves that a large batch is going to change ahead of it. A thread reads neighbours on the
+//! devices in one request and checks them, while the batch is merged into the leaves before.
 //!
 //! ```text
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
 //! ```
 //!
 //! Invariants:
-//! - I1. A leaf that could not be read ahead is read again when it is asked for, which tries all copies and says what is
-//!   wrong.
-//! - I2. What arrives is taken once and stays nowhere: an apply reads a node once, and soon replaces it
-//!   ([`crate::nodes::store::ScanSource`]). So no more leaves are in memory than were announced and not asked for yet.
+//! - I1. A leaf that could not be read ahead is read again when it is needed; that read tries all copies and reports
+//!   the error.
+//! - I2. A leaf that was read ahead is taken once and kept nowhere else: an apply reads a node once, and soon replaces
+//!   it ([`crate::nodes::store::ScanSource`]). So memory holds at most the leaves that were announced and not yet
+//!   taken.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -26,21 +27,21 @@ use crate::nodes::store::{NodeStore, ScanSource};
 pub(crate) struct LeafReader<'s> {
     store: &'s NodeStore,
     state: Mutex<State>,
-    /// Something was asked for, arrived, or the reader ends.
+    /// Signals that a leaf was announced or arrived, or that the reader ends.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Runs of leaves that lie side by side.
+    /// Runs of neighbouring leaves.
     queue: VecDeque<Vec<NodePtr>>,
-    /// Leaves in the queue, and those of the run that is being read.
+    /// Leaves in the queue, and leaves of the run that is being read.
     expected: HashSet<Logical>,
     arrived: HashMap<Logical, Arc<Node>>,
     ended: bool,
 }
 
-/// Ends reading ahead when dropped, also by a panic.
+/// Ends the readahead when dropped, also after a panic.
 struct EndOnDrop<'r, 's>(&'r LeafReader<'s>);
 
 impl<'s> LeafReader<'s> {
@@ -55,7 +56,7 @@ impl<'s> LeafReader<'s> {
     }
 
     fn read_runs(&self) {
-        // Nobody waits for a thread that panicked.
+        // After a panic of this thread, no thread may wait for it.
         let _end = EndOnDrop(self);
         let mut buf = AlignedBuf::with_capacity(0);
         while let Some(run) = self.next_run() {
@@ -85,7 +86,7 @@ impl<'s> LeafReader<'s> {
         }
     }
 
-    /// A leaf that was read ahead; waits for it where it is expected (I2: else it would arrive later, and stay).
+    /// Takes a leaf that was read ahead. Waits for an expected leaf, which would otherwise arrive later and stay (I2).
     fn take(&self, bytenr: Logical) -> Option<Arc<Node>> {
         let mut state = self.state.lock();
         while state.expected.contains(&bytenr) {

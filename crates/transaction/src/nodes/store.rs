@@ -1,9 +1,12 @@
-//! Where the trees' nodes are: dirty ones in memory, others in the cache or on the devices.
+//! [`NodeStore`]: the nodes of all trees: dirty ones in memory, others in the cache or on the devices.
+//!
+//! Owns the shards of dirty nodes, each under a lock. The cache, the hints and the readahead own their locks. Lock
+//! order: a tree's view -> the readahead's state -> a shard or the cache; nothing is taken under a shard's lock.
 //!
 //! Invariants:
 //! - I1. A node of the running transaction is in the dirty map until the commit has written it, or was written before
 //!   readers can reach it ([`crate::nodes::stream`]); only then may the cache drop it.
-//! - I2. What comes from a device passed the tree checker and is what its parent promised.
+//! - I2. Every node from a device passed the tree checker and is the one that its parent promised.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,16 +34,15 @@ pub(crate) struct NodeStore {
     pub(crate) ahead: LeafAhead,
     dirty: Box<[RwLock<NodeMap>]>,
     check: CheckContext,
-    /// The running transaction: no block is newer.
+    /// Generation of the running transaction: no block is newer.
     generation_limit: AtomicU64,
     nodesize: usize,
-    /// Nodes in memory because they are not written yet, and the most there were.
+    /// Number of nodes in memory that are not written yet, and the highest such number so far.
     nr_unwritten: AtomicU64,
     most_unwritten: AtomicU64,
 }
 
-/// Nodes for one walk through a tree that replaces most of them: what it reads is soon of no use, and displaces nothing
-/// in the cache.
+/// Source of nodes for a walk that replaces most of them: they are soon useless, so they do not enter the cache.
 pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
 
 impl NodeStore {
@@ -67,7 +69,7 @@ impl NodeStore {
         &self.dirty[usize::try_from(index).expect("a remainder of NR_SHARDS fits")]
     }
 
-    /// Puts new content in place; it stays in memory until [`Self::written`].
+    /// Stores a new node, which stays in memory until [`Self::written`].
     pub(crate) fn put_dirty(&self, node: Arc<Node>) {
         if self.shard(node.bytenr()).write().insert(node.bytenr(), node).is_none() {
             self.count_unwritten(1);
@@ -79,19 +81,20 @@ impl NodeStore {
         self.shard(bytenr).read().contains_key(&bytenr)
     }
 
-    /// A dirty node is no longer used.
+    /// Drops a dirty node that is no longer used.
     pub(crate) fn drop_dirty(&self, bytenr: Logical) {
         if self.shard(bytenr).write().remove(&bytenr).is_some() {
             self.nr_unwritten.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// So many nodes are handed over to be written.
+    /// Counts nodes that are handed over to be written.
     pub(crate) fn streams(&self, nr_nodes: usize) {
         self.count_unwritten(nr_nodes as u64);
     }
 
-    /// These nodes were handed over and are on the devices now. No reader could reach them so far.
+    /// Moves nodes that were handed over and are written to the cache, if it has room. No reader could reach them
+    /// before.
     pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
         self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
         nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));
@@ -102,17 +105,17 @@ impl NodeStore {
         self.most_unwritten.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// The most bytes of nodes that waited in memory to be written, at any time so far.
+    /// The largest size of nodes that waited to be written so far, in bytes.
     pub(crate) fn most_unwritten_bytes(&self) -> u64 {
         self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
     }
 
-    /// A node is being replaced: where the cache is full, its place is for the new one.
+    /// Notes that a node is being replaced: a full cache gives its place to the new node.
     pub(crate) fn retire(&self, bytenr: Logical) {
         self.cache.retire(bytenr);
     }
 
-    /// No tree leads to this node any more.
+    /// Drops a node that no tree leads to any more.
     pub(crate) fn forget(&self, bytenr: Logical) {
         self.cache.remove(bytenr);
     }
@@ -125,7 +128,7 @@ impl NodeStore {
         nodes
     }
 
-    /// These dirty nodes are on the devices now: the cache keeps them from here on.
+    /// Moves dirty nodes that are written to the cache.
     pub(crate) fn written(&self, nodes: Vec<Arc<Node>>) {
         for node in nodes {
             let bytenr = node.bytenr();
@@ -134,7 +137,7 @@ impl NodeStore {
         }
     }
 
-    /// A new transaction runs.
+    /// Sets the generation of the running transaction.
     pub(crate) fn set_generation_limit(&self, running: Generation) {
         self.generation_limit.store(running.0, Ordering::Release);
     }
@@ -153,12 +156,12 @@ impl NodeStore {
         self.cache.stats()
     }
 
-    /// This node was read ahead, by who keeps its tree from changing.
+    /// Caches a node that was read ahead. The caller keeps its tree from changing.
     pub(crate) fn keep(&self, node: Arc<Node>) {
         self.cache.insert(node);
     }
 
-    /// Whether reading this node asks no device.
+    /// Whether this node can be read without a device.
     pub(crate) fn is_in_memory(&self, ptr: &NodePtr) -> bool {
         self.is_dirty(ptr.bytenr) || self.cache.contains(ptr.bytenr, ptr.generation)
     }
@@ -169,7 +172,7 @@ impl NodeStore {
         checked_node(raw.into_boxed_slice(), ptr)
     }
 
-    /// Takes pointers together that lie side by side, at most so many, for [`Self::read_run`].
+    /// Groups pointers to neighbouring nodes into runs of at most `most`, for [`Self::read_run`].
     pub(crate) fn runs_of(&self, ptrs: impl IntoIterator<Item = NodePtr>, most: usize) -> Vec<Vec<NodePtr>> {
         let nodesize = self.nodesize as u64;
         let mut runs: Vec<Vec<NodePtr>> = Vec::new();
@@ -186,7 +189,7 @@ impl NodeStore {
         runs
     }
 
-    /// Reads nodes that lie side by side, in one request if it can be, by way of `buf`.
+    /// Reads neighbouring nodes, in one request if possible. `buf` is scratch memory.
     pub(crate) fn read_run(&self, ptrs: &[NodePtr], buf: &mut AlignedBuf) -> Result<Vec<Arc<Node>>> {
         let len = self.nodesize * ptrs.len();
         if buf.capacity() < len {
@@ -268,7 +271,7 @@ impl NodeSource for ScanSource<'_> {
     }
 }
 
-/// A node of these bytes, if it is the one that the pointer promises.
+/// Makes a node of these bytes. Fails if it is not the one that the pointer promises.
 fn checked_node(raw: Box<[u8]>, ptr: &NodePtr) -> Result<Arc<Node>> {
     let node = Node::new(raw)?;
     node.verify(ptr)?;

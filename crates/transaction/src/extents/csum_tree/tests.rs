@@ -1,4 +1,4 @@
-//! Against a map of sectors, with random edits on a tree of small nodes.
+//! Compares the csum tree with a map of sectors, under random edits on a tree of small nodes.
 
 #![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
 

@@ -1,4 +1,4 @@
-//! Against a map of references, skinny and not, inline and keyed.
+//! Compares the extent tree with a map of references: skinny and not, inline and keyed.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ fn leaf() -> ExtentKind {
     ExtentKind::Tree { level: 0, first_key: FIRST_KEY }
 }
 
-/// The references of an extent, after checking how its items are kept.
+/// The references of an extent. Checks the form of its items.
 fn refs_of(tree: &TestTree, bytenr: u64) -> Option<(Key, ExtentItem, Refs)> {
     let mut items =
         tree.items.range(first_key(Logical(bytenr))..).take_while(|(key, _)| is_extent_key(key, Logical(bytenr)));
@@ -88,7 +88,7 @@ fn a_tree_block_comes_and_goes() {
         assert_eq!(lookup_extent(&nodes, &nodes.root, Logical(1), 4096, true).expect("valid"), None);
         assert_eq!(lookup_extent(&nodes, &nodes.root, Logical(1 << 20), 8192, false).expect("valid"), None);
 
-        // What is on disk decides, not what is made by default.
+        // The item on disk decides, not the default form of new items.
         let drop = head(1 << 20, leaf(), &[(RefKey::TreeBlock(RootId(5)), -1)]);
         let changes = run(&mut tree, vec![drop], &CONFIG).expect("valid");
         assert_eq!((changes.added.len(), changes.removed), (0, vec![(add.extent, false)]));
