@@ -1,5 +1,5 @@
-//! How fast items are put and committed: `bulk_create IMAGE NR_FILES` puts the items of empty files into the top-level
-//! subvolume of an image (made by mkfs.btrfs, without such inodes yet) and prints the time of each phase.
+//! Measures how fast items are put and committed. `bulk_create IMAGE NR_FILES` puts the items of empty files into the
+//! top-level subvolume of an image (made by mkfs.btrfs, without these inodes yet) and prints the time of each phase.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,16 +1,16 @@
-//! Transactions: what is changed together becomes durable together.
+//! Transactions: item changes that become durable together.
 //!
-//! Fourth floor. It alone loads space from the trees and persists it, derives references from item changes, copies
-//! shared blocks on write, makes chunks, and writes the superblock.
+//! Fourth floor. Only this crate loads space from the trees and writes it back, derives references from item changes,
+//! copies shared blocks on write, makes chunks, and writes the superblock.
 //!
-//! - `handle`: operations, what they reserve, and what they wait for before they may begin.
-//! - `delayed`: item changes in memory, and trees as readers see them, merged with those.
-//! - `commit`: the one sequence that makes a transaction durable; delayed items go into their trees.
-//! - `cow`: what happens to nodes and references when a batch changes a tree.
+//! - `handle`: transaction handles, what they reserve, and what they wait for before they begin.
+//! - `delayed`: item changes in memory, and trees as readers see them with these changes.
+//! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
+//! - `cow`: how nodes and references change when a batch changes a tree.
 //! - `nodes`: tree nodes between memory and the devices.
 //! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
-//! - `roots`: subvolumes and snapshots are made, changed and dropped.
-//! - `tree_log`: what fsync writes without a commit, and finding it again.
+//! - `roots`: making, changing and dropping subvolumes and snapshots.
+//! - `tree_log`: fsync without a commit, and the log that is found at open.
 //! - `health`: panics, device error counters, statistics, the timeline.
 //! - `engine`, `open`: [`Engine`] itself, and how it is opened.
 

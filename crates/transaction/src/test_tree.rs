@@ -16,7 +16,7 @@ pub(crate) struct TestTree {
     pub(crate) items: BTreeMap<Key, Vec<u8>>,
 }
 
-/// The same as nodes.
+/// The items of a tree, built into nodes.
 pub(crate) struct TestNodes {
     nodes: HashMap<Logical, Arc<Node>>,
     nodesize: usize,
@@ -28,7 +28,8 @@ impl TestTree {
         Self { tree, nodesize, items: BTreeMap::new() }
     }
 
-    /// Applies a batch as `ubtrfs_tree::apply` would; it must be sorted and say nothing that is so already.
+    /// Applies a batch as `ubtrfs_tree::apply` would. The batch must be sorted, and each of its changes must have an
+    /// effect.
     pub(crate) fn apply(&mut self, batch: &Batch) {
         assert!(batch.windows(2).all(|pair| pair[0].0 < pair[1].0), "keys of a batch ascend");
         for (key, value) in batch {

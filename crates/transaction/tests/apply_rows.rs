@@ -1,6 +1,6 @@
-//! Delayed items that leave memory without a commit: what readers see, and what is on disk at the commit.
+//! Delayed items that are applied without a commit: what readers see, and what is on disk after the commit.
 //!
-//! Needs mkfs.btrfs and btrfs; says so loudly and passes where they are missing, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. Without them it reports so and passes, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ use common::{check, inode};
 
 mod common;
 
-/// Little memory: some thousand items are worth an apply.
+/// So little memory that a few thousand items are worth an apply.
 const MEMORY: u64 = 4 << 20;
 const NR_DIRS: u64 = 5;
 
@@ -67,7 +67,7 @@ impl Bed {
         self.next_ino += 1;
     }
 
-    /// Removes some files, or a directory with all of its files, in whose place there is a new one.
+    /// Removes some files, or replaces a directory with all of its files by a new one.
     fn remove_some(&mut self) {
         let whole = (self.random(8) == 0).then(|| self.dirs.swap_remove(0));
         let count = if whole.is_some() { usize::MAX } else { 50 };
@@ -93,7 +93,7 @@ impl Bed {
         items.into_iter().map(|(key, item)| (key, item.to_vec())).collect()
     }
 
-    /// Gives an inode a name in a directory, with all that belongs to it.
+    /// Puts an inode with a name in a directory, and all related items.
     fn put_name(&mut self, dir: u64, ino: u64, is_dir: bool) {
         let op = self.engine.begin(self.engine.reserve(8).unwrap());
         let (generation, name) = (op.generation(), name_of(ino));
@@ -206,7 +206,7 @@ fn readers_see_all_items_whatever_was_applied() {
     assert!(items.into_iter().map(|(key, item)| (key, item.to_vec())).eq(model));
 }
 
-/// The log tells what changed since the last commit by delayed items and the nodes of that commit.
+/// The log derives changes since the last commit from delayed items and the nodes of that commit.
 #[test]
 fn fsync_commits_after_rows_were_applied() {
     let mut bed = Bed::new(3);
@@ -220,7 +220,7 @@ fn fsync_commits_after_rows_were_applied() {
     assert!(bed.engine.committed_generation() > before);
     assert_eq!(bed.engine.log_stats().commits, 1);
 
-    // Where fsync is in use its log is worth more than memory.
+    // While fsync is in use, its log is worth more than memory.
     make_many(&mut bed);
     bed.engine.flush_delayed_items().unwrap();
     assert_eq!(nr_applies(&bed.engine), 1);
@@ -229,7 +229,7 @@ fn fsync_commits_after_rows_were_applied() {
     check(&bed.path);
 }
 
-/// Leaves are read ahead many at a time; where one copy is bad, the other one serves.
+/// Leaves are read ahead many at a time. If one copy is bad, the other one is used.
 #[test]
 fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
     let mut bed = Bed::new(5);
@@ -257,7 +257,7 @@ fn a_batch_is_applied_to_leaves_of_which_one_copy_is_bad() {
     drop(dir);
 }
 
-/// Overwrites, of each leaf of the subvolume, the first copy on the device or the second.
+/// Overwrites one copy of each leaf of the subvolume on the device: the first, or the second.
 fn spoil_a_copy_of_each_leaf(path: &std::path::Path) -> u64 {
     const NODESIZE: u64 = 4096;
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

@@ -1,6 +1,6 @@
-//! Full filesystems: what does not fit is refused, what was accepted is committed, and removing makes room again.
+//! Full filesystems: changes that do not fit are refused, accepted changes are committed, and removals make room again.
 //!
-//! Needs mkfs.btrfs and btrfs; says so loudly and passes where they are missing, unless `CI` is set.
+//! Needs mkfs.btrfs and btrfs. Without them it reports so and passes, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ mod common;
 
 const MIB: u64 = 1 << 20;
 
-/// Closes the filesystem and lets `btrfs check` look at it.
+/// Closes the filesystem and runs `btrfs check` on it.
 fn close_and_check(engine: Arc<Engine>, path: &Path) {
     engine.close().unwrap();
     assert_eq!(engine.read_only(), None);
@@ -45,7 +45,7 @@ fn write_file(engine: &Engine, tree: &Tree, ino: u64, data: &[u8]) -> Result<(),
     let len = data.len() as u64;
     let mut reservation = engine.reserve_data(len)?;
     let metadata = engine.reserve(8)?;
-    // Promised space is there, if not in one piece; a piece is enough for this test.
+    // Reserved space exists, but perhaps not in one piece; one piece is enough for this test.
     let extent = engine.allocate_data(&mut reservation, len, 4096, None).expect("the space was promised");
     let data = &data[..extent.len_bytes as usize];
     engine.write_data(extent.bytenr, data)?;
@@ -71,7 +71,7 @@ fn remove_file(engine: &Engine, tree: &Tree, ino: u64) {
     op.delete(tree, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino));
 }
 
-/// Writes files until there is no space; the number of the first one that failed.
+/// Writes files until there is no space. Returns the number of the first file that failed.
 fn fill(engine: &Engine, tree: &Tree, from: u64, write: &dyn Fn(u64) -> Result<(), Error>) -> u64 {
     for ino in from.. {
         match write(ino) {

@@ -1,8 +1,8 @@
 //! Data that a log refers to keeps its place until a superblock without that log is durable.
 //!
-//! Method: a file is synced by a log and its data replaced in the same transaction; while the commit stands before its
-//! superblock, another writer takes all free space and fills it; the power goes there. The replay, ours and Linux's, must find
-//! what was synced.
+//! Method: a log makes a file durable, and the file's data is replaced in the same transaction. While the commit is
+//! stopped before its superblock, another writer allocates and fills all free space; then the power goes. The replay,
+//! ours and Linux's, must find the data that was synced.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     engine.sync_inode(RootId::FS_TREE, Ino(INO)).unwrap();
     assert_eq!(engine.log_stats().written, 1);
 
-    // Other data in its place, in the same transaction.
+    // Replace the data in the same transaction.
     let mut reservation = engine.reserve_data(LEN).unwrap();
     let extent = engine.allocate_data(&mut reservation, LEN, LEN, None).unwrap();
     let data = vec![8; LEN as usize];
@@ -58,7 +58,7 @@ fn cut_between_rounds_and_superblock(mkfs: &[&str]) {
     engine.commit().unwrap();
     let (content, nr_filled) = found.lock().unwrap().take().unwrap();
     assert!(nr_filled > 16 << 20, "{nr_filled}");
-    // It is free once the superblock is durable.
+    // The old data is free when the superblock is durable.
     let is_free = engine.allocate_data(&mut later, LEN, LEN, None).is_ok();
     drop(later);
     drop((tree, engine));

@@ -1,7 +1,7 @@
-//! Changing subvolumes that share blocks and extents with snapshots: the kernel makes them, we change them,
+//! Changes of subvolumes that share blocks and extents with snapshots. The kernel makes them, we change them, and
 //! `btrfs check` judges the references.
 //!
-//! Needs root, loop devices and btrfs-progs; says so loudly and passes where they are missing, unless `CI` is set.
+//! Needs root, loop devices and btrfs-progs. Without them it reports so and passes, unless `CI` is set.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! A tree as readers see it, against an ordered map: while items move from active to frozen to nodes, and nodes change under
-//! what readers remember of them.
+//! Compares a tree as readers see it with an ordered map, while items move from active to frozen to nodes, and while
+//! nodes that readers remember change.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
@@ -20,7 +20,7 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let device = Arc::new(MemoryDevice::new(1 << 30));
     let format = ubtrfs_mkfs::MkfsOptions { nodesize: 4096, ..ubtrfs_mkfs::MkfsOptions::default() };
     ubtrfs_mkfs::make(&*device, &format).unwrap();
-    // Little memory: some thousand items are worth an apply without a commit, and nodes are read again.
+    // So little memory that a few thousand items are worth an apply, and nodes are read again.
     let options = OpenOptions { memory_bytes: 2 << 20, ..OpenOptions::default() };
     let engine = Engine::open(vec![device], options).unwrap();
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
@@ -37,7 +37,7 @@ const NR_KEYS: u64 = 8000;
 
 fn change(engine: &Engine, tree: &Tree, model: &mut Model, rng: &mut Rng) {
     let first = rng.below(NR_KEYS);
-    // Runs as well: whole inodes come and go.
+    // Also whole runs: inodes come and go.
     let count = if rng.one_in(4) { rng.below(200) } else { 1 };
     let deletes = rng.one_in(2);
     for number in first..(first + count.max(1)).min(NR_KEYS) {
@@ -74,7 +74,7 @@ fn compare(tree: &Tree, model: &Model, rng: &mut Rng) {
     assert_eq!(first.as_ref(), expected.first());
     let last = tree.last_le(&end, &start).unwrap().map(|(key, item)| (key, item.to_vec()));
     assert_eq!(last.as_ref(), expected.last());
-    // As a walk goes: one item after the other.
+    // As in a walk: one item after the other.
     for number in 0..60 {
         let key = Key::new(start.objectid + number / 20, start.item_type, number % 20);
         assert_eq!(tree.get(&key).unwrap().map(|item| item.to_vec()).as_ref(), model.get(&key), "{key:?}");
@@ -104,7 +104,7 @@ fn reading_agrees_with_an_ordered_map() {
     }
 }
 
-/// Commits run beside readers and a writer. Half of the keys never change; of the others, a key's value names it.
+/// Commits run beside readers and a writer. Half of the keys never change; each value of the others names its key.
 #[test]
 fn readers_see_no_gap_while_items_move() {
     let (engine, tree) = engine();

@@ -1,6 +1,6 @@
-//! [`AbortState`]: whether the filesystem takes changes, and why it does not.
+//! [`AbortState`]: whether the filesystem takes changes, and if not, why.
 //!
-//! Owns the reason and the cause, each under a lock of its own under which nothing else is taken.
+//! Owns the reason and the cause, each under a lock; nothing is taken under either.
 //!
 //! Invariants:
 //! - I1. A filesystem that turned read-only stays so until it is closed; the first reason is kept.
@@ -15,20 +15,20 @@ use ubtrfs_error::{Error, Result};
 use crate::engine::Engine;
 use crate::health::unwind::EngineId;
 
-/// Why a filesystem takes no changes, if it takes none.
+/// Whether a filesystem takes changes, and if not, why.
 #[derive(Debug)]
 pub(crate) struct AbortState {
     id: EngineId,
     read_only: AtomicBool,
-    /// It turned read-only while it was open: changes since the last commit are lost.
+    /// Whether it turned read-only while it was open, so that changes since the last commit are lost.
     aborted: AtomicBool,
     reason: Mutex<Option<String>>,
-    /// The failure that turned it read-only, for everyone who waited for what failed.
+    /// The failure that turned it read-only, for all callers that waited for the failed work.
     cause: Mutex<Option<Error>>,
 }
 
 impl AbortState {
-    /// A filesystem that takes changes, or for this reason takes none.
+    /// The state of a filesystem that is read-only for this reason, or that takes changes.
     pub(crate) fn new(reason: Option<String>) -> Self {
         Self {
             id: EngineId::new(),
@@ -39,12 +39,12 @@ impl AbortState {
         }
     }
 
-    /// Has panics of threads that enter this engine abort it.
+    /// Makes panics of threads that enter this engine abort it.
     pub(crate) fn register(&self, engine: Weak<Engine>) {
         self.id.register(engine);
     }
 
-    /// The number that tells this engine from others in the process.
+    /// The id of this engine in the process.
     pub(crate) fn engine_id(&self) -> EngineId {
         self.id
     }
@@ -55,7 +55,7 @@ impl AbortState {
 }
 
 impl Engine {
-    /// Why the filesystem takes no changes, or `None` where it does.
+    /// The reason why the filesystem takes no changes, or `None` if it does.
     pub fn read_only(&self) -> Option<String> {
         if !self.abort_state.read_only.load(Ordering::Acquire) {
             return None;
@@ -63,12 +63,12 @@ impl Engine {
         self.abort_state.reason.lock().clone()
     }
 
-    /// Declares that this thread works on the filesystem: from here on, a panic of it turns the filesystem read-only.
+    /// Declares that this thread works on the filesystem: from now on, a panic of it turns the filesystem read-only.
     pub fn enter(&self) {
         self.abort_state.id.enter();
     }
 
-    /// Fails where the filesystem takes no changes.
+    /// Checks that the filesystem takes changes.
     ///
     /// # Errors
     ///
@@ -86,21 +86,22 @@ impl Engine {
         let state = &self.abort_state;
         let mut kept = state.reason.lock();
         if !state.read_only.load(Ordering::Acquire) {
-            tracing::error!("the filesystem is read-only from here on: {reason}");
+            tracing::error!("the filesystem is read-only until it is opened again: {reason}");
             *kept = Some(reason);
             state.read_only.store(true, Ordering::Release);
             state.aborted.store(true, Ordering::Release);
         }
     }
 
-    /// [`Engine::abort`] because something failed. Everyone who waited for it gets the same error from
+    /// Calls [`Engine::abort`] because `what` failed. All callers that waited for it get the same error from
     /// [`Engine::check_not_failed`].
     pub(crate) fn fail(&self, what: &str, error: &Error) {
         self.abort_state.cause.lock().get_or_insert_with(|| error.clone());
         self.abort(format!("{what} failed: {error}"));
     }
 
-    /// Like [`Engine::check_not_aborted`], for callers that were not refused before they began to wait for the commit lock.
+    /// Like [`Engine::check_not_aborted`], but with the original error. For callers that passed that check and then
+    /// waited for the commit lock.
     pub(crate) fn check_not_failed(&self) -> Result<()> {
         match self.abort_state.cause.lock().clone().filter(|_| self.abort_state.is_aborted()) {
             Some(cause) => Err(cause),
@@ -108,8 +109,8 @@ impl Engine {
         }
     }
 
-    /// Fails after [`Engine::abort`]. No caller may be told then that changes are durable, even where none are left to
-    /// commit because the commit that failed took them.
+    /// Fails after [`Engine::abort`]. Without this check, callers could be told that their changes are durable, because
+    /// the commit that failed took them and none are left to commit.
     pub(crate) fn check_not_aborted(&self) -> Result<()> {
         if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }
     }

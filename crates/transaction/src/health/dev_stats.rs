@@ -10,7 +10,7 @@ use ubtrfs_volumes::Volumes;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 
-/// Takes over the counters that the device tree holds.
+/// Loads the counters from the device tree.
 pub(crate) fn load(volumes: &Volumes, dev_tree: &Tree) -> Result<()> {
     for device in volumes.devices() {
         if let Some(item) = dev_tree.get(&Key::new(objectid::DEV_STATS, KeyType::PERSISTENT_ITEM, device.devid.0))? {

@@ -1,31 +1,31 @@
-//! A measured value with its name, as Prometheus has them; and the text that carries them between programs.
+//! A measured value with its name, as in Prometheus, and the text that carries such values between programs.
 
 use std::fmt::Write;
 
 /// One value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// Without prefix and suffix.
+    /// Name without prefix and suffix.
     pub name: &'static str,
     /// `_bucket`, `_sum` or `_count` of a histogram, else empty.
     pub suffix: &'static str,
-    /// What it is, in one line.
+    /// Description in one line.
     pub help: &'static str,
     /// `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
-    /// What it is of.
+    /// Labels that distinguish values of one name.
     pub labels: Vec<(&'static str, String)>,
     /// The value; times in seconds, sizes in bytes.
     pub value: f64,
 }
 
 impl Metric {
-    /// Something that only grows.
+    /// A value that only grows.
     pub fn counter(name: &'static str, help: &'static str, value: f64) -> Self {
         Self { name, suffix: "", help, kind: "counter", labels: Vec::new(), value }
     }
 
-    /// Something that is now.
+    /// A current value.
     pub fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
         Self { kind: "gauge", ..Self::counter(name, help, value) }
     }
@@ -48,7 +48,7 @@ impl Metric {
     }
 }
 
-/// The text that Prometheus reads. Metrics of one name stand together, under its help and type.
+/// Formats metrics as text for Prometheus. Metrics of one name stand together, under its help and type.
 pub fn prometheus_text(metrics: &[Metric]) -> String {
     let mut text = String::new();
     let mut names: Vec<&str> = Vec::new();

@@ -1,9 +1,8 @@
-//! Statistics of the engine: counters that cost an addition where something large happens anyway, never on the path of a
-//! single operation; and spans, which time what is large and draw it into a [timeline](crate::health::timeline) on request.
+//! Statistics of the engine. Counters count large events, never single operations. Spans time large phases and draw them
+//! into a [timeline](crate::health::timeline) on request.
 //!
-//! - T1. Counters only grow. Readers see each by itself; two of them may be of different moments.
-//! - T2. What is counted of nodes is counted when they are written, so a node that a transaction changed ten times and
-//!   wrote once counts once.
+//! - T1. Counters only grow. Each is read alone, so two of them may be of different moments.
+//! - T2. Nodes count when they are written, so a node that a transaction changed ten times and wrote once counts once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use ubtrfs_tree::{ApplyStats, Node};
 use crate::health::metric::Metric;
 use crate::health::timeline::Timeline;
 
-/// What is timed. The first ones are the phases of a commit, in their order.
+/// A timed phase. The phases of a commit come first, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     /// A whole commit.
@@ -23,7 +22,7 @@ pub enum Span {
     Freeze,
     /// The delayed items of subvolumes are merged into their trees.
     Apply,
-    /// Extent, csum, free space, block group, chunk and root trees are brought in step.
+    /// Extent, csum, free space, block group, chunk and root trees are updated until they agree.
     Rounds,
     /// Nodes are checked, checksummed and written.
     WriteNodes,
@@ -31,7 +30,7 @@ pub enum Span {
     FlushDevices,
     /// The superblock is written and durable.
     Superblock,
-    /// What the old superblock reached is given back.
+    /// Space that only the old superblock reached is freed.
     Unpin,
     /// A batch of file data is written back.
     WriteData,
@@ -63,12 +62,12 @@ impl Span {
 
 const NR_SPANS: usize = 11;
 
-/// On whose behalf dirty data is written back before anybody asked for it to be durable.
+/// The reason for writing back dirty data that no caller asked to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
-    /// The background threads, past a share of the memory.
+    /// The background threads, when dirty data exceeds a share of memory.
     Background,
-    /// A writer, past all of its memory.
+    /// A writer, when dirty data exceeds its memory.
     Writer,
     /// A reservation of space that did not fit.
     Reservation,
@@ -78,7 +77,7 @@ impl Reclaim {
     const NAMES: [&'static str; 3] = ["background", "writer", "reservation"];
 }
 
-/// Trees by what they are for.
+/// Trees by purpose.
 const TREE_CLASSES: [&str; 8] = ["subvolume", "extent", "csum", "free_space", "root", "chunk", "device", "other"];
 
 fn class_of(tree: RootId) -> usize {
@@ -100,7 +99,7 @@ pub struct Stats {
     spans: [SpanStat; NR_SPANS],
     trees: [TreeStat; TREE_CLASSES.len()],
     reclaim: [ReclaimStat; Reclaim::NAMES.len()],
-    /// Leaves of subvolumes written with items of directories' indexes, and those items.
+    /// Written leaves of subvolumes with directory index items, and the number of these items.
     dir_index_leaves: AtomicU64,
     dir_index_items: AtomicU64,
     timeline: Timeline,
@@ -111,7 +110,7 @@ struct SpanStat {
     count: AtomicU64,
     nanos: AtomicU64,
     max_nanos: AtomicU64,
-    /// By powers of four from [`FIRST_BUCKET`] on; the last one is for all that is longer.
+    /// By powers of four from [`FIRST_BUCKET`] on; the last one counts all longer spans.
     buckets: [AtomicU64; NR_BUCKETS],
 }
 
@@ -124,7 +123,7 @@ struct TreeStat {
     batches: AtomicU64,
     items_put: AtomicU64,
     items_deleted: AtomicU64,
-    /// Leaves that batches made, again and again within a transaction.
+    /// Leaves that batches made; one leaf may be made several times in a transaction.
     leaves_made: AtomicU64,
     leaves_written: AtomicU64,
     nodes_written: AtomicU64,
@@ -160,24 +159,28 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// Times what happens until the guard is dropped.
+    /// Times a span until the guard is dropped.
     pub fn span(&self, span: Span) -> SpanGuard<'_> {
         SpanGuard { stats: self, span, started: Instant::now() }
     }
 
-    /// Dirty data was written back for memory or space.
+    /// Counts dirty data that was written back to free memory or space.
     pub fn reclaimed(&self, state: Reclaim, asked_bytes: u64, written_bytes: u64) {
         let stat = &self.reclaim[state as usize];
         add(&stat.asked_bytes, asked_bytes);
         add(&stat.written_bytes, written_bytes);
     }
 
-    /// Writes a timeline of all spans from now on, in the format that Chrome and Perfetto show.
+    /// Writes a timeline of all later spans, in a format that Chrome and Perfetto show.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written.
     pub fn start_timeline(&self, file: std::fs::File) -> std::io::Result<()> {
         self.timeline.start(file)
     }
 
-    /// A batch was applied to a tree.
+    /// Counts a batch that was applied to a tree.
     pub(crate) fn applied(&self, tree: RootId, stats: &ApplyStats) {
         let stat = &self.trees[class_of(tree)];
         add(&stat.batches, stats.batches);
@@ -186,7 +189,7 @@ impl Stats {
         add(&stat.leaves_made, stats.leaves_written);
     }
 
-    /// A node is about to be written.
+    /// Counts a node that is about to be written.
     pub(crate) fn node_written(&self, node: &Node) {
         let stat = &self.trees[class_of(node.owner())];
         add(&stat.nodes_written, 1);
@@ -215,7 +218,7 @@ impl Stats {
         self.timeline.note(span.name(), started, took, span == Span::Commit);
     }
 
-    /// All counters.
+    /// Returns all counters.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
         let mut out = Vec::new();
         for (class, stat) in TREE_CLASSES.iter().zip(&self.trees) {
@@ -285,7 +288,7 @@ fn bucket_of(took: Duration) -> usize {
         .unwrap_or(NR_BUCKETS - 1)
 }
 
-/// Bytes of a leaf that items and their heads can take.
+/// Bytes of a leaf for items and their heads.
 fn leaf_capacity(node: &Node) -> u64 {
     (node.raw().len() - ubtrfs_format::node::HEADER_SIZE) as u64
 }

@@ -1,5 +1,5 @@
-//! A timeline of spans in the trace event format of Chrome (chrome://tracing, ui.perfetto.dev): a JSON array of complete
-//! events, one a line. The format allows the closing bracket to be missing, so a file that was cut short can be read.
+//! A timeline of spans in the trace event format of Chrome (chrome://tracing, ui.perfetto.dev): a JSON array of
+//! complete events, one per line. The format allows the closing bracket to be missing, so a truncated file can be read.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Writes nothing until it is started.
+/// A timeline that writes nothing until it is started.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// Spares those who write nothing the lock.
+    /// Spares the lock while nothing is written.
     is_on: AtomicBool,
     out: Mutex<Option<Output>>,
 }
@@ -50,7 +50,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// A span of the calling thread ended. With `flush` the file is brought up to date.
+    /// Writes a span of the calling thread that ended. With `flush`, the file is brought up to date.
     pub(crate) fn note(&self, name: &str, began: Instant, took: Duration, flush: bool) {
         if !self.is_on.load(Ordering::Acquire) {
             return;
@@ -58,7 +58,7 @@ impl Timeline {
         let mut out = self.out.lock();
         let Some(output) = out.as_mut() else { return };
         if let Err(error) = output.write(name, began, took, flush) {
-            tracing::warn!("the timeline ends here: {error}");
+            tracing::warn!("the timeline cannot be written and ends here: {error}");
             *out = None;
             self.is_on.store(false, Ordering::Release);
         }
@@ -71,7 +71,7 @@ impl Output {
         if !self.named.contains(&thread) {
             self.named.push(thread);
             let current = std::thread::current();
-            // Names of threads are ours and hold nothing that JSON escapes.
+            // Thread names are ours and contain nothing that JSON escapes.
             let name = current.name().unwrap_or("client").replace(['"', '\\'], "");
             writeln!(
                 self.file,

@@ -1,14 +1,14 @@
 //! A panic turns the filesystems that its thread worked on read-only, before anything is unwound.
 //!
-//! Locks here do not poison, so what a panic left half changed under one would look whole to the next commit. Waiting for
-//! an unwinding guard to notice would leave a moment in which another thread commits it; the panic hook leaves none.
+//! Our locks do not poison, so state that a panic left half changed would look complete to the next commit. If an
+//! unwinding guard had to notice the panic, another thread could commit first; the panic hook leaves no time for that.
 //!
-//! - I1. Every thread that changes or reads a filesystem passes [`Engine::enter`] first: it is called where an engine
-//!   hands out or takes anything.
-//! - I2. The hook takes no lock that the code of a filesystem runs under, but those of its registry and of
-//!   [`Engine::abort`], under which nothing else runs.
-//! - I3. Where a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still
-//!   notice when they are unwound.
+//! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: wherever an engine hands out or
+//!   takes anything, it makes this call.
+//! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under
+//!   them.
+//! - I3. If a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still
+//!   notice a panic when they are unwound.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use std::sync::{Mutex, Once, PoisonError, Weak};
 
 use crate::engine::Engine;
 
-/// Tells open engines apart; never used twice.
+/// Tells open engines apart; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineId(u64);
 
@@ -27,7 +27,7 @@ static HOOK: Once = Once::new();
 thread_local! {
     /// The engine that this thread used last.
     static LAST: Cell<u64> = const { Cell::new(0) };
-    /// All that it used.
+    /// All engines that it used.
     static USED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -36,7 +36,7 @@ impl EngineId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Has panics of threads that pass [`EngineId::enter`] abort this engine.
+    /// Makes panics of threads that call [`EngineId::enter`] abort this engine.
     pub(crate) fn register(self, engine: Weak<Engine>) {
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
@@ -50,13 +50,13 @@ impl EngineId {
         open.push((self.0, engine));
     }
 
-    /// This thread uses the engine.
+    /// Notes that this thread uses the engine.
     pub(crate) fn enter(self) {
         LAST.with(|last| {
             if last.replace(self.0) != self.0 {
                 USED.with_borrow_mut(|used| {
                     if !used.contains(&self.0) {
-                        // A thread that goes through many filesystems remembers the last ones.
+                        // A thread that uses many filesystems remembers the latest.
                         if used.len() == MAX_USED {
                             used.remove(0);
                         }
@@ -68,10 +68,10 @@ impl EngineId {
     }
 }
 
-/// What the panic hook does: turns the filesystems that this thread worked on read-only. For programs that set a hook of
-/// their own after a filesystem was opened, and do not call the one that was there.
+/// Turns the filesystems that this thread worked on read-only, as the panic hook does. For programs that replace the
+/// panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // At the end of a thread there may be no such variable any more, and then no work either.
+    // At the end of a thread the variable may be gone; then no work is under way either.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

@@ -1,5 +1,5 @@
-//! Several snapshots that one commit makes of one dirty tree, of each other and inside of each other: Linux makes the tree,
-//! the changes are queued by hand, and `btrfs check`, a walk on Linux's mount and its scrub judge the result.
+//! Several snapshots that one commit makes of one dirty tree, of each other, and inside each other. Linux makes the
+//! tree, the test queues the changes, and `btrfs check`, a walk on Linux's mount and its scrub judge the result.
 
 use std::sync::Arc;
 
@@ -87,10 +87,11 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
         // Source, id; parent, directory.
         ((256, 257), (256, dir(1))),
         ((256, 258), (256, dir(4))),
-        // A snapshot of a snapshot of the same commit, inside of that, and one of the first one's after its name came in.
+        // A snapshot of a snapshot of this commit, placed inside it; and another one of the first, after its name was
+        // added.
         ((257, 259), (257, dir(7))),
         ((257, 260), (257, dir(2))),
-        // Inside of what shares blocks with three others by now.
+        // Placed in a tree that shares blocks with three others by now.
         ((258, 261), (259, dir(3))),
     ];
     for (number, (ids, place)) in plans.into_iter().enumerate() {
@@ -100,7 +101,7 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
     }
     engine.roots.note_shared_blocks();
     engine.commit().expect("committed");
-    // And on from there, in all of them.
+    // Change the trees further.
     touch_all(&engine, &tree);
     touch_all(&engine, &engine.own_tree(RootId(259)).expect("there"));
     engine.close().expect("closed");

@@ -1,4 +1,4 @@
-//! Root items that are made here, and the clock they are stamped by.
+//! New root items, and the clock for their times.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use ubtrfs_format::{Generation, Key};
 use ubtrfs_tree::RootPtr;
 use uuid::Uuid;
 
-/// A root item as Linux fills it in before it has a meaning: no references, no UUIDs, no times.
+/// A root item as Linux initialises it: no references, no UUIDs, no times.
 pub(crate) fn blank_root_item(root: &RootPtr, nodesize: u32) -> RootItem {
     let (zero, epoch) = (Generation(0), Timespec { sec: 0, nsec: 0 });
     let inode = InodeItem {
@@ -58,7 +58,7 @@ pub(crate) fn blank_root_item(root: &RootPtr, nodesize: u32) -> RootItem {
     }
 }
 
-/// The clock.
+/// The current time.
 pub(crate) fn now() -> Timespec {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }

@@ -1,26 +1,29 @@
-//! What the log of an inode is made of: the items that changed since the last commit, and what they need to be replayed.
+//! Collects the log of an inode: the items that changed since the last commit, and the items that their replay needs.
 //!
-//! A replay adds names by `INODE_REF` items and by `DIR_INDEX` items of directories that were fsynced, removes those that
-//! `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and counts links anew. So, for each logged inode:
+//! A replay adds names from `INODE_REF` items, and from `DIR_INDEX` items of directories that were fsynced. It removes
+//! names that `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and counts links anew. So, for each logged
+//! inode:
 //!
-//! - R1. A new directory that it has a name in is logged too, and so on upwards.
-//! - R2. A directory that it has no name in any more is logged with its entries: the old name goes.
-//! - R3. A name that the last commit gives to another inode must belong to a dead one; its replay takes the name away.
-//!   What took such a name and then gave it up must have left it to another logged inode: else the dead one is back.
-//!   An index of the last commit must not be another name's now: a directory that is loaded anew gives the indexes of
-//!   its last entries, if they are gone, to the next ones.
-//! - R4. Directories in which a file of several links, or of the last commit, has new names are logged with their entries,
-//!   as Linux does: who links or renames files and syncs one of them finds the others there.
+//! - R1. A new directory that contains one of its names is logged too, and likewise the new directories above.
+//! - R2. A directory that no longer contains a name of it is logged with its entries, so that the old name goes.
+//! - R3. If the last commit gives one of its names to another inode, that inode must be dead; the replay takes the name
+//!   away from it. An inode that took such a name and gave it up again must have left it to another logged inode, or
+//!   the dead inode would come back. An index of the last commit must not belong to another name now: a directory that
+//!   is loaded again reuses the indexes of removed last entries.
+//! - R4. Directories in which a file with several links, or a file of the last commit, has new names are logged with
+//!   their entries, as in Linux: after a link or rename and an fsync of one file, the others are found there too.
 //!
 //! and for each directory that is logged with its entries:
 //!
-//! - R5. The inodes of new entries are logged (new directories with their entries): all of their names move at once.
-//! - R6. The inodes of removed entries are logged if they live on: else their last name might go.
+//! - R5. The inodes of new entries are logged (new directories with their entries), because all of their names move at
+//!   once.
+//! - R6. The inodes of removed entries are logged if they still exist; otherwise their last name might go.
 //!
-//! Inodes are the same if their numbers are: no number of the last commit's is given to a new inode before the next one.
+//! An inode number stands for one inode: numbers that the last commit uses are not given to new inodes before the next
+//! one.
 //!
-//! What these rules do not cover is committed instead: directories that moved, directories of the last commit that are
-//! gone, names taken over from living inodes, names of subvolumes, extended references, very many changes.
+//! Changes that these rules do not cover force a commit: moved directories, removed directories of the last commit,
+//! names taken over from living inodes, names of subvolumes, extended references, very many changes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -34,10 +37,10 @@ use super::{LoggedInode, SubvolumeLog};
 use crate::delayed::tree_view::{ItemRef, Tree};
 use crate::engine::Engine;
 
-/// Why no log comes of it.
+/// The reason why no log is made.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// A commit is to be made instead.
+    /// A commit is needed instead.
     Commit(&'static str),
     /// Reading failed.
     Error(Error),
@@ -61,10 +64,10 @@ pub(crate) struct Collector<'a> {
     pub(super) tree: &'a Tree,
     pub(super) log: &'a mut SubvolumeLog,
     batch: BTreeMap<Key, Option<Value>>,
-    /// Changed keys of inodes in the log, since it was written.
+    /// Keys of logged inodes that changed since the log was written.
     touched: HashMap<u64, Vec<Key>>,
     waiting: VecDeque<(u64, bool)>,
-    /// Inodes looked at, and whether with their entries.
+    /// Inodes that were handled, and whether with their entries.
     done: HashMap<u64, bool>,
 }
 
@@ -85,7 +88,7 @@ impl<'a> Collector<'a> {
         Ok(Self { engine, tree, log, batch, touched, waiting, done })
     }
 
-    /// The changes of the log tree that bring it up to date and add these inodes.
+    /// Returns the changes of the log tree that bring it up to date and add these inodes.
     pub(crate) fn run<'i>(mut self, wanted: impl IntoIterator<Item = &'i Ino>) -> Result<Batch, Stop> {
         self.waiting.extend(wanted.into_iter().map(|ino| (ino.0, true)));
         let mut logged_before: Vec<u64> = self.touched.keys().copied().collect();
@@ -100,12 +103,12 @@ impl<'a> Collector<'a> {
         Ok(self.batch.into_iter().collect())
     }
 
-    /// The item as the last commit has it.
+    /// The item as of the last commit.
     pub(super) fn committed(&self, key: &Key) -> Result<Option<Item>> {
         self.tree.with_root(|source, root| ubtrfs_tree::get(source, root, key))
     }
 
-    /// An inode as it is now; `None` where it is gone or has no links.
+    /// An inode as it is now; `None` if it is gone or has no links.
     fn living(&self, ino: u64) -> Result<Option<(InodeItem, ItemRef)>, Stop> {
         let Some(raw) = self.tree.get(&Key::new(ino, KeyType::INODE_ITEM, 0))? else { return Ok(None) };
         let item = InodeItem::decode(&raw)?;
@@ -121,7 +124,7 @@ impl<'a> Collector<'a> {
         Ok(self.committed(&Key::new(ino, KeyType::INODE_ITEM, 0))?.is_some())
     }
 
-    /// Puts an item into the log, or takes it out.
+    /// Puts an item into the log, or removes it if `None`.
     pub(super) fn set(&mut self, key: Key, value: Option<Value>) {
         if self.log.items.get(&key) == value.as_ref() {
             return;
@@ -138,7 +141,7 @@ impl<'a> Collector<'a> {
         self.batch.insert(key, value);
     }
 
-    /// Shows in the log what the subvolume has now.
+    /// Copies the subvolume's current item into the log.
     fn copy(&mut self, key: Key) -> Result<(), Stop> {
         let value = self.tree.get(&key)?.map(value_of);
         self.set(key, value);
@@ -168,7 +171,7 @@ impl<'a> Collector<'a> {
         self.log.inodes.insert(ino, LoggedInode { entries, end: before.and_then(|before| before.end) });
         self.set(Key::new(ino, KeyType::INODE_ITEM, 0), Some(value_of(raw)));
         if before.is_none() {
-            // The attributes that a log does not have are deleted by its replay.
+            // A replay deletes the attributes that the log does not have.
             let (start, end) = (Key::new(ino, KeyType::XATTR_ITEM, 0), Key::new(ino, KeyType::XATTR_ITEM, u64::MAX));
             for (key, value) in self.tree.range(&start, &end, usize::MAX)? {
                 self.set(key, Some(value_of(value)));
@@ -189,7 +192,7 @@ impl<'a> Collector<'a> {
         self.extents(ino, &item, offsets)
     }
 
-    /// An inode that is gone: what was logged of it must not come back.
+    /// Removes an inode that is gone from the log, so that it does not come back.
     fn drop_inode(&mut self, ino: u64) -> Result<(), Stop> {
         let Some(logged) = self.log.inodes.remove(&ino) else { return Ok(()) };
         if logged.entries {
@@ -204,7 +207,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// The names of an inode in one directory changed.
+    /// Logs the changed names of an inode in one directory.
     fn names(&mut self, key: Key, item: &InodeItem) -> Result<(), Stop> {
         let before = self.committed(&key)?;
         let now = self.tree.get(&key)?;
@@ -233,7 +236,7 @@ impl<'a> Collector<'a> {
             self.waiting.push_back((dir, true));
         }
         if !self.was_there(dir)? {
-            // R1; no name there can be the last commit's.
+            // R1. The last commit has no name in this directory.
             self.waiting.push_back((dir, false));
             return Ok(());
         }
@@ -243,7 +246,7 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// R3
+    /// R3: the last commit gives this index to the same name, or to none.
     fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
         for entry in DirEntry::decode_all(&raw)? {
@@ -254,7 +257,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// R3: of the names that the log has here, those that are not kept.
+    /// R3: checks the names that the log has under this key and that are not in `kept`.
     fn check_given_up(&self, key: &Key, kept: &[InodeRef]) -> Result<(), Stop> {
         let Some(logged) = self.log.items.get(key).filter(|_| key.item_type == KeyType::INODE_REF) else {
             return Ok(());
@@ -276,7 +279,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// R3
+    /// R3: the last commit gives this name to the same inode, to a dead file, or to none.
     fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
         let Some(other) = named(&raw, name)?.filter(|other| *other != ino) else { return Ok(()) };
@@ -289,7 +292,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// An entry of a directory that is logged with its entries changed.
+    /// Logs a changed entry of a directory that is logged with its entries.
     fn entry(&mut self, key: Key) -> Result<(), Stop> {
         let before = match self.committed(&key)? {
             Some(raw) => DirEntry::decode_all(&raw)?,
@@ -325,12 +328,12 @@ impl<'a> Collector<'a> {
     }
 }
 
-/// The inode that a directory item has this name for.
+/// The inode that has this name in a directory item.
 fn named(dir_item: &[u8], name: &[u8]) -> Result<Option<u64>, Stop> {
     DirEntry::decode_all(dir_item)?.iter().find(|entry| entry.name == name).map(inode_of).transpose()
 }
 
-/// The inode that an entry leads to.
+/// The inode that an entry points to.
 fn inode_of(entry: &DirEntry) -> Result<u64, Stop> {
     match entry.location.item_type {
         KeyType::INODE_ITEM => Ok(entry.location.objectid),
@@ -349,9 +352,9 @@ pub(super) fn value_of(item: ItemRef) -> Value {
     }
 }
 
-/// Inodes that one write of the log looks at.
+/// Most inodes for one write of the log.
 const MAX_INODES: usize = 2000;
-/// Bytes of a subvolume's log.
+/// Most bytes in the log of a subvolume.
 const MAX_BYTES: u64 = 16 << 20;
-/// What an item takes beside its data.
+/// Bytes that an item counts for besides its data.
 const ITEM_BYTES: u64 = 64;

@@ -1,11 +1,12 @@
-//! File extents in a log: where a file's data changed since the last commit, the log has all of it as it is now.
+//! File extents in a log: for each range of a file that changed since the last commit, the log has the current extents.
 //!
-//! A replay drops what the file has in the range of each logged extent, then puts that; explicit holes only drop. So the
-//! log holds, for each range that changed, the extents there as a whole and holes for what is between them.
+//! For each logged extent, a replay drops the file's extents in its range and then puts it; explicit holes only drop.
+//! So the log holds, for each changed range, all extents as a whole, and holes for the gaps between them.
 //!
 //! Invariants:
-//! - I1. Extents of a file in the log do not overlap, and each is an extent that the file has now, or a hole.
-//! - I2. Past the end of the file there are no holes in the log, but all extents: a replay cuts the file off there first.
+//! - I1. Extents of a file in the log do not overlap. Each is a current extent of the file, or a hole.
+//! - I2. Past the end of the file, the log has all extents and no holes, because a replay first truncates the file
+//!   there.
 //! - I3. The checksums of an address do not change within a transaction, so each goes into the log once.
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use ubtrfs_tree::Value;
 
 use super::collect::{Collector, Stop, value_of};
 
-/// An extent of a file: its range, its item.
+/// The range of an extent in its file, the extent, and its item.
 type Found = (Range<u64>, FileExtent, Value);
 
 impl Collector<'_> {
@@ -41,7 +42,7 @@ impl Collector<'_> {
                 ranges.push(self.range_of(offset, &FileExtent::decode(raw)?));
             }
         }
-        // Where the file was cut off, the log has no holes (I2); where it grew again, they are needed.
+        // Past the end of the file the log has no holes (I2). If the file grew, they are needed up to the new end.
         if let Some(logged) = self.log.inodes.get_mut(&ino)
             && let Some(before) = logged.end.replace(end)
             && before != end
@@ -93,7 +94,7 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// What the log has of the file in a range.
+    /// The ranges of the file's logged extents that overlap a range.
     fn logged_in(&self, ino: u64, range: &Range<u64>) -> Result<Vec<Range<u64>>, Stop> {
         let before = self.log.items.range(extent_key(ino, 0)..extent_key(ino, range.start)).next_back();
         let inside = self.log.items.range(extent_key(ino, range.start)..extent_key(ino, range.end));
@@ -107,9 +108,9 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// Brings a range of a file up to date in the log; `end` is that of the file.
+    /// Brings a range of a file up to date in the log. `end` is the end of the file.
     fn log_range(&mut self, ino: u64, mut range: Range<u64>, end: u64) -> Result<(), Stop> {
-        // As far as extents and what is logged reach over its borders (I1).
+        // Widens the range to whole extents, current and logged ones (I1).
         let extents = loop {
             let extents = self.extents_in(ino, &range)?;
             let logged = self.logged_in(ino, &range)?;
@@ -198,7 +199,7 @@ impl Collector<'_> {
     }
 }
 
-/// Sorted, without overlaps.
+/// Sorts ranges and joins those that touch or overlap.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
@@ -215,7 +216,7 @@ fn extent_key(ino: u64, offset: u64) -> Key {
     Key::new(ino, KeyType::EXTENT_DATA, offset)
 }
 
-/// Changed extent items of an inode that are looked at one by one.
+/// Most changed extent items of an inode for which a log is made.
 const MAX_CHANGES: usize = 20_000;
-/// Checksums of one item.
+/// Bytes of checksums at which an item is full.
 const CSUM_ITEM_BYTES: usize = 2048;

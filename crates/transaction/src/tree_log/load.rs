@@ -1,13 +1,13 @@
-//! A log that is found when a filesystem is opened: reading it, and keeping its blocks and data from being overwritten
-//! until what it says was committed.
+//! A log that is found when a filesystem is opened: reads it, and protects its blocks and data from being overwritten
+//! until its replay is committed.
 //!
-//! The log root tree has a root item for each subvolume that something was logged of; each of those log trees holds
-//! items by the keys that they have in the subvolume, and checksums by those of the csum tree.
+//! The log root tree has a root item for each subvolume with a log. A log tree holds items under the keys that they
+//! have in the subvolume, and checksums under their keys in the csum tree.
 //!
 //! Invariants:
-//! - I1. The extent tree knows neither the blocks of a log nor the data that only it refers to. Both are taken out of the
-//!   free space before anything is allocated.
-//! - I2. A block is in a log once; so the walk ends, however the blocks refer to each other.
+//! - I1. The extent tree records neither the blocks of a log nor the data that only the log refers to. Both are removed
+//!   from the free space before anything is allocated.
+//! - I2. Each block is in a log once, so the walk ends, however the blocks refer to each other.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -25,16 +25,15 @@ use crate::extents::csum_tree;
 use crate::handle::trans_handle::{MetadataReservation, TransHandle, regular_extent};
 use crate::nodes::store::NodeStore;
 
-/// The log that was on the devices when the filesystem was opened.
+/// A log that was on the devices when the filesystem was opened.
 #[derive(Debug)]
 pub struct FoundLog {
-    /// For each subvolume (which need not exist any more) what was logged of it.
+    /// The subvolumes with a log, which may not exist any more, and their log trees.
     pub trees: Vec<(RootId, Arc<Tree>)>,
     blocks: Vec<Logical>,
 }
 
-/// Reads the log root tree and all blocks of the logs, so that a log that cannot be read is found out before anything
-/// is changed.
+/// Reads the log root tree and all blocks of the logs, so that an unreadable log is found before anything changes.
 pub(crate) fn load(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<FoundLog> {
     let root = RootPtr {
         tree: RootId::TREE_LOG,
@@ -62,7 +61,7 @@ pub(crate) fn load(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<Fo
     Ok(FoundLog { trees, blocks: seen.into_iter().collect() })
 }
 
-/// Notes all blocks below a pointer (I2).
+/// Collects all blocks below a pointer (I2).
 fn walk(store: &NodeStore, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
     if !seen.insert(ptr.bytenr) {
         let expected = "expected a block that the log refers to once";
@@ -82,18 +81,23 @@ fn corrupt(field: &'static str, value: u64, expected: &'static str) -> Error {
 }
 
 impl Engine {
-    /// The log to replay, the first time that it is asked for. Its items are to be put by [`Engine::begin_replay`]; on a
-    /// filesystem that takes changes a commit must follow, before which the log stays as it is.
+    /// Takes the log to replay; `None` if there is none or it was taken. Its items are put through
+    /// [`Engine::begin_replay`]. On a writable filesystem a commit must follow; until then the log stays on the
+    /// devices.
     pub fn take_log(&self) -> Option<FoundLog> {
         self.tree_log.take_found()
     }
 
-    /// Begins an operation that replays a log. Where the filesystem takes no changes, what is put stays in memory.
+    /// Begins an operation that replays a log. On a read-only filesystem, its changes stay in memory.
     pub fn begin_replay(&self) -> TransHandle<'_> {
         self.begin(MetadataReservation::counted(self, 0))
     }
 
-    /// The checksums that a log holds for a range of a data extent, as runs of sectors.
+    /// Returns the checksums that a log holds for a range of a data extent, as runs of sectors.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the log tree is corrupt or cannot be read.
     pub fn logged_csums(&self, log: &Tree, at: Logical, len_bytes: u64) -> Result<Vec<(Logical, Vec<u8>)>> {
         let (csum_size, sectorsize) = (self.geometry.csum_type.size(), self.geometry.sectorsize);
         let csums =
@@ -113,9 +117,9 @@ impl Engine {
         Ok(runs)
     }
 
-    /// Takes what belongs to the log that was found out of the free space (I1).
+    /// Removes the blocks and data of the found log from the free space (I1).
     pub(crate) fn protect_found_log(&self) -> Result<()> {
-        // Where nothing is ever allocated, the free space was not loaded.
+        // Without allocations, the free space was not loaded.
         if self.read_only().is_some() {
             return Ok(());
         }
@@ -147,7 +151,7 @@ impl Engine {
                     return Err(corrupt("disk_bytenr", extent.bytenr.0, expected));
                 }
                 self.ledger.allocated(extent);
-                // Should nothing come to refer to it, the commit gives it back.
+                // If nothing refers to it in the end, the commit frees it.
                 self.ledger.put(extent, (*root, Ino(key.objectid), u64::MAX));
                 Ok(())
             })?;

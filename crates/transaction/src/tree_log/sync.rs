@@ -1,4 +1,4 @@
-//! Writing the log: fsyncs that come while one is under way share the next.
+//! Writing the log. Fsyncs that begin while a log is being written share the next one.
 //!
 //! ```text
 //! fsync ---> joins the open batch ---> is there a leader? -- yes --> waits for its batch
@@ -7,9 +7,10 @@
 //!      leads: commit lock -> closes the batch -> collects -> log blocks -> flush -> superblock -> flush -> wakes all
 //! ```
 //!
-//! I1. A batch is closed under the commit lock: all changes made before any of its fsyncs began are in the log that is
+//! I1. A batch is closed under the commit lock: all changes made before its fsyncs began are in the log that is
 //!     written for it, or were committed.
-//! I2. A leader that fails or panics answers its batch and makes room for the next: all of the batch get the same error.
+//! I2. A leader that fails or panics answers its batch and makes room for the next; the whole batch gets the same
+//! error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,14 +27,14 @@ use crate::engine::Engine;
 use crate::handle::metadata_reservation::Purpose;
 use crate::roots::root_item::blank_root_item;
 
-/// Who waits for which batch.
+/// The fsyncs that wait for the open batch, and results of closed batches.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     /// Number of the batch that takes requests.
     open: u64,
     requests: Vec<(RootId, Ino)>,
     has_leader: bool,
-    /// What became of closed batches whose members have not all been told: how many, and the failure.
+    /// Results of closed batches that some members have not read yet: how many, and the failure.
     closed: BTreeMap<u64, Closed>,
 }
 
@@ -43,18 +44,23 @@ struct Closed {
     failure: Option<Error>,
 }
 
-/// What came of a batch.
+/// The result of a batch.
 enum Outcome {
     Written,
     Unchanged,
-    /// What the log cannot tell.
+    /// The log cannot express the changes, so a commit is needed.
     NeedsCommit(&'static str),
 }
 
 impl Engine {
-    /// Makes what was put of this inode durable: by the tree log, or by a commit where that is not enough.
+    /// Makes all changes put for this inode durable: by the tree log, or by a commit if the log cannot express them.
     ///
-    /// The inode's data was written before. No inode lock may be held.
+    /// The inode's data must already be written. The caller must hold no inode lock.
+    ///
+    /// # Errors
+    ///
+    /// The failure of the log or of the commit; fsyncs that share a log all get it. If the log's superblock could not
+    /// be written, the filesystem is read-only from then on.
     pub fn sync_inode(&self, root: RootId, ino: Ino) -> Result<()> {
         let log = &self.tree_log;
         log.last_used.store(self.generation().0, Ordering::Relaxed);
@@ -70,7 +76,7 @@ impl Engine {
             return self.lead();
         }
         loop {
-            // A closed batch is in the map from the end of its leader's work until all were told.
+            // A closed batch is in the map from the end of its leader's work until all members have read the result.
             if let Some(closed) = queue.closed.get_mut(&batch) {
                 let failure = closed.failure.clone();
                 closed.nr_waiting -= 1;
@@ -83,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// How often fsync wrote a log, and how often a commit.
+    /// How often fsync wrote a log, and how often it committed.
     pub fn log_stats(&self) -> LogStats {
         self.tree_log.stats()
     }
@@ -152,7 +158,7 @@ impl Engine {
             return Ok(Outcome::Unchanged);
         }
         self.or_abort("fsync", || self.volumes.check_superblocks_are_ours())?;
-        // Until the superblock is durable.
+        // Cleared when the superblock is durable.
         state.spoiled = true;
         let (nodes, root) = match self.apply_to_log(state, batches, transid) {
             Ok(done) => done,
@@ -163,12 +169,12 @@ impl Engine {
             state.spoiled = false;
             return Ok(Outcome::Unchanged);
         };
-        // A chunk is in this list before anything in it can be used: what the log refers to is in older ones.
+        // A new chunk is in this list before it can be used, so the log refers only to older chunks.
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
         if let Err(error) = self.write_runs(&nodes, true) {
-            tracing::warn!("writing the log: {error}");
+            tracing::warn!("fsync commits, because the log could not be written: {error}");
             return Ok(Outcome::NeedsCommit("the log could not be written"));
         }
         let mut superblock = self.superblock();
@@ -184,14 +190,14 @@ impl Engine {
         Ok(Outcome::Written)
     }
 
-    /// What changes in the log trees, as of one moment.
+    /// Returns the changes of the log trees, as of one moment.
     fn collect(
         &self,
         state: &mut LogState,
         wanted: &BTreeMap<RootId, BTreeSet<Ino>>,
         transid: Generation,
     ) -> Result<Vec<(RootId, Batch)>, Stop> {
-        // All operations are in whole or not at all.
+        // The gate is closed: every operation is complete or has not begun.
         let _gate = self.running.close_gate();
         if self.running.transid() != transid {
             return Err(Stop::Commit("an earlier transaction is not committed"));
@@ -214,7 +220,7 @@ impl Engine {
         Ok(batches)
     }
 
-    /// Applies the changes to the log trees; the nodes to write and the root of the log root tree.
+    /// Applies the changes to the log trees. Returns the nodes to write and the root of the log root tree.
     fn apply_to_log(
         &self,
         state: &mut LogState,
@@ -229,11 +235,11 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
-        // What it may take is little beside what `prepare_log_blocks` leaves.
+        // Its allocation is small compared with the room that `prepare_log_blocks` leaves.
         state.blocks.begin(&self.space, self.geometry.nodesize);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };
-            // Each change touches two leaves and a path at most; often all are in a few.
+            // Each change touches at most two leaves and a path. Often all changes are in a few leaves.
             let nr_new = batch_bytes(&batch) / u64::from(self.geometry.nodesize / 4) + 16;
             let nr_copied = log.tree.nr_nodes().min(batch.len().saturating_mul(4));
             let nr_blocks = usize::try_from(nr_new).unwrap_or(usize::MAX).saturating_add(nr_copied);
@@ -250,7 +256,7 @@ impl Engine {
         Ok((nodes, state.roots.root()))
     }
 
-    /// Takes space for the log, which must leave what the trees need for the next commit.
+    /// Allocates space for the log. Leaves the room that the trees need for the next commit.
     fn prepare_log_blocks(&self, blocks: &mut super::LogBlocks, nr_blocks: usize) -> Result<()> {
         let nodesize = self.geometry.nodesize;
         let missing = blocks.missing_bytes(nodesize, nr_blocks);
@@ -266,10 +272,10 @@ fn batch_bytes(batch: &Batch) -> u64 {
     batch.iter().map(|(_, value)| 64 + value.as_ref().map_or(0, |value| value.len() as u64)).sum()
 }
 
-/// Answers the batch and makes room for the next leader, whatever happens (I2).
+/// Answers the batch and makes room for the next leader when dropped, also after a panic (I2).
 struct Leading<'e> {
     engine: &'e Engine,
-    /// The batch that was closed, and how many wait for it.
+    /// The closed batch, and how many fsyncs wait for it.
     batch: Option<(u64, usize)>,
     failure: Option<Error>,
 }

@@ -1,6 +1,6 @@
-//! What the tests of the engine share: opening an image, having `btrfs check` look at it, an inode's item.
+//! Helpers of the engine's tests: opening an image, running `btrfs check` on it, making an inode item.
 
-// Each test file takes what it needs.
+// No test file uses all of them.
 #![allow(dead_code, reason = "compiled once for each test file")]
 
 use std::path::Path;
@@ -23,14 +23,14 @@ pub(crate) fn open(path: &Path) -> Arc<Engine> {
     engine
 }
 
-/// `btrfs check` must find nothing, in metadata and data.
+/// Runs `btrfs check`, which must find nothing in metadata and data.
 pub(crate) fn check(path: &Path) {
     let output = Command::new("btrfs").args(["check", "--check-data-csum"]).arg(path).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && !text.contains("ERROR"), "{text}");
 }
 
-/// An inode with one link, of root.
+/// An inode with one link, owned by root.
 pub(crate) fn inode(generation: Generation, mode: u32, size: u64, nbytes: u64) -> InodeItem {
     let time = Timespec { sec: 1_600_000_000, nsec: 7 };
     InodeItem {
@@ -54,7 +54,7 @@ pub(crate) fn inode(generation: Generation, mode: u32, size: u64, nbytes: u64) -
     }
 }
 
-/// Puts the items of a file in the root directory, and the directory's new size.
+/// Puts the items of a file in the root directory, and the new size of the directory.
 pub(crate) fn put_file(op: &TransHandle<'_>, tree: &Tree, ino: u64, name: &str, size: u64, nbytes: u64) {
     let generation = op.generation();
     let item = inode(generation, 0o100_644, size, nbytes);
