@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, DevId, Generation, Key, KeyType, RootId};
+use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, RootId};
 use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -277,10 +277,7 @@ impl Engine {
 
     /// Returns a tree that every filesystem with these features has. Its absence is corruption.
     pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
-        self.tree(id)?.ok_or_else(|| Error::Refused {
-            what: format!("the filesystem has no tree {id}"),
-            hint: "look at it with `ubtrfs inspect dump-tree`",
-        })
+        self.tree(id)?.ok_or_else(|| missing_tree(id))
     }
 
     /// Flags for a new chunk of this kind: type and profile of the newest block group, or the bare type.
@@ -361,7 +358,14 @@ impl Engine {
     }
 }
 
-/// Copies that a profile keeps of every byte.
+/// The error for a tree that must exist and does not.
+pub(crate) fn missing_tree(id: RootId) -> Error {
+    let expected = "expected this tree to exist";
+    let cause = FormatError::Value { what: "RootItem", field: "objectid", value: id.0, expected };
+    Error::from(cause).in_tree(RootId::ROOT_TREE)
+}
+
+/// Number of copies of each byte that a profile keeps.
 pub(crate) fn copies(flags: BlockGroupFlags) -> u64 {
     if flags.contains(BlockGroupFlags::RAID1C4) {
         4

@@ -18,6 +18,8 @@
 
 mod commit;
 mod cow;
+#[cfg(test)]
+mod crafted_tests;
 mod delayed;
 mod engine;
 mod extents;

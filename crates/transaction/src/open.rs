@@ -8,14 +8,14 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::{BlockGroupItem, ChunkItem, DevItem};
 use ubtrfs_format::superblock::{CompatRo, Incompat, Superblock};
-use ubtrfs_format::{Corrupt, FormatError, Key, KeyType, Logical, RootId};
+use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceConfig};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
 use crate::delayed::tree_view::{RootState, Tree};
-use crate::engine::{Engine, Geometry, OpenOptions, Parts};
+use crate::engine::{Engine, Geometry, OpenOptions, Parts, missing_tree};
 use crate::extents::free_space_tree;
 use crate::handle::throttle::CACHE_PART;
 use crate::health::dev_stats;
@@ -84,7 +84,7 @@ impl Engine {
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
         {
-            tracing::warn!("looking for the highest id of a subvolume: {error}");
+            tracing::warn!("no subvolume can be made, because the highest subvolume id is unknown: {error}");
         }
         Ok(engine)
     }
@@ -189,17 +189,8 @@ fn load_block_groups(
     let compat_ro = superblock.compat_ro();
     let holder =
         if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) { RootId::BLOCK_GROUP_TREE } else { RootId::EXTENT_TREE };
-    let missing = |tree: RootId| {
-        Corrupt::new(FormatError::Value {
-            what: "RootItem",
-            field: "objectid",
-            value: tree.0,
-            expected: "expected this tree to exist",
-        })
-        .in_tree(RootId::ROOT_TREE)
-    };
-    let groups = trees.get(&holder).ok_or_else(|| missing(holder))?;
-    let extents = trees.get(&RootId::EXTENT_TREE).ok_or_else(|| missing(RootId::EXTENT_TREE))?;
+    let groups = trees.get(&holder).ok_or_else(|| missing_tree(holder))?;
+    let extents = trees.get(&RootId::EXTENT_TREE).ok_or_else(|| missing_tree(RootId::EXTENT_TREE))?;
     let free_space = trees.get(&RootId::FREE_SPACE_TREE).filter(|_| compat_ro.contains(CompatRo::FREE_SPACE_TREE));
     for (start, chunk) in volumes.chunks() {
         let key = Key::new(start.0, KeyType::BLOCK_GROUP_ITEM, chunk.length);

@@ -222,7 +222,7 @@ impl Engine {
                 return Ok(());
             }
         }
-        Err(Error::Bug { what: format!("the accounting trees did not come to rest in {MAX_ROUNDS} rounds") })
+        Err(Error::Bug { what: format!("the accounting trees still changed after {MAX_ROUNDS} rounds") })
     }
 
     fn run_delayed_refs(
@@ -429,12 +429,8 @@ impl Engine {
     fn fill_superblock(&self, superblock: &mut Superblock, transid: Generation, work: &CommitWork) -> Result<()> {
         let root = self.own_tree(RootId::ROOT_TREE)?.root_ptr();
         if root.generation != transid {
-            return Err(Error::from(FormatError::Value {
-                what: "Superblock",
-                field: "root generation",
-                value: root.generation.0,
-                expected: "expected the transaction's own",
-            }));
+            let what = format!("the root tree of transaction {transid} is of generation {}", root.generation);
+            return Err(Error::Bug { what });
         }
         let chunk_root = self.own_tree(RootId::CHUNK_TREE)?.root_ptr();
         superblock.generation = transid;

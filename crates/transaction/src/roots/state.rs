@@ -23,8 +23,8 @@ pub(crate) struct Roots {
     drop_failures: Mutex<Vec<Error>>,
     /// Whether a subvolume may share blocks with another one; only ever set.
     shares_blocks: AtomicBool,
-    /// The highest id of a subvolume so far; unknown where nothing is made, or the root tree's end is damaged.
-    last_id: Mutex<Option<u64>>,
+    /// The highest subvolume id so far, or why it is unknown. `None` if the filesystem takes no changes.
+    last_id: Mutex<Option<Result<u64>>>,
 }
 
 impl Roots {
@@ -103,22 +103,26 @@ impl Roots {
         self.drop_failures.lock().pop()
     }
 
-    /// The highest id of a subvolume on disk.
-    pub(crate) fn note_highest_id(&self, highest: u64) {
+    /// Notes the highest subvolume id on disk, or why it is unknown.
+    pub(crate) fn note_highest_id(&self, highest: Result<u64>) {
         *self.last_id.lock() = Some(highest);
     }
 
     /// An id that no subvolume has had since the filesystem was opened.
     pub(crate) fn new_id(&self) -> Result<RootId> {
         let mut last = self.last_id.lock();
-        let highest = last.ok_or_else(|| Error::Refused {
-            what: "the highest id of a subvolume could not be read when the filesystem was opened".to_owned(),
-            hint: "look at it with `ubtrfs check`",
-        })?;
+        let highest = match &*last {
+            Some(highest) => highest.clone()?,
+            None => {
+                return Err(Error::Bug {
+                    what: "a subvolume id was asked for before the last one was read".to_owned(),
+                });
+            }
+        };
         if highest >= objectid::LAST_FREE {
             return Err(Error::NoSpace);
         }
-        *last = Some(highest + 1);
+        *last = Some(Ok(highest + 1));
         Ok(RootId(highest + 1))
     }
 }

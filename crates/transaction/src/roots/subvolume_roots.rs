@@ -95,9 +95,10 @@ impl Engine {
     /// Finds the highest subvolume id, before any subvolume can be deleted. As in Linux, new ids are above those of all
     /// subvolumes that existed when the filesystem was opened or later.
     pub(crate) fn note_highest_root_id(&self) -> Result<()> {
-        let highest = self.own_tree(RootId::ROOT_TREE)?.highest_objectid()?;
-        self.roots.note_highest_id(highest.unwrap_or(objectid::FIRST_FREE - 1));
-        Ok(())
+        let highest = self.own_tree(RootId::ROOT_TREE).and_then(|tree| tree.highest_objectid());
+        let highest = highest.map(|highest| highest.unwrap_or(objectid::FIRST_FREE - 1));
+        self.roots.note_highest_id(highest.clone());
+        highest.map(drop)
     }
 
     /// Returns an id that no subvolume has had since the filesystem was opened.
@@ -117,7 +118,10 @@ impl Engine {
     /// [`Error::Refused`] if there is no such subvolume; otherwise as for [`Engine::tree`].
     pub fn prepare_snapshot(&self, source: RootId) -> Result<usize> {
         self.roots.note_shared_blocks();
-        let tree = self.own_tree(source)?;
+        let tree = self.tree(source)?.ok_or_else(|| Error::Refused {
+            what: format!("subvolume {source} does not exist"),
+            hint: "it may have been deleted: list the subvolumes and choose one of them",
+        })?;
         tree.with_root(|nodes, root| Ok(nodes.read_node(&root.node_ptr())?.nritems()))
     }
 
@@ -239,10 +243,7 @@ impl Engine {
         let mut leaf = LeafBuilder::new(self.geometry.nodesize as usize);
         // The caller has checked that inode, reference and inherited attributes fit.
         if !items.iter().all(|(key, value)| leaf.push(key, value)) {
-            return Err(Error::Refused {
-                what: format!("the root directory of subvolume {id} does not fit into a tree block"),
-                hint: "take attributes from the directory that it would inherit from",
-            });
+            return Err(Error::Bug { what: format!("the root directory of subvolume {id} does not fit into a leaf") });
         }
         let header = self.root_header(id, 0, transid)?;
         self.put_root_node(leaf.finish(&header), id, refs, transid)
@@ -370,10 +371,9 @@ impl Engine {
 
 /// The root item of a snapshot: the source's, except for the fields that are the snapshot's own.
 fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootItem> {
-    let mut item = source.root.lock().item.clone().ok_or_else(|| Error::Refused {
-        what: format!("tree {} has no root item", source.id()),
-        hint: "only subvolumes have snapshots",
-    })?;
+    let what = || format!("tree {} has no root item, but is the source of a snapshot", source.id());
+    let item = source.root.lock().item.clone();
+    let mut item = item.ok_or_else(|| Error::Bug { what: what() })?;
     (item.bytenr, item.level) = (root.bytenr, root.level);
     (item.generation, item.generation_v2) = (root.generation, root.generation);
     item.parent_uuid = item.uuid;

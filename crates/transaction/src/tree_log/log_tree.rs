@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader};
-use ubtrfs_format::{Corrupt, FormatError, Generation, Key, Logical, RootId};
+use ubtrfs_format::{Generation, Key, Logical, RootId};
 use ubtrfs_space::{Extent, Space, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSink, NodeSource, RootPtr};
 use uuid::Uuid;
@@ -177,9 +177,8 @@ struct Nodes<'a> {
 
 impl NodeSource for Nodes<'_> {
     fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
-        let expected = "expected a node that the log has in memory";
-        let missing = FormatError::Value { what: "tree log", field: "bytenr", value: ptr.bytenr.0, expected };
-        self.nodes.get(&ptr.bytenr).cloned().ok_or_else(|| Corrupt::new(missing).in_tree(RootId::TREE_LOG).into())
+        let missing = || Error::Bug { what: format!("block {} of the tree log is not in memory", ptr.bytenr) };
+        self.nodes.get(&ptr.bytenr).cloned().ok_or_else(missing)
     }
 
     fn nodesize(&self) -> usize {
