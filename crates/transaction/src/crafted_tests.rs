@@ -1,10 +1,11 @@
-//! Missing trees and subvolumes: each is an error of its true kind.
+//! Crafted values that the tree checker cannot bound, and trees that are missing: each is an error that names its field.
 
 use std::sync::Arc;
 
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_error::Error;
-use ubtrfs_format::{FormatError, RootId};
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeItem, RegularExtent};
+use ubtrfs_format::{FormatError, Ino, Key, KeyType, Logical, RootId};
 
 use crate::{Engine, OpenOptions, Tree};
 
@@ -45,4 +46,43 @@ fn new_ids_fail_with_the_error_that_kept_the_last_id_from_being_read() {
     assert_eq!(engine.new_root_id().expect("there are ids"), RootId(256));
     engine.roots.note_highest_id(Err(crate::engine::missing_tree(RootId::ROOT_TREE)));
     assert_eq!(named(engine.new_root_id()), (Some(RootId::ROOT_TREE), "objectid"));
+}
+
+#[test]
+fn an_offset_beyond_the_address_space_is_an_error_of_the_log() {
+    let (engine, tree) = engine();
+    engine.commit().expect("committed");
+    let (inode_key, ino) = (Key::new(256, KeyType::INODE_ITEM, 0), 300);
+    let mut inode = InodeItem::decode(&tree.get(&inode_key).expect("readable").expect("there")).expect("valid");
+    (inode.mode, inode.size, inode.nbytes) = (0o100_644, 4096, 4096);
+    let regular =
+        RegularExtent { disk_bytenr: Logical(1 << 40), disk_num_bytes: 4096, offset: u64::MAX - 4095, num_bytes: 4096 };
+    let op = engine.begin(engine.reserve(4).expect("room"));
+    let extent = FileExtent {
+        generation: op.generation(),
+        ram_bytes: 4096,
+        compression: Compression::None,
+        encryption: 0,
+        other_encoding: 0,
+        body: FileExtentBody::Regular(regular),
+    };
+    op.put(&tree, Key::new(ino, KeyType::INODE_ITEM, 0), inode.encode());
+    op.put(&tree, Key::new(ino, KeyType::EXTENT_DATA, 0), extent.encode());
+    drop(op);
+    assert_eq!(named(engine.sync_inode(RootId::FS_TREE, Ino(ino))), (Some(RootId::FS_TREE), "offset"));
+}
+
+#[test]
+fn a_tree_that_claims_to_use_the_whole_address_space_is_corrupt() {
+    let (engine, tree) = engine();
+    if let Some(item) = &mut tree.root.lock().item {
+        item.bytes_used = u64::MAX - 4096;
+    }
+    let op = engine.begin(engine.reserve(1).expect("room"));
+    let key = Key::new(256, KeyType::INODE_ITEM, 0);
+    let mut inode = InodeItem::decode(&tree.get(&key).expect("readable").expect("there")).expect("valid");
+    inode.transid = op.generation();
+    op.put(&tree, key, inode.encode());
+    drop(op);
+    assert_eq!(named(engine.commit()), (Some(RootId::FS_TREE), "bytes_used"));
 }

@@ -104,7 +104,12 @@ impl Engine {
                 item.ctransid = transid;
                 item.ctime = now();
             }
-            item.bytes_used = (item.bytes_used + nr_made * nodesize).saturating_sub(nr_left * nodesize);
+            let bytes_used = item.bytes_used.checked_add(nr_made * nodesize).ok_or_else(|| {
+                let (value, expected) = (item.bytes_used, "expected the size of the tree");
+                let cause = FormatError::Value { what: "RootItem", field: "bytes_used", value, expected };
+                Error::from(cause).in_tree(tree.id())
+            })?;
+            item.bytes_used = bytes_used.saturating_sub(nr_left * nodesize);
         }
         Ok((new_refs, stats))
     }

@@ -1,5 +1,7 @@
 //! Data extents: reserving, allocating, writing, and reading with verified checksums.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::io::IoSlice;
 
 use ubtrfs_error::{Error, Result};
@@ -172,7 +174,7 @@ impl Engine {
         };
         self.volumes.read(at, buf, sectorsize, &check).map_err(|error| match error {
             Error::Corrupt(corrupt) => {
-                let bytenr = Logical(at.0 + (bad_sector.get() * sectorsize) as u64);
+                let bytenr = Logical(at.0.saturating_add(bad_sector.get().saturating_mul(sectorsize) as u64));
                 Corrupt { bytenr: Some(bytenr), tree: None, ..corrupt }.into()
             }
             other => other,

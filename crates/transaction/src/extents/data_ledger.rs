@@ -199,7 +199,7 @@ impl DataLedger {
     pub(crate) fn lookup_csums(&self, at: Logical, len_bytes: u64) -> SectorCsums {
         let (sectorsize, csum_size) = (self.sectorsize, self.csum_size);
         let mut found = SectorCsums::absent(usize::try_from(len_bytes / sectorsize).unwrap_or(usize::MAX), csum_size);
-        let end = at.0 + len_bytes;
+        let end = at.0.saturating_add(len_bytes);
         let mut fill = |csums: &Csums| {
             // An entry may start before the range and reach into it.
             let first = csums.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);

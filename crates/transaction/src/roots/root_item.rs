@@ -1,5 +1,7 @@
 //! New root items, and the clock for their times.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ubtrfs_format::item::{InodeItem, RootItem, Timespec};

@@ -3,6 +3,8 @@
 //! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order: nothing
 //! is taken under any of these locks. The guard of one is never handed out.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,7 +124,8 @@ impl Roots {
         if highest >= objectid::LAST_FREE {
             return Err(Error::NoSpace);
         }
-        *last = Some(Ok(highest + 1));
-        Ok(RootId(highest + 1))
+        let id = highest.saturating_add(1);
+        *last = Some(Ok(id));
+        Ok(RootId(id))
     }
 }

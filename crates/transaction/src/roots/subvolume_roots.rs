@@ -19,6 +19,8 @@
 //!
 //! Source: the format page on root items and references; what Linux leaves on disk after each of these.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};

@@ -12,8 +12,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use ubtrfs_error::Error;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags, InodeItem, RegularExtent};
-use ubtrfs_format::{Generation, Key, KeyType, Logical, objectid};
+use ubtrfs_format::{FormatError, Generation, Key, KeyType, Logical, objectid};
 use ubtrfs_tree::Value;
 
 use super::collect::{Collector, Stop, value_of};
@@ -164,12 +165,18 @@ impl Collector<'_> {
         if regular.disk_bytenr.0 == 0 {
             return Ok(());
         }
-        let start = match extent.compression {
-            Compression::None => regular.disk_bytenr.0 + regular.offset,
-            _ => regular.disk_bytenr.0,
+        let (offset, len) = match extent.compression {
+            Compression::None => (regular.offset, regular.num_bytes),
+            _ => (0, regular.disk_num_bytes),
         };
-        let len = if extent.compression == Compression::None { regular.num_bytes } else { regular.disk_num_bytes };
-        for gap in self.log.csums.gaps(start..start + len) {
+        // The tree checker bounds the extent, but not the part of it that the item refers to.
+        let start = regular.disk_bytenr.checked_add(offset);
+        let Some((start, end)) = start.and_then(|start| Some((start, start.checked_add(len)?))) else {
+            let expected = "expected a part that ends inside of the address space";
+            let cause = FormatError::Value { what: "FileExtent", field: "offset", value: regular.offset, expected };
+            return Err(Error::from(cause).in_tree(self.tree.id()).into());
+        };
+        for gap in self.log.csums.gaps(start.0..end.0) {
             self.csums_in(gap);
         }
         Ok(())

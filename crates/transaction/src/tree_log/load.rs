@@ -9,6 +9,8 @@
 //!   from the free space before anything is allocated.
 //! - I2. Each block is in a log once, so the walk ends, however the blocks refer to each other.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -108,7 +110,8 @@ impl Engine {
             match csums.get(index) {
                 Some(csum) if continues => runs.last_mut().expect("a run began").1.extend_from_slice(csum),
                 Some(csum) => {
-                    runs.push((Logical(at.0 + index as u64 * u64::from(sectorsize)), csum.to_vec()));
+                    let start = at.0.saturating_add(u64::from(sectorsize).saturating_mul(index as u64));
+                    runs.push((Logical(start), csum.to_vec()));
                     continues = true;
                 }
                 None => continues = false,
