@@ -280,7 +280,7 @@ impl Engine {
         self.tree(id)?.ok_or_else(|| missing_tree(id))
     }
 
-    /// Flags for a new chunk of this kind: type and profile of the newest block group, or the bare type.
+    /// Flags for a new chunk of this kind: type and profile of the last block group of its type, or the bare type.
     pub(crate) fn chunk_flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let wanted = kind.flags();
         let groups = self.space.block_groups();

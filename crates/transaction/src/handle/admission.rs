@@ -1,7 +1,7 @@
 //! [`Admission`]: decides whether a change may begin, and what it waits for.
 //!
-//! Owns the load of the running transaction, the queues of tickets, and the throttle. Lock order: a queue's lock and a
-//! thread's share of the load are leaves.
+//! Owns the load of the running transaction, the queues of tickets, and the throttle. No other lock is taken
+//! under a queue's lock or a thread's share of the load.
 
 use std::sync::atomic::AtomicU64;
 

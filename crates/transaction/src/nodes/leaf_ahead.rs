@@ -5,6 +5,9 @@
 //!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
 //! ```
 //!
+//! Owns the queue and the set of expected leaves, under one lock. Lock order: a tree's view -> this lock -> the store's
+//! shards and cache.
+//!
 //! Invariants:
 //! - I1. Pointers are followed only while the tree is as it was when they were found: the thread holds the tree's view
 //!   lock shared, as every reader does, and drops jobs for another version. Blocks that a tree no longer uses may be

@@ -5,6 +5,8 @@
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
 //! ```
 //!
+//! Owns the queue and the leaves that arrived, under one lock. No other lock is taken under it.
+//!
 //! Invariants:
 //! - I1. A leaf that could not be read ahead is read again when it is needed; that read tries all copies and reports
 //!   the error.

@@ -8,6 +8,8 @@
 //! Crash argument: the nodes have new addresses, which no committed superblock reaches. The commit waits for these
 //! writes, then flushes, then writes its superblock, as for the nodes that it writes at its end.
 //!
+//! Owns the queue of pieces, under one lock. No other lock is taken under it.
+//!
 //! Invariants:
 //! - I1. A pushed node is final: an apply makes each node once, and later changes copy it ([`crate::cow::sink`], I3).
 //! - I2. No thread reads a pushed node before the stream has ended: until then readers see the tree as it was.
