@@ -20,7 +20,7 @@ use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Corrupt, FormatError, Logical, RootId};
 
 use crate::Extent;
-use crate::range_set::{FreeSpace, RangeSet};
+use crate::range_set::{FreeSpace, RangeSet, len_of};
 
 /// The facts in a block group item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,9 @@ impl Group {
         let bounds = item.start.0..item.start.0.checked_add(item.len_bytes).ok_or_else(|| {
             corrupt("block group", "length", item.len_bytes, "expected to end inside the address space", item.start)
         })?;
+        if item.used > item.len_bytes {
+            return Err(corrupt("block group", "used", item.used, "expected at most its length", item.start));
+        }
         let mut group = Self {
             item,
             read_only: false,
@@ -72,7 +75,7 @@ impl Group {
         }
         for range in free {
             let inside = bounds.start <= range.start && range.end <= bounds.end;
-            let aligned = range.start % sector == 0 && range.end % sector == 0;
+            let aligned = range.start.is_multiple_of(sector) && range.end.is_multiple_of(sector);
             if !inside || !aligned || group.disk_free.insert(range.clone()).is_none() {
                 let expected = "expected disjoint ranges of sectors inside the block group";
                 return Err(corrupt("free space", "start", range.start, expected, item.start));
@@ -83,7 +86,7 @@ impl Group {
     }
 
     pub(crate) fn end(&self) -> u64 {
-        self.item.start.0 + self.item.len_bytes
+        self.item.start.advance(self.item.len_bytes).0
     }
 
     pub(crate) fn free(&self) -> &FreeSpace {
@@ -104,21 +107,22 @@ impl Group {
     }
 
     pub(crate) fn allocate(&mut self, range: Range<u64>) {
-        self.allocated += range.end - range.start;
+        let allocated = self.allocated.checked_add(len_of(&range));
         assert!(self.free.remove(range), "I2: allocations come from free space");
+        self.allocated = allocated.expect("I2: allocated space is a part of the group");
     }
 
     pub(crate) fn release(&mut self, range: Range<u64>) {
-        let len_bytes = range.end - range.start;
-        assert!(
-            self.allocated >= len_bytes && self.disk_free.gaps(range.clone()).is_empty(),
-            "I2: only allocated space is released"
-        );
-        self.allocated -= len_bytes;
+        let allocated = self.allocated.checked_sub(len_of(&range));
+        let is_unused = self.disk_free.gaps(range.clone()).is_empty();
+        self.allocated = allocated.filter(|_| is_unused).expect("I2: only allocated space is released");
         self.free_parts(range);
     }
 
     pub(crate) fn extent_added(&mut self, extent: Extent) -> Result<()> {
+        let Some(used) = self.item.used.checked_add(extent.len_bytes) else {
+            return Err(corrupt("block group", "used", self.item.used, "expected at most its length", self.item.start));
+        };
         let allocated = self.allocated.checked_sub(extent.len_bytes);
         let range = extent.bytenr.0..extent.end();
         let Some(allocated) = allocated.filter(|_| self.disk_free.remove(range).is_some()) else {
@@ -126,7 +130,7 @@ impl Group {
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         };
         self.allocated = allocated;
-        self.item.used += extent.len_bytes;
+        self.item.used = used;
         Ok(())
     }
 
@@ -140,14 +144,13 @@ impl Group {
             return Err(corrupt("extent", "length", extent.len_bytes, expected, extent.bytenr));
         }
         self.item.used = used;
-        self.pinned += extent.len_bytes;
+        // I2: pinned space is a part of the group.
+        self.pinned = self.pinned.saturating_add(extent.len_bytes);
         Ok(())
     }
 
     pub(crate) fn unpin(&mut self, range: Range<u64>) {
-        let len_bytes = range.end - range.start;
-        assert!(self.pinned >= len_bytes, "I2: only pinned space is unpinned");
-        self.pinned -= len_bytes;
+        self.pinned = self.pinned.checked_sub(len_of(&range)).expect("I2: only pinned space is unpinned");
         self.free_parts(range);
     }
 

@@ -176,7 +176,7 @@ impl DelayedRefs {
         // Merging two long queues and rebuilding the map is faster than single inserts, but needs memory for all heads
         // twice.
         let mut others = other.heads.into_values().peekable();
-        let mut heads = Vec::with_capacity(self.heads.len() + others.len());
+        let mut heads = Vec::with_capacity(self.heads.len().saturating_add(others.len()));
         for mut head in std::mem::take(&mut self.heads).into_values() {
             while let Some(other) = others.next_if(|other| other.extent.bytenr <= head.extent.bytenr) {
                 if other.extent.bytenr < head.extent.bytenr {

@@ -4,6 +4,7 @@
 //! state back into them.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod block_group;
 pub mod delayed_ref;
@@ -61,8 +62,13 @@ impl Extent {
         Self { bytenr, len_bytes }
     }
 
-    /// The first address after the extent.
+    /// The first address after the extent; `u64::MAX` if that is past the address space, where no block group reaches.
     pub fn end(self) -> u64 {
         self.bytenr.0.saturating_add(self.len_bytes)
+    }
+
+    /// This extent and the adjacent one after it, as one.
+    fn joined(self, next: Self) -> Self {
+        Self { len_bytes: self.len_bytes.saturating_add(next.len_bytes), ..self }
     }
 }

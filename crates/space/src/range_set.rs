@@ -44,7 +44,8 @@ impl RangeSet {
             self.ends.remove(&right.start);
         }
         self.ends.insert(start, end);
-        self.bytes += range.end - range.start;
+        // I1, I2: the lengths of disjoint ranges add up to at most u64::MAX.
+        self.bytes = self.bytes.saturating_add(len_of(&range));
         Some(Joined { whole: start..end, left, right })
     }
 
@@ -60,7 +61,7 @@ impl RangeSet {
         if range.end < held.end {
             self.ends.insert(range.end, held.end);
         }
-        self.bytes -= range.end - range.start;
+        self.bytes = self.bytes.checked_sub(len_of(&range)).expect("I2: the set contains the removed range");
         Some(held)
     }
 
@@ -145,12 +146,17 @@ impl FreeSpace {
 
     /// Ranges of at least this length, ordered by length, then by address.
     pub(crate) fn at_least(&self, len_bytes: u64) -> impl DoubleEndedIterator<Item = Range<u64>> + '_ {
-        self.by_len.range((len_bytes, 0)..).map(|&(len_bytes, start)| start..start + len_bytes)
+        self.by_len.range((len_bytes, 0)..).map(|&(len_bytes, start)| start..start.saturating_add(len_bytes))
     }
 }
 
 fn index_entry(range: &Range<u64>) -> (u64, u64) {
-    (range.end - range.start, range.start)
+    (len_of(range), range.start)
+}
+
+/// Length of a range, 0 if it is empty.
+pub(crate) fn len_of(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
 }
 
 #[cfg(test)]

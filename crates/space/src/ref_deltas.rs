@@ -22,14 +22,15 @@ enum Deltas {
 }
 
 impl RefDeltas {
-    /// Adds `delta` to the change of `reference`.
+    /// Adds `delta` to the change of `reference`. The sum saturates, which 2^63 references would need.
     pub fn add(&mut self, reference: RefKey, delta: i64) {
         self.deltas = match std::mem::take(&mut self.deltas) {
             Deltas::None => Deltas::One(reference, delta),
-            Deltas::One(known, before) if known == reference => Deltas::One(known, before + delta),
+            Deltas::One(known, before) if known == reference => Deltas::One(known, before.saturating_add(delta)),
             Deltas::One(known, before) => Deltas::Many(BTreeMap::from([(known, before), (reference, delta)])),
             Deltas::Many(mut many) => {
-                *many.entry(reference).or_default() += delta;
+                let sum = many.entry(reference).or_default();
+                *sum = sum.saturating_add(delta);
                 Deltas::Many(many)
             }
         };

@@ -55,32 +55,34 @@ impl Reservation {
 
     /// Moves up to `bytes` into a new reservation.
     pub fn split(&mut self, bytes: u64) -> Reservation {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
+        let bytes = self.take(bytes);
         Self::new(Arc::clone(&self.inner), self.kind, bytes)
     }
 
     /// Adds all bytes of another reservation of equal kind.
     pub fn merge(&mut self, mut other: Reservation) {
-        assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: both tokens have equal kinds");
-        self.bytes += std::mem::take(&mut other.bytes);
+        self.take_from(&mut other, u64::MAX);
     }
 
     /// Moves up to `bytes` from another reservation of equal kind into this one.
     pub fn take_from(&mut self, other: &mut Reservation, bytes: u64) {
         assert!(self.kind == other.kind && Arc::ptr_eq(&self.inner, &other.inner), "I1: both tokens have equal kinds");
-        let bytes = bytes.min(other.bytes);
-        other.bytes -= bytes;
-        self.bytes += bytes;
+        self.bytes = self.bytes.checked_add(other.take(bytes)).expect("I1: `may_use` is the sum of all tokens");
     }
 
     /// Gives back up to `bytes`, because they were allocated or are not needed. Returns the number given back.
     pub fn consume(&mut self, bytes: u64) -> u64 {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
+        let bytes = self.take(bytes);
         if bytes > 0 {
             self.inner.state(self.kind).lock().unreserve(bytes);
         }
+        bytes
+    }
+
+    /// Removes up to `bytes` from this token, which the caller must put elsewhere.
+    fn take(&mut self, bytes: u64) -> u64 {
+        let bytes = bytes.min(self.bytes);
+        self.bytes = self.bytes.saturating_sub(bytes);
         bytes
     }
 }

@@ -121,7 +121,7 @@ impl Space {
     pub fn block_group_at(&self, bytenr: Logical) -> Option<BlockGroup> {
         let (start, kind) = self.inner.kind_at(bytenr)?;
         let item = self.inner.state(kind).lock().group(start)?.item;
-        (bytenr.0 - start < item.len_bytes).then_some(item)
+        bytenr.offset_from(Logical(start)).is_some_and(|offset| offset < item.len_bytes).then_some(item)
     }
 
     /// Allocates a contiguous extent of `want` bytes, or else the longest one of at least `min` bytes. Pass `min ==

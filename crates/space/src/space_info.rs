@@ -17,6 +17,7 @@ use ubtrfs_error::Result;
 use ubtrfs_format::{Generation, Logical};
 
 use crate::block_group::{BlockGroup, Group, corrupt};
+use crate::range_set::len_of;
 use crate::{Extent, Shortage, SpaceKind};
 
 /// The sums of a kind of space. `total = used + reserved + pinned + readonly + free`.
@@ -164,14 +165,14 @@ impl SpaceState {
         let start = self.group_of(first).ok_or_else(|| outside(first))?;
         let group_end = self.groups[&start].end();
         let mut run = first;
-        let mut nr_counted = 0;
-        for next in behind {
-            if next.bytenr.0 != run.end() || next.end() > group_end {
-                break;
+        let is_next = |next: &&Extent| {
+            let follows = next.bytenr.0 == run.end() && next.end() <= group_end;
+            if follows {
+                run = run.joined(**next);
             }
-            run.len_bytes += next.len_bytes;
-            nr_counted += 1;
-        }
+            follows
+        };
+        let nr_counted = behind.iter().take_while(is_next).count();
         self.dirty.insert(start);
         self.update(start, |group| group.extent_added(run)).unwrap_or(Ok(()))?;
         Ok(nr_counted)
@@ -193,7 +194,7 @@ impl SpaceState {
         ranges.dedup_by(|next, last| {
             let joins = next.group == last.group && next.extent.bytenr.0 == last.extent.end();
             if joins {
-                last.extent.len_bytes += next.extent.len_bytes;
+                last.extent = last.extent.joined(next.extent);
             }
             joins
         });
@@ -213,15 +214,15 @@ impl SpaceState {
 
     /// Reserves `bytes`, or returns the shortage.
     pub(crate) fn reserve(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
-        let available = self.promisable().saturating_sub(self.totals.global_reserved + self.totals.may_use);
-        if bytes <= available {
-            self.totals.may_use += bytes;
+        let available = self.unpromised();
+        let Some(missing_bytes) = bytes.checked_sub(available).filter(|&missing| missing > 0) else {
+            self.add_may_use(bytes);
             return Ok(());
-        }
+        };
         Err(Shortage {
             kind,
             want_bytes: bytes,
-            missing_bytes: bytes - available,
+            missing_bytes,
             pinned_bytes: self.totals.pinned,
             may_use_bytes: self.totals.may_use,
             unallocated_bytes: self.totals.unallocated,
@@ -232,9 +233,13 @@ impl SpaceState {
     pub(crate) fn reserve_from_global(&mut self, kind: SpaceKind, bytes: u64) -> Result<(), Shortage> {
         self.reserve(kind, bytes).or_else(|shortage| {
             self.totals.global_reserved = self.totals.global_reserved.checked_sub(bytes).ok_or(shortage)?;
-            self.totals.may_use += bytes;
+            self.add_may_use(bytes);
             Ok(())
         })
+    }
+
+    fn add_may_use(&mut self, bytes: u64) {
+        self.totals.may_use = self.totals.may_use.checked_add(bytes).expect("I3: reservations stay below the limit");
     }
 
     pub(crate) fn unreserve(&mut self, bytes: u64) {
@@ -257,14 +262,20 @@ impl SpaceState {
     /// The other half is left to data. Metadata may be overcommitted because its reservations are for the worst case,
     /// which is rare.
     fn promisable(&self) -> u64 {
-        self.totals.free + if self.overcommits { self.totals.unallocated / 2 } else { 0 }
+        let overcommit = if self.overcommits { self.totals.unallocated / 2 } else { 0 };
+        self.totals.free.saturating_add(overcommit)
+    }
+
+    /// The part of the limit that neither reservations nor the global reserve hold.
+    fn unpromised(&self) -> u64 {
+        let SpaceInfo { may_use, global_reserved, .. } = self.totals;
+        self.promisable().saturating_sub(may_use.saturating_add(global_reserved))
     }
 
     fn refill_global(&mut self) {
-        let totals = &self.totals;
-        let room = self.promisable().saturating_sub(totals.may_use + totals.global_reserved);
-        let gap = totals.global_size - totals.global_reserved;
-        self.totals.global_reserved += gap.min(room);
+        // I2: the reserve stays within its size.
+        let filled = self.totals.global_reserved.saturating_add(self.unpromised());
+        self.totals.global_reserved = filled.min(self.totals.global_size);
     }
 
     /// Changes a group (I1).
@@ -289,7 +300,7 @@ impl SpaceState {
     }
 
     fn take(&mut self, range: Range<u64>) -> Extent {
-        let extent = Extent::new(Logical(range.start), range.end - range.start);
+        let extent = Extent::new(Logical(range.start), len_of(&range));
         let start = self.group_of(extent).expect("I1: a free run lies in a block group");
         self.update(start, |group| group.allocate(range));
         extent
@@ -310,7 +321,7 @@ impl SpaceState {
     fn fit_behind_cursor(&self, fit: Fit) -> Option<Range<u64>> {
         let group = self.writable_group_at(self.cursor)?;
         let mut runs = group.free().ranges().from(self.cursor).take(RUNS_SCANNED);
-        runs.find(|run| run.end - run.start >= fit.want.max(CLUSTER_BYTES)).and_then(|run| fit.whole(run))
+        runs.find(|run| len_of(run) >= fit.want.max(CLUSTER_BYTES)).and_then(|run| fit.whole(run))
     }
 
     fn fit_any(&self, fit: Fit) -> Option<Range<u64>> {
@@ -329,9 +340,7 @@ impl SpaceState {
         // No run fits all: the longest fit among the groups, each tried from its longest run on.
         let longest = |group: &Group| group.free().at_least(fit.min).rev().find_map(|run| fit.part(run));
         let parts = self.groups_with_runs(fit.min).take(RUNS_SCANNED).filter_map(longest);
-        parts
-            .max_by_key(|part| part.end - part.start)
-            .or_else(|| self.groups_with_runs(fit.min).skip(RUNS_SCANNED).find_map(longest))
+        parts.max_by_key(len_of).or_else(|| self.groups_with_runs(fit.min).skip(RUNS_SCANNED).find_map(longest))
     }
 
     fn groups_with_runs(&self, len_bytes: u64) -> impl Iterator<Item = &Group> {
@@ -343,8 +352,9 @@ impl Fit {
     fn part(&self, run: Range<u64>) -> Option<Range<u64>> {
         let start = run.start.checked_next_multiple_of(self.align)?;
         let room = run.end.checked_sub(start)?;
-        let len_bytes = self.want.min(room - room % self.align);
-        (len_bytes >= self.min).then(|| start..start + len_bytes)
+        let len_bytes = self.want.min(room.checked_div(self.align)?.checked_mul(self.align)?);
+        let end = start.checked_add(len_bytes)?;
+        (len_bytes >= self.min).then_some(start..end)
     }
 
     fn whole(&self, run: Range<u64>) -> Option<Range<u64>> {
@@ -365,7 +375,7 @@ fn contribution(group: &Group) -> SpaceInfo {
         used: group.item.used,
         pinned: group.pinned,
         reserved: group.allocated,
-        readonly: group.mirror_bytes() + if group.read_only { free } else { 0 },
+        readonly: group.mirror_bytes().saturating_add(if group.read_only { free } else { 0 }),
         free: if group.read_only { 0 } else { free },
         ..SpaceInfo::default()
     }

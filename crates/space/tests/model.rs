@@ -351,6 +351,8 @@ fn contradicting_content_is_an_error() {
     assert!(space.extents_added(&[Extent::new(start, SECTOR)]).is_err(), "nobody allocated it");
     assert!(space.extent_removed(Extent::new(start, SECTOR), Generation(1)).is_err(), "it is free");
     assert!(space.extent_removed(Extent::new(Logical(1 << 40), SECTOR), Generation(1)).is_err());
+    let overfull = BlockGroup { start: Logical(1 << 40), used: (1 << 20) + 1, ..overlap };
+    assert!(space.insert_block_group(overfull, Vec::new(), Vec::new()).is_err());
     let endless = BlockGroup { start: Logical(1 << 40), len_bytes: u64::MAX, ..overlap };
     assert!(space.insert_block_group(endless, Vec::new(), Vec::new()).is_err());
 }
