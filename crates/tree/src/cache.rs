@@ -77,7 +77,7 @@ impl NodeCache {
     /// Adds a node if that evicts no other node. For nodes of a scan, which are read once.
     pub fn insert_if_room(&self, node: Arc<Node>) {
         let mut shard = self.shard(node.bytenr()).lock();
-        if shard.bytes + node.raw().len() as u64 <= shard.budget_bytes {
+        if shard.has_room_for(&node) {
             shard.insert(node);
         }
     }
@@ -86,7 +86,7 @@ impl NodeCache {
     pub fn retire(&self, bytenr: Logical) {
         let mut shard = self.shard(bytenr).lock();
         if let Some(node) = shard.by_bytenr.get(&bytenr.0).and_then(|&index| shard.ring[index].node.as_ref())
-            && shard.bytes + node.raw().len() as u64 > shard.budget_bytes
+            && !shard.has_room_for(node)
         {
             shard.remove(bytenr);
         }
@@ -114,8 +114,8 @@ impl NodeCache {
         };
         for shard in &self.shards {
             let shard = shard.lock();
-            stats.nodes += shard.by_bytenr.len() as u64;
-            stats.bytes += shard.bytes;
+            stats.nodes = stats.nodes.saturating_add(shard.by_bytenr.len() as u64);
+            stats.bytes = stats.bytes.saturating_add(shard.bytes);
         }
         stats
     }
@@ -151,10 +151,15 @@ impl Shard {
         Some(Arc::clone(node))
     }
 
+    /// Whether a node fits into the budget without evicting another one.
+    fn has_room_for(&self, node: &Node) -> bool {
+        self.bytes.saturating_add(node.raw().len() as u64) <= self.budget_bytes
+    }
+
     fn insert(&mut self, node: Arc<Node>) {
         self.remove(node.bytenr());
         let len = node.raw().len() as u64;
-        while self.bytes + len > self.budget_bytes && !self.by_bytenr.is_empty() {
+        while !self.has_room_for(&node) && !self.by_bytenr.is_empty() {
             self.evict_one();
         }
         if len > self.budget_bytes {
@@ -168,12 +173,13 @@ impl Shard {
                 index
             }
             None => {
+                let index = self.ring.len();
                 self.ring.push(slot);
-                self.ring.len() - 1
+                index
             }
         };
         self.by_bytenr.insert(bytenr, index);
-        self.bytes += len;
+        self.bytes = self.bytes.saturating_add(len);
     }
 
     fn remove(&mut self, bytenr: Logical) {
@@ -184,7 +190,7 @@ impl Shard {
 
     fn vacate(&mut self, index: usize) {
         if let Some(node) = self.ring[index].node.take() {
-            self.bytes -= node.raw().len() as u64;
+            self.bytes = self.bytes.checked_sub(node.raw().len() as u64).expect("I1: `bytes` includes the node");
             self.vacant.push(index);
         }
     }
@@ -194,7 +200,7 @@ impl Shard {
     fn evict_one(&mut self) {
         loop {
             let index = self.hand;
-            self.hand = (index + 1) % self.ring.len();
+            self.hand = index.checked_add(1).filter(|&next| next < self.ring.len()).unwrap_or(0);
             let slot = &mut self.ring[index];
             let Some(node) = &slot.node else { continue };
             if std::mem::take(&mut slot.used) {

@@ -56,9 +56,9 @@ impl<'s> Cursor<'s> {
             Ok(_) => Ok(self.key()),
             Err(slot) => {
                 let Some((leaf, at)) = self.path.last_mut() else { return Ok(None) };
-                if slot > 0 {
-                    *at = slot - 1;
-                    return Ok(Some(leaf.key(slot - 1)));
+                if let Some(before) = slot.checked_sub(1) {
+                    *at = before;
+                    return Ok(Some(leaf.key(before)));
                 }
                 self.prev_leaf()
             }
@@ -89,9 +89,9 @@ impl<'s> Cursor<'s> {
     #[expect(clippy::should_implement_trait, reason = "a step can fail")]
     pub fn next(&mut self) -> Result<Option<Key>> {
         let Some((leaf, slot)) = self.path.last_mut() else { return Ok(None) };
-        if *slot + 1 < leaf.nritems() {
-            *slot += 1;
-            return Ok(Some(leaf.key(*slot)));
+        if let Some(next) = following(leaf, *slot) {
+            *slot = next;
+            return Ok(Some(leaf.key(next)));
         }
         self.next_leaf()
     }
@@ -99,17 +99,16 @@ impl<'s> Cursor<'s> {
     /// Goes to the previous item. Before the first item: returns `None` and loses the position.
     pub fn prev(&mut self) -> Result<Option<Key>> {
         let Some((leaf, slot)) = self.path.last_mut() else { return Ok(None) };
-        if *slot > 0 {
-            *slot -= 1;
-            return Ok(Some(leaf.key(*slot)));
+        if let Some(before) = slot.checked_sub(1) {
+            *slot = before;
+            return Ok(Some(leaf.key(before)));
         }
         self.prev_leaf()
     }
 
     /// Goes to the first item of the next leaf. After the last leaf: returns `None` and loses the position.
     pub fn next_leaf(&mut self) -> Result<Option<Key>> {
-        let up = |node: &Node, slot: usize| (slot + 1 < node.nritems()).then_some(slot + 1);
-        self.step_leaf(up, |_| 0)
+        self.step_leaf(following, |_| 0)
     }
 
     /// Goes to the last item of the previous leaf. Before the first leaf: returns `None` and loses the position.
@@ -175,6 +174,11 @@ impl<'s> Cursor<'s> {
         self.path.push((node, slot));
         Ok(found)
     }
+}
+
+/// The slot after this one, if the node has it.
+fn following(node: &Node, slot: usize) -> Option<usize> {
+    slot.checked_add(1).filter(|&next| next < node.nritems())
 }
 
 impl std::fmt::Debug for Cursor<'_> {

@@ -10,6 +10,7 @@
 //! - I3. Only [`apply`] and [`apply_in_parts`] change trees.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod apply;
 mod cache;

@@ -85,8 +85,9 @@ pub fn find_leaf(
         if slot > 0 {
             low = node.key(slot);
         }
-        if slot + 1 < node.nritems() {
-            let next = node.key(slot + 1);
+        let next_slot = slot.saturating_add(1);
+        if next_slot < node.nritems() {
+            let next = node.key(next_slot);
             high = Some(high.map_or(next, |high: Key| high.min(next)));
         }
         if node.level() == 1 {
@@ -103,8 +104,10 @@ pub fn get(source: &dyn NodeSource, root: &RootPtr, key: &Key) -> Result<Option<
     while !node.is_leaf() {
         let slot = match node.search(key) {
             Ok(slot) => slot,
-            Err(0) => return Ok(None),
-            Err(slot) => slot - 1,
+            Err(slot) => match slot.checked_sub(1) {
+                Some(slot) => slot,
+                None => return Ok(None),
+            },
         };
         node = read(source, &node.child_ptr(slot, root.tree))?;
     }

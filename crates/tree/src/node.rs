@@ -5,6 +5,8 @@
 //!   end of the block, and the level is at most 7. So accessors never fail for a slot below `nritems`.
 //! - I2. A node never changes.
 
+#![allow(clippy::arithmetic_side_effects, reason = "I1: slots, offsets and lengths were checked against the block")]
+
 use std::fmt;
 
 use ubtrfs_error::{Error, Result};

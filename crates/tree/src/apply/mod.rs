@@ -20,6 +20,11 @@
 //! Modules: this one walks, `leaf_run` packs items into leaves, `child_run` packs pointers into internal nodes, and
 //! `parts` walks in several threads.
 
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "counts, slots and sizes of nodes in memory, whose geometry `Node::new` has checked"
+)]
+
 mod changes;
 mod child_run;
 mod leaf_run;
