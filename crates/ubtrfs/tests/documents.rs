@@ -81,3 +81,13 @@ fn every_path_and_module_that_a_document_names_exists() {
     assert!(missing.is_empty(), "{missing:#?}");
     assert!(nr_checked > 100, "only {nr_checked} names were found");
 }
+
+#[test]
+fn changelog_entries_are_short_and_sorted_by_section() {
+    let text = fs::read_to_string(repository().join("CHANGELOG.md")).unwrap();
+    // A merge that keeps both sides brings back entries from before the sections.
+    let unsorted: Vec<&str> = text.lines().filter(|line| line.starts_with("- Fixed:")).collect();
+    assert!(unsorted.is_empty(), "move these to the section Fixed, or delete them if they are there: {unsorted:#?}");
+    let long: Vec<&str> = text.split("\n- ").skip(1).filter(|entry| entry.lines().count() > 8).collect();
+    assert!(long.is_empty(), "shorten these: {long:#?}");
+}
