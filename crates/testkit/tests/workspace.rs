@@ -64,8 +64,10 @@ const FLOORS: &[(&str, &[&str])] = &[
 ];
 
 /// Folders of a crate, from the bottom up. Files beside them belong to all of them.
-const ROOMS: &[(&str, &[&str])] =
-    &[("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "mount"])];
+const ROOMS: &[(&str, &[&str])] = &[
+    ("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "mount"]),
+    ("transaction", &["health", "nodes", "delayed", "handle", "extents", "cow", "roots", "tree_log", "commit"]),
+];
 
 /// SPDX licences that ask for no more than a notice.
 const PERMISSIVE: &[&str] = &[

@@ -3,19 +3,25 @@
 //! Fourth floor. Only this crate loads space from the trees and writes it back, derives references from item changes,
 //! copies shared blocks on write, makes chunks, and writes the superblock.
 //!
+//! The rooms, from the top down; each imports only from rooms below it:
+//!
+//! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
+//! - `tree_log`: fsync without a commit, and the log that is found at open.
+//! - `roots`: making, changing and dropping subvolumes and snapshots.
+//! - `cow`: how nodes and references change when a batch changes a tree.
+//! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
 //! - `handle`: transaction handles, what they reserve, and what they wait for before they begin.
 //! - `delayed`: item changes in memory, and trees as readers see them with these changes.
-//! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
-//! - `cow`: how nodes and references change when a batch changes a tree.
 //! - `nodes`: tree nodes between memory and the devices.
-//! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
-//! - `roots`: making, changing and dropping subvolumes and snapshots.
-//! - `tree_log`: fsync without a commit, and the log that is found at open.
 //! - `health`: panics, device error counters, statistics, the timeline.
+//!
+//! Beside them, for all:
+//!
 //! - `engine`, `open`: [`Engine`] itself, and how it is opened.
 
 #![forbid(unsafe_code)]
 
+mod clock;
 mod commit;
 mod cow;
 #[cfg(test)]
@@ -27,6 +33,7 @@ mod handle;
 mod health;
 mod nodes;
 mod open;
+mod per_thread;
 mod roots;
 #[cfg(test)]
 mod test_tree;
@@ -36,10 +43,10 @@ pub use delayed::delayed_item::INODES_PER_ROW;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::data_io::{DataExtent, DataReservation};
+pub use handle::root_change::{NewContent, NewSubvolume};
 pub use handle::trans_handle::{MetadataReservation, TransHandle, TreeChanges};
 pub use health::metric::{Metric, prometheus_text};
 pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;
 pub use nodes::leaf_ahead::LeafReadAhead;
-pub use roots::subvolume_roots::{NewContent, NewSubvolume};
 pub use tree_log::{FoundLog, LogStats};

@@ -16,11 +16,11 @@ use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
 
+use crate::commit::dev_stats;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::{Engine, Geometry, OpenOptions, Parts, missing_tree};
 use crate::extents::free_space_tree;
 use crate::handle::throttle::CACHE_PART;
-use crate::health::dev_stats;
 use crate::nodes::store::NodeStore;
 use crate::tree_log;
 

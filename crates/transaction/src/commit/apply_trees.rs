@@ -18,10 +18,11 @@ use ubtrfs_format::Generation;
 use ubtrfs_space::DelayedRefs;
 use ubtrfs_tree::Changes;
 
-use crate::cow::sink::{ApplyProgress, NewRefs, PART_MIN, nr_threads};
+use crate::cow::sink::{ApplyProgress, NewRefs, PART_MIN};
 use crate::delayed::delayed_item::{FrozenBatch, FrozenItems};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
+use crate::nodes::threads::nr_threads;
 
 /// A tree and the batch to apply.
 type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);

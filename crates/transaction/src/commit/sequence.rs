@@ -33,9 +33,9 @@ use crate::engine::Engine;
 use crate::extents::csum_tree;
 use crate::extents::extent_tree::{self, LedgerConfig};
 use crate::extents::free_space_tree;
+use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
-use crate::roots::subvolume_roots::RootChange;
 
 impl Engine {
     /// Makes all changes put so far durable. Returns at once if nothing changed.
@@ -98,8 +98,8 @@ impl Engine {
         let (transid, frozen, root_changes) = self.freeze_transaction()?;
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
-        self.change_roots(root_changes, work, transid)?;
-        self.drop_dead_roots(work, transid)?;
+        self.change_roots(root_changes, &mut work.refs, transid)?;
+        self.drop_dead_roots(&mut work.refs, transid)?;
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);
         self.flag_quotas(work, transid)?;

@@ -35,13 +35,14 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 
+use crate::clock::now;
 use crate::cow::child_refs::{ChildRefs, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::extent_tree;
 use crate::nodes::leaf_reader::LeafReader;
 use crate::nodes::stream::NodeStream;
-use crate::roots::root_item::now;
+use crate::nodes::threads::nr_threads;
 
 impl Engine {
     /// Applies a batch to a tree and shows the result to readers. The caller holds the commit lock.
@@ -132,11 +133,6 @@ impl ApplyProgress {
         let done = self.nr_changed.fetch_add(nr_changed, Ordering::Relaxed) + nr_changed;
         engine.admission.flush_applied(done, self.nr_changes);
     }
-}
-
-/// Most threads that all applies use together.
-pub(crate) fn nr_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
 }
 
 /// The result of an apply, or of a part of it, before readers see it.
@@ -510,8 +506,6 @@ pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
 const STREAM_MIN: usize = 256;
 /// Changes that are worth a thread.
 pub(crate) const PART_MIN: usize = 2048;
-/// More threads would wait for the devices.
-const THREADS_MAX: usize = 8;
 /// Nodes for which space is allocated at once, if many are made.
 const POOL_NODES: u64 = 64;
 /// Changes between two reports of progress.

@@ -16,6 +16,7 @@ use ubtrfs_tree::{Cursor, Item, LeafPlace, Node, NodePtr, NodeSource, RootPtr, V
 
 use crate::delayed::delayed_item::{DelayedItems, FrozenItems};
 use crate::delayed::item_map::Change;
+use crate::nodes::leaf_ahead::{AtVersion, SharedView};
 use crate::nodes::leaf_hint::TreeVersion;
 use crate::nodes::store::NodeStore;
 
@@ -25,15 +26,12 @@ pub struct Tree {
     id: RootId,
     store: Arc<NodeStore>,
     pub(crate) active: DelayedItems,
-    view: SharedView,
+    view: Arc<RwLock<View>>,
     /// Whether the tree is in the engine's list of trees with active items.
     pub(crate) listed: AtomicBool,
     /// The root item, for trees that have one, and the offset of its key. Changed under the commit lock only.
     pub(crate) root: Mutex<RootState>,
 }
-
-/// Shared with the thread that reads leaves ahead.
-pub(crate) type SharedView = Arc<RwLock<View>>;
 
 /// The root of the tree, and the items that are being merged into it.
 #[derive(Debug)]
@@ -43,7 +41,13 @@ pub(crate) struct View {
     /// See [`Tree::seal`].
     sealed: bool,
     /// Another version whenever nodes of the tree change (I1 of [`crate::nodes::leaf_hint`]).
-    pub(crate) version: TreeVersion,
+    version: TreeVersion,
+}
+
+impl AtVersion for View {
+    fn version(&self) -> TreeVersion {
+        self.version
+    }
 }
 
 /// An item and its place.
@@ -258,7 +262,8 @@ impl Tree {
             for slots in hints.step(parent, slot).into_iter().filter(|slots| !slots.is_empty()) {
                 let others = slots.filter(|other| *other != slot);
                 let ptrs: Vec<NodePtr> = others.map(|other| parent.child_ptr(other, self.id)).collect();
-                ahead.announce(&self.store, &self.view, view.version, &ptrs);
+                let shared: SharedView = Arc::clone(&self.view) as _;
+                ahead.announce(&self.store, &shared, view.version, &ptrs);
             }
         })?;
         hints.note(view.version, key, &place);

@@ -20,7 +20,7 @@ use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, Roo
 use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
-use crate::cow::sink::nr_threads;
+use crate::nodes::threads::nr_threads;
 
 /// Sizes and features that the accounting trees depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

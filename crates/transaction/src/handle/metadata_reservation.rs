@@ -31,8 +31,8 @@ use ubtrfs_space::{SpaceInfo, SpaceKind};
 use crate::delayed::delayed_item::is_name;
 use crate::delayed::item_map::Growth;
 use crate::engine::{BackgroundWork, Engine, copies};
-use crate::handle::per_thread::PerThread;
 use crate::handle::trans_handle::MetadataReservation;
+use crate::per_thread::PerThread;
 
 /// The purpose of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod metadata_reservation;
-pub(crate) mod per_thread;
+pub(crate) mod root_change;
 pub(crate) mod running;
 pub(crate) mod throttle;
 pub(crate) mod ticket;

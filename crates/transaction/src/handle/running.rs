@@ -13,8 +13,8 @@ use parking_lot::{Mutex, RwLockReadGuard};
 use ubtrfs_format::{Generation, RootId};
 
 use crate::delayed::tree_view::Tree;
-use crate::handle::per_thread::{Closed, Gate};
-use crate::roots::subvolume_roots::RootChange;
+use crate::handle::root_change::RootChange;
+use crate::per_thread::{Closed, Gate};
 
 /// The transaction that operations join.
 #[derive(Debug)]

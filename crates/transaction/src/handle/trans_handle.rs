@@ -13,7 +13,7 @@ use crate::delayed::delayed_item::LockedItems;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::handle::metadata_reservation::{HandleLoad, Purpose};
-use crate::roots::subvolume_roots::RootChange;
+use crate::handle::root_change::RootChange;
 
 /// The right to put some items; [`Engine::begin`] turns it into a transaction handle.
 #[must_use = "a reservation that is dropped at once holds nothing"]

@@ -1,7 +1,6 @@
 //! Failure and measurement: panics, device error counters, statistics, metrics, the timeline.
 
 pub(crate) mod abort;
-pub(crate) mod dev_stats;
 pub(crate) mod metric;
 pub(crate) mod stats;
 pub(crate) mod timeline;

@@ -22,12 +22,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_tree::NodePtr;
 
-use crate::delayed::tree_view::SharedView;
 use crate::health::unwind::EngineId;
 use crate::nodes::leaf_hint::TreeVersion;
 use crate::nodes::store::NodeStore;
@@ -67,6 +66,15 @@ pub struct LeafReadAhead {
     store: Arc<NodeStore>,
     engine: EngineId,
 }
+
+/// A tree's nodes as they are while this is locked.
+pub(crate) trait AtVersion: std::fmt::Debug + Send + Sync {
+    /// Changes whenever nodes of the tree change.
+    fn version(&self) -> TreeVersion;
+}
+
+/// Locks a tree at its version.
+pub(crate) type SharedView = Arc<RwLock<dyn AtVersion>>;
 
 /// The position of a thread among the leaves below one parent, and how regularly it moves.
 #[derive(Debug, Default)]
@@ -183,7 +191,7 @@ impl Job {
     fn read(&self, store: &NodeStore, buf: &mut AlignedBuf) {
         // I1, I2
         if let Some(view) = self.view.try_read_recursive()
-            && view.version == self.version
+            && view.version() == self.version
             && let Ok(nodes) = store.read_run(&self.run, buf)
         {
             nodes.into_iter().for_each(|node| store.keep(node));

@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use ubtrfs_format::{Key, KeyType};
 use ubtrfs_tree::{LeafPlace, Node};
 
-use crate::handle::per_thread::PerThread;
 use crate::nodes::leaf_ahead::Walk;
+use crate::per_thread::PerThread;
 
 /// Identifies the nodes of a tree until they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

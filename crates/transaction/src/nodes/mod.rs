@@ -5,3 +5,4 @@ pub(crate) mod leaf_hint;
 pub(crate) mod leaf_reader;
 pub(crate) mod store;
 pub(crate) mod stream;
+pub(crate) mod threads;

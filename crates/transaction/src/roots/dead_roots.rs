@@ -30,7 +30,6 @@ use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
 
-use crate::commit::state::CommitWork;
 use crate::cow::child_refs::{ChildRefs, kind_of};
 use crate::cow::sink::no_references;
 use crate::delayed::tree_view::RootState;
@@ -43,7 +42,7 @@ type DropProgress = (Key, u8);
 
 impl Engine {
     /// Drops parts of deleted subvolumes. The caller holds the commit lock.
-    pub(crate) fn drop_dead_roots(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
+    pub(crate) fn drop_dead_roots(&self, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
         let ids = self.roots.dead();
         if ids.is_empty() {
             return Ok(());
@@ -53,7 +52,7 @@ impl Engine {
             if budget <= 0 {
                 break;
             }
-            if self.drop_part(id, work, transid, &mut budget)? {
+            if self.drop_part(id, refs, transid, &mut budget)? {
                 self.roots.remove_dead(id);
             }
         }
@@ -71,7 +70,7 @@ impl Engine {
     }
 
     /// Drops a part of one subvolume. Returns whether it is finished with it, by success or by failure.
-    fn drop_part(&self, id: RootId, work: &mut CommitWork, transid: Generation, budget: &mut i64) -> Result<bool> {
+    fn drop_part(&self, id: RootId, refs: &mut DelayedRefs, transid: Generation, budget: &mut i64) -> Result<bool> {
         let Some(tree) = self.tree(id)? else { return Ok(true) };
         let root = tree.root_ptr();
         let RootState { key_offset, item, .. } = tree.root.lock().clone();
@@ -83,7 +82,7 @@ impl Engine {
         let progress = (item.drop_progress != Key::MIN).then_some((item.drop_progress, item.drop_level));
         let mut walk = Drop {
             engine: self,
-            before: &work.refs,
+            before: refs,
             refs: DelayedRefs::new(),
             extent_root: self.own_tree(RootId::EXTENT_TREE)?.root_ptr(),
             child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid },
@@ -100,8 +99,8 @@ impl Engine {
                 return Ok(true);
             }
         };
-        let Drop { refs, .. } = walk;
-        work.refs.append(refs);
+        let Drop { refs: new_refs, .. } = walk;
+        refs.append(new_refs);
         if let Some((key, level)) = stopped {
             let mut state = tree.root.lock();
             if let Some(item) = &mut state.item {
@@ -116,7 +115,7 @@ impl Engine {
             (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
             (Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), None),
         ];
-        self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, &mut work.refs, transid)?;
+        self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &gone, refs, transid)?;
         Ok(true)
     }
 }

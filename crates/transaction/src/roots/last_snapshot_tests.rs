@@ -11,7 +11,7 @@ use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run, second_opin
 use ubtrfs_tree::Batch;
 use uuid::Uuid;
 
-use crate::roots::subvolume_roots::RootChange;
+use crate::handle::root_change::RootChange;
 use crate::{Engine, NewContent, NewSubvolume, OpenOptions, Tree};
 
 const SOURCE: RootId = RootId(256);

@@ -2,8 +2,6 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use ubtrfs_format::item::{InodeItem, RootItem, Timespec};
 use ubtrfs_format::{Generation, Key};
 use ubtrfs_tree::RootPtr;
@@ -58,10 +56,4 @@ pub(crate) fn blank_root_item(root: &RootPtr, nodesize: u32) -> RootItem {
         rtime: epoch,
         reserved: [0; 8],
     }
-}
-
-/// The current time.
-pub(crate) fn now() -> Timespec {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timespec { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }
 }

@@ -24,7 +24,7 @@
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem, RootRef, Timespec};
+use ubtrfs_format::item::{InodeFlags, RootFlags, RootItem};
 use ubtrfs_format::node::{LeafBuilder, NodeHeader, write_header};
 use ubtrfs_format::superblock::Incompat;
 use ubtrfs_format::{Generation, Key, KeyType, RootId, objectid};
@@ -32,53 +32,12 @@ use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
 use uuid::Uuid;
 
-use crate::commit::state::CommitWork;
 use crate::cow::child_refs::ChildRefs;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
+use crate::handle::root_change::{NewContent, NewSubvolume, RootChange};
 use crate::handle::trans_handle::{MetadataReservation, TransHandle};
 use crate::roots::root_item::blank_root_item;
-
-/// A subvolume to be made.
-#[derive(Debug)]
-pub struct NewSubvolume {
-    /// Its id, by [`Engine::new_root_id`].
-    pub id: RootId,
-    /// Its UUID.
-    pub uuid: Uuid,
-    /// The time of the request.
-    pub otime: Timespec,
-    /// Its content.
-    pub content: NewContent,
-    /// The subvolume that holds its name.
-    pub parent: RootId,
-    /// The place of its name.
-    pub root_ref: RootRef,
-    /// Items of the directory that holds its name, in the order of their keys.
-    pub entry: Batch,
-}
-
-/// The content of a new subvolume.
-#[derive(Debug)]
-pub enum NewContent {
-    /// These items, in key order. They fit into a leaf.
-    Items(Vec<(Key, Vec<u8>)>),
-    /// The content of another subvolume at the end of the transaction.
-    SnapshotOf {
-        /// The other subvolume.
-        source: RootId,
-        /// Whether the snapshot is read-only.
-        read_only: bool,
-    },
-}
-
-/// A change of a subvolume that the commit makes.
-#[derive(Debug)]
-pub(crate) enum RootChange {
-    Make(Box<NewSubvolume>),
-    SetReadOnly(RootId, bool),
-    Delete(RootId),
-}
 
 impl TransHandle<'_> {
     /// Makes a subvolume read-only or writable, from this transaction's commit on.
@@ -154,12 +113,12 @@ impl Engine {
     pub(crate) fn change_roots(
         &self,
         changes: Vec<RootChange>,
-        work: &mut CommitWork,
+        refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<()> {
         for change in changes {
             match change {
-                RootChange::Make(new) => self.make(*new, &mut work.refs, transid)?,
+                RootChange::Make(new) => self.make(*new, refs, transid)?,
                 RootChange::SetReadOnly(id, read_only) => self.change_root_item(id, |item| {
                     let mut flags = RootFlags::from_bits_retain(item.flags);
                     flags.set(RootFlags::RDONLY, read_only);
@@ -177,7 +136,7 @@ impl Engine {
                         (KeyType::UUID_KEY_RECEIVED_SUBVOL, item.received_uuid),
                     ];
                     for uuid in uuids {
-                        self.set_uuid(uuid, id, false, &mut work.refs, transid)?;
+                        self.set_uuid(uuid, id, false, refs, transid)?;
                     }
                 }
             }
