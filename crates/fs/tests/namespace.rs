@@ -406,6 +406,10 @@ fn acls_and_modes_determine_each_other() {
     assert_eq!(fs.getxattr(inner.id, access).unwrap(), masked);
     let sub = fs.create(a, b"d", NewInode::dir(0o777), &caller).unwrap();
     assert_eq!(fs.getxattr(sub.id, default).unwrap(), named);
+    // A subvolume has no ACL of its own, but no more rights either.
+    let subvolume = fs.create_subvolume(a, b"s", &Caller { umask: 0, ..ROOT }).unwrap();
+    let mode = fs.getattr(subvolume).unwrap().mode & 0o777;
+    assert_eq!(format!("{mode:o}"), "650", "as Linux makes it");
     fs.removexattr(a, default, &ROOT).unwrap();
     assert_eq!(fs.create(a, b"g", NewInode::file(0o666), &caller).unwrap().mode, 0o100_600);
     close_and_verify(&image, target).unwrap();
@@ -439,6 +443,29 @@ fn unlinked_files_live_while_they_are_used() {
     assert_eq!(fs.lookup(root, b"named").unwrap().id, temporary);
     // Left over: one by close, which deletes it.
     fs.tmpfile(root, 0o600, &ROOT).unwrap();
+    close_and_verify(&image, target).unwrap();
+}
+
+/// Of a kernel that has the file open, only its lookup counts here: the inode may leave memory before it gets its name.
+#[test]
+fn a_file_without_a_name_gets_one_after_its_inode_left_memory() {
+    let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
+    let options = MountOptions { track_lookups: true, ..MountOptions::default() };
+    let device: std::sync::Arc<dyn ubtrfs_device::Device> =
+        std::sync::Arc::new(ubtrfs_device::FileDevice::open(image.path(), ubtrfs_device::Access::ReadWrite).unwrap());
+    let target = FsTarget::on_device(device, options).unwrap();
+    let (fs, root) = (target.fs(), target.fs().root());
+    let id = fs.tmpfile(root, 0o600, &ROOT).unwrap().id;
+    fs.release_inode(id);
+    for number in 0..2000 {
+        let other = fs.create(root, format!("other-{number}").as_bytes(), NewInode::file(0o600), &ROOT).unwrap().id;
+        fs.forget(other, 1);
+    }
+    assert_eq!(fs.link(id, root, b"named").unwrap().nlink, 1);
+    fs.unlink(root, b"named").unwrap();
+    assert_eq!(errno(fs.link(id, root, b"again")), 2, "it had a name");
+    fs.forget(id, 2);
+    assert_eq!(errno(fs.getattr(id)), 116);
     close_and_verify(&image, target).unwrap();
 }
 

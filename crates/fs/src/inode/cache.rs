@@ -58,6 +58,8 @@ struct Users {
     opens: u32,
     /// The inode lost its last link: who gives the last reference back deletes it.
     unlinked: bool,
+    /// Made by `tmpfile`: may get its first name. Kept here because the inode may leave memory before (I3).
+    linkable: bool,
 }
 
 impl InodeCache {
@@ -114,7 +116,7 @@ impl InodeCache {
         let mut map = self.shard(inode.id).map.lock();
         map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
         if lookups > 0 || opens > 0 {
-            map.users.insert(inode.id, Users { lookups, opens, unlinked: false });
+            map.users.insert(inode.id, Users { lookups, opens, ..Users::default() });
         }
         let unwanted = map.add_young(inode.id);
         drop(map);
@@ -154,6 +156,25 @@ impl InodeCache {
             }
             None => false,
         }
+    }
+
+    /// Notes that a used inode was made without a name and may get one.
+    pub(crate) fn mark_without_name(&self, id: InodeId) {
+        if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
+            (users.unlinked, users.linkable) = (true, true);
+        }
+    }
+
+    /// Notes that an inode got a name: once that is gone, it gets no other.
+    pub(crate) fn mark_linked(&self, id: InodeId) {
+        if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
+            users.linkable = false;
+        }
+    }
+
+    /// Whether an inode was made without a name and never had one.
+    pub(crate) fn is_linkable(&self, id: InodeId) -> bool {
+        self.shard(id).map.lock().users.get(&id).is_some_and(|users| users.linkable)
     }
 
     /// Forgets all references to an inode.

@@ -64,8 +64,6 @@ pub(crate) struct InodeState {
     pub(crate) dead: bool,
     /// The root directory of a deleted subvolume: shows no names and takes none.
     pub(crate) removed: bool,
-    /// Made by `tmpfile`: may get its first name.
-    pub(crate) linkable: bool,
 }
 
 /// Numbers that a directory keeps for its next inodes, so that the inodes of a busy directory are neighbours.
@@ -113,7 +111,6 @@ impl InodeState {
             inherit: None,
             dead: false,
             removed: false,
-            linkable: false,
         }
     }
 

@@ -80,9 +80,8 @@ impl Fs {
         check_dir_takes_names(&dir_state)?;
         let new = NewInode::file(mode);
         let draft = self.draft(&dir_inode, &mut dir_state, new, caller, now())?;
-        draft.inode.state.write().linkable = true;
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 1);
-        self.inodes.mark_unlinked(draft.inode.id);
+        self.inodes.mark_without_name(draft.inode.id);
         let op = self.engine.begin(reservation);
         let mut changes = op.changes(&dir_inode.home.tree);
         let attr = draft.put(&mut changes, 0, self);
@@ -329,7 +328,7 @@ pub(crate) fn orphan_key(ino: Ino) -> Key {
     Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino.0)
 }
 
-fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
+pub(crate) fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inherited>> {
     if let Some(inherited) = &state.inherit {
         return Ok(Arc::clone(inherited));
     }

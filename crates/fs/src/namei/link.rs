@@ -68,7 +68,7 @@ impl Fs {
         let reservation = self.reserve(LINK_ITEMS)?;
         let mut locked = Locked::new(&mut [&inode, &dir_inode])?;
         check_dir_takes_names(locked.of(&dir_inode))?;
-        check_linkable(locked.of(&inode))?;
+        check_linkable(locked.of(&inode), self.inodes.is_linkable(id))?;
         let tree = &inode.home.tree;
         let slot = NameSlot::read(tree, dir.ino, name)?;
         slot.check_free()?;
@@ -91,7 +91,7 @@ impl Fs {
             op.delete(tree, orphan_key(id.ino));
         }
         state.item.nlink += 1;
-        state.linkable = false;
+        self.inodes.mark_linked(id);
         inode_changed(state, time);
         inode.put_item(&op, state);
         drop(op);
@@ -273,8 +273,8 @@ pub(crate) fn inode_changed(state: &mut InodeState, time: Timespec) {
     state.item.sequence = state.item.sequence.wrapping_add(1);
 }
 
-fn check_linkable(state: &InodeState) -> Result<()> {
-    if state.item.nlink == 0 && !state.linkable {
+fn check_linkable(state: &InodeState, made_without_name: bool) -> Result<()> {
+    if state.item.nlink == 0 && !made_without_name {
         return Err(Error::NotFound);
     }
     if state.item.nlink >= LINK_MAX {

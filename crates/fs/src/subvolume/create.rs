@@ -15,19 +15,23 @@ use uuid::Uuid;
 use crate::Fs;
 use crate::clock::now;
 use crate::error::{Error, Result};
+use crate::inode::acl::Acl;
 use crate::items::dir_item::{self, Change, HashedName, NameSlot};
-use crate::namei::create::{check_dir_takes_names, entry_changed, new_item, next_index};
+use crate::namei::create::{check_dir_takes_names, entry_changed, inherited, new_item, next_index};
 use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
 impl Fs {
     /// Makes an empty subvolume at a name of `dir`; durable on return. Its root directory is the caller's, by the umask, and takes
-    /// over nothing from `dir`: no group, flag, ACL or property, as on Linux. Answers its root directory.
+    /// over nothing from `dir`: no group, flag, ACL or property, as on Linux; but its mode allows no more than a default ACL of
+    /// `dir` does. Answers its root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
-        self.make_subvolume(dir, name, reservation, |time, transid| {
-            let mut item = new_item(None, mode::DIRECTORY | 0o777 & !caller.umask, caller, time);
+        self.make_subvolume(dir, name, reservation, |time, transid, default_acl| {
+            let asked = mode::DIRECTORY | 0o777 & !caller.umask;
+            let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
+            let mut item = new_item(None, mode, caller, time);
             (item.generation, item.transid) = (transid, transid);
             let ino = Ino::ROOT_DIR;
             let mut reference = Vec::new();
@@ -60,16 +64,16 @@ impl Fs {
         }
         let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
         let _in_place = self.data.in_place.write();
-        self.make_subvolume(dir, name, reservation, |_, _| NewContent::SnapshotOf { source, read_only })
+        self.make_subvolume(dir, name, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
-    /// Makes a subvolume that holds what `content` says, given the time and the transaction.
+    /// Makes a subvolume that holds what `content` says, given the time, the transaction, and the default ACL of `dir`.
     fn make_subvolume(
         &self,
         dir: InodeId,
         name: &[u8],
         reservation: MetadataReservation<'_>,
-        content: impl FnOnce(Timespec, Generation) -> NewContent,
+        content: impl FnOnce(Timespec, Generation, Option<Acl>) -> NewContent,
     ) -> Result<InodeId> {
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
@@ -83,6 +87,7 @@ impl Fs {
         slot.check_free()?;
         slot.check_room(&self.geometry)?;
         let index = next_index(&dir_inode, &mut state)?;
+        let default_acl = inherited(&dir_inode, &mut state)?.default_acl.clone().filter(|_| self.options.acl);
         let time = now();
         let id = self.engine.new_root_id()?;
         let location = dir_item::subvolume_location(id);
@@ -101,7 +106,7 @@ impl Fs {
                 id,
                 uuid: Uuid::new_v4(),
                 otime: time,
-                content: content(time, transid),
+                content: content(time, transid, default_acl),
                 parent: dir.root,
                 root_ref: RootRef { dirid: dir.ino.0, sequence: index, name: name.to_vec() },
                 entry,
