@@ -210,6 +210,8 @@ pub struct FileDevice {
     len_bytes: u64,
     access: Access,
     is_block: bool,
+    /// The image had a name when it was opened.
+    had_name: bool,
     /// A flush failed; no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
     /// Files held open for their locks: loop devices over the image, which the kernel cannot mount then, or the files
@@ -297,6 +299,7 @@ impl FileDevice {
             len_bytes,
             access,
             is_block,
+            had_name: !is_block && metadata.nlink() > 0,
             flush_failed: AtomicBool::new(false),
             _held: held,
         })
@@ -334,6 +337,19 @@ impl FileDevice {
             Access::ReadWrite => Ok(()),
             Access::ReadOnly => Err(Errno::ROFS.into()),
         }
+    }
+
+    /// Fails if the image file is shorter than it was at open (I5 of the crate).
+    fn check_length(&self, metadata: &rustix::fs::Stat) -> io::Result<()> {
+        let len_bytes = u64::try_from(metadata.st_size).unwrap_or(0);
+        if self.is_block || len_bytes >= self.len_bytes {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "the image was cut to {len_bytes} bytes while it was open, and had {}: unmount it, restore a copy or give it its \
+             old size again, and run `ubtrfs check`",
+            self.len_bytes
+        )))
     }
 }
 
@@ -466,6 +482,7 @@ impl Device for FileDevice {
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_writable()?;
+        self.check_length(&rustix::fs::fstat(&self.file)?)?;
         let total = bufs.iter().map(|buf| buf.len()).sum();
         check_range(offset, total, self.len_bytes, io::ErrorKind::WriteZero)?;
         let mut bufs = bufs.to_vec();
@@ -523,6 +540,18 @@ impl Device for FileDevice {
 
     fn has_io_uring(&self) -> bool {
         self.direct.has_rings()
+    }
+
+    fn check_in_place(&self) -> io::Result<()> {
+        // Of the open file, not of its path: one that was renamed is found again, and a confined process sees no paths.
+        let metadata = rustix::fs::fstat(&self.file)?;
+        if self.had_name && metadata.st_nlink == 0 {
+            return Err(io::Error::other(
+                "the image was removed or replaced while it was open, and ends when it is closed: copy what you need out of \
+                 it, then unmount it and restore the image",
+            ));
+        }
+        self.check_length(&metadata)
     }
 }
 
@@ -661,6 +690,38 @@ mod tests {
         assert!(device.write_vectored_at(0, &[IoSlice::new(&[1])]).is_err());
         assert!(device.discard(0, 4096).is_err());
         device.flush().unwrap();
+    }
+
+    #[test]
+    fn an_image_that_was_removed_replaced_or_cut_is_not_in_place() {
+        let told = |change: &dyn Fn(&Path)| {
+            let (dir, path) = image(1 << 20);
+            let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
+            device.check_in_place().unwrap();
+            change(&path);
+            drop(dir);
+            device.check_in_place().unwrap_err().to_string()
+        };
+        assert!(told(&|path| std::fs::remove_file(path).unwrap()).contains("removed"));
+        let replaced = told(&|path| {
+            let other = path.with_extension("new");
+            std::fs::write(&other, vec![0; 1 << 20]).unwrap();
+            std::fs::rename(other, path).unwrap();
+        });
+        assert!(replaced.contains("replaced"), "{replaced}");
+        let (_dir, path) = image(1 << 20);
+        let device = FileDevice::open(&path, Access::ReadWrite).unwrap();
+        let moved = path.with_extension("moved");
+        std::fs::rename(&path, &moved).unwrap();
+        device.check_in_place().unwrap();
+        File::options().write(true).open(&moved).unwrap().set_len(70_000).unwrap();
+        assert!(device.check_in_place().unwrap_err().to_string().contains("70000"));
+        // Neither through the page cache nor past it.
+        assert!(device.write_at(100_000, &[7; 100]).is_err());
+        let mut large = AlignedBuf::with_capacity(512 << 10);
+        large.resize(512 << 10);
+        assert!(device.write_at(256 << 10, &large).is_err());
+        assert_eq!(std::fs::metadata(&moved).unwrap().len(), 70_000);
     }
 
     #[test]

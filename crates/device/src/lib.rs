@@ -9,6 +9,8 @@
 //! - I3. A [`FileDevice`] opened read-write is the only user of its file: no other ubtrfs process has the file open,
 //!   and the kernel has not mounted it (see [`open`](FileDevice::open)).
 //! - I4. After a failed flush every later flush fails, because data may be lost.
+//! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
+//!   zeros in place of the lost content.
 //!
 //! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main`,
 //! `queues.rs` for memory that it shares with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring commands
@@ -74,6 +76,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether large reads and writes use io_uring, as several concurrent requests.
     fn has_io_uring(&self) -> bool {
         false
+    }
+
+    /// Fails if the content could not be found by opening the device again: the image file was removed, replaced or
+    /// truncated since it was opened.
+    fn check_in_place(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 

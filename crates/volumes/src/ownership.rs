@@ -1,7 +1,11 @@
-//! Detects another writer: compares the primary superblocks with the last ones that this process read or wrote.
+//! Detects that devices are not in place any more, and other writers: compares the primary superblocks with the last ones
+//! that this process read or wrote.
 //!
 //! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`).
-//! Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock.
+//! Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock; data and
+//! nodes are written only after a check that is younger than [`RECENT`]. A window remains: a superblock of another writer
+//! that arrives within that time, or during a write, is detected by the next check, and blocks that the other writer just
+//! wrote may be overwritten by then. Another writer that has not written a superblock yet is not detected.
 //!
 //! Invariants:
 //! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. It is
@@ -9,6 +13,10 @@
 //! - O2. Three cases are device failures, not another writer: the superblock cannot be read; it belongs to this
 //!   filesystem and is invalid; it is the one from before the last write. They are counted, and the next superblock
 //!   write repairs them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::check_superblock;
@@ -44,15 +52,62 @@ impl Primary {
     }
 }
 
-impl Volumes {
-    /// Fails if another writer has changed a primary superblock (O1).
-    pub fn check_superblocks_are_ours(&self) -> Result<()> {
-        self.members().iter().try_for_each(|member| check(member))
+/// The time of the last check.
+#[derive(Debug)]
+pub(crate) struct LastLook {
+    opened: Instant,
+    /// Microseconds since then; 0 before the first check.
+    micros: AtomicU64,
+}
+
+impl Default for LastLook {
+    fn default() -> Self {
+        Self { opened: Instant::now(), micros: AtomicU64::new(0) }
     }
+}
+
+impl LastLook {
+    fn micros_since_open(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn is_recent(&self) -> bool {
+        let last = self.micros.load(Ordering::Relaxed);
+        last > 0 && self.micros_since_open().saturating_sub(last) < RECENT.as_micros() as u64
+    }
+}
+
+impl Volumes {
+    /// Fails where something else has written a superblock since this filesystem did (O1), or a device is not in place.
+    pub fn check_superblocks_are_ours(&self) -> Result<()> {
+        let now = self.last_look.micros_since_open().max(1);
+        self.members().iter().try_for_each(|member| check(member))?;
+        self.last_look.micros.store(now, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether [`Volumes::check_superblocks_are_ours`] found them so a moment ago.
+    pub fn were_superblocks_ours_lately(&self) -> bool {
+        self.last_look.is_recent()
+    }
+
+    /// Fails where a device is not in place any more: what is on it, durable or not, is lost when it is closed.
+    pub fn check_devices_in_place(&self) -> Result<()> {
+        self.members().iter().filter_map(|member| member.backend.as_deref()).try_for_each(check_in_place)
+    }
+}
+
+fn check_in_place(backend: &dyn ubtrfs_device::Device) -> Result<()> {
+    backend.check_in_place().map_err(|source| {
+        let device = backend.describe();
+        tracing::error!("{device}: {source}. Nothing more is written.");
+        Error::Io { op: "check", device, offset: 0, len_bytes: backend.len_bytes(), source: Arc::new(source) }
+    })
 }
 
 fn check(member: &Member) -> Result<()> {
     let Some(backend) = &member.backend else { return Ok(()) };
+    check_in_place(backend.as_ref())?;
     let primary = member.primary.lock();
     let Some(ours) = primary.last.as_deref() else { return Ok(()) };
     let mut found = vec![0; SUPERBLOCK_SIZE];
@@ -84,9 +139,15 @@ fn check(member: &Member) -> Result<()> {
         "{device}: ANOTHER PROGRAM OR THE KERNEL WRITES TO THIS FILESYSTEM: its superblock has {found}, ubtrfs wrote \
          {ours} last. ubtrfs writes nothing more."
     );
-    Err(Error::Refused {
-        what: format!("{device} was changed by something else: its superblock has {found}, not {ours}"),
-        hint: "unmount it everywhere, look for a loop device over it with `losetup -j`, and run `ubtrfs check`",
+    Err(Error::Io {
+        op: "check",
+        device,
+        offset: SUPERBLOCK_OFFSETS[0],
+        len_bytes: SUPERBLOCK_SIZE as u64,
+        source: Arc::new(std::io::Error::other(format!(
+            "it was changed by something else: its superblock has {found}, not {ours}; unmount it everywhere, look for a loop \
+             device over it with `losetup -j`, and run `ubtrfs check`"
+        ))),
     })
 }
 
@@ -96,5 +157,7 @@ fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
     found_sb.magic == ours_sb.magic && found_sb.fsid == ours_sb.fsid && check_superblock(&found_sb, found).is_err()
 }
 
+/// Age from which a check is repeated before anything is written.
+const RECENT: Duration = Duration::from_millis(20);
 /// Number of reads, because a single transfer may go wrong.
 const ATTEMPTS: usize = 3;

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use crate::allocation::{self, DeviceSpace};
 use crate::chunk_map::{Chunk, ChunkMap};
-use crate::ownership::Primary;
+use crate::ownership::{LastLook, Primary};
 use crate::superblock::{self, Found};
 use crate::{features, profile};
 
@@ -113,6 +113,8 @@ pub struct Volumes {
     pub(crate) chunks: ChunkMap,
     /// Shared for writes, exclusive for a repair, because a repair must not overwrite newer content.
     pub(crate) repair_lock: RwLock<()>,
+    /// When the superblocks were found to be ours.
+    pub(crate) last_look: LastLook,
 }
 
 impl Volumes {
@@ -151,6 +153,7 @@ impl Volumes {
             devices: RwLock::new(members),
             chunks: ChunkMap::default(),
             repair_lock: RwLock::new(()),
+            last_look: LastLook::default(),
         };
         volumes.add_system_chunks()?;
         Ok(volumes)
