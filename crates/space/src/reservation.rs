@@ -70,6 +70,11 @@ impl Reservation {
         self.bytes = self.bytes.checked_add(other.take(bytes)).expect("I1: `may_use` is the sum of all tokens");
     }
 
+    /// Adds bytes that the caller has just added to `may_use`.
+    pub(crate) fn grow(&mut self, bytes: u64) {
+        self.bytes = self.bytes.checked_add(bytes).expect("I1: `may_use` is the sum of all tokens");
+    }
+
     /// Gives back up to `bytes`, because they were allocated or are not needed. Returns the number given back.
     pub fn consume(&mut self, bytes: u64) -> u64 {
         let bytes = self.take(bytes);

@@ -147,6 +147,15 @@ impl Space {
         }
     }
 
+    /// Releases an extent as [`Space::release`] does, and adds its bytes to `reservation`, which must be of the extent's
+    /// kind, before another reservation can get them.
+    pub fn release_promised(&self, extent: Extent, reservation: &mut Reservation) {
+        if let Some((_, kind)) = self.inner.kind_at(extent.bytenr) {
+            self.inner.state(kind).lock().release_promised(extent);
+            reservation.grow(extent.len_bytes);
+        }
+    }
+
     /// Notes that extent items were inserted, which must be ordered by address: the extents leave the on-disk free
     /// space and count as used. Adjacent extents are counted together.
     pub fn extents_added(&self, mut extents: &[Extent]) -> Result<()> {

@@ -159,6 +159,12 @@ impl SpaceState {
         self.refill_global();
     }
 
+    /// Releases an extent and reserves its bytes again.
+    pub(crate) fn release_promised(&mut self, extent: Extent) {
+        self.totals.may_use = self.totals.may_use.saturating_add(extent.len_bytes);
+        self.release(extent);
+    }
+
     /// Notes that the items of `first` and of the adjacent extents in `behind` were inserted, up to the end of the
     /// block group. Returns how many extents of `behind` were adjacent.
     pub(crate) fn extents_added(&mut self, first: Extent, behind: &[Extent]) -> Result<usize> {

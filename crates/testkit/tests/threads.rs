@@ -45,6 +45,16 @@ fn threads_keep_their_promises_through_power_cuts() {
 /// Kinds of runs.
 const KINDS: std::ops::Range<u64> = 0..8;
 
+/// T6, where it is hardest: the commits of three threads follow one another while others free space and store data. Without
+/// cuts, so that there is time for more seeds.
+#[test]
+fn a_nearly_full_filesystem_takes_every_removal_and_stores_what_it_accepted() {
+    const NEARLY_FULL: u64 = 5;
+    for round in 0..12 {
+        ThreadedCuts::record(8 * round + NEARLY_FULL).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
 #[test]
 fn threads_are_told_of_faults_or_keep_their_promises() {
     hush_planned_panics();

@@ -1,9 +1,11 @@
 //! A filesystem that something else writes to while it is open: the kernel attaches a loop device to an image file without
-//! asking for its lock. Our side finds out at its next commit or fsync, turns read-only and writes nothing more.
+//! asking for its lock. Our side finds out before it next writes anything, turns read-only and writes nothing more. And an
+//! image that is taken away: nobody is told then that anything is durable.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ubtrfs_device::Device;
 use ubtrfs_fs::MountOptions;
@@ -11,6 +13,9 @@ use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     FsTarget, Image, LoopMount, Medium, MediumDevice, NodeKind, Target, btrfs_check, capability, check_medium,
 };
+
+const EIO: i32 = 5;
+const EROFS: i32 = 30;
 
 fn open(device: &Arc<MediumDevice>) -> FsTarget {
     let options = MountOptions::parse("commit=300").unwrap();
@@ -53,6 +58,68 @@ fn a_superblock_that_another_writer_put_is_never_overwritten() {
         assert!(after.lookup(b"theirs").is_ok());
         after.close().unwrap();
     }
+}
+
+/// Before any commit: data that is written back would land where the other one's data is.
+#[test]
+fn data_is_not_written_back_over_another_writers_after_a_quiet_time() {
+    let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
+    let mut ours = open(&device);
+    ours.create(b"ours", NodeKind::File, 0o644, (0, 0)).unwrap();
+    ours.write(b"ours", 0, &[6; 100_000]).unwrap();
+    ours.sync().unwrap();
+    let mut theirs = open(&device);
+    theirs.create(b"theirs", NodeKind::File, 0o644, (0, 0)).unwrap();
+    theirs.write(b"theirs", 0, &[8; 1 << 20]).unwrap();
+    theirs.close().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    ours.write(b"ours", 0, &[7; 1 << 20]).unwrap();
+    let error = ours.fs().flush_data().unwrap_err();
+    assert!(matches!(error.errno(), EIO | EROFS), "{error}");
+    let why = ours.fs().read_only().expect("it turns read-only");
+    assert!(why.contains("changed by something else"), "{why}");
+    ours.close().unwrap_err();
+    check_medium(&device.content()).unwrap();
+    let mut after = open(&device);
+    assert!(after.read(b"theirs", 0, 1 << 20).unwrap() == vec![8; 1 << 20]);
+    after.close().unwrap();
+}
+
+/// What is written to a file without a name is lost when it is closed, and a file that was cut has lost blocks.
+#[test]
+fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
+    for (cut, has_changes) in [(false, false), (false, true), (true, false), (true, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap().save(&path).unwrap();
+        let mut fs = FsTarget::open(&path, "commit=300").unwrap();
+        fs.create(b"file", NodeKind::File, 0o644, (0, 0)).unwrap();
+        fs.sync().unwrap();
+        if has_changes {
+            fs.write(b"file", 0, &[7; 1 << 20]).unwrap();
+        }
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        if cut {
+            file.set_len(8 << 20).unwrap();
+        } else {
+            std::fs::remove_file(&path).unwrap();
+        }
+        let error = fs.fs().sync().unwrap_err();
+        assert!(matches!(error.errno(), EIO | EROFS), "{error}");
+        let why = fs.fs().read_only().expect("it turns read-only");
+        assert!(why.contains(if cut { "was cut to 8388608 bytes" } else { "was removed or replaced" }), "{why}");
+        fs.create(b"more", NodeKind::File, 0o644, (0, 0)).unwrap_err();
+        fs.close().unwrap_err();
+        let len = file.metadata().unwrap().len();
+        assert_eq!(len, if cut { 8 << 20 } else { 256 << 20 }, "it is never made longer again");
+    }
+    // Closing notices as well, without a sync before and with nothing to commit.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap().save(&path).unwrap();
+    let fs = FsTarget::open(&path, "").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    fs.close().unwrap_err();
 }
 
 /// The same with Linux as the other one.

@@ -15,7 +15,7 @@
 //!   metadata are reserved before locks are taken, or under [`NoFlush`]: then the reservation may commit, for which no
 //!   inode lock is needed, but does not write data back, for which locks of any inode are.
 //! - I3: data is on disk before an item refers to it; an inode's size on disk passes only data that is there.
-//! - I4: what could not be written is dirty again.
+//! - I4: what could not be written is dirty again, and the space that was promised to it still is.
 //! - I5: an inode leaves the queue when all of its data is in the trees: who goes through the queue also finds what
 //!   others are writing, and waits for it.
 //! - I6: data that cannot be written keeps no other data from being written, and no commit from being made. The file's
@@ -352,6 +352,7 @@ impl Fs {
         Some(Job {
             inode,
             reservation: state.data.take_reservation(bytes),
+            promised: 0,
             in_place: guard.is_exclusive() && state.has_flags(IN_PLACE),
             overwrite: state.has_flags(InodeFlags::NODATACOW),
             may_be_new: state.item.nbytes == 0,
@@ -392,26 +393,24 @@ impl Fs {
 
     /// Cuts all jobs into units and writes those. After an error the jobs are as before.
     fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
-        let result = self.try_write_jobs(jobs);
+        let mut reservation = self.engine.empty_data_reservation();
+        let result = self.try_write_jobs(jobs, &mut reservation);
         if result.is_err() {
             for job in jobs.iter_mut().flatten().filter(|job| job.inline.is_none() && job.reservation.is_none()) {
-                // Space is promised to what was written. Nothing more can be done where there is none any more.
-                job.reservation = self.engine.reserve_data(job.bytes).ok();
+                job.reservation = Some(reservation.split(job.promised));
             }
         }
         result
     }
 
-    fn try_write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
-        let mut reservation: Option<DataReservation> = None;
+    fn try_write_jobs(&self, jobs: &mut [Option<Job<'_>>], reservation: &mut DataReservation) -> Result<()> {
         for job in jobs.iter_mut().flatten() {
             if job.inline.is_some() {
                 continue;
             }
-            match (&mut reservation, job.reservation.take()) {
-                (Some(all), Some(one)) => all.merge(one),
-                (None, one) => reservation = one,
-                (_, None) => {}
+            if let Some(one) = job.reservation.take() {
+                job.promised = one.bytes();
+                reservation.merge(one);
             }
             job.cut(self)?;
         }
@@ -430,11 +429,7 @@ impl Fs {
             return Ok(());
         }
         ordered_data::compress(&mut batches, self.geometry.sectorsize);
-        let mut reservation = match reservation {
-            Some(reservation) => reservation,
-            None => self.engine.reserve_data(0)?,
-        };
-        let result = ordered_data::write_out(&self.engine, &mut batches, &mut reservation, &self.data.hint);
+        let result = ordered_data::write_out(&self.engine, &mut batches, reservation, &self.data.hint);
         let written: Vec<(Vec<Unit>, bool)> =
             batches.into_iter().map(|batch| (batch.units, batch.start_failed.into_inner())).collect();
         result?;
@@ -453,10 +448,13 @@ impl Fs {
                 Ok(Finished::Retry)
             }
             Err(error) => {
+                let mut reservation = job.reservation.take().unwrap_or_else(|| self.engine.empty_data_reservation());
                 for unit in job.units.iter().filter(|unit| unit.is_new()) {
                     let (bytenr, len_bytes) = (unit.bytenr(), unit.disk_len());
-                    self.engine.release_data(ubtrfs_transaction::DataExtent { bytenr, len_bytes });
+                    let extent = ubtrfs_transaction::DataExtent { bytenr, len_bytes };
+                    self.engine.release_data_promised(extent, &mut reservation);
                 }
+                job.reservation = Some(reservation);
                 self.give_up(job);
                 Err(error)
             }
@@ -579,6 +577,8 @@ struct Job<'i> {
     units: Vec<Unit>,
     bytes: u64,
     reservation: Option<DataReservation>,
+    /// What it held before it was joined with those of other jobs.
+    promised: u64,
     policy: Policy,
     /// All of the file, which goes into the tree; then there are no units.
     inline: Option<InlineData>,

@@ -266,7 +266,7 @@ pub(crate) struct Batch<'r> {
 
 /// Allocates, checksums and writes all units of several files: neighbours go into one allocation and one write.
 /// `reservation` covers them, and they come behind `hint`, which moves on. After an error nothing that was allocated here
-/// is kept.
+/// is kept, and the reservation is as before.
 pub(crate) fn write_out(
     engine: &Engine,
     batches: &mut [Batch<'_>],
@@ -280,7 +280,7 @@ pub(crate) fn write_out(
         write_units(engine, batches)
     });
     if result.is_err() {
-        extents.into_iter().for_each(|extent| engine.release_data(extent));
+        extents.into_iter().for_each(|extent| engine.release_data_promised(extent, reservation));
     }
     result
 }
@@ -309,7 +309,7 @@ fn allocate(
             let len = unit.disk_len();
             let is_plain = matches!(unit.target, Target::Plain { .. });
             if free.is_empty() || (!is_plain && free.end - free.start < len) {
-                release(engine, extents, &free);
+                release(engine, extents, &free, reservation);
                 let min = if is_plain { sectorsize } else { len };
                 let want = wanted.min(MAX_ALLOCATION).max(len);
                 let extent = match engine.allocate_data(reservation, want, min, hint) {
@@ -348,17 +348,17 @@ fn allocate(
         }
         batch.units = units;
     }
-    release(engine, extents, &free);
+    release(engine, extents, &free, reservation);
     Ok(hint)
 }
 
 /// Gives the unused end of the last allocation back (I3).
-fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>) {
+fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>, reservation: &mut DataReservation) {
     if let Some(last) = extents.last_mut()
         && !free.is_empty()
     {
         let len_bytes = free.end - free.start;
-        engine.release_data(DataExtent { bytenr: Logical(free.start), len_bytes });
+        engine.release_data_promised(DataExtent { bytenr: Logical(free.start), len_bytes }, reservation);
         last.len_bytes -= len_bytes;
     }
 }

@@ -151,7 +151,7 @@ impl Lane {
                 self.note(model, shared);
                 Ok(Done::Fine)
             }
-            Some(Err(NOSPC)) if self.may_be_full => {
+            Some(Err(NOSPC)) if self.may_be_full && !frees_or_keeps(what) => {
                 self.target.fresh.clear();
                 Ok(Done::Full(model))
             }
@@ -212,10 +212,7 @@ impl Lane {
                 }
             }
             if !has_fsyncs && let Some(Err(error)) = caught(|| self.target.inner.fs().flush_data()) {
-                match self.may_be_full && error.errno() == NOSPC {
-                    true => {}
-                    false => drop(self.failed("flush", Some(error.errno()), self.history.model().clone(), shared)?),
-                }
+                drop(self.failed("flush", Some(error.errno()), self.history.model().clone(), shared)?);
             }
         }
         Ok(())
@@ -326,8 +323,7 @@ impl Lane {
                 to_remove -= 1;
                 match self.act("unlink", &|to| to.unlink(path.as_bytes()), shared)? {
                     Done::Fine => {}
-                    Done::Full(_) => files.push(path),
-                    Done::Told => return Ok(()),
+                    Done::Full(_) | Done::Told => return Ok(()),
                 }
             } else {
                 let path = format!("file-{number}");
@@ -370,7 +366,6 @@ impl Lane {
             };
             match result {
                 Some(Ok(())) => self.note(self.history.model().clone(), shared),
-                Some(Err(NOSPC)) => {}
                 Some(Err(number)) if self.faults.is_none() => bail!("a sync fails: errno {number}"),
                 other => {
                     let number = other.and_then(Result::err);
@@ -381,4 +376,9 @@ impl Lane {
         }
         Ok(())
     }
+}
+
+/// Whether this is never to fail for lack of space (T6): it frees space, or stores what was accepted.
+fn frees_or_keeps(what: &str) -> bool {
+    ["unlink", "fsync", "sync"].iter().any(|kind| what.starts_with(kind))
 }

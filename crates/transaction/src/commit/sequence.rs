@@ -51,13 +51,33 @@ impl Engine {
         if self.commit_state.committed() >= wanted {
             return Ok(());
         }
+        self.commit_changes(&mut work)
+    }
+
+    /// Asks while no commit runs, and again after one where the answer was no. Meanwhile no other commit begins: what the
+    /// last one freed is there, and none has taken its share of the room.
+    pub(crate) fn ask_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
+        self.check_not_aborted()?;
+        let mut work = self.commit_state.lock();
+        if let Some(answer) = ask() {
+            return Ok(Some(answer));
+        }
+        self.commit_changes(&mut work)?;
+        Ok(ask())
+    }
+
+    fn commit_changes(&self, work: &mut CommitWork) -> Result<()> {
         self.check_not_failed()?;
         let has_news = self.has_changes() || (self.read_only().is_none() && self.volumes.have_stats_changed());
-        if !has_news {
+        if has_news {
+            self.check_writable()?;
+            return self.or_abort("commit", || self.commit_locked(work));
+        }
+        if self.read_only().is_some() {
             return Ok(());
         }
-        self.check_writable()?;
-        self.or_abort("commit", || self.commit_locked(&mut work))
+        // Callers are told that all is durable, which holds only while the devices are there.
+        self.or_abort("commit", || self.volumes.check_devices_in_place())
     }
 
     /// Runs `work`, and turns the filesystem read-only if it fails or panics (I2).
@@ -393,6 +413,7 @@ impl Engine {
     /// Writes nodes (sorted by address). With `all_copies`, a copy that cannot be written is an error: where an address
     /// was written before in this generation, a stale copy would pass for the block.
     pub(crate) fn write_runs(&self, nodes: &[Arc<Node>], all_copies: bool) -> Result<()> {
+        self.check_still_ours()?;
         let write = |start, run: &[u8]| match all_copies {
             true => self.volumes.write(start, run),
             false => self.volumes.write_verifiable(start, &[IoSlice::new(run)]),

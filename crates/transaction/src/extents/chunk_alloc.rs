@@ -77,7 +77,8 @@ impl Engine {
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let flags = self.chunk_flags(kind);
         let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
-        if kind == SpaceKind::Data && !self.leaves_room_for_metadata(&chunk) {
+        // A mixed one takes nothing from metadata: it is room for both.
+        if kind == SpaceKind::Data && !self.geometry.mixed && !self.leaves_room_for_metadata(&chunk) {
             return Ok(false);
         }
         tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");

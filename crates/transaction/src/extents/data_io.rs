@@ -77,6 +77,12 @@ impl Engine {
         })
     }
 
+    /// Makes a reservation of no bytes, for [`Engine::release_data_promised`] and [`DataReservation::merge`].
+    pub fn empty_data_reservation(&self) -> DataReservation {
+        let inner = self.space.reserve(SpaceKind::Data, 0).expect("no bytes always fit");
+        DataReservation { inner }
+    }
+
     /// Reserves space that exists or can be added with new chunks.
     fn try_reserve_data(&self, bytes: u64) -> Result<Option<Reservation>> {
         loop {
@@ -124,6 +130,14 @@ impl Engine {
         }
     }
 
+    /// Releases an extent as [`Engine::release_data`] does, and adds its bytes to `reservation`: its data is still dirty.
+    pub fn release_data_promised(&self, extent: DataExtent, reservation: &mut DataReservation) {
+        let extent = Extent::new(extent.bytenr, extent.len_bytes);
+        if self.ledger.forget_allocated(extent) {
+            self.space.release_promised(extent, &mut reservation.inner);
+        }
+    }
+
     /// Writes an allocated extent, or a part of it, to all copies.
     ///
     /// # Errors
@@ -131,6 +145,7 @@ impl Engine {
     /// [`Error::Io`] if a copy could not be written, or [`Error::ReadOnly`].
     pub fn write_data(&self, at: Logical, data: &[u8]) -> Result<()> {
         self.check_writable()?;
+        self.check_still_ours()?;
         self.volumes.write(at, data)
     }
 
@@ -142,7 +157,17 @@ impl Engine {
     /// [`Error::Io`] if fewer copies could be written than needed, or [`Error::ReadOnly`].
     pub fn write_data_vectored(&self, at: Logical, bufs: &[IoSlice<'_>], verifiable: bool) -> Result<()> {
         self.check_writable()?;
+        self.check_still_ours()?;
         if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
+    }
+
+    /// Turns the filesystem read-only if a device is not in place any more or has a superblock of another writer. Called
+    /// before each write; a recent check is not repeated.
+    pub(crate) fn check_still_ours(&self) -> Result<()> {
+        if self.volumes.were_superblocks_ours_lately() {
+            return Ok(());
+        }
+        self.or_abort("write", || self.volumes.check_superblocks_are_ours())
     }
 
     /// Reads whole sectors. With `verify`, each must match its checksum in one of the copies, and bad copies are

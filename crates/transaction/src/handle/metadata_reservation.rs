@@ -18,20 +18,26 @@
 //!
 //! I4. The stock of a share, and load that it has not added yet, count as reserved: the counted load is never too low.
 //!
+//! I5. While a commit runs, the nodes that it made are counted twice, as need and as used space, and the nodes that they
+//!     replace are pinned. So no reservation fails because of what it found at such a moment: the last try is between
+//!     commits.
+//!
 //! A commit replaces estimates by facts, so a nearly full filesystem commits often before it reports `ENOSPC`.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use ubtrfs_error::Result;
-use ubtrfs_format::item::ChunkItem;
-use ubtrfs_format::{KeyType, RootId};
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::{ChunkItem, RootItem};
+use ubtrfs_format::{Key, KeyType, RootId};
 use ubtrfs_space::{SpaceInfo, SpaceKind};
 
 use crate::delayed::delayed_item::is_name;
 use crate::delayed::item_map::Growth;
 use crate::engine::{BackgroundWork, Engine, copies};
 use crate::handle::trans_handle::MetadataReservation;
+use crate::health::stats::Span;
 use crate::per_thread::PerThread;
 
 /// The purpose of a reservation.
@@ -59,6 +65,9 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
+    /// Upper bound of the bytes of all trees at the last commit. It bounds removals and writeback in mixed block groups, where
+    /// used space also holds data. Ordinary changes stop earlier, and leave the room that Linux wants when it mounts.
+    tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
     /// Whether a flush of the active delayed items was requested.
@@ -128,6 +137,8 @@ const NODES_PER_COMMIT: u64 = 24;
 const EXTRA_CHANGES_PER_EXTENT: u64 = 2;
 /// Upper bound of a new item's head and of the space that its leaf and the nodes above may leave empty.
 const ITEM_OVERHEAD: u64 = 64;
+/// Upper bound of the bytes of a chunk in the chunk tree: its item with two stripes, and the item's head.
+const CHUNK_BYTES: u64 = 256;
 /// Lower bound of the bytes that an item with an extent reference takes in a leaf.
 const CHILD_BYTES: u64 = 72;
 /// Upper bound of the bytes that another reference adds to an extent's item, including space left empty.
@@ -143,6 +154,9 @@ const RESERVE_MAX: u64 = 512 << 20;
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
 /// Room is ample if it is this many times the need.
 const AMPLE: u64 = 3;
+/// Time for which removals and writeback wait for reservations that were admitted before them.
+const PATIENCE: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_millis(1);
 /// Changes that a thread gets admitted at once: about fifty operations.
 const SHARE_ITEMS: u64 = 1024;
 
@@ -339,19 +353,43 @@ impl Engine {
                 return Ok(reservation);
             }
         }
-        let queue = (purpose == Purpose::Change).then_some(&self.admission.metadata_tickets);
+        if purpose != Purpose::Change {
+            let _waited = self.stats.span(Span::ReserveWait);
+            return self.admit_between_commits(&granted, PATIENCE)?.ok_or(Error::NoSpace);
+        }
         // Cheap steps first. A commit replaces estimates by facts and frees pinned space; writing dirty data before it
         // replaces more estimates.
-        self.reserve_with_reclaim(
-            queue,
+        let reclaimed = self.reserve_with_reclaim(
+            Some(&self.admission.metadata_tickets),
             || Ok(granted()),
             |round| {
-                if round > 0 && purpose == Purpose::Change {
+                if round > 0 {
                     self.flush_data()?;
                 }
                 self.commit()
             },
-        )
+        );
+        match reclaimed {
+            Err(Error::NoSpace) => self.admit_between_commits(&granted, Duration::ZERO)?.ok_or(Error::NoSpace),
+            done => done,
+        }
+    }
+
+    /// Admits while no commit runs, after one if need be (I5); or when others that were admitted have put their changes, for
+    /// which `patience` is the limit: they may be waiting for a lock that the caller holds.
+    fn admit_between_commits<T>(&self, granted: &dyn Fn() -> Option<T>, patience: Duration) -> Result<Option<T>> {
+        let begun = Instant::now();
+        loop {
+            if let Some(reservation) = self.ask_between_commits(granted)? {
+                return Ok(Some(reservation));
+            }
+            self.admission.load.add_shares();
+            if self.admission.load.nr_reserved.load(Ordering::Relaxed) == 0 || begun.elapsed() >= patience {
+                // The last one may have ended just now.
+                return Ok(granted());
+            }
+            std::thread::sleep(NAP);
+        }
     }
 
     /// Admits as many changes as fit, from `most` down to `least`.
@@ -432,7 +470,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;
         load.add_shares();
-        load.frozen_need.store(load.active().need(&self.metadata_use(&info)), Ordering::Relaxed);
+        load.frozen_need.store(load.active().need(&self.metadata_use(&info, Purpose::Change)), Ordering::Relaxed);
         load.frozen_memory.store(load.memory_bytes(), Ordering::Relaxed);
         load.rows.reset();
         load.names.reset();
@@ -447,7 +485,7 @@ impl Engine {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;
         load.add_shares();
-        load.frozen_need.store(load.rows.load().need(&self.metadata_use(&info)), Ordering::Relaxed);
+        load.frozen_need.store(load.rows.load().need(&self.metadata_use(&info, Purpose::Change)), Ordering::Relaxed);
         load.frozen_memory.store(load.row_memory_bytes() + names_bytes.max(0) as u64, Ordering::Relaxed);
         load.rows.reset();
         load.names.memory_bytes.fetch_sub(names_bytes as i64, Ordering::Relaxed);
@@ -488,29 +526,57 @@ impl Engine {
         let used = self.space.info(SpaceKind::Metadata).used;
         let bytes = recorded.filter(|bytes| (1..=used).contains(bytes)).unwrap_or(used);
         self.admission.extent_tree_bytes.store(bytes, Ordering::Relaxed);
+        if self.geometry.mixed {
+            // Without an answer all there is in use.
+            let bytes = self.tree_bytes().unwrap_or(u64::MAX);
+            self.admission.load.tree_bytes.store(bytes, Ordering::Relaxed);
+        }
     }
 
-    fn metadata_use(&self, metadata: &SpaceInfo) -> MetadataUse {
+    /// Upper bound of the bytes of all trees by their root items; `None` if they cannot be read.
+    fn tree_bytes(&self) -> Option<u64> {
+        let roots = self.roots.get(RootId::ROOT_TREE)?;
+        let nodesize = u64::from(self.geometry.nodesize);
+        let (mut bytes, mut item_bytes) = (Some(0_u64), 0);
+        let visit = |key: &Key, item: &[u8]| {
+            item_bytes += ITEM_OVERHEAD + item.len() as u64;
+            if key.item_type == KeyType::ROOT_ITEM {
+                let of_tree = RootItem::decode_any(item).ok().map(|item| item.bytes_used);
+                bytes = bytes.zip(of_tree).map(|(bytes, more)| bytes.saturating_add(more));
+            }
+        };
+        roots.visit(&Key::MIN, &Key::MAX, usize::MAX, visit).ok()?;
+        // The root tree, whose leaves are half full at least, and the chunk tree have no root items.
+        let chunks = self.volumes.chunks().len() as u64 * CHUNK_BYTES;
+        Some(bytes?.saturating_add(3 * (item_bytes + chunks) + 4 * nodesize))
+    }
+
+    fn metadata_use(&self, metadata: &SpaceInfo, purpose: Purpose) -> MetadataUse {
         // The root item is not read here, because some callers hold its lock.
+        let used = match self.geometry.mixed && purpose != Purpose::Change {
+            true => metadata.used.min(self.admission.load.tree_bytes.load(Ordering::Relaxed)),
+            false => metadata.used,
+        };
         let extent_tree = self.admission.extent_tree_bytes.load(Ordering::Relaxed);
         let shared_extent_tree = self.roots.shares_blocks().then_some(extent_tree);
-        MetadataUse { used: metadata.used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
+        MetadataUse { used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
     }
 
     fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {
-        // In mixed block groups, data reservations take from the free space.
-        metadata.free.saturating_sub(metadata.may_use) + metadata.unallocated
+        // In mixed block groups, data reservations take from the free space, and from chunks that are made later.
+        (metadata.free + metadata.unallocated).saturating_sub(metadata.may_use)
     }
 
     fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
         let reserve = self.global_reserve(metadata);
         let (load, left) = match purpose {
             Purpose::Change => (self.admission.load.active() + self.writeback_load(), reserve),
-            Purpose::Writeback => (self.admission.load.active(), reserve / 2),
+            // Changes left room for the items of dirty data (I2), by an estimate that free space in small pieces exceeds.
+            Purpose::Writeback => (self.admission.load.active(), reserve / 4),
             Purpose::Removal => (self.admission.load.active(), reserve / 4),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);
-        frozen + load.need(&self.metadata_use(metadata)) + left
+        frozen + load.need(&self.metadata_use(metadata, purpose)) + left
     }
 
     /// The load of future writeback, estimated from the reserved data space.
