@@ -63,6 +63,37 @@ fn chown_to_nobody_changes_ctime_and_drops_set_id_bits() {
 }
 
 #[test]
+fn only_the_times_differ_of_a_pipe_that_is_written_to() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let steps = [
+        r#"{"user":0,"call":{"Mknod":{"path":"p","kind":"Fifo","mode":438,"major":0,"minor":0}}}"#,
+        r#"{"user":0,"call":{"Open":{"slot":4,"path":"p","flags":2,"mode":0}}}"#,
+        r#"{"user":0,"call":{"Write":{"slot":4,"data":{"seed":1,"len":64}}}}"#,
+    ];
+    let steps = steps.iter().map(|step| serde_json::from_str(step).unwrap()).collect();
+    let outcome = run(&Setup::new(Path::new(UBTRFS)), Source::Steps(steps)).unwrap();
+    assert!(outcome.failure.is_none(), "{}", outcome.failure.unwrap().text);
+    assert!(outcome.allowed.keys().all(|name| *name == "times-of-pipes"), "{:?}", outcome.allowed);
+}
+
+/// Users 8 and 11 have one capability each, user 7 is root without any.
+#[test]
+fn capabilities_decide_on_trusted_attributes_and_chown_to_nobody_and_user_ids_do_not() {
+    agree(&[
+        r#"{"user":0,"call":{"Mknod":{"path":"f","kind":"File","mode":3583,"major":0,"minor":0}}}"#,
+        r#"{"user":0,"call":{"Chown":{"path":"f","uid":1001,"gid":1001,"follow":true}}}"#,
+        r#"{"user":11,"call":{"Setxattr":{"path":"f","name":"trusted.t","value":{"seed":1,"len":10},"flags":0}}}"#,
+        r#"{"user":7,"call":{"Setxattr":{"path":"f","name":"trusted.t","value":{"seed":2,"len":10},"flags":0}}}"#,
+        r#"{"user":7,"call":{"Removexattr":{"path":"f","name":"trusted.t"}}}"#,
+        r#"{"user":11,"call":{"Removexattr":{"path":"f","name":"trusted.t"}}}"#,
+        r#"{"user":0,"call":{"Chmod":{"path":"f","mode":3583}}}"#,
+        r#"{"user":8,"call":{"Chown":{"path":"f","uid":null,"gid":null,"follow":true}}}"#,
+    ]);
+}
+
+#[test]
 fn truncation_with_the_right_to_keep_them_keeps_set_id_bits() {
     agree(&[
         r#"{"user":9,"call":{"Stat":{"path":"","follow":true}}}"#,

@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ubtrfs_fs::{Caller, FlagRights, mode};
+use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
 
 use crate::protocol::Request;
 use crate::sandbox::Unmounter;
@@ -51,9 +51,27 @@ impl Groups {
         found.unwrap_or(req.uid == 0)
     }
 
+    /// Whether the caller may change any inode as its owner may.
+    pub(crate) fn acts_as_owner(&self, req: &Request<'_>) -> bool {
+        self.is_capable(req, CAP_FOWNER)
+    }
+
+    /// The caller of a change of this attribute. For `fs`, which knows no capabilities, `trusted` attributes are root's; Linux
+    /// goes by CAP_SYS_ADMIN, which root may lack and another user may have.
+    pub(crate) fn xattr_caller(&self, req: &Request<'_>, name: &[u8]) -> Result<Caller> {
+        let caller = caller(req, 0);
+        if !name.starts_with(b"trusted.") {
+            return Ok(caller);
+        }
+        match self.is_capable(req, CAP_SYS_ADMIN) {
+            true => Ok(Caller { uid: 0, ..caller }),
+            false => Err(Error::NotPermitted("trusted attributes need CAP_SYS_ADMIN to change")),
+        }
+    }
+
     /// The caller's rights to change inode flags.
     pub(crate) fn flag_rights(&self, req: &Request<'_>) -> FlagRights {
-        FlagRights { as_owner: self.is_capable(req, CAP_FOWNER), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
+        FlagRights { as_owner: self.acts_as_owner(req), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
     }
 
     /// Whether the caller may change files and leave them set-user-id and set-group-id.
@@ -114,6 +132,7 @@ fn effective_capabilities(status: &str) -> Option<u64> {
 const CAP_FOWNER: u32 = 3;
 const CAP_FSETID: u32 = 4;
 const CAP_LINUX_IMMUTABLE: u32 = 9;
+const CAP_SYS_ADMIN: u32 = 21;
 
 /// The umask that /proc shows of a process.
 pub(crate) fn umask_of(pid: u32) -> Option<u32> {

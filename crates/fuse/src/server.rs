@@ -489,7 +489,7 @@ impl Server {
             }
             Operation::Removexattr { name } => {
                 self.activity.note_change();
-                self.fs.removexattr(self.id(node)?, name, &caller(req, 0))?;
+                self.fs.removexattr(self.id(node)?, name, &self.groups.xattr_caller(req, name)?)?;
             }
             Operation::Ioctl { cmd, data, out_size } => self.ioctl(req, cmd, data, out_size, reply, place)?,
             Operation::Fallocate { offset, length, mode } => self.fallocate(req, offset, length, mode)?,
@@ -580,7 +580,7 @@ impl Server {
         let set = if !has_bits {
             let mtime = Some(SetTime::At(attr.mtime));
             SetAttr { mtime, ctime: Some(present_time()), ..SetAttr::default() }
-        } else if req.uid == 0 || req.uid == attr.uid {
+        } else if req.uid == attr.uid || self.groups.acts_as_owner(req) {
             SetAttr { uid: Some(attr.uid), ..SetAttr::default() }
         } else {
             return Ok(attr);
@@ -637,7 +637,7 @@ impl Server {
         {
             return done;
         }
-        self.fs.setxattr(id, name, value, flags, &caller(req, 0))?;
+        self.fs.setxattr(id, name, value, flags, &self.groups.xattr_caller(req, name)?)?;
         if name == ACCESS_ACL {
             let attr = self.fs.getattr(id)?;
             if attr.mode & mode::SETGID != 0 && !self.groups.may_keep_sgid(req, attr.gid) {

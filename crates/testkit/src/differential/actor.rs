@@ -34,6 +34,9 @@ const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) ->
     Actor { name, ruid: uid, euid: uid, gid, groups, capabilities: None }
 }
 
+/// Users that random calls are drawn from, the first ones of [`ACTORS`]; the others are for given steps.
+pub(crate) const NR_DRAWN: usize = 11;
+
 /// All users. The first is root.
 pub const ACTORS: &[Actor] = &[
     user("root", 0, 0, &[]),
@@ -50,6 +53,10 @@ pub const ACTORS: &[Actor] = &[
         // Without FOWNER Linux refuses a chown that takes a set-id bit, because that changes the mode; FUSE does not ask.
         capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER)),
         ..user("other-chown", 1003, 1003, &[])
+    },
+    Actor {
+        capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::SYS_ADMIN)),
+        ..user("other-admin", 1003, 1003, &[])
     },
 ];
 

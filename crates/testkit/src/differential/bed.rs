@@ -32,6 +32,8 @@ pub struct Difference {
     pub linux: String,
     /// Whether something that the call named is +i or +a in Linux.
     pub guarded: bool,
+    /// Whether the object is a pipe.
+    pub is_pipe: bool,
 }
 
 impl Difference {
@@ -299,6 +301,9 @@ impl Bed {
             let linux_fields = observe::changes(before(&linux_before).as_ref(), linux);
             compare_fields(step, &ours.what, ours_fields, linux_fields, guarded, &mut found);
         }
+        for difference in &mut found {
+            difference.is_pipe = linux_after.iter().any(|seen| seen.what == difference.object && seen.is_pipe());
+        }
         self.judge(found);
         Ok(linux)
     }
@@ -366,7 +371,8 @@ fn compare_fields(
 ) {
     let mut theirs: BTreeMap<String, String> = linux.into_iter().collect();
     let mut add = |field: String, ours: String, linux: String| {
-        found.push(Difference { step: step.clone(), field, object: object.to_owned(), ours, linux, guarded });
+        let (step, object, is_pipe) = (step.clone(), object.to_owned(), false);
+        found.push(Difference { step, field, object, ours, linux, guarded, is_pipe });
     };
     // Where the kinds or results differ, the other fields say nothing more.
     let first = ours.first().cloned();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustix::fs::{FallocateFlags, OFlags};
 
-use super::actor::ACTORS;
+use super::actor::NR_DRAWN;
 use super::call::{Call, Content, Kind, Seek, Step, Time};
 use super::perform::{Answer, NR_SLOTS};
 use crate::Rng;
@@ -89,7 +89,7 @@ impl Generator {
         if let Some(step) = self.first.pop() {
             return step;
         }
-        let user = if self.rng.one_in(3) { 0 } else { self.rng.index(ACTORS.len()) };
+        let user = if self.rng.one_in(3) { 0 } else { self.rng.index(NR_DRAWN) };
         Step { user, call: self.call() }
     }
 

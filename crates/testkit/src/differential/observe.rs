@@ -56,6 +56,12 @@ pub(crate) struct Seen {
     pub(crate) guarded: bool,
 }
 
+impl Seen {
+    pub(crate) fn is_pipe(&self) -> bool {
+        self.stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+    }
+}
+
 /// The paths and slots of a call, as they are now.
 pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> {
     let mut seen = Vec::new();
