@@ -104,6 +104,31 @@ fn unmounting_what_could_only_be_read_loses_nothing() {
     ok(umount(dir.path()));
 }
 
+/// An error number alone tells nothing: EIO and EROFS come from another writer, a full host and a bad device alike.
+#[test]
+fn a_mount_that_turned_read_only_says_why_to_sync_snapshot_and_umount() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let scratch = TempDir::with_prefix("ubtrfs-umount-").unwrap();
+    let path = scratch.path().join("image");
+    ok(ubtrfs([OsStr::new("mkfs"), OsStr::new("-q"), OsStr::new("-b"), OsStr::new("256M"), path.as_os_str()]));
+    let dir = mount(&path);
+    std::fs::write(dir.path().join("file"), b"content").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let sync = || ubtrfs([OsStr::new("sync"), dir.path().as_os_str()]);
+    // The first one finds it, the second one is told.
+    refused(&sync(), &["not everything", "the image was removed", "unmount it"]);
+    refused(&sync(), &["takes no changes any more", "the image was removed"]);
+    let words = ["subvolume", "snapshot"].map(OsStr::new);
+    let snapshot = dir.path().join("snapshot");
+    let made = ubtrfs(words.into_iter().chain([dir.path().as_os_str(), snapshot.as_os_str()]));
+    refused(&made, &["takes no changes any more", "the image was removed"]);
+    assert!(!String::from_utf8_lossy(&made.stderr).contains("set-read-only"), "it is no property of the subvolume");
+    assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"content", "it can still be copied out");
+    refused(&umount(dir.path()), &["is unmounted", "may be lost", "the image was removed"]);
+}
+
 #[test]
 fn mounting_over_a_dead_mount_says_how_to_take_it_away() {
     if !capability::fuse() || !capability::kernel_oracle() {

@@ -31,6 +31,11 @@ use rustix::net::{
 pub(crate) const CONTROL_XATTR: &str = "ubtrfs.control";
 /// Reading it makes everything written so far durable.
 pub(crate) const SYNC_XATTR: &str = "ubtrfs.sync";
+/// Reading it says why the filesystem takes no changes any more, or why the last [`SYNC_XATTR`] failed; empty where neither is so.
+/// An error number alone tells neither another writer from a bad device nor from a full host.
+pub(crate) const WHY_XATTR: &str = "ubtrfs.why";
+/// How it begins in the first case.
+pub(crate) const TAKES_NO_CHANGES: &str = "the filesystem takes no changes any more: ";
 
 /// Reading it gives what the engine counted, as text for Prometheus.
 pub(crate) const STATS_XATTR: &str = "ubtrfs.stats";

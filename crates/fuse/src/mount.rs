@@ -167,6 +167,14 @@ pub enum MountError {
         /// Why.
         source: io::Error,
     },
+    /// A sync failed.
+    #[error("not everything below {dir} is durable: {reason}")]
+    NotSynced {
+        /// What was to be synced.
+        dir: String,
+        /// Why it failed.
+        reason: String,
+    },
     /// The final commit failed, or could not be waited for.
     #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]
     NotDurable {

@@ -15,6 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use ubtrfs_fs::{
     Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, SetTime,
@@ -24,7 +25,7 @@ use ubtrfs_fs::{
 use crate::activity::Activity;
 use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
 use crate::caller::{Groups, caller};
-use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR};
+use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR, TAKES_NO_CHANGES, WHY_XATTR};
 use crate::dir_end::DirEnds;
 use crate::ioctl::{self, Asker};
 use crate::mount::MountConfig;
@@ -83,6 +84,8 @@ pub(crate) struct Server {
     dir_ends: DirEnds,
     groups: Groups,
     doors: Doors,
+    /// Why the last sync that was asked for failed.
+    sync_failure: Mutex<Option<String>>,
 }
 
 /// What the attributes lead to that are not on disk.
@@ -98,7 +101,8 @@ pub(crate) struct Doors {
 impl Server {
     pub(crate) fn new(fs: Arc<Fs>, activity: Arc<Activity>, seeker: Seeker, groups: Groups, doors: Doors) -> Self {
         let nodes = Arc::clone(&doors.subvolumes.nodes);
-        Self { fs, nodes, activity, seeker, dir_ends: DirEnds::default(), groups, doors }
+        let (dir_ends, sync_failure) = Default::default();
+        Self { fs, nodes, activity, seeker, dir_ends, groups, doors, sync_failure }
     }
 
     /// The inode of a request. A number that no entry ever carried is stale.
@@ -198,16 +202,29 @@ impl Server {
     fn virtual_xattr(&self, req: &Request<'_>, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
         match name {
             name if name == CONTROL_XATTR.as_bytes() => Some(Ok(self.doors.control.clone())),
-            name if name == SYNC_XATTR.as_bytes() => Some(place.aside(|| self.fs.sync()).map(|()| {
-                self.activity.note_sync();
-                b"ok".to_vec()
-            })),
+            name if name == SYNC_XATTR.as_bytes() => {
+                let synced = place.aside(|| self.fs.sync());
+                *self.sync_failure.lock() = synced.as_ref().err().map(Error::to_string);
+                Some(synced.map(|()| {
+                    self.activity.note_sync();
+                    b"ok".to_vec()
+                }))
+            }
+            name if name == WHY_XATTR.as_bytes() => Some(Ok(self.why().into_bytes())),
             name if name == STATS_XATTR.as_bytes() => Some(Ok(self.stats())),
             name if name.starts_with(SUBVOLUME_XATTR.as_bytes()) => match self.id(req.node) {
                 Ok(id) => self.doors.subvolumes.getxattr(req, id, name, place),
                 Err(error) => Some(Err(error)),
             },
             _ => None,
+        }
+    }
+
+    /// The value of [`WHY_XATTR`].
+    fn why(&self) -> String {
+        match self.fs.read_only().filter(|_| !self.fs.options().read_only) {
+            Some(reason) => format!("{TAKES_NO_CHANGES}{reason}"),
+            None => self.sync_failure.lock().clone().unwrap_or_default(),
         }
     }
 

@@ -8,6 +8,7 @@
 //!
 //! R1. `umount` hears "ok" only after the final commit succeeded and the devices are closed.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
@@ -20,7 +21,7 @@ use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
 use crate::caller::Groups;
-use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR};
+use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR, WHY_XATTR};
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
 use crate::name_cache::NameCache;
 use crate::sandbox::{self, Confinement, Identity, Unmounter};
@@ -213,11 +214,23 @@ pub fn sync(path: &Path) -> Result<(), MountError> {
     // That some file's pages could not be taken, maybe long ago, is told at the end: the rest is committed.
     let handed_over = rustix::fs::syncfs(&file);
     let mut answer = [0; 16];
+    let not_synced = |reason| MountError::NotSynced { dir: shown.clone(), reason };
     match rustix::fs::fgetxattr(&file, SYNC_XATTR, &mut answer) {
-        Ok(_) => handed_over.map_err(|errno| failed(errno.into())),
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Err(MountError::NotMounted(shown)),
-        Err(errno) => Err(failed(errno.into())),
+        Ok(_) => handed_over.map_err(|errno| {
+            let pages = "the kernel could not hand over what was written to some file, now or earlier";
+            not_synced(format!("{pages} ({}); the file's fsync fails", std::io::Error::from(errno)))
+        }),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Err(MountError::NotMounted(shown)),
+        Err(errno) => Err(why(&file).map_or_else(|| failed(errno.into()), not_synced)),
     }
+}
+
+/// What the server of an open file's mount says about a failure that an error number does not explain.
+pub(crate) fn why(file: &OwnedFd) -> Option<String> {
+    let mut text = vec![0; 64 << 10];
+    let len = rustix::fs::fgetxattr(file, WHY_XATTR, &mut text).ok()?;
+    text.truncate(len);
+    Some(String::from_utf8_lossy(&text).into_owned()).filter(|text| !text.is_empty())
 }
 
 /// What the filesystem that `path` is on counted since it was mounted, as text for Prometheus.

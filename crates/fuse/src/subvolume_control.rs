@@ -26,6 +26,7 @@ use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
 use ubtrfs_fs::SubvolumeInfo;
 
+use crate::control::TAKES_NO_CHANGES;
 use crate::mount::{MountError, failed_in_mount, has_server_ended};
 
 pub(crate) const SUBVOLUME_XATTR: &str = "ubtrfs.subvolume";
@@ -118,7 +119,7 @@ impl MountedPath {
 
     /// Makes a snapshot of `source` at a name of this directory, with what programs wrote until now.
     pub fn snapshot(&self, source: &Self, read_only: bool, name: &[u8]) -> io::Result<()> {
-        rustix::fs::syncfs(&source.file)?;
+        rustix::fs::syncfs(&source.file).map_err(|errno| self.explained(errno))?;
         self.set(SNAPSHOT_XATTR, &snapshot_value(source.info.id, read_only, name))
     }
 
@@ -131,7 +132,7 @@ impl MountedPath {
     pub fn set_read_only(&self, read_only: bool) -> io::Result<()> {
         if read_only {
             // What the kernel still has would be refused later.
-            rustix::fs::syncfs(&self.file)?;
+            rustix::fs::syncfs(&self.file).map_err(|errno| self.explained(errno))?;
         }
         self.set(READ_ONLY_XATTR, if read_only { b"1" } else { b"0" })
     }
@@ -141,9 +142,21 @@ impl MountedPath {
         self.set(DEFAULT_XATTR, id.0.to_string().as_bytes())
     }
 
+    /// A failure of the whole filesystem in its server's words; any other as it is.
+    fn explained(&self, errno: Errno) -> io::Error {
+        let error = io::Error::from(errno);
+        let reason = matches!(errno, Errno::ROFS | Errno::IO).then(|| crate::session::why(&self.file)).flatten();
+        match reason {
+            // A subvolume may be read-only by itself.
+            Some(reason) if errno == Errno::ROFS && !reason.starts_with(TAKES_NO_CHANGES) => error,
+            Some(reason) => io::Error::new(error.kind(), reason),
+            None => error,
+        }
+    }
+
     /// Names show as they are now when this returns.
     fn set(&self, name: &str, value: &[u8]) -> io::Result<()> {
-        rustix::fs::fsetxattr(&self.file, name, value, XattrFlags::empty())?;
+        rustix::fs::fsetxattr(&self.file, name, value, XattrFlags::empty()).map_err(|errno| self.explained(errno))?;
         // The change is done, whatever the answer.
         let _ = get(&self.file, SETTLED_XATTR);
         Ok(())
