@@ -8,7 +8,7 @@ use uuid::Uuid;
 /// A subvolume to be made.
 #[derive(Debug)]
 pub struct NewSubvolume {
-    /// Its id, by [`Engine::new_root_id`].
+    /// Its id, by [`Engine::new_root_id`](crate::Engine::new_root_id).
     pub id: RootId,
     /// Its UUID.
     pub uuid: Uuid,
