@@ -68,7 +68,7 @@ pub enum Error {
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
-    /// ENOSPC: the attributes of one hash, or a name's links, do not fit into an item.
+    /// ENOSPC: the attributes of one hash, or the links of one name, do not fit into an item.
     #[error("no room in the item for another entry")]
     ItemFull,
     /// EOVERFLOW: the entries of one name hash do not fit into an item.
@@ -80,10 +80,10 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// Data of the file could not be written back at an earlier time.
+    /// Earlier writeback of the file's data failed.
     #[error("data that was written earlier could not be written back (errno {errno})")]
     Writeback {
-        /// Why it could not.
+        /// Error number of the failed write.
         errno: i32,
     },
     /// EINVAL: a mount option cannot be understood.

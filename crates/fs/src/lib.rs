@@ -1,16 +1,16 @@
 //! Subvolumes and inodes: names, attributes, file data, extended attributes.
 //!
-//! The floor above the transaction engine and below FUSE and the command line. [`Fs`] is the one entry; every method
-//! takes `&self` and may be called from any thread. Nothing here knows trees' layout on disk or allocates space; it
-//! reads and puts items of subvolumes.
+//! Above this crate are FUSE and the command line, below it the transaction engine. [`Fs`] is the entry point; every
+//! method takes `&self` and may be called from any thread. This crate neither knows how trees lie on disk nor allocates
+//! space: it reads and puts items of subvolumes.
 //!
-//! The rooms, from the top down; each imports only from rooms below it:
+//! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
 //! - `subvolume`: subvolumes and snapshots.
-//! - `namei`: names: looking up, listing directories, creating, linking, removing, renaming; unlinked inodes.
-//! - `file`: file content between the caller and the trees: reading, writing, truncating, holes, sharing.
-//! - `writeback`: which dirty data is written when, how it becomes extents, and fsync.
+//! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
+//! - `file`: file content: reading, writing, truncating, holes, reflinks.
+//! - `writeback`: when dirty data is written, how it becomes extents, and fsync.
 //! - `inode`: inodes in memory: state, dirty data, read-ahead, cache, attributes, extended attributes, ACLs, properties.
 //! - `items`: items of names and of file data.
 //! - `compression`: zlib, lzo and zstd as btrfs uses them.

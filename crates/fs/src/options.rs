@@ -1,7 +1,7 @@
-//! Mount options by the kernel's names.
+//! Mount options, under the kernel's names.
 //!
-//! I1. An option that would change behaviour is either honoured or refused by name; options that tune what this
-//!     engine does by itself (allocation hints, thread counts, caches) are accepted and change nothing.
+//! I1. An option that would change behaviour is honoured or refused by name. Options that tune what this engine decides
+//!     itself (allocation hints, thread counts, caches) are accepted and have no effect.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub struct CompressSpec {
     pub kind: Compression,
     /// Level: zlib 1-9, zstd -15 to 15; 0 where the method has none.
     pub level: i32,
-    /// Compress even where the first try of a file did not pay.
+    /// Compress even if the first attempt on a file did not pay off.
     pub force: bool,
 }
 
@@ -43,7 +43,7 @@ impl CompressSpec {
 pub enum AtimeMode {
     /// Never.
     Noatime,
-    /// If older than the last change, or than a day.
+    /// If the access time is older than the last change, or than a day.
     #[default]
     Relatime,
     /// At every read.
@@ -65,23 +65,25 @@ pub struct MountOptions {
     pub nodatacow: bool,
     /// New files have no checksums.
     pub nodatasum: bool,
-    /// Longest file that is kept inside the tree.
+    /// Largest file that is stored inline in the tree, in bytes.
     pub max_inline: u32,
     /// Seconds between commits.
     pub commit_secs: u32,
-    /// Budget of caches, delayed items and dirty data together; by default a quarter of the machine's, at most 1 GiB.
+    /// Memory for caches, delayed items and dirty data together. Default: a quarter of the machine's memory, at most 1
+    /// GiB.
     pub memory_bytes: u64,
     /// Access times of files.
     pub atime: AtimeMode,
-    /// Access times of directories stay as they are.
+    /// Do not update access times of directories.
     pub nodiratime: bool,
     /// Tell devices about freed space.
     pub discard: bool,
-    /// Write out all dirty data at every commit.
+    /// Write out all dirty data at every commit. Parsed, but not read by the engine: periodic commits write all dirty
+    /// data in any case.
     pub flushoncommit: bool,
     /// Further devices to open.
     pub devices: Vec<PathBuf>,
-    /// Open with devices missing.
+    /// Open with missing devices. Parsed, but not read by the engine.
     pub degraded: bool,
     /// Owners may delete their subvolumes.
     pub user_subvol_rm_allowed: bool,
@@ -89,10 +91,10 @@ pub struct MountOptions {
     pub acl: bool,
     /// fsync commits instead of writing a tree log.
     pub notreelog: bool,
-    /// Leave a log that is found as it is and show the last commit; for read-only.
+    /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
     pub nologreplay: bool,
-    /// Each `Attr` that lookup, create and link return counts as a reference to its inode, given back by
-    /// [`Fs::forget`](crate::Fs::forget). For FUSE; not an option that users name.
+    /// Count each `Attr` that lookup, create and link return as a reference to its inode, which
+    /// [`Fs::forget`](crate::Fs::forget) gives back. For FUSE; not an option for users.
     pub track_lookups: bool,
 }
 
@@ -123,7 +125,7 @@ impl Default for MountOptions {
     }
 }
 
-/// Options that are accepted and change nothing here, with or without a value.
+/// Options that are accepted, with or without a value, and have no effect.
 const NO_EFFECT: &[&str] = &[
     "alloc_start",
     "async",
@@ -178,7 +180,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 impl MountOptions {
-    /// Reads a comma-separated list of options; later ones win. An unknown option is an error that names it.
+    /// Parses a comma-separated list of options; later ones win. An unknown option is an error that names it.
     pub fn parse(text: &str) -> Result<Self> {
         let (options, unknown) = Self::parse_known(text)?;
         match unknown.into_iter().next() {
@@ -187,7 +189,7 @@ impl MountOptions {
         }
     }
 
-    /// The same, but hands back what it does not know (for a caller that has options of its own).
+    /// Parses a comma-separated list and returns the unknown options, for a caller that has further options.
     pub fn parse_known(text: &str) -> Result<(Self, Vec<String>)> {
         let mut options = Self::default();
         let mut unknown = Vec::new();
@@ -299,7 +301,7 @@ fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Opti
     };
     let mut spec = CompressSpec { force, ..CompressSpec::new(kind) };
     match level {
-        // The kernel takes level 0 as the default.
+        // As in the kernel, level 0 means the default.
         None | Some(0) => {}
         Some(level) if levels.contains(&level) => spec.level = level,
         Some(_) => return Err(bad(option, expected)),
@@ -307,7 +309,7 @@ fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Opti
     Ok(Some(spec))
 }
 
-/// A subvolume id, in decimal, octal with a leading 0, or hex.
+/// A subvolume id, in decimal, or in hex after `0x`.
 fn parse_id(text: &str) -> Option<u64> {
     if let Some(hex) = text.strip_prefix("0x") {
         return u64::from_str_radix(hex, 16).ok();

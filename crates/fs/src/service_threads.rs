@@ -1,19 +1,19 @@
-//! Threads that work for a filesystem while it is open. They hold it weakly, so that dropping the last handle ends them;
-//! what tells them to stop is their owner's.
+//! Background threads of an open filesystem. A thread holds the filesystem by a weak reference, so that dropping the
+//! last handle ends it. The owner of the threads tells them to stop.
 
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-/// Threads that do the same work, under one name.
+/// A group of threads that do the same work, under one name.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceThreads {
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl ServiceThreads {
-    /// Starts `count` more threads that run `work`; fewer where the system has no more, which is only logged, because
-    /// nothing depends on them.
+    /// Starts `count` threads that run `work`. If the system cannot start a thread, this only logs it: nothing depends
+    /// on the number of threads.
     pub(crate) fn start(&self, name: &str, count: usize, work: impl FnOnce() + Clone + Send + 'static) {
         for _ in 0..count {
             match std::thread::Builder::new().name(name.to_owned()).spawn(work.clone()) {
@@ -27,7 +27,7 @@ impl ServiceThreads {
         !self.handles.lock().is_empty()
     }
 
-    /// Waits for the threads, which were told to stop. The caller may be one of them.
+    /// Waits for the threads, which the caller has told to stop. The caller may be one of them.
     pub(crate) fn join(&self) {
         let handles = std::mem::take(&mut *self.handles.lock());
         for handle in handles {

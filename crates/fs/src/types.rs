@@ -1,4 +1,4 @@
-//! The values that callers of [`Fs`](crate::Fs) hand in and get back.
+//! Arguments and results of the methods of [`Fs`](crate::Fs).
 
 use ubtrfs_format::item::{FileType, InodeItem, RootFlags, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
@@ -19,25 +19,25 @@ impl InodeId {
         Self { root, ino: Ino::ROOT_DIR }
     }
 
-    /// The empty directory in `root` at the name of a subvolume that is not at home there: a snapshot takes the name of a
-    /// nested subvolume along, not the subvolume. There is no inode of it on disk, so its number is one that no inode has:
-    /// each of these directories is another one.
+    /// The empty directory that `root` shows at the name of a subvolume that lies elsewhere: a snapshot copies the name
+    /// of a nested subvolume, but not the subvolume. The directory has no inode on disk, so its number combines a bit
+    /// that no inode on disk has with the subvolume's id.
     pub fn stub(root: RootId, subvolume: RootId) -> Self {
         Self { root, ino: Ino(STUBS | subvolume.0) }
     }
 
-    /// Whether it is such a directory.
+    /// Whether this is a directory made by [`InodeId::stub`].
     pub(crate) fn is_stub(self) -> bool {
         self.ino.0 & STUBS != 0
     }
 
-    /// The subvolume whose name such a directory is at; `None` for every other inode.
+    /// The subvolume that this stub directory stands for; `None` for every other inode.
     pub fn stub_of(self) -> Option<RootId> {
         self.is_stub().then_some(RootId(self.ino.0 & !STUBS))
     }
 }
 
-/// Set in the numbers of [`InodeId::stub`]. Inodes count up from 257, so none on disk comes near.
+/// Bit set in the numbers of [`InodeId::stub`]. Inodes on disk count up from 257 and end below it.
 const STUBS: u64 = 1 << 63;
 /// The largest size of a file, in bytes.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
@@ -117,7 +117,7 @@ pub mod mode {
     pub const PERMISSIONS: u32 = 0o7_777;
 }
 
-/// Joins a device number as FUSE and `st_rdev` encode it in 32 bits: 12 bits major, 20 bits minor.
+/// Joins major (12 bits) and minor (20 bits) to the 32-bit device number of FUSE and `st_rdev`.
 pub fn rdev_from_parts(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
 }
@@ -133,21 +133,21 @@ pub(crate) fn rdev_of_item(item: &InodeItem) -> u32 {
     rdev_from_parts(low >> 20, low & 0xf_ffff)
 }
 
-/// What an inode item stores for a device number.
+/// The value that an inode item stores for a device number.
 pub(crate) fn rdev_to_item(rdev: u32) -> u64 {
     let (major, minor) = rdev_parts(rdev);
     u64::from(major) << 20 | u64::from(minor)
 }
 
-/// Who asks. Permission to do so is the caller's matter (FUSE: `default_permissions`); this decides ownership of new
-/// inodes and what a change of owner or mode clears.
+/// The user who makes a call. This crate does not check access permissions (FUSE does, by `default_permissions`). The
+/// caller determines the owner of new inodes and which mode bits a change of owner or mode clears.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// User; 0 is privileged.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Taken off the mode of new inodes, unless the directory has a default ACL.
+    /// Bits removed from the mode of new inodes, unless the directory has a default ACL.
     pub umask: u32,
 }
 
@@ -155,7 +155,7 @@ impl Caller {
     /// The superuser with no umask.
     pub const ROOT: Self = Self { uid: 0, gid: 0, umask: 0 };
 
-    /// Which of inode flags it may change: all of them as the superuser, else those of its own inodes.
+    /// The caller's rights to change inode flags: all of them for the superuser, otherwise only an owner's.
     pub fn flag_rights(&self) -> FlagRights {
         FlagRights { as_owner: self.is_privileged(), immutable: self.is_privileged() }
     }
@@ -166,19 +166,19 @@ impl Caller {
     }
 }
 
-/// Rights to change inode flags that a caller has beside those of an inode's owner.
+/// Rights to change inode flags beyond those of the inode's owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlagRights {
-    /// To act as the owner of any inode (CAP_FOWNER).
+    /// May act as the owner of any inode (CAP_FOWNER).
     pub as_owner: bool,
-    /// To set and clear +i and +a (CAP_LINUX_IMMUTABLE).
+    /// May set and clear +i and +a (CAP_LINUX_IMMUTABLE).
     pub immutable: bool,
 }
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// The clock's.
+    /// The current time.
     Now,
     /// This one.
     At(Timespec),
@@ -199,7 +199,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
-    /// Change time; the clock's if not given.
+    /// Change time; the current time if not given.
     pub ctime: Option<Timespec>,
     /// Creation time (archives and receive).
     pub otime: Option<Timespec>,
@@ -212,7 +212,7 @@ pub struct NewInode<'a> {
     pub mode: u32,
     /// Device number of a device node, as [`rdev_from_parts`] makes it.
     pub rdev: u32,
-    /// Where a symbolic link points.
+    /// Target of a symbolic link.
     pub symlink_target: Option<&'a [u8]>,
 }
 
@@ -282,7 +282,7 @@ bitflags::bitflags! {
     pub struct XattrFlags: u32 {
         /// Fail if the attribute exists.
         const CREATE = 1;
-        /// Fail if it does not.
+        /// Fail if the attribute does not exist.
         const REPLACE = 2;
     }
 }
@@ -296,7 +296,7 @@ pub struct DirEntryOut<'a> {
     pub name: &'a [u8],
     /// Its type.
     pub file_type: FileType,
-    /// Cookie to go on after this entry.
+    /// Cookie that continues after this entry.
     pub next_cookie: u64,
 }
 
@@ -334,11 +334,11 @@ pub struct SubvolumeInfo {
     pub dirid: Ino,
     /// Flags.
     pub flags: RootFlags,
-    /// UUID; nil where none was given.
+    /// UUID; nil if the subvolume has none.
     pub uuid: Uuid,
-    /// The subvolume that it is a snapshot of; nil if it is none.
+    /// UUID of the subvolume that this is a snapshot of; nil if it is no snapshot.
     pub parent_uuid: Uuid,
-    /// The subvolume that it was received from.
+    /// UUID of the subvolume that it was received from.
     pub received_uuid: Uuid,
     /// Last transaction that changed it.
     pub generation: Generation,
@@ -346,7 +346,7 @@ pub struct SubvolumeInfo {
     pub otransid: Generation,
     /// Last transaction that changed its content.
     pub ctransid: Generation,
-    /// Transaction of what it was received from, on the sender's side.
+    /// Transaction of the sent subvolume, on the sender's side.
     pub stransid: Generation,
     /// Transaction in which it was received.
     pub rtransid: Generation,

@@ -1,7 +1,8 @@
-//! The thread that commits: every `commit=` seconds, and soon after a burst of changes went quiet, because sync(2) does
-//! not reach a FUSE server. And when the engine asks for it, because its delayed items take much memory.
+//! The commit thread. It commits every `commit=` seconds, and soon after a burst of changes ends, because sync(2) does
+//! not reach a FUSE server. It also commits or flushes delayed items if the engine asks for it.
 //!
-//! - I1. The thread holds the filesystem only while it commits, so that dropping the last handle ends it.
+//! - I1. The thread holds a strong reference to the filesystem only while it looks for changes and commits, so that
+//!   dropping the last handle ends it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,7 +14,7 @@ use ubtrfs_transaction::BackgroundWork;
 use crate::Fs;
 use crate::service_threads::ServiceThreads;
 
-/// Starts, feeds and stops the commit thread.
+/// Handle of the commit thread.
 #[derive(Debug)]
 pub(crate) struct CommitThread {
     shared: Arc<Shared>,
@@ -23,16 +24,16 @@ pub(crate) struct CommitThread {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Changes were announced since the thread looked last.
+    /// Changes were announced since the thread last looked.
     news: AtomicBool,
-    /// The thread sleeps long because there was nothing to commit.
+    /// The thread sleeps for longer, because there was nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
-    /// A commit is asked for.
+    /// A commit is requested.
     commit_asked: AtomicBool,
-    /// The engine wants its delayed items flushed.
+    /// The engine requests a flush of its delayed items.
     flush_asked: AtomicBool,
-    /// Guards the sleep; true asks for a look.
+    /// Guards the sleep; true wakes the thread.
     wake: Mutex<bool>,
     changed: Condvar,
 }
@@ -46,10 +47,10 @@ impl CommitThread {
         }
     }
 
-    /// A change is about to be made.
+    /// Announces a change that is about to be made.
     pub(crate) fn note_change(&self) {
         let shared = &self.shared;
-        // Looked at first: nearly always it is, and then nobody's copy of it goes stale.
+        // Load before storing: the flag is nearly always set, and a load leaves other processors' cached copies valid.
         if !shared.news.load(Ordering::Relaxed) {
             shared.news.store(true, Ordering::Release);
         }
@@ -58,7 +59,7 @@ impl CommitThread {
         }
     }
 
-    /// Has the thread do this, file data left alone. False where there is no thread.
+    /// Asks the thread for this work, which leaves dirty file data alone. Returns false if no thread is running.
     pub(crate) fn do_soon(&self, work: BackgroundWork) -> bool {
         let asked = match work {
             BackgroundWork::Commit => &self.shared.commit_asked,
@@ -100,10 +101,11 @@ impl Shared {
 }
 
 fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
-    // When the first change since the last commit was seen, and when there were news last.
+    // `dirty_since`: when the first change since the last commit was seen. `last_news`: when changes were last
+    // announced.
     let mut dirty_since = None;
     let mut last_news = Instant::now();
-    // Some data could not be written: that alone is tried again at the interval, not as soon as it is quiet.
+    // Some data could not be written. On its own, it is tried again at the interval, not when changes go quiet.
     let mut has_failed = false;
     loop {
         shared.sleep(if dirty_since.is_some() { TICK.min(interval) } else { IDLE });
@@ -111,8 +113,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             return;
         }
         let Some(fs) = fs.upgrade() else { return };
-        // Asked after the flag is set: a change that is announced later wakes the thread, one that was announced before
-        // and is made after is found at the next look.
+        // Look for changes after setting the flag: a change that is announced later wakes the thread. A change that was
+        // announced before and is made afterwards is found at the next look.
         shared.idle.store(true, Ordering::Release);
         if !fs.has_changes() {
             dirty_since = None;
@@ -138,7 +140,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             return;
         }
         let mut synced = fs.sync();
-        // Deleted subvolumes give back a part with each commit.
+        // Each commit frees a part of the deleted subvolumes.
         while fs.read_only().is_none() && fs.engine.nr_dead_roots() > 0 && !shared.stopped.load(Ordering::Acquire) {
             if let Err(error) = fs.engine.commit() {
                 synced = Err(error.into());
@@ -149,7 +151,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
         if let Err(error) = synced {
             tracing::error!("commit: {error}");
         }
-        // Also after a failure: what failed may need time, or space.
+        // Start over after a failure too: time or freed space may help.
         dirty_since = None;
         shared.news.store(false, Ordering::Release);
         last_news = Instant::now();
@@ -157,7 +159,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
     }
 }
 
-/// Does what the thread was asked for, or answers `None`.
+/// Does the requested work; `None` if there is none.
 fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
     let flush = shared.flush_asked.swap(false, Ordering::AcqRel);
     if shared.commit_asked.swap(false, Ordering::AcqRel) {
@@ -166,9 +168,9 @@ fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
     flush.then(|| fs.engine.flush_delayed_items())
 }
 
-/// How often changes are looked for while there are some.
+/// How often the thread looks while there are changes.
 const TICK: Duration = Duration::from_millis(500);
-/// Without changes for so long, a burst is over.
+/// A burst is over after this long without changes.
 const QUIET: Duration = Duration::from_millis(1500);
 /// How often the thread looks while it knows of no change.
 const IDLE: Duration = Duration::from_secs(2);

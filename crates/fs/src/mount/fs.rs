@@ -1,8 +1,8 @@
-//! [`Fs`]: one open filesystem, and how it is opened, written out and closed.
+//! [`Fs`]: one open filesystem; opening, syncing and closing it.
 //!
-//! - I1. Every change goes through [`Fs::reserve`], which refuses on a read-only filesystem and tells the commit
-//!   thread.
-//! - I2. What was acknowledged by [`Fs::sync`] or [`Fs::close`] is on disk.
+//! - I1. A call that makes changes first calls [`Fs::reserve`] or one of its variants, which refuse on a read-only
+//!   mount and tell the commit thread. Its later steps may reserve from the engine directly.
+//! - I2. When [`Fs::sync`] or [`Fs::close`] succeeds, every earlier change is on disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,8 +43,8 @@ pub struct Fs {
 }
 
 impl Fs {
-    /// Opens the filesystem on these devices: finds the root to show, deletes what earlier sessions left unlinked, and
-    /// starts to commit in the background.
+    /// Opens the filesystem on these devices: replays the tree log, finds the subvolume to show, deletes inodes that
+    /// earlier sessions left unlinked, and starts the background threads.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
@@ -83,7 +83,7 @@ impl Fs {
         let leaves = fs.engine.leaf_read_ahead();
         fs.leaf_threads.start("ubtrfs-leaves", 1, move || leaves.run());
         if fs.read_only().is_none() {
-            // What is left of deleted subvolumes is not worth refusing the filesystem for.
+            // Leftovers of deleted subvolumes are no reason to refuse the filesystem.
             if let Err(error) = fs.engine.find_dead_roots() {
                 tracing::warn!("looking for deleted subvolumes: {error}");
             }
@@ -93,12 +93,12 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Why the filesystem takes no changes, or `None` where it does.
+    /// Why the filesystem takes no changes, or `None` if it takes them.
     pub fn read_only(&self) -> Option<String> {
         self.engine.read_only()
     }
 
-    /// The options that it was opened with.
+    /// The options that the filesystem was opened with.
     pub fn options(&self) -> &MountOptions {
         &self.options
     }
@@ -108,30 +108,30 @@ impl Fs {
         self.engine.superblock()
     }
 
-    /// The directory that is shown as the root: `subvol=`, `subvolid=` or the default subvolume.
+    /// The root directory of the mounted subvolume: `subvol=`, `subvolid=` or the default subvolume.
     pub fn root(&self) -> InodeId {
         self.root
     }
 
-    /// Error counters of the devices, those of earlier mounts included; in this order: write, read, flush, corruption,
+    /// Error counters of the devices, including earlier mounts, in this order: write, read, flush, corruption,
     /// generation.
     pub fn device_stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.engine.device_stats()
     }
 
-    /// Writes out all data and commits (I2). Fails where some data cannot be written; the rest is on disk nevertheless.
+    /// Writes out all data and commits (I2). Fails if some data cannot be written; everything else is on disk then.
     pub fn sync(&self) -> Result<()> {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());
         }
         let flushed = self.flush_all_data();
-        // What can be committed is, even if some data could not be written.
+        // Commit even if some data could not be written.
         self.engine.commit()?;
         flushed
     }
 
-    /// Has what was changed so far committed in the background, dirty data left alone. For who makes very many changes
-    /// and wants little left to do at the end.
+    /// Requests a commit in the background, without writing dirty data. For callers that make very many changes and
+    /// want little work left for the end.
     pub fn start_commit(&self) {
         self.commit_thread.do_soon(BackgroundWork::Commit);
     }
@@ -154,7 +154,7 @@ impl Fs {
             }
         };
         self.end_all_deletions();
-        // What can be committed is, even if some data could not be written.
+        // Commit even if some data could not be written.
         let closed = self.engine.close();
         flushed?;
         Ok(closed?)
@@ -167,21 +167,21 @@ impl Fs {
         Ok(self.engine.reserve(nr_items)?)
     }
 
-    /// The same for what frees space; may use the space kept for that.
+    /// Reserves metadata for a change that frees space (I1); may use the space kept for that purpose.
     pub(crate) fn reserve_for_removal(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();
         Ok(self.engine.reserve_for_removal(nr_items)?)
     }
 
-    /// The same for `most` item changes or, where space is short, for fewer, but `least`.
+    /// Reserves metadata for up to `most` item changes that free space, and at least `least` if space is short (I1).
     pub(crate) fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
         self.check_open()?;
         self.commit_thread.note_change();
         Ok(self.engine.reserve_for_removal_steps(most, least)?)
     }
 
-    /// Whether anything is not on disk yet.
+    /// Whether any change is not on disk yet.
     pub(crate) fn has_changes(&self) -> bool {
         self.data.has_dirty() || self.engine.has_changes()
     }
@@ -194,7 +194,7 @@ impl Fs {
 impl Drop for Fs {
     fn drop(&mut self) {
         self.engine.leaf_read_ahead().stop();
-        // A panic may have left anything half done: then what the last commit holds is what stays.
+        // A panic may have left changes half made, so the disk keeps the last commit.
         if std::thread::panicking() {
             return;
         }
@@ -204,5 +204,5 @@ impl Drop for Fs {
     }
 }
 
-/// Memory of an inode without dirty data, for the cache's bound.
+/// Estimated memory of a cached inode without dirty data.
 const INODE_BYTES: u64 = 1024;

@@ -1,17 +1,17 @@
-//! What a server of the filesystem asks before, and does when it must stop.
+//! Checks that a FUSE server makes before it acts, and the abort when it must stop.
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::types::{Attr, InodeId};
 
 impl Fs {
-    /// Turns the filesystem read-only for good: nothing is committed any more, the disk keeps its last commit.
+    /// Turns the filesystem read-only for good: no further commits, so the disk keeps the last one.
     pub fn abort(&self, reason: String) {
         self.engine.abort(reason);
     }
 
-    /// Whether an inode may be changed at all: the mount and its subvolume are writable. For open, because a writer whose
-    /// data waits in the kernel's page cache can be told later only that something failed.
+    /// Fails if the mount or the inode's subvolume is read-only. Meant for open: once a writer's data is in the
+    /// kernel's page cache, the writer only learns that something failed.
     pub fn check_writable(&self, id: InodeId) -> Result<()> {
         if self.read_only().is_some() {
             return Err(Error::ReadOnlyMount);
@@ -19,8 +19,8 @@ impl Fs {
         self.inode_to_change(id).map(drop)
     }
 
-    /// The attributes of an inode that a directory entry named, counted as a lookup. An entry that was removed in between
-    /// is not found.
+    /// The attributes of an inode that a directory entry named, counted as a lookup. Fails with `NotFound` if the entry
+    /// was removed in between.
     pub fn getattr_counted(&self, id: InodeId) -> Result<Attr> {
         let inode = self.inode(id).map_err(|error| match error {
             Error::Stale => Error::NotFound,

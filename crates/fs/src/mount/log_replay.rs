@@ -1,10 +1,11 @@
-//! Replaying a tree log: what fsync made durable since the last commit becomes part of the subvolumes again.
+//! Replay of a tree log: changes that fsync made durable since the last commit become part of the subvolumes again.
 //!
-//! All changes are put as delayed items, in one operation; the commit that follows makes them durable and drops the log in
-//! one step, so a replay that is cut short begins anew. On a filesystem that takes no changes they stay in memory: a
-//! read-only mount shows what was fsynced and writes nothing.
+//! All changes are put as delayed items, in one operation. The next commit makes them durable and drops the log in one
+//! step, so an interrupted replay starts over. On a filesystem that takes no changes, they stay in memory: a read-only
+//! mount shows the fsynced state and writes nothing.
 //!
-//! Three passes over each subvolume's log, because names need inodes, and references need names out of their way:
+//! Each subvolume's log is read in three passes, because names need inodes, and references may need a name or an index
+//! that another entry still has:
 //!
 //! | pass | items | what it does |
 //! |---|---|---|
@@ -12,12 +13,14 @@
 //! | names | `DIR_INDEX` | adds entries whose inodes' references are not in the log |
 //! | rest | `INODE_REF`, `INODE_EXTREF`, `XATTR_ITEM`, `EXTENT_DATA` | adds names, attributes and data |
 //!
-//! Then the links of all inodes that were touched are counted; who has none becomes an orphan, a directory without entries.
+//! Finally, the links of all touched inodes are counted. An inode without links becomes an orphan; a directory loses
+//! its entries first.
 //!
 //! Invariants:
-//! - I1. Sizes of directories and `nbytes` are not taken from the log but follow from what is added and removed.
-//! - I2. An inode without links in the log was an unlinked file that was still open: its items are passed over.
-//! - I3. A log is as untrusted as all else on disk: what contradicts the subvolume is an error, and nothing is written.
+//! - I1. Directory sizes and `nbytes` are not taken from the log. They follow from the added and removed items.
+//! - I2. A logged inode without links was an unlinked, open file: its items are skipped.
+//! - I3. A log is untrusted, like everything on disk. A log that contradicts the subvolume is an error, and nothing is
+//!   written.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::RangeInclusive;
@@ -54,7 +57,7 @@ fn replay_trees(engine: &Engine, logs: &[(RootId, Arc<Tree>)]) -> Result<()> {
         if !root.is_subvolume() {
             return Err(corrupt(log, "subvolume", root.0, "expected a subvolume's id"));
         }
-        // A subvolume that was deleted after its log was begun.
+        // The subvolume was deleted after its log was begun.
         if engine.root_item(*root)?.is_none_or(|item| item.refs == 0) {
             continue;
         }
@@ -82,11 +85,11 @@ struct Replay<'a> {
     tree: &'a Tree,
     log: &'a Tree,
     geometry: Geometry,
-    /// Starts to ends of the data whose checksums were added: several files may have parts of one extent.
+    /// Ranges of data whose checksums were added: several files may refer to parts of one extent.
     csums: &'a mut RangeSet,
-    /// Inodes whose links are to be counted.
+    /// Inodes whose links will be counted.
     touched: BTreeSet<Ino>,
-    /// Inodes of I2.
+    /// Inodes that are skipped (I2).
     passed_over: HashSet<Ino>,
 }
 
@@ -120,7 +123,7 @@ impl Replay<'_> {
         self.count_links()
     }
 
-    /// Calls `visit` with each item of an inode that the log holds, in order.
+    /// Calls `visit` with each logged item of an inode, in key order.
     fn each_item(&mut self, mut visit: impl FnMut(&mut Self, &Key, &[u8]) -> Result<()>) -> Result<()> {
         let mut start = Key::new(objectid::FIRST_FREE, KeyType(0), 0);
         let end = Key::new(objectid::LAST_FREE, KeyType(u8::MAX), u64::MAX);
@@ -201,7 +204,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes the attributes that the log does not have: it has all of an inode.
+    /// Removes the attributes that the log does not have: the log has all attributes of an inode.
     fn remove_xattrs(&self, ino: Ino) -> Result<()> {
         let (start, end) = items_of(ino, KeyType::XATTR_ITEM);
         for (key, item) in self.tree.range(&start, &end, usize::MAX)? {
@@ -220,7 +223,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes the entries of a directory in the ranges of indexes for which the log speaks, but those that it has.
+    /// Removes the entries of a directory that are missing from the log, in the index ranges that the log covers.
     fn remove_entries(&mut self, dir: Ino) -> Result<()> {
         let (start, end) = items_of(dir, KeyType::DIR_LOG_INDEX);
         let mut from = 0;
@@ -239,7 +242,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes the entries under these indexes, but those to be kept.
+    /// Removes the entries with these indexes, except those for which `is_kept` returns true.
     fn remove_entries_in(
         &mut self,
         dir: Ino,
@@ -265,7 +268,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Drops what the file has past its end.
+    /// Drops the file's extents past its end.
     fn drop_past_end(&self, ino: Ino, mut item: InodeItem) -> Result<()> {
         let sectorsize = self.geometry.sectorsize;
         let end = item.size.checked_next_multiple_of(sectorsize.into()).unwrap_or(u64::MAX);
@@ -283,7 +286,7 @@ impl Replay<'_> {
 
     // Names.
 
-    /// Removes a name; what it leads to is looked at by `count_links`.
+    /// Removes a name. `count_links` deals with the inode.
     fn unlink(&mut self, dir: Ino, entry: &DirEntry, index: u64) -> Result<()> {
         let Some(child) = child_of(entry) else { return Ok(()) };
         let mut changes = Vec::new();
@@ -305,7 +308,7 @@ impl Replay<'_> {
         dir_item::plan_add_ref(&mut changes, self.tree, &self.geometry, child, dir, name, index)?;
         self.apply(changes);
         self.resize_dir(dir, name.len(), true)?;
-        // The directory too: one without links loses what the log puts there.
+        // Count the directory's links too: if it has none, it loses the entries that the log adds.
         self.touched.extend([dir, child]);
         Ok(())
     }
@@ -337,7 +340,7 @@ impl Replay<'_> {
         Ok(index.map(|index| (entry, index)))
     }
 
-    /// The index of a name by the references of its inode.
+    /// The index of a name, from the references of its inode.
     fn index_in_refs(&self, tree: &Tree, child: Ino, dir: Ino, name: &[u8]) -> Result<Option<u64>> {
         let refs = dir_item::read_refs(tree, &dir_item::ref_key(child, dir))?;
         if let Some(found) = refs.iter().find(|inode_ref| inode_ref.name == name) {
@@ -347,7 +350,8 @@ impl Replay<'_> {
         Ok(extrefs.iter().find(|extref| extref.parent == dir.0 && extref.name == name).map(|extref| extref.index))
     }
 
-    /// Frees a name and an index for an entry that is to be put there; true if just that entry is there already.
+    /// Removes entries that have this name or index, so that the logged entry can be put there. Returns true if that
+    /// entry is already there.
     fn make_way(&mut self, dir: Ino, name: &[u8], child: Ino, index: u64) -> Result<bool> {
         if let Some((entry, at)) = self.find(dir, name)? {
             let has_ref = self.index_in_refs(self.tree, child, dir, name)?.is_some();
@@ -365,7 +369,7 @@ impl Replay<'_> {
         Ok(false)
     }
 
-    /// The second pass: an entry of a directory that was fsynced.
+    /// Second pass: an entry of a directory that was fsynced.
     fn dir_index(&mut self, key: &Key, item: &[u8]) -> Result<()> {
         let dir = Ino(key.objectid);
         if !self.is_dir(dir)? {
@@ -376,7 +380,7 @@ impl Replay<'_> {
             if self.passed_over.contains(&child) || self.inode_item(child)?.is_none() {
                 continue;
             }
-            // A name whose reference is in the log comes with that.
+            // The third pass adds a name whose reference is in the log.
             if self.index_in_refs(self.log, child, dir, &entry.name)?.is_some() {
                 continue;
             }
@@ -389,7 +393,7 @@ impl Replay<'_> {
 
     // The third pass.
 
-    /// All names of an inode in one directory.
+    /// Replays all names of an inode in one directory.
     fn inode_ref(&mut self, key: &Key, item: &[u8]) -> Result<()> {
         let (ino, dir) = (Ino(key.objectid), Ino(key.offset));
         let logged = InodeRef::decode_all(item).map_err(in_tree(self.log))?;
@@ -427,7 +431,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes a name that a reference of the subvolume tells and the log does not have any more.
+    /// Removes a name for which the subvolume has a reference and the log has none.
     fn unlink_ref(&mut self, ino: Ino, dir: Ino, name: &[u8], index: u64) -> Result<()> {
         match dir_item::find_entry(self.tree, dir, name)? {
             Some(entry) if child_of(&entry) == Some(ino) => self.unlink(dir, &entry, index),
@@ -442,7 +446,7 @@ impl Replay<'_> {
         }
     }
 
-    /// A part of a file's data takes the place of what is there.
+    /// Replaces a range of a file by a logged extent.
     fn extent(&mut self, key: &Key, raw: &[u8]) -> Result<()> {
         let ino = Ino(key.objectid);
         let Some(mut item) = self.inode_item(ino)? else { return Ok(()) };
@@ -459,7 +463,7 @@ impl Replay<'_> {
         self.add_csums(&at)
     }
 
-    /// The checksums of data that may not be in the csum tree yet.
+    /// Adds the checksums of an extent, which may be missing from the csum tree.
     fn add_csums(&mut self, at: &ExtentAt) -> Result<()> {
         let FileExtentBody::Regular(extent) = &at.extent.body else { return Ok(()) };
         if extent.disk_bytenr.0 == 0 {
@@ -491,7 +495,7 @@ impl Replay<'_> {
             }
             if nr_links == 0 {
                 if file_type(&item) == mode::DIRECTORY {
-                    // Those of the log as well: who deletes an orphan expects none.
+                    // Remove logged entries too: the code that deletes an orphan expects none.
                     self.remove_entries_in(ino, 0..=u64::MAX, |_, _, _| Ok(false))?;
                 }
                 self.op.put(self.tree, orphan_key(ino), Vec::new());
@@ -529,7 +533,7 @@ fn file_type(item: &InodeItem) -> u32 {
     item.mode & mode::TYPE
 }
 
-/// The inode that an entry leads to; `None` for a subvolume.
+/// The inode that an entry points to; `None` for a subvolume.
 fn child_of(entry: &DirEntry) -> Option<Ino> {
     (entry.location.item_type == KeyType::INODE_ITEM).then_some(Ino(entry.location.objectid))
 }
@@ -539,5 +543,5 @@ fn corrupt(log: &Tree, field: &'static str, value: u64, expected: &'static str) 
     Error::Engine(ubtrfs_error::Error::from(cause).in_tree(log.id()))
 }
 
-/// Items looked at in one go.
+/// Number of items read at once.
 const STEP: usize = 256;

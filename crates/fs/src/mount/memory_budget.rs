@@ -1,19 +1,19 @@
-//! The memory that a filesystem may take, and how it is shared out.
+//! The memory of a filesystem, and how it is divided.
 //!
 //! | share | of the total | what for |
 //! |---|---|---|
-//! | fixed | [`PROGRAM_BYTES`] | code, stacks, buffers of device I/O, what the allocator keeps; at most five sixths |
-//! | dirty | a quarter of the rest | dirty file data and buffers kept for it; at most [`DIRTY_MAX`] |
+//! | fixed | [`PROGRAM_BYTES`], at most five sixths | code, stacks, buffers of device I/O, memory that the allocator keeps |
+//! | dirty | a quarter of the rest, at most [`DIRTY_MAX`] | dirty file data and buffers kept for it |
 //! | reads | a sixteenth | read-ahead |
-//! | engine | a half, and what dirty data leaves of its quarter | node cache, delayed items of two transactions (together a sixteenth more, if both are full) |
-//! | inodes | a sixteenth | inodes that nobody uses |
+//! | engine | a half, and what dirty data leaves of its quarter | node cache, and delayed items of two transactions (together a sixteenth more if both are full) |
+//! | inodes | a sixteenth | inodes that are not in use |
 //!
-//! What remains is for what a commit holds until it is written: copied nodes, delayed refs, batches.
+//! The remainder is for data that a commit holds until it is written: copied nodes, delayed refs, batches.
 
 /// Shares of one filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryBudget {
-    /// Dirty file data, and buffers kept for more of it.
+    /// Dirty file data, and buffers kept for it.
     pub dirty_bytes: u64,
     /// Read-ahead.
     pub read_bytes: u64,
@@ -24,7 +24,7 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Shares out `total_bytes`. What is too little to work with counts as a few MiB.
+    /// Divides `total_bytes`. Very small totals count as a few MiB.
     pub(crate) fn of(total_bytes: u64) -> Self {
         let rest = total_bytes.saturating_sub(PROGRAM_BYTES).max(total_bytes / 6);
         let dirty_bytes = (rest / 4).clamp(DIRTY_MIN, DIRTY_MAX);
@@ -37,7 +37,7 @@ impl MemoryBudget {
     }
 }
 
-/// A quarter of the machine's memory (or of what its control group may take), at most 1 GiB.
+/// A quarter of the machine's memory or of its control group's limit; at least 64 MiB, at most 1 GiB.
 pub(crate) fn default_memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(info.mem_unit.into());
@@ -47,7 +47,7 @@ pub(crate) fn default_memory_bytes() -> u64 {
 }
 
 const PROGRAM_BYTES: u64 = 120 << 20;
-/// A few batches of large writes: more would only wait longer.
+/// Enough for a few batches of large writes: more data would only wait longer.
 const DIRTY_MAX: u64 = 96 << 20;
 const DIRTY_MIN: u64 = 4 << 20;
 const DEFAULT_MAX: u64 = 1 << 30;

@@ -1,4 +1,4 @@
-//! `statfs`, with the numbers that Linux shows for the same filesystem.
+//! `statfs`, with the numbers that Linux reports for the same filesystem.
 
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::{BlockGroupFlags, NAME_LEN_MAX};
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::types::StatFs;
 
 impl Fs {
-    /// Space as `df` shows it: devices' bytes over the number of copies of data.
+    /// Space as `df` shows it: bytes of the devices, divided by the number of copies of data.
     pub fn statfs(&self) -> Result<StatFs> {
         let usage = self.engine.usage();
         let superblock = self.engine.superblock();
@@ -36,8 +36,8 @@ impl Fs {
         })
     }
 
-    /// What Linux keeps back so that removing and committing work, which `df` shows as used: the trees that account for
-    /// space once over, at least room for an unlink and its references.
+    /// Bytes that Linux keeps free so that removing and committing work; `df` shows them as used. They are the size of
+    /// the trees that account for space, or at least room for an unlink and its references.
     fn linux_reserve(&self) -> Result<u64> {
         let superblock = self.engine.superblock();
         let free_space_tree = superblock.compat_ro().contains(CompatRo::FREE_SPACE_TREE);
@@ -48,7 +48,7 @@ impl Fs {
             (RootId::FREE_SPACE_TREE, free_space_tree),
             (RootId::BLOCK_GROUP_TREE, block_group_tree),
         ];
-        // One for the root tree.
+        // `nr_items` starts with one item for the root tree.
         let (mut nr_items, mut used) = (1, 0);
         for (tree, _) in trees.into_iter().filter(|(_, there)| *there) {
             nr_items += 1;

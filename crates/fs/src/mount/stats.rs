@@ -1,11 +1,11 @@
-//! What is counted of an open filesystem, and the timeline of its work.
+//! Counters of an open filesystem, and the timeline of its work.
 
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use crate::Fs;
 
 impl Fs {
-    /// All counters of the engine and of the data path.
+    /// All counters of the engine and the data path.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut out = self.engine.metrics();
         let dirty = self.data.pool.used_bytes() as f64;
@@ -23,12 +23,12 @@ impl Fs {
         out
     }
 
-    /// The same as text for Prometheus.
+    /// All counters as text for Prometheus.
     pub fn metrics_text(&self) -> String {
         prometheus_text(&self.metrics())
     }
 
-    /// Writes a timeline of commits and of writing data back from now on, for chrome://tracing and ui.perfetto.dev.
+    /// Starts to write a timeline of commits and writeback to `file`, for chrome://tracing and ui.perfetto.dev.
     pub fn start_timeline(&self, file: std::fs::File) -> std::io::Result<()> {
         self.engine.stats().start_timeline(file)
     }
