@@ -1,7 +1,7 @@
 //! Mount options, under the kernel's names.
 //!
 //! I1. An option that would change behaviour is honoured or refused by name. Options that tune what this engine decides
-//!     itself (allocation hints, thread counts, caches) are accepted and have no effect.
+//! itself (allocation hints, thread counts, caches) are accepted and have no effect.
 
 use std::path::PathBuf;
 

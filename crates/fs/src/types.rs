@@ -26,7 +26,7 @@ impl InodeId {
         Self { root, ino: Ino(STUBS | subvolume.0) }
     }
 
-    /// Whether this is a directory made by [`InodeId::stub`].
+    /// Whether this is a directory made by `InodeId::stub`.
     pub(crate) fn is_stub(self) -> bool {
         self.ino.0 & STUBS != 0
     }

@@ -1,14 +1,14 @@
-//! The items that a name in a directory is made of.
+//! The items that make up a name in a directory.
 //!
 //! | item | key | holds |
 //! |---|---|---|
 //! | `DIR_ITEM` | (dir, DIR_ITEM, hash(name)) | entries whose names share the hash |
 //! | `DIR_INDEX` | (dir, DIR_INDEX, index) | the same entry, in order of creation |
 //! | `INODE_REF` | (inode, INODE_REF, dir) | index and name of each link in that directory |
-//! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | those that the `INODE_REF` has no room for |
+//! | `INODE_EXTREF` | (inode, INODE_EXTREF, hash(dir, name)) | index and name of links for which the `INODE_REF` has no room |
 //!
-//! Changes are planned with reads first, as a list of [`Change`]s, and put inside an operation that then reads nothing.
-//! Planning sees what the same list changed before, else the tree.
+//! Changes are first planned as a list of [`Change`]s, which reads the tree, and then put in an operation, which reads
+//! nothing. Planning sees earlier changes of the list, and the tree for other items.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use ubtrfs_transaction::{Geometry, ItemRef, TransHandle, Tree, TreeChanges};
 use crate::error::{Error, Result};
 use crate::types::{InodeId, LAST_INO};
 
-/// First index of a directory; 0 and 1 stand for `.` and `..`.
+/// First index of an entry; 0 and 1 stand for `.` and `..`.
 pub(crate) const FIRST_INDEX: u64 = 2;
 
 /// A planned change of one item.
@@ -30,11 +30,11 @@ pub(crate) const FIRST_INDEX: u64 = 2;
 pub(crate) enum Change {
     Put(Key, Vec<u8>),
     Delete(Key),
-    /// A `DIR_ITEM`, whose new entry gets the operation's transaction.
+    /// Entries of one item; those with `PENDING` get the operation's transaction.
     PutEntries(Key, Vec<DirEntry>),
 }
 
-/// Puts planned changes. Entries of transaction [`PENDING`] are of this one.
+/// Puts planned changes. Entries of transaction [`PENDING`] get this operation's transaction.
 pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change>) {
     let mut put = op.changes(tree);
     for change in changes {
@@ -46,7 +46,7 @@ pub(crate) fn put_changes(op: &TransHandle<'_>, tree: &Tree, changes: Vec<Change
 }
 
 impl Change {
-    /// The item that is put in this transaction, or deleted.
+    /// The key, and the value put in this transaction; `None` deletes the item.
     pub(crate) fn into_item(self, transid: Generation) -> (Key, Option<Vec<u8>>) {
         match self {
             Self::Put(key, value) => (key, Some(value)),
@@ -65,20 +65,20 @@ impl Change {
     }
 }
 
-/// Stands for the transaction that the change will be put in.
+/// Stands for the transaction in which the change will be put.
 pub(crate) const PENDING: Generation = Generation(u64::MAX);
 
-/// Bytes that an item may have at most when it is made.
+/// Maximum size of a new item.
 pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
     item_len_max(geometry.nodesize as usize)
 }
 
-/// Bytes that an item may have at most after an entry was added to it: Linux counts the item header twice there.
+/// Maximum size of an item after an entry was added to it: Linux counts the item header twice there.
 pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
 
-/// What a directory entry points to.
+/// Target of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// An inode of the same subvolume.
@@ -87,7 +87,7 @@ pub(crate) enum Target {
     Subvolume(RootId),
 }
 
-/// Where an entry of this location points; anything but an inode or a subvolume is corrupt.
+/// The target of an entry with this location. Fails as corrupt if it is neither an inode nor a subvolume.
 pub(crate) fn target_of(location: &Key) -> Result<Target> {
     match location.item_type {
         KeyType::INODE_ITEM if (objectid::FIRST_FREE..=LAST_INO).contains(&location.objectid) => {
@@ -104,7 +104,7 @@ pub(crate) fn corrupt(field: &'static str, value: u64, expected: &'static str) -
     ubtrfs_format::FormatError::Value { what: "DirEntry", field, value, expected }.into()
 }
 
-/// Fails for names that no entry can have.
+/// Fails for names that are invalid in any entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > ubtrfs_format::item::NAME_LEN_MAX {
         return Err(Error::NameTooLong);
@@ -115,7 +115,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Fails for names that no entry can be made with.
+/// Fails for names that no new entry can get.
 pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
     if name == b"." || name == b".." {
         return Err(Error::Exists);
@@ -123,7 +123,7 @@ pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
     check_name(name)
 }
 
-/// A name and its hash, which a look-up needs several times.
+/// A name and its hash, which a lookup needs several times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HashedName<'n> {
     pub(crate) bytes: &'n [u8],
@@ -144,13 +144,13 @@ pub(crate) fn dir_index_key(dir: Ino, index: u64) -> Key {
     Key::new(dir.0, KeyType::DIR_INDEX, index)
 }
 
-/// Names the tree in an error about corrupt content.
+/// Returns a function that adds the tree to an error about corrupt content.
 pub(crate) fn in_tree(tree: &Tree) -> impl FnOnce(ubtrfs_format::FormatError) -> Error {
     let id = tree.id();
     move |cause| Error::Engine(EngineError::from(cause).in_tree(id))
 }
 
-/// The entries of a `DIR_ITEM` or `XATTR_ITEM`, none if there is no such item.
+/// The entries of a `DIR_ITEM` or `XATTR_ITEM`; empty if the item does not exist.
 pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
     match tree.get(key)? {
         Some(item) => DirEntry::decode_all(&item).map_err(in_tree(tree)),
@@ -158,7 +158,7 @@ pub(crate) fn read_entries(tree: &Tree, key: &Key) -> Result<Vec<DirEntry>> {
     }
 }
 
-/// The entry of a name.
+/// Finds the entry of a name.
 pub(crate) fn find_entry<'n>(tree: &Tree, dir: Ino, name: impl Into<HashedName<'n>>) -> Result<Option<DirEntry>> {
     let name = name.into();
     let Some(item) = tree.get(&dir_item_key(dir, name))? else { return Ok(None) };
@@ -166,34 +166,34 @@ pub(crate) fn find_entry<'n>(tree: &Tree, dir: Ino, name: impl Into<HashedName<'
     Ok(found.map(DirEntryView::to_owned))
 }
 
-/// The entry of a name in an item.
+/// Finds the entry of a name in an item.
 fn view_of<'i>(tree: &Tree, item: &'i [u8], name: &[u8]) -> Result<Option<DirEntryView<'i>>> {
     let is_wanted = |entry: &_| !matches!(entry, Ok(DirEntryView { name: found, .. }) if *found != name);
     DirEntryView::all(item).find(is_wanted).transpose().map_err(in_tree(tree))
 }
 
-/// The offset of the next `DIR_INDEX` of a directory.
+/// The index of the next entry of a directory.
 pub(crate) fn load_next_index(tree: &Tree, dir: Ino) -> Result<u64> {
     let last = tree.last_le(&dir_index_key(dir, u64::MAX), &dir_index_key(dir, 0))?;
     Ok(last.map_or(FIRST_INDEX, |(key, _)| key.offset.saturating_add(1).max(FIRST_INDEX)))
 }
 
-/// Whether a directory has entries to be read.
+/// Whether a directory has entries that reading it shows.
 pub(crate) fn has_entries(tree: &Tree, dir: Ino) -> Result<bool> {
     Ok(tree.visit(&dir_index_key(dir, 0), &dir_index_key(dir, u64::MAX), 1, |_, _| ())? > 0)
 }
 
-/// Whether a directory has no entries at all, whatever its size says.
+/// Whether a directory has no entries, regardless of its size field.
 pub(crate) fn is_empty(tree: &Tree, dir: Ino) -> Result<bool> {
     let start = Key::new(dir.0, KeyType::DIR_ITEM, 0);
     Ok(tree.visit(&start, &dir_index_key(dir, u64::MAX), 1, |_, _| ())? == 0)
 }
 
-/// The entries that share a name's hash, read once to look for the name and to add it.
+/// The entries that share a name's hash, read once for both lookup and change.
 pub(crate) struct NameSlot<'n> {
     name: &'n [u8],
     key: Key,
-    /// The item that there is.
+    /// The existing item, if any.
     item: Option<ItemRef>,
     location: Option<Key>,
 }
@@ -208,27 +208,27 @@ impl<'n> NameSlot<'n> {
         Ok(Self { name: name.bytes, key, item, location })
     }
 
-    /// The slot of a name that the directory is known not to have; others of its hash it has not either.
+    /// The slot of a name that the directory is known to lack. The directory has no other name with the hash either.
     pub(crate) fn absent(dir: Ino, name: HashedName<'n>) -> Self {
         Self { name: name.bytes, key: dir_item_key(dir, name), item: None, location: None }
     }
 
-    /// Where the name leads.
+    /// The location that the name points to, if it exists.
     pub(crate) fn location(&self) -> Option<Key> {
         self.location
     }
 
-    /// Fails where the name exists.
+    /// Fails if the name exists.
     pub(crate) fn check_free(&self) -> Result<()> {
         if self.location.is_some() { Err(Error::Exists) } else { Ok(()) }
     }
 
-    /// Fails where the item has no room for the name as well.
+    /// Fails if the item has no room for the name.
     pub(crate) fn check_room(&self, geometry: &Geometry) -> Result<()> {
         check_room(self.item.as_ref().map_or(0, |item| item.len()), self.name, geometry)
     }
 
-    /// Puts the name, under `index`. It must not exist, and must have room. `buf` is for encoding.
+    /// Puts the name, with this index. The name must not exist, and must have room. `buf` is for encoding.
     pub(crate) fn put_add(&self, changes: &mut TreeChanges<'_>, target: (Key, u8), index: u64, buf: &mut Vec<u8>) {
         buf.clear();
         DirEntry::append(buf, target, changes.generation(), self.name, &[]);
@@ -241,7 +241,7 @@ impl<'n> NameSlot<'n> {
         changes.put(self.key, &*buf);
     }
 
-    /// Plans the name, under `index`. It must not exist.
+    /// Plans to add the name, with this index. The name must not exist.
     pub(crate) fn plan_add(
         self,
         changes: &mut Vec<Change>,
@@ -254,7 +254,7 @@ impl<'n> NameSlot<'n> {
         plan_entry(changes, geometry, (self.key, entries), self.name, target, index)
     }
 
-    /// Plans the end of the name, which has this index.
+    /// Plans to remove the name, which has this index.
     pub(crate) fn plan_remove(self, changes: &mut Vec<Change>, tree: &Tree, index: u64) -> Result<()> {
         // Names seldom share a hash.
         let is_alone = self.item.as_ref().is_some_and(|item| item.len() == DirEntry::HEADER_SIZE + self.name.len());
@@ -268,7 +268,7 @@ impl<'n> NameSlot<'n> {
     }
 }
 
-/// Fails where a `DIR_ITEM` of so many bytes has no room for another name.
+/// Fails if a `DIR_ITEM` of this size has no room for another name.
 fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()> {
     if item_bytes > 0 && item_bytes + DirEntry::HEADER_SIZE + name.len() > max_extended_bytes(geometry) {
         return Err(Error::Overflow);
@@ -276,7 +276,7 @@ fn check_room(item_bytes: usize, name: &[u8], geometry: &Geometry) -> Result<()>
     Ok(())
 }
 
-/// Plans a name beside the entries of its `DIR_ITEM`.
+/// Plans to add a name to the entries of its `DIR_ITEM`.
 fn plan_entry(
     changes: &mut Vec<Change>,
     geometry: &Geometry,
@@ -293,14 +293,14 @@ fn plan_entry(
     Ok(())
 }
 
-/// Plans the end of a name among the entries of its `DIR_ITEM`.
+/// Plans to remove a name from the entries of its `DIR_ITEM`.
 fn plan_no_entry(changes: &mut Vec<Change>, (key, mut entries): (Key, Vec<DirEntry>), name: &[u8], index: u64) {
     entries.retain(|entry| entry.name != name);
     changes.push(if entries.is_empty() { Change::Delete(key) } else { Change::PutEntries(key, entries) });
     changes.push(Change::Delete(dir_index_key(Ino(key.objectid), index)));
 }
 
-/// Plans a new entry under `index`, after other changes of the same list. The name must not exist.
+/// Plans to add an entry, with this index, after the earlier changes of the list. The name must not exist.
 pub(crate) fn plan_add(
     changes: &mut Vec<Change>,
     tree: &Tree,
@@ -332,7 +332,7 @@ pub(crate) fn entry_bytes(entry: &DirEntry) -> usize {
     DirEntry::HEADER_SIZE + entry.name.len() + entry.data.len()
 }
 
-/// Plans the end of an entry, whose index its inode or root reference told.
+/// Plans to remove an entry. Its index comes from an inode or root reference.
 pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name: &[u8], index: u64) -> Result<()> {
     let key = dir_item_key(dir, name.into());
     let entries = planned_entries(changes, tree, &key)?;
@@ -340,7 +340,7 @@ pub(crate) fn plan_remove(changes: &mut Vec<Change>, tree: &Tree, dir: Ino, name
     Ok(())
 }
 
-/// The index of an entry, by search through the directory: for entries that nothing refers back to.
+/// Finds the index of an entry by searching the directory, for entries without a back reference.
 pub(crate) fn find_index(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<u64>> {
     let mut start = dir_index_key(dir, 0);
     let end = dir_index_key(dir, u64::MAX);
@@ -391,7 +391,7 @@ fn encode_extrefs(refs: &[InodeExtref]) -> Vec<u8> {
     value
 }
 
-/// Plans an inode's reference to its new name.
+/// Plans to add an inode's reference to a new name.
 pub(crate) fn plan_add_ref(
     changes: &mut Vec<Change>,
     tree: &Tree,
@@ -423,7 +423,7 @@ pub(crate) fn plan_add_ref(
     Ok(())
 }
 
-/// Plans the end of an inode's reference to a name; returns the name's index.
+/// Plans to remove an inode's reference to a name. Returns the name's index, or `None` if there is no such reference.
 pub(crate) fn plan_remove_ref(
     changes: &mut Vec<Change>,
     tree: &Tree,
@@ -448,7 +448,8 @@ pub(crate) fn plan_remove_ref(
     Ok(None)
 }
 
-/// What the plan so far, else the tree, holds under `key`.
+/// The value of an item after the changes so far; the inner `None` if they delete it, the outer `None` if they do not
+/// touch it.
 fn planned<'c>(changes: &'c [Change], key: &Key) -> Option<Option<&'c [u8]>> {
     changes.iter().rev().find_map(|change| match change {
         Change::Put(changed, value) if changed == key => Some(Some(value.as_slice())),
@@ -500,19 +501,19 @@ pub(crate) fn inode_location(ino: Ino) -> Key {
     Key::new(ino.0, KeyType::INODE_ITEM, 0)
 }
 
-/// Where the name of a subvolume leads.
+/// The key that an entry stores for a subvolume.
 pub(crate) fn subvolume_location(id: RootId) -> Key {
     Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX)
 }
 
-/// The type byte of an entry; unknown bytes are corrupt.
+/// The file type of an entry's type byte; unknown bytes are corrupt.
 pub(crate) fn file_type_of(value: u8) -> Result<FileType> {
     FileType::from_disk(value)
         .filter(|file_type| *file_type != FileType::Xattr)
         .ok_or_else(|| corrupt("type", value.into(), "expected 1 to 7"))
 }
 
-/// Entries of a directory in the order of their indexes, read together.
+/// A batch of directory entries, in the order of their indexes.
 #[derive(Debug, Default)]
 pub(crate) struct IndexBatch {
     entries: Vec<IndexEntry>,
@@ -529,7 +530,7 @@ pub(crate) struct IndexEntry {
 }
 
 impl IndexBatch {
-    /// Reads up to `limit` entries of a directory from `index` on. Answers how many items there were.
+    /// Reads up to `limit` entries of a directory from `index` on. Returns the number of items read.
     pub(crate) fn read(&mut self, tree: &Tree, dir: InodeId, index: u64, limit: usize) -> Result<usize> {
         self.entries.clear();
         self.names.clear();
@@ -538,7 +539,7 @@ impl IndexBatch {
         let count =
             tree.visit(&dir_index_key(dir.ino, index), &dir_index_key(dir.ino, u64::MAX), limit, |key, item| {
                 match DirEntryView::all(item).next() {
-                    // The tree checker refuses such names; those that wait in memory have not met it.
+                    // The tree checker refuses these names on disk, but delayed items were not checked.
                     Some(Ok(entry)) if !is_entry_name(entry.name) => bad_name = true,
                     Some(Ok(entry)) => self.add(key.offset, &entry),
                     Some(Err(error)) => failure = Some(error),

@@ -1,12 +1,12 @@
-//! File extent items: finding them, and planning how a range of a file is replaced.
+//! File extent items: finding them, and planning replacements of file ranges.
 //!
-//! Changes are planned first (which may read the tree) and put afterwards, inside an operation, which may not.
+//! Changes are planned first, which may read the tree, and then put in an operation, which reads nothing.
 //!
 //! Invariants:
-//! - I1: items of one file do not overlap; each but an inline one starts and ends on a sector boundary.
-//! - I2: an inline item starts at offset 0 and stands for the first sector(s), up to its length rounded up.
-//! - I3: every value from disk is checked before it is used: lengths, overflow, alignment.
-//! - I4: items of a file are read and changed under its writeback lock or its state lock, so a plan stays true until
+//! - I1: items of one file do not overlap; each item except an inline one starts and ends on a sector boundary.
+//! - I2: an inline item starts at offset 0 and covers the first sectors, up to its length rounded up.
+//! - I3: lengths, overflow and alignment of every value from disk are checked before use.
+//! - I4: items of a file are read and changed under its writeback lock or its state lock, so a plan stays valid until
 //!   it is put.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use ubtrfs_transaction::{TransHandle, Tree};
 use crate::Result;
 use crate::compression::MAX_UNCOMPRESSED;
 
-/// A file extent item and the sector-aligned range of the file that it stands for.
+/// A file extent item, and the sector-aligned file range that it covers.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtentAt {
     pub start: u64,
@@ -33,17 +33,17 @@ impl ExtentAt {
         matches!(&self.extent.body, FileExtentBody::Regular(regular) if regular.disk_bytenr.0 == 0)
     }
 
-    /// Whether its bytes are inside the item.
+    /// Whether its data is stored in the item.
     pub(crate) fn is_inline(&self) -> bool {
         matches!(self.extent.body, FileExtentBody::Inline(_))
     }
 
-    /// Whether it is allocated and not written.
+    /// Whether it is allocated but not written.
     pub(crate) fn is_prealloc(&self) -> bool {
         matches!(self.extent.body, FileExtentBody::Prealloc(_))
     }
 
-    /// Whether reading it gives anything but zeros.
+    /// Whether it holds data: it is neither a hole nor preallocated.
     pub(crate) fn is_data(&self) -> bool {
         !self.is_hole() && !self.is_prealloc()
     }
@@ -91,7 +91,7 @@ pub(crate) fn last_extent_before(tree: &Tree, ino: Ino, end: u64, sectorsize: u3
     decode(tree, &key, &item, sectorsize).map(Some)
 }
 
-/// Decodes and checks an item (I1, I2, I3).
+/// Decodes and checks an item (I1 to I3).
 pub(crate) fn decode(tree: &Tree, key: &Key, item: &[u8], sectorsize: u32) -> Result<ExtentAt> {
     let sectorsize = u64::from(sectorsize);
     let bad = |field, value, expected| -> crate::Error {
@@ -170,7 +170,7 @@ fn check_order(tree: &Tree, ino: Ino, extents: &[ExtentAt]) -> Result<()> {
     }
 }
 
-/// Bytes that an item counts in its inode's `nbytes`.
+/// Bytes that an item adds to its inode's `nbytes`.
 fn counted_bytes(extent: &FileExtent) -> u64 {
     match &extent.body {
         FileExtentBody::Inline(_) => extent.ram_bytes,
@@ -179,7 +179,7 @@ fn counted_bytes(extent: &FileExtent) -> u64 {
     }
 }
 
-/// A plain extent of `num_bytes` that the file uses as a whole.
+/// An uncompressed extent of `len_bytes` that the file uses as a whole.
 pub(crate) fn whole_extent(bytenr: Logical, len_bytes: u64) -> FileExtent {
     FileExtent {
         generation: Generation(0),
@@ -196,7 +196,7 @@ pub(crate) fn whole_extent(bytenr: Logical, len_bytes: u64) -> FileExtent {
     }
 }
 
-/// The part `range` of an item's range, as an item of its own. Not for inline items.
+/// An item for the part `range` of an item's range. Not for inline items.
 pub(crate) fn part_of(at: &ExtentAt, range: Range<u64>) -> FileExtent {
     let mut part = at.extent.clone();
     match &mut part.body {
@@ -217,14 +217,14 @@ pub(crate) fn part_of(at: &ExtentAt, range: Range<u64>) -> FileExtent {
 /// Changes to the extent items of one file.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentPlan {
-    /// By file offset; `None` deletes. An item of generation 0 gets that of the operation.
+    /// Changes by file offset; `None` deletes. An item of generation 0 gets the operation's generation.
     changes: BTreeMap<u64, Option<FileExtent>>,
     bytes_removed: u64,
     bytes_added: u64,
 }
 
 impl ExtentPlan {
-    /// How many items are put or deleted.
+    /// Number of items that are put or deleted.
     pub(crate) fn len(&self) -> usize {
         self.changes.len()
     }
@@ -234,14 +234,14 @@ impl ExtentPlan {
         self.changes.is_empty()
     }
 
-    /// `nbytes` of the inode after this plan, from what it was before.
+    /// The inode's `nbytes` after this plan, given the value before.
     pub(crate) fn nbytes(&self, before: u64) -> u64 {
         (before + self.bytes_added).saturating_sub(self.bytes_removed)
     }
 
-    /// Takes `range` (sector-aligned) away from all of the file's items. Ranges dropped by one plan do not overlap.
+    /// Drops `range` (sector-aligned) from all of the file's items. Ranges that one plan drops do not overlap.
     pub(crate) fn drop_range(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
-        // Most ranges are new, or part of one item: one look tells.
+        // Most ranges are new or part of one item, which one lookup tells.
         match last_extent_before(tree, ino, range.end, sectorsize)? {
             Some(last) if last.end > range.start && last.start > range.start => {}
             Some(last) if last.end > range.start => return self.drop_from(tree, &last, &range),
@@ -263,9 +263,9 @@ impl ExtentPlan {
         Ok(())
     }
 
-    /// Takes `range` away from one item.
+    /// Drops `range` from one item.
     pub(crate) fn drop_from(&mut self, tree: &Tree, at: &ExtentAt, range: &Range<u64>) -> Result<()> {
-        // An earlier range of this plan may have cut the item already: then its tail has an entry of its own.
+        // An earlier range of this plan may have cut the item: its tail is then an entry of the plan.
         let (at, known) = self.current(at, range);
         if at.is_inline() && (range.start > at.start || range.end < at.end) {
             return Err(Corrupt::new(FormatError::Value {
@@ -292,7 +292,7 @@ impl ExtentPlan {
         Ok(())
     }
 
-    /// The item as this plan leaves it around `range`, and whether the plan put it.
+    /// The item around `range` after this plan, and whether the plan put it.
     fn current(&self, at: &ExtentAt, range: &Range<u64>) -> (ExtentAt, bool) {
         let entry = self.changes.range(at.start..=range.start.max(at.start)).next_back();
         let Some((start, Some(extent))) = entry else { return (at.clone(), false) };
@@ -304,14 +304,14 @@ impl ExtentPlan {
         }
     }
 
-    /// Puts an item; its range was dropped before.
+    /// Adds an item. Its range must have been dropped before.
     pub(crate) fn insert(&mut self, offset: u64, extent: FileExtent) {
         self.bytes_added += counted_bytes(&extent);
         self.changes.insert(offset, Some(extent));
     }
 
-    /// Puts explicit holes where `range` (sector-aligned) has no items after this plan: for filesystems without the
-    /// no-holes feature, whose files have items for all of their size.
+    /// Adds explicit holes where `range` (sector-aligned) has no items after this plan. For filesystems without the
+    /// no-holes feature, whose files have items for their whole size.
     pub(crate) fn fill_holes(&mut self, tree: &Tree, ino: Ino, range: Range<u64>, sectorsize: u32) -> Result<()> {
         let sector = u64::from(sectorsize);
         let mut covered: Vec<Range<u64>> = Vec::new();
@@ -356,7 +356,7 @@ impl ExtentPlan {
         Ok(())
     }
 
-    /// Puts the changes.
+    /// Puts the changes into an operation.
     pub(crate) fn apply(self, op: &TransHandle<'_>, tree: &Tree, ino: Ino) {
         for (offset, change) in self.changes {
             let key = extent_key(ino, offset);
@@ -373,5 +373,5 @@ impl ExtentPlan {
     }
 }
 
-/// Items looked at in one go.
+/// Number of items read at once.
 const STEP: usize = 256;

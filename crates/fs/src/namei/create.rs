@@ -1,4 +1,4 @@
-//! New inodes: files, directories, symbolic links, device nodes, files without a name.
+//! New inodes: files, directories, symbolic links, device nodes, unnamed temporary files.
 
 use std::sync::Arc;
 
@@ -20,25 +20,25 @@ use crate::inode::xattr::{self, KnownXattrs};
 use crate::items::dir_item::{self, Change, HashedName, NameSlot};
 use crate::types::{Attr, Caller, InodeId, NewInode, mode, rdev_to_item};
 
-/// An inode that is about to be made: its items are planned, its state is not visible yet.
+/// A planned inode: its items are not put yet, and its state is not visible yet.
 pub(crate) struct Draft {
     pub(crate) inode: Arc<Inode>,
     pub(crate) file_type: FileType,
-    /// Attributes, symbolic link target.
+    /// Extended attributes.
     changes: Vec<Change>,
     symlink_target: Option<Vec<u8>>,
 }
 
-/// What a new inode is, before it has a number.
+/// The properties of a new inode, before it has a number.
 struct Plan {
     item: InodeItem,
     attributes: Vec<(&'static [u8], Vec<u8>)>,
-    /// A method among the attributes.
+    /// The compression method, if it is among the attributes.
     compression: Option<Compression>,
 }
 
 impl Fs {
-    /// Makes an inode with a name.
+    /// Creates an inode with a name.
     pub fn create(&self, dir: InodeId, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
@@ -58,7 +58,7 @@ impl Fs {
         let ino = draft.inode.id.ino;
         let mut buf = Vec::with_capacity(DirEntry::HEADER_SIZE + name.bytes.len());
 
-        // Users are counted before the items can be seen: whoever meets an inode without links looks for them.
+        // Count users before the items are visible: a thread that finds an inode without links checks for users.
         self.inodes.insert(&draft.inode, u64::from(self.options.track_lookups), 0);
         let op = self.engine.begin(reservation);
         let mut changes = op.changes(&dir_inode.home.tree);
@@ -71,8 +71,8 @@ impl Fs {
         Ok(attr)
     }
 
-    /// Makes a regular file without a name. It is open ([`Fs::release_inode`] ends that) and may get a name by
-    /// [`Fs::link`]; it goes away with its last use.
+    /// Creates an open, unnamed regular file. [`Fs::release_inode`] closes it, and [`Fs::link`] may name it. Without a
+    /// name, it is deleted with its last use.
     pub fn tmpfile(&self, dir: InodeId, mode: u32, caller: &Caller) -> Result<Attr> {
         let dir_inode = self.inode_to_change(dir)?;
         let reservation = self.reserve(CREATE_ITEMS)?;
@@ -89,7 +89,7 @@ impl Fs {
         Ok(attr)
     }
 
-    /// Plans an inode of `dir` with what it inherits from there.
+    /// Plans an inode in `dir`, with the properties that it inherits from there.
     pub(crate) fn draft(
         &self,
         dir: &Arc<Inode>,
@@ -121,7 +121,7 @@ impl Fs {
         state.xattrs = KnownXattrs::of_new(!attributes.is_empty());
         let mut changes = Vec::new();
         for (name, value) in attributes {
-            // The inode is new: nothing is there to collide with but these, whose hashes differ.
+            // A new inode has no other items, and the hashes of these names differ.
             changes.push(xattr::plan_new(ino, name, value));
         }
         let id = InodeId { root: dir.id.root, ino };
@@ -134,7 +134,7 @@ impl Fs {
         Ok(Draft { inode, file_type, changes, symlink_target })
     }
 
-    /// The item of a new inode with what it inherits from its directory, and the attributes that it gets.
+    /// The item and attributes of a new inode, including those that it inherits from its directory.
     fn plan_inode(
         &self,
         dir: &Inode,
@@ -164,7 +164,7 @@ impl Fs {
         Ok(Plan { item, attributes, compression })
     }
 
-    /// A number for a new inode of a directory.
+    /// Allocates the number of a new inode in a directory.
     fn next_ino(&self, dir: &Inode, state: &mut InodeState, for_dir: bool) -> Result<Ino> {
         let generation = self.engine.generation();
         let next = &mut state.next_inos;
@@ -198,7 +198,7 @@ impl Fs {
         Ok(Some(target.to_vec()))
     }
 
-    /// Flags by the directory's and the mount's.
+    /// Flags of a new inode, from its directory and the mount options.
     fn inherited_flags(&self, dir: &InodeState, type_bits: u32) -> InodeFlags {
         let is_regular = type_bits == mode::REGULAR;
         let mut flags = InodeFlags::empty();
@@ -222,7 +222,8 @@ impl Fs {
         flags
     }
 
-    /// The mode of a new inode by the directory's default ACL, else by the umask; collects the ACLs it gets.
+    /// The mode of a new inode: by the directory's default ACL, otherwise by the umask. Adds the inode's ACLs to
+    /// `attributes`.
     fn inherit_acl(
         &self,
         inherited: &Inherited,
@@ -245,9 +246,9 @@ impl Fs {
 }
 
 impl Draft {
-    /// Puts the inode's own items: with `nlink` links, whose items the caller puts.
+    /// Puts the inode's items, with `nlink` links. The caller puts the items of the links.
     pub(crate) fn put(&self, put: &mut TreeChanges<'_>, nlink: u32, fs: &Fs) -> Attr {
-        // Nobody else knows the inode, so this waits for nobody.
+        // No other thread knows the inode, so this lock is free.
         let mut state = self.inode.state.write();
         state.item.generation = put.generation();
         state.item.nlink = nlink;
@@ -276,7 +277,7 @@ impl Draft {
     }
 }
 
-/// Fails where a directory takes no new names.
+/// Fails if a directory takes no new names.
 pub(crate) fn check_dir_takes_names(dir: &InodeState) -> Result<()> {
     if !dir.is_dir() {
         return Err(Error::NotDirectory);
@@ -303,8 +304,8 @@ pub(crate) fn next_index(dir: &Inode, state: &mut InodeState) -> Result<u64> {
     Ok(index)
 }
 
-/// What a change of a directory's entries does to its own item and to what is known of its names. Every entry counts
-/// its name twice: in `DIR_ITEM` and in `DIR_INDEX`.
+/// Updates a directory's inode and its set of known names after a change of entries. Each name counts twice in the
+/// size: in `DIR_ITEM` and in `DIR_INDEX`.
 pub(crate) fn entry_changed(
     dir: &mut InodeState,
     time: Timespec,
@@ -323,7 +324,7 @@ pub(crate) fn entry_changed(
     dir.item.sequence = dir.item.sequence.wrapping_add(1);
 }
 
-/// Key of the item that remembers an inode without links.
+/// Key of the `ORPHAN_ITEM` of an inode without links.
 pub(crate) fn orphan_key(ino: Ino) -> Key {
     Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, ino.0)
 }
@@ -336,7 +337,7 @@ pub(crate) fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inher
         Some(value) => Acl::parse(&value)?,
         None => None,
     };
-    // "none" is not inherited as an attribute: the directory's flag does that.
+    // The method "none" is inherited through the directory's flag, not as an attribute.
     let compression = match xattr::get(dir, state, property::COMPRESSION)?.map(|value| property::Value::parse(&value)) {
         Some(Ok(property::Value::Method(method))) => Some(method),
         _ => None,
@@ -346,7 +347,7 @@ pub(crate) fn inherited(dir: &Inode, state: &mut InodeState) -> Result<Arc<Inher
     Ok(inherited)
 }
 
-/// The item of a new inode, with the group of its directory where that is set-group-id.
+/// The item of a new inode. `group` is the directory's group if the directory is set-group-id.
 pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, time: Timespec) -> InodeItem {
     let is_dir = inode_mode & mode::TYPE == mode::DIRECTORY;
     let zero = ubtrfs_format::Generation(0);
@@ -371,12 +372,14 @@ pub(crate) fn new_item(group: Option<u32>, inode_mode: u32, caller: &Caller, tim
     }
 }
 
-/// Items of a new inode: itself, reference, entry, index, target, up to three attributes, orphan; its directory.
+/// Items of a new inode: inode, reference, entry, index, symbolic link target, up to three attributes, orphan item; its
+/// directory.
 const CREATE_ITEMS: usize = 12;
-/// So many inodes of a directory get the next number each, as Linux's do; those that the transaction makes after them get
+/// Number of inodes, for each directory and transaction, that get the next free number, as on Linux. Further inodes get
 /// numbers in rows.
 const SINGLE_INOS: u64 = 64;
-/// So many directories of a directory; those after them begin rows, so that threads that fill them work apart.
+/// Number of directories, for each parent and transaction, that get the next free number. Further directories begin
+/// rows, so that threads that fill different directories rarely share locks.
 const SINGLE_DIRS: u64 = 8;
 /// Longest target of a symbolic link: Linux's `PATH_MAX` without its zero.
 const SYMLINK_MAX: usize = 4095;

@@ -1,4 +1,4 @@
-//! Names of existing inodes: giving one more, taking one away.
+//! Adding and removing names of existing inodes.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use crate::namei::create::{check_dir_takes_names, entry_changed, next_index, orp
 use crate::namei::orphan::{LastItems, UnloadedItems};
 use crate::types::{Attr, InodeId};
 
-/// State locks of several inodes, taken in the order of their ids.
+/// Locked states of several inodes, locked in the order of their ids.
 pub(crate) struct Locked<'i> {
     states: Vec<(InodeId, RwLockWriteGuard<'i, InodeState>)>,
 }
 
 impl<'i> Locked<'i> {
-    /// Locks the inodes; one that is named twice is locked once.
+    /// Locks the inodes; duplicates are locked once.
     pub(crate) fn new(inodes: &mut [&'i Arc<Inode>]) -> Result<Self> {
         inodes.sort_unstable_by_key(|inode| inode.id);
         let mut states: Vec<(InodeId, _)> = Vec::with_capacity(inodes.len());
@@ -35,7 +35,7 @@ impl<'i> Locked<'i> {
         Ok(Self { states })
     }
 
-    /// The state of one of them.
+    /// The state of one of the inodes.
     pub(crate) fn of(&mut self, inode: &Inode) -> &mut InodeState {
         let at = self.states.iter().position(|(id, _)| *id == inode.id);
         let at = at.expect("the caller locked this inode");
@@ -43,17 +43,17 @@ impl<'i> Locked<'i> {
     }
 }
 
-/// A name to take away.
+/// A name that will be removed.
 struct Victim<'n> {
     slot: NameSlot<'n>,
-    /// What it leads to.
+    /// The inode that it leads to.
     id: InodeId,
-    /// The directory's sequence when it was found.
+    /// The directory's sequence when the name was found.
     sequence: u64,
 }
 
 impl Fs {
-    /// Gives an inode one more name in its subvolume.
+    /// Adds a name to an inode, in its own subvolume.
     pub fn link(&self, id: InodeId, dir: InodeId, name: &[u8]) -> Result<Attr> {
         dir_item::check_new_name(name)?;
         if id.root != dir.root {
@@ -61,7 +61,7 @@ impl Fs {
         }
         let (inode, dir_inode) = (self.inode_to_change(id)?, self.inode_to_change(dir)?);
         if inode.read()?.is_dir() {
-            // As on Linux, a name that is taken is what is told first.
+            // As on Linux, a name that exists is reported first.
             NameSlot::read(&dir_inode.home.tree, dir.ino, name)?.check_free()?;
             return Err(Error::NotPermitted("directories have one name only"));
         }
@@ -99,12 +99,12 @@ impl Fs {
         Ok(self.attr_of(&inode, state))
     }
 
-    /// Takes a name of an inode other than a directory away.
+    /// Removes a name of an inode that is not a directory.
     pub fn unlink(&self, dir: InodeId, name: &[u8]) -> Result<()> {
         self.remove(dir, name, false)
     }
 
-    /// Takes an empty directory away.
+    /// Removes an empty directory or an empty subvolume.
     pub fn rmdir(&self, dir: InodeId, name: &[u8]) -> Result<()> {
         match name {
             b"." => return Err(Error::InvalidArgument("'.' cannot be removed")),
@@ -142,7 +142,8 @@ impl Fs {
             }
             let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
             let mut locked = Locked::new(&mut [&dir_inode, &inode])?;
-            // Every change of a directory's names changes its sequence. In a busy directory most are of other names.
+            // Every change of a directory's names changes its sequence. In a busy directory, most changes are of other
+            // names.
             if locked.of(&dir_inode).item.sequence != victim.sequence {
                 let slot = NameSlot::read(&dir_inode.home.tree, dir.ino, name)?;
                 if slot.location() != victim.slot.location() {
@@ -188,8 +189,8 @@ impl Fs {
         }
     }
 
-    /// Takes away the only name of a file that is not in memory, and the file with it, without loading it. False where it is
-    /// another case; then nothing was changed.
+    /// Removes the only name of a file that is not in memory, and the file, without loading it. Returns false, without
+    /// a change, if the file does not qualify.
     fn remove_unloaded(&self, dir: &Arc<Inode>, victim: Victim<'_>, name: &[u8]) -> Result<bool> {
         let reservation = self.reserve_for_removal_steps(LINK_ITEMS + LAST_ITEMS, LINK_ITEMS)?;
         let mut dir_state = dir.write()?;
@@ -221,7 +222,7 @@ impl Fs {
         Ok(Victim { slot, id, sequence: state.item.sequence })
     }
 
-    /// Takes away the name of a subvolume that is not at home here.
+    /// Removes the name of a subvolume that lies elsewhere.
     fn remove_stub(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         let reservation = self.reserve_for_removal(LINK_ITEMS)?;
         let mut state = dir.write()?;
@@ -241,13 +242,13 @@ impl Fs {
     }
 }
 
-/// Plans the end of an inode's name: its reference, its entry and its index.
+/// Plans to remove an inode's name: reference, entry and index.
 pub(crate) fn plan_unlink(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<()> {
     let index = plan_remove_ref(changes, inode, dir, name)?;
     dir_item::plan_remove(changes, &inode.home.tree, dir, name, index)
 }
 
-/// Plans the end of an inode's reference to its name; returns the name's index.
+/// Plans to remove an inode's reference to a name. Returns the name's index.
 fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u8]) -> Result<u64> {
     match dir_item::plan_remove_ref(changes, &inode.home.tree, inode.id.ino, dir, name)? {
         Some(index) => Ok(index),
@@ -255,7 +256,7 @@ fn plan_remove_ref(changes: &mut Vec<Change>, inode: &Inode, dir: Ino, name: &[u
     }
 }
 
-/// One link fewer. Without links the inode becomes an orphan: true.
+/// Removes one link. Without links the inode becomes an orphan, and this returns true.
 pub(crate) fn drop_link(op: &TransHandle<'_>, inode: &Inode, state: &mut InodeState, time: Timespec) -> bool {
     state.item.nlink = state.item.nlink.saturating_sub(1);
     inode_changed(state, time);
@@ -267,7 +268,7 @@ pub(crate) fn drop_link(op: &TransHandle<'_>, inode: &Inode, state: &mut InodeSt
     unlinked
 }
 
-/// What a change of its names does to an inode.
+/// Updates an inode after a change of its names.
 pub(crate) fn inode_changed(state: &mut InodeState, time: Timespec) {
     state.item.ctime = time;
     state.item.sequence = state.item.sequence.wrapping_add(1);
@@ -283,7 +284,7 @@ fn check_linkable(state: &InodeState, made_without_name: bool) -> Result<()> {
     check_may_change(state)
 }
 
-/// Fails where a directory's flags keep its names.
+/// Fails if a directory was removed, or if its flags forbid removing names.
 pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
     if dir.removed {
         return Err(Error::NotFound);
@@ -294,7 +295,7 @@ pub(crate) fn check_may_remove(dir: &InodeState) -> Result<()> {
     Ok(())
 }
 
-/// Fails where a directory has entries.
+/// Fails if a directory has entries.
 pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
     if state.item.size != 0 || dir_item::has_entries(&dir.home.tree, dir.id.ino)? {
         return Err(Error::NotEmpty);
@@ -302,9 +303,9 @@ pub(crate) fn check_empty(dir: &Inode, state: &InodeState) -> Result<()> {
     Ok(())
 }
 
-/// Most links of an inode.
+/// Maximum number of links of an inode.
 const LINK_MAX: u32 = 65_535;
-/// Entry, index, reference, both inodes, orphan item.
+/// Items of a link or unlink: entry, index, reference, both inodes, orphan item.
 const LINK_ITEMS: usize = 8;
-/// Items of an inode that go in one operation with its last name.
+/// Maximum number of an inode's items that are deleted in one operation with its last name.
 const LAST_ITEMS: usize = 16;

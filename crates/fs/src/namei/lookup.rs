@@ -1,4 +1,4 @@
-//! From names to inodes, and reading directories and symbolic links.
+//! Looking up names, and reading directories and symbolic links.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::items::dir_item::{self, FIRST_INDEX, HashedName, IndexBatch, in_tree}
 use crate::types::{Attr, DirEntryOut, InodeId, mode};
 
 impl Fs {
-    /// The inode of a name. Entering a subvolume, the result is the root directory of its own tree.
+    /// Looks up the inode of a name. For a subvolume, the result is its root directory, in its own tree.
     pub fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Attr> {
         let inode = self.find_child(dir, name, true)?;
         let attr = inode.read().map(|state| self.attr_of(&inode, &state));
@@ -22,14 +22,14 @@ impl Fs {
         attr
     }
 
-    /// The inode at a path from [`Fs::root`]; the last name's symbolic link is followed if `follow` says so. `..` does
-    /// not lead above the root. Counts no lookups.
+    /// Looks up the inode at a path from [`Fs::root`]. `follow` tells whether to follow a symbolic link at the end.
+    /// `..` does not lead above the root. Counts no lookups.
     pub fn lookup_path(&self, path: &[u8], follow: bool) -> Result<Attr> {
         let id = self.walk(&mut vec![self.root()], path, follow, &mut { MAX_SYMLINKS })?;
         self.getattr(id)
     }
 
-    /// Walks from the last directory of `trail` (which `..` goes back on).
+    /// Walks `path` from the last directory of `trail`. `..` goes back along `trail`.
     fn walk(&self, trail: &mut Vec<InodeId>, path: &[u8], follow: bool, links_left: &mut u32) -> Result<InodeId> {
         if path.first() == Some(&b'/') {
             trail.truncate(1);
@@ -64,7 +64,7 @@ impl Fs {
         Ok(*trail.last().unwrap_or(&self.root()))
     }
 
-    /// The inode of a name; `count`: as a lookup that [`Fs::forget`] gives back.
+    /// The inode of a name. With `count`, this counts as a lookup, which [`Fs::forget`] gives back.
     fn find_child(&self, dir: InodeId, name: &[u8], count: bool) -> Result<Arc<Inode>> {
         dir_item::check_name(name).map_err(|error| match error {
             Error::InvalidArgument(_) => Error::NotFound,
@@ -90,7 +90,7 @@ impl Fs {
         let entry = dir_item::find_entry(&dir_inode.home.tree, dir.ino, name)?.ok_or(Error::NotFound)?;
         let id = self.target_id(dir, &entry.location, name.bytes)?;
         if id.root != dir.root {
-            // Entering a subvolume may delete its orphans, for which no inode lock may be held.
+            // Unlock first: entering a subvolume may delete its orphans, which requires that no inode lock is held.
             drop(state);
             let inode = self.inode(id)?;
             if count {
@@ -98,7 +98,7 @@ impl Fs {
             }
             return Ok(inode);
         }
-        // The directory's lock keeps the name until the lookup is counted.
+        // The directory's lock keeps the name in place until the lookup is counted.
         let inode = self.inode(id).map_err(|error| match error {
             Error::Stale => dangling(&entry),
             other => other,
@@ -109,12 +109,12 @@ impl Fs {
         Ok(inode)
     }
 
-    /// Where `..` of a directory leads: from [`Fs::root`] to itself, whatever lies above it.
+    /// The target of `..` in a directory. For [`Fs::root`], this is the directory itself, even if it has a parent.
     fn shown_parent(&self, dir: InodeId) -> Result<InodeId> {
         if dir == self.root() { Ok(dir) } else { self.parent(dir) }
     }
 
-    /// One past the highest place of an entry that the directory has now: entries made later have cookies above it.
+    /// The cookie after the directory's last entry: entries made later have this cookie or a higher one.
     pub fn readdir_end(&self, dir: InodeId) -> Result<u64> {
         if dir.is_stub() {
             return Ok(FIRST_INDEX);
@@ -124,8 +124,8 @@ impl Fs {
         state.next_index.map_or_else(|| dir_item::load_next_index(&inode.home.tree, dir.ino), Ok)
     }
 
-    /// Hands out the entries from `cookie` on (0: from the start, `.` and `..` included) until `emit` returns false; that
-    /// entry counts as not taken. Cookies stay valid whatever happens to the directory in between.
+    /// Passes the entries from `cookie` on to `emit`, until it returns false; that last entry counts as not taken.
+    /// Cookie 0 is the start, including `.` and `..`. Cookies stay valid when the directory changes.
     pub fn readdir(&self, dir: InodeId, cookie: u64, emit: &mut dyn FnMut(DirEntryOut<'_>) -> bool) -> Result<()> {
         let inode = self.inode(dir)?;
         {
@@ -182,7 +182,7 @@ impl Fs {
         }
     }
 
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     pub fn readlink(&self, id: InodeId) -> Result<Vec<u8>> {
         let inode = self.inode(id)?;
         let target = {
@@ -202,7 +202,7 @@ impl Fs {
     }
 }
 
-/// An entry whose inode is not there.
+/// The error for an entry whose inode does not exist.
 fn dangling(entry: &ubtrfs_format::item::DirEntry) -> Error {
     dir_item::corrupt("location", entry.location.objectid, "expected an inode that exists")
 }
@@ -213,6 +213,6 @@ fn bad_target(ino: u64) -> Error {
 }
 
 const MAX_SYMLINKS: u32 = 40;
-/// Entries that are read together, and those that are read at first: a caller may have room for few.
+/// Number of entries in a batch: at most, and in the first batch, because the caller may have room for few.
 const READDIR_BATCH: usize = 256;
 const READDIR_BATCH_MIN: usize = 40;

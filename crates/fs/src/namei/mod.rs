@@ -1,4 +1,4 @@
-//! Names: looking up, listing directories, creating, linking, removing, renaming; unlinked inodes.
+//! Names: lookup, listing directories, creating, linking, removing, renaming; unlinked inodes.
 
 pub(crate) mod create;
 pub(crate) mod link;

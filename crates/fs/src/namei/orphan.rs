@@ -1,8 +1,8 @@
-//! Inodes without links: kept while someone uses them, then deleted; after a crash, by the next session. One that nobody
-//! uses and that has few items goes with its last name, in one operation.
+//! Inodes without links. They are deleted after their last use, or by the next session after a crash. An unused inode
+//! with few items is deleted with its last name, in one operation.
 //!
-//! - I1. An inode with no links has an `ORPHAN_ITEM` until its last item is deleted, in the same operation.
-//! - I2. Its `INODE_ITEM` goes last, so that a deletion that was interrupted can go on.
+//! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
+//! - I2. Its `INODE_ITEM` is deleted last, so an interrupted deletion can continue.
 
 use std::sync::Arc;
 
@@ -19,26 +19,27 @@ use crate::items::dir_item::{in_tree, ref_key};
 use crate::namei::create::orphan_key;
 use crate::types::{InodeId, mode};
 
-/// An inode that nobody uses, with all of its items but the `INODE_ITEM`: to be deleted with its last name.
+/// An unused inode, and the keys of its items except the `INODE_ITEM`, which are deleted with its last name.
 pub(crate) struct LastItems<'i> {
     inode: &'i Inode,
     keys: Vec<Key>,
-    /// Of its name, where an `INODE_REF` tells.
+    /// Index of its name, if the `INODE_REF` holds it.
     index: Option<u64>,
-    /// None of its data is being written.
+    /// Prevents writeback of its data.
     _writeback: ExclusiveGuard<'i>,
 }
 
-/// All items of a file that is not in memory, to be deleted with its only name.
+/// Keys of all items of a file that is not in memory, which are deleted with its only name.
 pub(crate) struct UnloadedItems {
     keys: Vec<Key>,
-    /// Of its name.
+    /// Index of its name.
     pub(crate) index: u64,
 }
 
 impl UnloadedItems {
-    /// Those of a file that has no name but this one; `None` where it is not such a file, has more than `limit` items, or
-    /// anything about it is unusual. The caller keeps it out of memory, and locks the directory.
+    /// Reads the keys of a file with no other name. Returns `None` if this is not such a file, if it has more than
+    /// `limit` items, or if anything about it is unusual. The caller keeps the file out of memory and locks the
+    /// directory.
     pub(crate) fn read(tree: &Tree, ino: Ino, (dir, name): (Ino, &[u8]), limit: usize) -> Result<Option<Self>> {
         let ref_key = ref_key(ino, dir);
         let (mut keys, mut index, mut item) = (Vec::with_capacity(8), Ok(None), Ok(None));
@@ -60,7 +61,7 @@ impl UnloadedItems {
         Ok((is_plain(item) && keys.len() <= limit).then_some(Self { keys, index }))
     }
 
-    /// Deletes them.
+    /// Deletes the items.
     pub(crate) fn delete(&self, op: &TransHandle<'_>, tree: &Tree) {
         let mut changes = op.changes(tree);
         self.keys.iter().for_each(|key| changes.delete(*key));
@@ -68,12 +69,12 @@ impl UnloadedItems {
 }
 
 impl LastItems<'_> {
-    /// The index of the name in its directory; `None` where the `INODE_REF` items do not tell.
+    /// The index of the name in its directory; `None` if the `INODE_REF` does not hold it.
     pub(crate) fn index(&self) -> Option<u64> {
         self.index
     }
 
-    /// Fails where a directory has entries.
+    /// Fails if a directory has entries.
     pub(crate) fn check_no_entries(&self, state: &InodeState) -> Result<()> {
         if state.item.size != 0 || self.keys.iter().any(|key| key.item_type == KeyType::DIR_INDEX) {
             return Err(Error::NotEmpty);
@@ -81,7 +82,7 @@ impl LastItems<'_> {
         Ok(())
     }
 
-    /// Deletes the inode. The caller still locks it, and takes it out of memory afterwards.
+    /// Deletes the inode. The caller still locks it, and removes it from memory afterwards.
     pub(crate) fn delete(self, fs: &Fs, op: &TransHandle<'_>, state: &mut InodeState) {
         state.dead = true;
         state.item.nlink = 0;
@@ -97,8 +98,8 @@ impl LastItems<'_> {
 }
 
 impl Fs {
-    /// The items of an inode that is about to lose a name, where that is its last, nobody uses it, and there are at most
-    /// `limit` of them. The caller locks the inode and the directory of the name, so that nobody begins to use it.
+    /// The items of an inode that is about to lose its last name, if the inode is unused and has at most `limit` of
+    /// them. The caller locks the inode and the directory of the name, so that no use begins.
     pub(crate) fn last_items<'i>(
         &self,
         inode: &'i Inode,
@@ -109,7 +110,7 @@ impl Fs {
         if state.item.nlink != 1 || self.inodes.is_used(inode.id) {
             return Ok(None);
         }
-        // Who holds it may be waiting for the state.
+        // Do not wait: the holder may be waiting for the state.
         let Some(writeback) = inode.writeback.try_lock() else { return Ok(None) };
         let ref_key = ref_key(inode.id.ino, dir);
         let (mut keys, mut index) = (Vec::with_capacity(4), Ok(None));
@@ -123,7 +124,8 @@ impl Fs {
             })
         };
         if state.is_dir() {
-            // A directory without entries has no names either, and there may be many that are to be deleted.
+            // An empty directory has no `DIR_ITEM`s either, and there may be many that wait to be deleted, so skip that
+            // range.
             visit(&start, &Key::new(inode.id.ino.0, KeyType::DIR_ITEM, 0))?;
             visit(&Key::new(inode.id.ino.0, KeyType::DIR_INDEX, 0), &inode.last_key())?;
         } else {
@@ -139,13 +141,13 @@ impl Fs {
         if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
             return;
         }
-        // What is left over is deleted by the next session.
+        // The next session deletes leftovers.
         if let Err(error) = self.delete_inode(&inode) {
             tracing::warn!("inode {} of subvolume {}: deleting its items: {error}", id.ino, id.root);
         }
     }
 
-    /// Deletes all items of an inode that has no links, unless someone uses it.
+    /// Deletes all items of an inode without links, unless it is used.
     fn delete_inode(&self, inode: &Arc<Inode>) -> Result<()> {
         let id = inode.id;
         {
@@ -159,7 +161,7 @@ impl Fs {
         if has_extents {
             crate::file::truncate::forget_all_dirty(self, inode);
         }
-        // Items before it are deleted.
+        // All items before `start` are deleted.
         let mut start = inode.item_key().successor().unwrap_or(Key::MAX);
         let end = inode.last_key();
         loop {
@@ -168,7 +170,8 @@ impl Fs {
             let mut keys = Vec::with_capacity(4);
             let is_last = inode.home.tree.visit(&start, &end, step, |key, _| keys.push(*key))? < step;
             if has_extents && !is_last {
-                // Too many for one operation: in steps, the size on disk following.
+                // There are too many for one operation: drop the extents in steps, and reduce the size on disk with
+                // them.
                 drop(reservation);
                 crate::file::truncate::drop_all_extents(self, inode)?;
                 has_extents = false;
@@ -190,7 +193,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Deletes what earlier sessions left without links in a subvolume. Runs once; others wait for it.
+    /// Deletes inodes that earlier sessions left without links in a subvolume. Runs once; other calls return at once,
+    /// even while it runs.
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if std::mem::replace(&mut *done, true) {
@@ -206,8 +210,8 @@ impl Fs {
         let id = InodeId { root: subvolume.id, ino };
         match self.inode(id) {
             Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
-            // The inode is gone already, or its item stands for a truncation that was under way: the file's extents
-            // past its size were dropped with the size's change or are beyond what can be read.
+            // The inode is gone, or the orphan item stands for an interrupted truncation: the extents past the file's
+            // size were dropped with the change of size, or are past the end for readers.
             Ok(_) | Err(Error::Stale) => {
                 let op = self.engine.begin(self.reserve_for_removal(1)?);
                 op.delete(&subvolume.tree, orphan_key(ino));
@@ -217,7 +221,7 @@ impl Fs {
         }
     }
 
-    /// Deletes unlinked inodes that were still in use when the filesystem is closed.
+    /// Deletes unlinked inodes that are still in use when the filesystem is closed.
     pub(crate) fn delete_unused_orphans(&self) -> Result<()> {
         let subvolumes = self.subvolumes.all();
         for subvolume in subvolumes.iter().filter(|subvolume| !subvolume.is_read_only() && !subvolume.is_deleted()) {
@@ -236,9 +240,9 @@ fn orphans(subvolume: &Subvolume) -> Result<Vec<Ino>> {
     Ok(subvolume.tree.range(&start, &end, usize::MAX)?.into_iter().map(|(key, _)| Ino(key.offset)).collect())
 }
 
-/// Items deleted in one operation.
+/// Number of items deleted in one operation.
 const DELETE_STEP: usize = 64;
-/// The same where space is short.
+/// Number of items deleted in one operation if space is short.
 const DELETE_STEP_MIN: usize = 4;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Renaming: plain, without replacing, exchanging, leaving a whiteout. Subvolumes: [`crate::subvolume::rename`].
+//! Renaming: plain, without replacing, exchanging, leaving a whiteout. For subvolumes, see
+//! [`crate::subvolume::rename`].
 //!
-//! - I1. The rename lock is held from looking for loops to putting the items: directories' parents do not change in
-//!   between.
+//! - I1. The rename lock is held from the check for loops until the items are put, so the parents of directories do not
+//!   change in between.
 
 use std::sync::Arc;
 
@@ -18,20 +19,20 @@ use crate::namei::create::{Draft, check_dir_takes_names, entry_changed, next_ind
 use crate::namei::link::{Locked, check_empty, check_may_remove, drop_link, inode_changed, plan_unlink};
 use crate::types::{Caller, InodeId, NewInode, RenameFlags, mode};
 
-/// One end of a rename: a directory, a name, and what is there.
+/// One end of a rename: a directory, a name, and the entry found there.
 pub(crate) struct End<'n> {
     pub(crate) dir: Arc<Inode>,
     pub(crate) name: &'n [u8],
     pub(crate) entry: Option<DirEntry>,
     pub(crate) inode: Option<Arc<Inode>>,
-    /// The subvolume that is there in place of an inode of this one.
+    /// The subvolume that the name leads to, instead of an inode of this subvolume.
     pub(crate) subvolume: Option<RootId>,
     /// The directory's sequence when the name was looked up.
     sequence: u64,
 }
 
 impl Fs {
-    /// Gives what `name` in `dir` leads to the name `new_name` in `new_dir`, as renameat2 does for the superuser.
+    /// Renames `name` in `dir` to `new_name` in `new_dir`, like renameat2 for the superuser.
     pub fn rename(
         &self,
         dir: InodeId,
@@ -43,7 +44,7 @@ impl Fs {
         self.rename_by((dir, name), (new_dir, new_name), flags, &Caller::ROOT)
     }
 
-    /// The same for `caller`, whose a whiteout is.
+    /// Renames like `Fs::rename`, for `caller`, who owns the whiteout if there is one.
     pub fn rename_by(
         &self,
         (dir, name): (InodeId, &[u8]),
@@ -53,7 +54,7 @@ impl Fs {
     ) -> Result<()> {
         check_arguments(name, new_name, flags)?;
         if dir.root != new_dir.root {
-            // Only subvolumes go from one to another.
+            // Only subvolumes can move to another subvolume.
             self.find_subvolume(dir, name).map_err(|error| match error {
                 Error::InvalidArgument(_) => Error::CrossDevice,
                 other => other,
@@ -106,8 +107,8 @@ impl Fs {
         }
     }
 
-    /// Programs replace a file by writing a new one and renaming it over the old: the new one's data is written before,
-    /// so that no commit shows the name with neither content. A failure shows again when the file is synced.
+    /// Writes the data of a file that will replace another one. Programs write a new file and rename it over the old
+    /// one; no commit may show the name with neither content. A failure is reported again when the file is synced.
     fn write_replacement(&self, dir: &Arc<Inode>, name: &[u8], new_dir: &Arc<Inode>, new_name: &[u8]) {
         if self.end(new_dir, new_name).is_ok_and(|to| to.inode.is_some())
             && let Ok(End { inode: Some(source), .. }) = self.end(dir, name)
@@ -144,8 +145,8 @@ impl Fs {
         Ok(End { dir: Arc::clone(dir), name, entry, inode, subvolume, sequence })
     }
 
-    /// Whether a name still leads where it did before the locks were taken. Every change of a directory's names changes its
-    /// sequence.
+    /// Whether a name still leads to the same target as before the locks were taken. Every change of a directory's
+    /// names changes its sequence.
     pub(crate) fn is_as_found(&self, end: &End<'_>, locked: &mut Locked<'_>) -> Result<bool> {
         if locked.of(&end.dir).item.sequence == end.sequence {
             return Ok(true);
@@ -154,7 +155,7 @@ impl Fs {
         Ok(entry.map(|entry| entry.location) == end.entry.as_ref().map(|entry| entry.location))
     }
 
-    /// Plain rename: returns the replaced inode if that was its last name.
+    /// Renames and replaces. Returns the replaced inode if that was its last name.
     fn replace(
         &self,
         from: &End<'_>,
@@ -216,7 +217,7 @@ impl Fs {
         Ok(unlinked.map(|target| target.id))
     }
 
-    /// Swaps two names' inodes.
+    /// Swaps the inodes of two names.
     fn exchange(
         &self,
         from: &End<'_>,
@@ -255,7 +256,7 @@ impl Fs {
         Ok(None)
     }
 
-    /// Plans an inode's name at one end, under the directory's next index.
+    /// Plans an inode's name at one end, with the directory's next index.
     pub(crate) fn plan_place(
         &self,
         changes: &mut Vec<Change>,
@@ -269,7 +270,7 @@ impl Fs {
         let index = next_index(&end.dir, state)?;
         dir_item::plan_add(changes, tree, &self.geometry, dir, end.name, target, index)?;
         dir_item::plan_add_ref(changes, tree, &self.geometry, ino, dir, end.name, index)?;
-        // An index that a failure leaves unused is no loss.
+        // If the rename fails, the index stays unused, which is harmless.
         state.next_index = Some(index + 1);
         Ok(())
     }
@@ -306,7 +307,7 @@ fn check_arguments(name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<(
     Ok(())
 }
 
-/// Fails where a directory would come to be inside itself.
+/// Fails if a directory would end up inside itself.
 pub(crate) fn check_no_loop(from: &End<'_>, to: &End<'_>, flags: RenameFlags) -> Result<()> {
     if from.dir.id == to.dir.id {
         return Ok(());
@@ -345,7 +346,7 @@ fn is_inside(dir: &Inode, ancestor: Ino) -> Result<bool> {
     Err(dir_item::corrupt("depth", MAX_DEPTH, "expected directories that lead up to the root"))
 }
 
-/// Deeper than directories get in practice; damaged references that form a loop end here.
+/// Limit that ends a loop of damaged references; real directories are not as deep.
 const MAX_DEPTH: u64 = 1 << 20;
-/// Two names out, two in, a whiteout with attributes, four inodes, an orphan item.
+/// Items of a rename: two names removed, two added, a whiteout with attributes, four inodes, an orphan item.
 const RENAME_ITEMS: usize = 28;

@@ -1,7 +1,7 @@
-//! [`Names`]: the state of names that the whole filesystem shares.
+//! [`Names`]: state of names that all directories share.
 //!
-//! Owns the rename lock and the memory for the names of directories. Lock order: the rename lock comes after reservations and
-//! before the locks of inodes.
+//! Owns the rename lock and the memory budget for known names of directories. Lock order: the rename lock comes after
+//! reservations and before the locks of inodes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::inode::known_names::{KnownNames, NameBudget};
 
-/// The rename lock, and memory for the known names of directories.
+/// The rename lock, and the memory budget for known names of directories.
 #[derive(Debug)]
 pub(crate) struct Names {
     budget: Arc<NameBudget>,
@@ -17,7 +17,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// With about `max_bytes` of memory for the known names of all directories.
+    /// Creates the state, with about `max_bytes` of memory for the known names of all directories.
     pub(crate) fn new(max_bytes: u64) -> Self {
         Self { budget: NameBudget::new(max_bytes), rename_lock: Mutex::default() }
     }
@@ -27,7 +27,7 @@ impl Names {
         KnownNames::of_empty(&self.budget)
     }
 
-    /// Keeps every directory in its place while the guard lives, so that a rename can rule out loops.
+    /// Prevents other renames from moving directories while the guard lives, so that a rename can rule out loops.
     pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
         self.rename_lock.lock()
     }

@@ -1,9 +1,9 @@
-//! Making subvolumes and snapshots, and changing what they are.
+//! Creating subvolumes and snapshots, and changing their properties.
 //!
-//! - I1. A snapshot holds all that was written to its source before the call: that is written back first, and only that, so
-//!   the snapshot waits for no data that comes after it.
-//! - I2. A snapshot never changes by what its source writes: data that would go into extents in place waits while the
-//!   snapshot is made, and then finds them shared.
+//! - I1. A snapshot holds everything that was written to its source before the call. That data is written back first,
+//!   and no other data, so a snapshot does not wait for later writes.
+//! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and then find
+//!   their extents shared.
 //! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
 
 use ubtrfs_format::hash::name_hash;
@@ -22,9 +22,9 @@ use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
 impl Fs {
-    /// Makes an empty subvolume at a name of `dir`; durable on return. Its root directory is the caller's, by the umask, and takes
-    /// over nothing from `dir`: no group, flag, ACL or property, as on Linux; but its mode allows no more than a default ACL of
-    /// `dir` does. Answers its root directory.
+    /// Creates an empty subvolume under a name of `dir`, durable on return. Its root directory belongs to the caller,
+    /// with a mode by the umask and no wider than a default ACL of `dir` allows. As on Linux, it inherits no group, flag,
+    /// ACL or property from `dir`. Returns the root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
@@ -41,12 +41,12 @@ impl Fs {
         })
     }
 
-    /// Makes a snapshot of a subvolume at a name of `dir`; durable on return. It holds what was written before the call
-    /// (I1). Answers its root directory.
+    /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. It holds everything that was written
+    /// before the call (I1). Returns its root directory.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
         let id = self.take_snapshot(source, dir, name, read_only)?;
-        // Files without names that the source has open are nobody's in the snapshot. As on Linux, they are deleted at once, in
-        // a read-only one too, which would keep their space for ever.
+        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted at
+        // once, even in a read-only snapshot, which would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: unlinked inodes were not all deleted: {error}", id.root);
@@ -67,7 +67,7 @@ impl Fs {
         self.make_subvolume(dir, name, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
-    /// Makes a subvolume that holds what `content` says, given the time, the transaction, and the default ACL of `dir`.
+    /// Creates a subvolume with the content that `content` returns for a time, a transaction and the default ACL of `dir`.
     fn make_subvolume(
         &self,
         dir: InodeId,
@@ -95,7 +95,8 @@ impl Fs {
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
         state.next_index = Some(index + 1);
         entry_changed(&mut state, time, Some(HashedName::from(name)), None);
-        // Nobody finds the name, or changes the directory, before the commit has made the subvolume: the lock is kept.
+        // The directory stays locked until the commit has made the subvolume, so nobody sees the name or changes the
+        // directory before.
         self.engine.make_subvolume(reservation, |transid| {
             state.item.transid = transid;
             changes.push(Change::Put(dir_inode.item_key(), state.disk_item().encode()));
@@ -115,7 +116,7 @@ impl Fs {
         Ok(InodeId::root_of(id))
     }
 
-    /// Lets a subvolume take changes, or none; durable on return. What was written before is in it.
+    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are in it.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _subvolumes = self.subvolumes.lock();
         let subvolume = self.subvolume(id)?;
@@ -137,12 +138,12 @@ impl Fs {
         Ok(())
     }
 
-    /// The subvolume that is shown where no option names one.
+    /// The subvolume that a mount shows if no option names one.
     pub fn default_subvolume(&self) -> Result<RootId> {
         default_subvolume(&self.engine)
     }
 
-    /// Makes a subvolume the one that is shown where no option names one; durable on return.
+    /// Sets the subvolume that a mount shows if no option names one, durable on return.
     pub fn set_default_subvolume(&self, id: RootId) -> Result<()> {
         let _subvolumes = self.subvolumes.lock();
         self.subvolume(id)?;
@@ -163,7 +164,7 @@ impl Fs {
         Ok(self.engine.commit()?)
     }
 
-    /// The subvolume whose name this is, and the directory's sequence when it was looked at.
+    /// The subvolume with this name, and the sequence of the directory at that time.
     pub(crate) fn find_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<(RootId, u64)> {
         dir_item::check_name(name)?;
         let inode = self.inode(dir)?;
@@ -180,7 +181,8 @@ impl Fs {
     }
 }
 
-/// The entry of the root tree's directory that says which subvolume is shown.
+/// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";
-/// Root item, both references, two UUID items, entry, index, the directory, and what the new root takes.
+/// Items of a new subvolume: root item, both references, two UUID items, entry, index, the directory, and the items of
+/// the new tree.
 const NEW_ITEMS: usize = 16;

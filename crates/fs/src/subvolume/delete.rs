@@ -1,16 +1,16 @@
-//! Deleting subvolumes: the name goes at once, what it led to when nobody has an inode of it any more, its space with the
+//! Deleting subvolumes. The name goes at once, the inodes when the last of them is unused, and the space with the
 //! commits that follow ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
 //! ```
 //!
-//! - I1. From [`Deletions::add`] on, nobody finds the subvolume, and its root directory is empty. Who has inodes of it, by lookups or
-//!   opens, reads, writes and makes files there as before.
-//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. What began before, as deleting the items
-//!   of an unlinked inode, may go on: the engine takes nothing for the tree any more.
-//! - I3. A subvolume whose name is gone has an `ORPHAN_ITEM` in the root tree until all of it is dropped: whoever opens the
-//!   filesystem after a crash goes on with that.
+//! - I1. After [`Deletions::add`], no lookup finds the subvolume, and its root directory is empty and takes no names.
+//!   Users that hold inodes by lookups or opens keep reading and writing, and making files in other directories.
+//! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. Earlier work, such as deleting
+//!   the items of an unlinked inode, may still be running: the engine accepts no more changes for the tree.
+//! - I3. A subvolume without a name has an `ORPHAN_ITEM` in the root tree until all of it is dropped, so the next mount
+//!   after a crash continues the deletion.
 //! - I4. Lock order: `Deletions::used` -> shards of the inode cache.
 
 use std::collections::{HashMap, HashSet};
@@ -35,8 +35,8 @@ use crate::types::InodeId;
 #[derive(Debug, Default)]
 pub(crate) struct Deletions {
     deleted: Mutex<HashSet<RootId>>,
-    /// Those that are not gone yet, each with inodes that were in use when that was last looked for: as long as one of them is,
-    /// nothing is looked for.
+    /// Deleted subvolumes whose inodes may still be used, each with the inodes that the last search found in use. There
+    /// is no new search until all of these are given back.
     used: Mutex<HashMap<RootId, HashSet<InodeId>>>,
     nr_used: AtomicUsize,
 }
@@ -53,7 +53,8 @@ impl Deletions {
         self.nr_used.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the subvolume of this inode, which somebody gave back, is deleted and nobody has an inode of it any more. True once.
+    /// Called when a use of an inode was given back. Returns true, once, if the inode's subvolume is deleted and none
+    /// of its inodes is used.
     fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
         let mut used = self.used.lock();
         let Some(known) = used.get_mut(&given_back.root) else { return false };
@@ -74,16 +75,17 @@ impl Deletions {
 }
 
 impl Fs {
-    /// Deletes the subvolume of this name, which must be `expected` where that is given: the caller may have looked whose it
-    /// is. Its space is given back in the background, or by [`Fs::finish_deletions`].
+    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id: the caller may
+    /// have checked its owner. The space is freed in the background, or by [`Fs::finish_deletions`].
     ///
-    /// Fails with `InvalidArgument` where the name is of no subvolume, `NotEmpty` where it holds other subvolumes, `Busy`
-    /// for the one that is shown as the root, `NotPermitted` for the default one and one that is immutable or append-only.
+    /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other
+    /// subvolumes, `Busy` if it is the mount's root, and `NotPermitted` if it is the default subvolume, immutable or
+    /// append-only.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8], expected: Option<RootId>) -> Result<()> {
         self.remove_subvolume(dir, name, expected, false)
     }
 
-    /// The same, of one without any name in it where `only_empty` says so.
+    /// Deletes a subvolume like `Fs::delete_subvolume`; with `only_empty`, only if it has no entries.
     pub(crate) fn remove_subvolume(
         &self,
         dir: InodeId,
@@ -103,7 +105,7 @@ impl Fs {
             self.check_may_delete(id)?;
             let subvolume = self.subvolume(id)?;
             let root_dir = self.inode(InodeId { root: id, ino: Ino::ROOT_DIR })?;
-            // The deleted one's root as well: its names stay what they are meanwhile.
+            // Lock the deleted subvolume's root too, so that its names do not change.
             let mut locked = Locked::new(&mut [&dir_inode, &root_dir])?;
             if locked.of(&dir_inode).item.sequence != sequence {
                 continue;
@@ -127,7 +129,7 @@ impl Fs {
             op.delete(&roots, up);
             op.put(&roots, Key::new(objectid::ORPHAN, KeyType::ORPHAN_ITEM, id.0), []);
             op.delete_subvolume(id);
-            // A log does not tell that it is gone.
+            // A tree log does not record the deletion, so later fsyncs commit.
             op.note_directory_moved();
             drop(op);
             locked.of(&root_dir).removed = true;
@@ -154,7 +156,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Lets go of a deleted subvolume where this was the last of its inodes that somebody had.
+    /// Ends the deletion of a subvolume if `given_back` was its last used inode.
     pub(crate) fn end_deletion(&self, given_back: InodeId) {
         if self.subvolumes.deletions.nr_used.load(Ordering::SeqCst) > 0
             && self.subvolumes.deletions.was_last(given_back, &self.inodes)
@@ -163,7 +165,7 @@ impl Fs {
         }
     }
 
-    /// Directories and names of the inodes of a deleted subvolume that somebody has, one name of each.
+    /// The inodes in use of a deleted subvolume: for each, its directory and one of its names.
     pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
         let Some(tree) = self.subvolumes.get(id).filter(|found| found.is_deleted()).map(|found| found.tree.clone())
         else {
@@ -174,7 +176,7 @@ impl Fs {
         inodes.filter_map(first_name).map(|(dir, name)| (InodeId { root: id, ino: dir }, name)).collect()
     }
 
-    /// Lets go of all deleted subvolumes: the filesystem is being closed, whoever has inodes of them.
+    /// Ends the deletion of all deleted subvolumes, even with inodes in use: the filesystem is being closed.
     pub(crate) fn end_all_deletions(&self) {
         let used = std::mem::take(&mut *self.subvolumes.deletions.used.lock());
         self.subvolumes.deletions.nr_used.store(0, Ordering::SeqCst);
@@ -183,12 +185,12 @@ impl Fs {
         }
     }
 
-    /// I2
+    /// Drops a deleted subvolume: first its inodes (I2), then its tree.
     fn let_go(&self, id: RootId) {
         if let Some(subvolume) = self.subvolumes.forget(id) {
             subvolume.mark_gone();
         }
-        // Inodes are made under the lock of a directory: more may come until all directories are dead.
+        // Inodes are made under the lock of a directory, so new ones may appear until all directories are dead.
         loop {
             let inodes = self.inodes.all_of(id);
             if inodes.is_empty() {
@@ -207,8 +209,8 @@ impl Fs {
         self.commit_thread.note_change();
     }
 
-    /// Gives back the space of deleted subvolumes now. `progress` is told how many are left. An error where the tree of one
-    /// cannot be read: what is left of it stays.
+    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes that are left. Fails if the
+    /// tree of one cannot be read; its remainder stays.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize)) -> Result<()> {
         loop {
             let nr_left = self.engine.nr_dead_roots();
@@ -221,5 +223,5 @@ impl Fs {
     }
 }
 
-/// Entry, index, directory, both references, orphan item, root item, two UUID items.
+/// Items of a deletion: entry, index, directory, both references, orphan item, root item, two UUID items.
 const DELETE_ITEMS: usize = 12;

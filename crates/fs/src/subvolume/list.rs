@@ -1,4 +1,4 @@
-//! Subvolumes by name: which one is shown as the root, where each one is, the list of all.
+//! Listing subvolumes, their paths and parents, and finding the subvolume to mount.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::items::dir_item::{self, Target, in_tree};
 use crate::options::MountOptions;
 use crate::types::{InodeId, SubvolumeInfo};
 
-/// The subvolume that the options ask for: `subvol=`, `subvolid=`, else the default one.
+/// The subvolume that the options select: `subvol=`, `subvolid=`, or the default subvolume.
 pub(crate) fn find_root(engine: &Engine, options: &MountOptions) -> Result<RootId> {
     let by_path = match &options.subvol {
         Some(path) => Some(resolve(engine, path)?),
@@ -35,7 +35,7 @@ pub(crate) fn find_root(engine: &Engine, options: &MountOptions) -> Result<RootI
     }
 }
 
-/// The default subvolume: the entry "default" in the root tree's directory, else the top level.
+/// The default subvolume: the target of the entry "default" in the root tree's directory, otherwise the top level.
 pub(crate) fn default_subvolume(engine: &Engine) -> Result<RootId> {
     let roots = root_tree(engine)?;
     let dir = engine.superblock().root_dir_objectid;
@@ -73,13 +73,13 @@ pub(crate) fn root_ref_keys(parent: RootId, id: RootId) -> (Key, Key) {
     (Key::new(parent.0, KeyType::ROOT_REF, id.0), Key::new(id.0, KeyType::ROOT_BACKREF, parent.0))
 }
 
-/// Where in `parent` the name of a subvolume is; `None` where it is not there.
+/// The reference from `parent` to a subvolume; `None` if `parent` does not hold its name.
 pub(crate) fn root_ref(roots: &Tree, parent: RootId, id: RootId) -> Result<Option<RootRef>> {
     let raw = roots.get(&root_ref_keys(parent, id).0)?;
     raw.map(|raw| RootRef::decode(&raw).map_err(in_tree(roots))).transpose()
 }
 
-/// Where the name of a subvolume is.
+/// The parent that holds the name of a subvolume, and the reference there.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) parent: RootId,
@@ -87,7 +87,7 @@ pub(crate) struct Place {
 }
 
 impl Fs {
-    /// All subvolumes, by id, the top level first.
+    /// All subvolumes, in the order of their ids, the top level first.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let roots = root_tree(&self.engine)?;
         let mut ids = vec![RootId::FS_TREE];
@@ -116,7 +116,7 @@ impl Fs {
         Ok(list)
     }
 
-    /// One of them.
+    /// Information about one subvolume.
     pub fn subvolume_info(&self, id: RootId) -> Result<SubvolumeInfo> {
         let item = self.engine.root_item(id)?.filter(|item| item.refs > 0 && !self.subvolumes.is_deleted(id));
         let mut paths = HashMap::from([(RootId::FS_TREE, Vec::new())]);
@@ -146,7 +146,7 @@ impl Fs {
         })
     }
 
-    /// Path of a subvolume from the top level. A loop in damaged references ends the path.
+    /// Path of a subvolume from the top level. A loop of damaged references ends the path.
     fn subvolume_path(&self, id: RootId, paths: &mut HashMap<RootId, Vec<u8>>, depth: usize) -> Result<Vec<u8>> {
         if let Some(path) = paths.get(&id) {
             return Ok(path.clone());
@@ -165,7 +165,7 @@ impl Fs {
         Ok(path)
     }
 
-    /// Names from a subvolume's root down to a directory in it.
+    /// The names on the path from a subvolume's root down to one of its directories.
     fn names_up(&self, dir: InodeId) -> Result<Vec<Vec<u8>>> {
         let Some(tree) = self.engine.tree(dir.root)? else { return Ok(Vec::new()) };
         let mut names = Vec::new();
@@ -188,8 +188,8 @@ impl Fs {
         Ok(Some(Place { parent: RootId(key.offset), root_ref }))
     }
 
-    /// The directory that holds a directory's name. A subvolume's root goes up to the directory that holds the
-    /// subvolume's; the top level is its own parent.
+    /// The parent of a directory. The parent of a subvolume's root is the directory that holds the subvolume's name;
+    /// the top level is its own parent.
     pub fn parent(&self, dir: InodeId) -> Result<InodeId> {
         if dir.is_stub() {
             return Ok(InodeId::root_of(dir.root));
@@ -203,7 +203,7 @@ impl Fs {
         Ok(InodeId { root: dir.root, ino: parent })
     }
 
-    /// Path of a directory from the root of the filesystem's top level, for messages and listings.
+    /// Path of a directory from the top level, for messages and listings.
     pub fn path_of(&self, dir: InodeId) -> Result<Vec<u8>> {
         let mut path = self.subvolume_path(dir.root, &mut HashMap::from([(RootId::FS_TREE, Vec::new())]), 0)?;
         for name in self.names_up(dir)? {
@@ -212,8 +212,8 @@ impl Fs {
         Ok(path)
     }
 
-    /// Where an entry of `dir` leads. A subvolume that is not at home there (a snapshot of its parent holds the name
-    /// only) is shown as an empty directory.
+    /// The inode that an entry of `dir` points to. If the entry names a subvolume that lies elsewhere (a snapshot
+    /// copies the names of nested subvolumes), this is an empty stub directory.
     pub(crate) fn target_id(&self, dir: InodeId, location: &Key, name: &[u8]) -> Result<InodeId> {
         let root = match dir_item::target_of(location)? {
             Target::Inode(ino) => return Ok(InodeId { root: dir.root, ino }),
@@ -233,5 +233,5 @@ fn push_name(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
-/// Deeper paths exist in damaged filesystems only: `PATH_MAX` allows fewer names.
+/// Limit on the depth of paths. Only damaged filesystems have deeper ones: `PATH_MAX` allows fewer names.
 const MAX_NESTING: usize = 4096;

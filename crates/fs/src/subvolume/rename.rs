@@ -1,8 +1,8 @@
-//! Renames that move a subvolume: plain, over an empty directory, exchanging, leaving a whiteout. The other end of an exchange may
-//! be anything in the same subvolume, or a subvolume anywhere.
+//! Renames that move a subvolume: plain, over an empty directory, as an exchange, or leaving a whiteout. The other end
+//! of an exchange may be anything in the same subvolume, or a subvolume anywhere.
 //!
-//! - I1. The subvolume lock is held: which subvolume lies in which does not change meanwhile; nor do directories' parents, by
-//!   the rename lock.
+//! - I1. The subvolume lock is held, so the nesting of subvolumes does not change. The rename lock is held, so the
+//!   parents of directories do not change.
 //! - I2. Lock order: subvolume lock -> reservation -> rename lock -> inode states.
 
 use std::sync::Arc;
@@ -23,18 +23,18 @@ use crate::namei::rename::{End, check_no_loop};
 use crate::subvolume::list::{root_ref, root_ref_keys, root_tree};
 use crate::types::{Caller, InodeId, RenameFlags};
 
-/// What a name leads to.
+/// The inode or subvolume that a name leads to.
 struct Thing {
-    /// The inode; of a subvolume its root directory.
+    /// The inode; for a subvolume, its root directory.
     inode: Arc<Inode>,
-    /// Location and type, as an entry has them.
+    /// Location and type, as in a directory entry.
     target: (Key, u8),
-    /// The subvolume, and the index of its name.
+    /// The subvolume's id, and the index of its name; `None` if this is no subvolume.
     subvolume: Option<(RootId, u64)>,
 }
 
 impl Fs {
-    /// Renames where there is a subvolume at one of the two names.
+    /// Renames if at least one of the two names leads to a subvolume.
     pub(crate) fn rename_subvolumes(
         &self,
         (dir, name): (&Arc<Inode>, &[u8]),
@@ -46,7 +46,7 @@ impl Fs {
         let roots = root_tree(&self.engine)?;
         loop {
             for (dir, name) in [(dir, name), (new_dir, new_name)] {
-                // Entering a subvolume may delete its orphans, which reserves.
+                // Enter subvolumes before reserving: entering may delete orphans, which reserves.
                 if let Ok((id, _)) = self.find_subvolume(dir.id, name) {
                     self.inode(InodeId::root_of(id))?;
                 }
@@ -84,7 +84,7 @@ impl Fs {
                 }
             }
 
-            // In one list where both names are in one tree: their hashes may be the same.
+            // Changes of one tree go into one list, because the two names may have the same hash.
             let is_one_tree = dir.id.root == new_dir.id.root;
             let (mut changes, mut others) = (Vec::with_capacity(12), Vec::new());
             plan_leave(&mut changes, &from, &source)?;
@@ -124,7 +124,7 @@ impl Fs {
             references.into_iter().flatten().for_each(|reference| reference.put(&op, &roots));
             let moved = [Some(&source), target.as_ref().filter(|_| is_exchange)];
             for inode in moved.into_iter().flatten().map(|thing| &thing.inode) {
-                // A subvolume that takes no changes keeps its times.
+                // A read-only subvolume keeps its times.
                 if !inode.home.is_read_only() {
                     inode_changed(locked.of(inode), time);
                     inode.put_item(&op, locked.of(inode));
@@ -133,7 +133,7 @@ impl Fs {
             if let Some(draft) = whiteout {
                 draft.put(&mut op.changes(&dir.home.tree), 1, self);
             }
-            // What is below it is found by another path.
+            // Everything below it now has another path.
             op.note_directory_moved();
             let replaced = target.as_ref().filter(|_| !is_exchange).map(|target| &target.inode);
             let unlinked = replaced.filter(|inode| drop_link(&op, inode, locked.of(inode), time)).map(|inode| inode.id);
@@ -163,7 +163,8 @@ impl Fs {
         }))
     }
 
-    /// Fails where these two do not go to each other's place, or the first not to the second's; all but what their states say.
+    /// Fails if the first cannot move to the second's place, or for an exchange the second to the first's. Checks that
+    /// need locked states come later.
     fn check_ends(
         &self,
         (from, source): (&End<'_>, &Thing),
@@ -189,7 +190,7 @@ impl Fs {
             if self.is_inside_subvolume(end.dir.id.root, id)? {
                 return Err(Error::InvalidArgument("a subvolume cannot be moved into itself"));
             }
-            // The entry for its parent would change.
+            // The move would change the entry for its parent.
             if from.dir.id != to.dir.id && thing.inode.home.is_read_only() {
                 return Err(Error::ReadOnlySubvolume);
             }
@@ -199,13 +200,13 @@ impl Fs {
         match (source.inode.read()?.is_dir(), target.inode.read()?.is_dir()) {
             (true, false) => Err(Error::NotDirectory),
             (false, true) => Err(Error::IsDirectory),
-            // Subvolumes are not replaced, empty or not.
+            // A subvolume is never replaced, even if it is empty.
             _ if is_subvolume(target) => Err(Error::NotEmpty),
             _ => Ok(()),
         }
     }
 
-    /// Plans the name at the second end of what was at the first.
+    /// Plans the new name, at the second end, of an inode or subvolume from the first end.
     fn plan_arrive(
         &self,
         changes: &mut Vec<Change>,
@@ -221,13 +222,13 @@ impl Fs {
         let state = locked.of(&to.dir);
         let index = next_index(&to.dir, state)?;
         dir_item::plan_add(changes, tree, &self.geometry, dir.ino, to.name, thing.target, index)?;
-        // An index that a failure leaves unused is no loss.
+        // If the rename fails, the index stays unused, which is harmless.
         state.next_index = Some(index + 1);
         let value = RootRef { dirid: dir.ino.0, sequence: index, name: to.name.to_vec() }.encode();
         Ok(Some(Reference { id, old_parent: from.dir.id.root, parent: dir.root, value }))
     }
 
-    /// Whether a subvolume is `ancestor`, or lies below it.
+    /// Whether a subvolume is `ancestor` or lies below it.
     fn is_inside_subvolume(&self, mut id: RootId, ancestor: RootId) -> Result<bool> {
         for _ in 0..MAX_NESTING {
             if id == ancestor {
@@ -242,7 +243,7 @@ impl Fs {
     }
 }
 
-/// Plans the end of a name, and of an inode's reference to it.
+/// Plans to remove a name, and the inode's reference to it.
 fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Thing) -> Result<()> {
     match thing.subvolume {
         Some((_, index)) => dir_item::plan_remove(changes, &end.dir.home.tree, end.dir.id.ino, end.name, index),
@@ -250,7 +251,7 @@ fn plan_leave(changes: &mut Vec<Change>, end: &End<'_>, thing: &Thing) -> Result
     }
 }
 
-/// Where a subvolume was and where it is from now on.
+/// The old and the new parent of a subvolume, and its new reference.
 struct Reference {
     id: RootId,
     old_parent: RootId,
@@ -269,7 +270,8 @@ impl Reference {
     }
 }
 
-/// Two names out and in, a whiteout with attributes, four inodes with references, two subvolumes' references, an orphan item.
+/// Items of a rename: two names removed and two added, a whiteout with attributes, four inodes with references,
+/// references of two subvolumes, an orphan item.
 const RENAME_ITEMS: usize = 40;
-/// Damaged references that form a loop end here.
+/// Limit that ends a loop of damaged references.
 const MAX_NESTING: usize = 4096;

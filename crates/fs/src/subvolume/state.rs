@@ -1,4 +1,4 @@
-//! [`Subvolumes`]: the subvolumes that were entered, and those that are being deleted.
+//! [`Subvolumes`]: the subvolumes in memory ("entered"), and those that are being deleted.
 //!
 //! Owns the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the change lock comes before
 //! reservations and the locks of inodes; nothing is taken under the lock of the map.
@@ -28,7 +28,7 @@ impl Subvolumes {
         self.change_lock.lock()
     }
 
-    /// A subvolume that was entered.
+    /// A subvolume, if it was entered.
     pub(crate) fn get(&self, id: RootId) -> Option<Arc<Subvolume>> {
         self.entered.read().get(&id).cloned()
     }
@@ -38,24 +38,24 @@ impl Subvolumes {
         self.entered.read().values().cloned().collect()
     }
 
-    /// Whether this subvolume was deleted since the filesystem was opened.
+    /// Whether the subvolume was deleted since the filesystem was opened.
     pub(crate) fn is_deleted(&self, id: RootId) -> bool {
         self.deletions.has(id)
     }
 
-    /// Keeps a subvolume that was entered; if two threads entered it at once, both get the first.
+    /// Keeps an entered subvolume. If two threads enter it at once, both get the first.
     fn keep(&self, subvolume: Arc<Subvolume>) -> Arc<Subvolume> {
         Arc::clone(self.entered.write().entry(subvolume.id).or_insert(subvolume))
     }
 
-    /// Takes a deleted subvolume out of memory.
+    /// Removes a deleted subvolume from memory.
     pub(in crate::subvolume) fn forget(&self, id: RootId) -> Option<Arc<Subvolume>> {
         self.entered.write().remove(&id)
     }
 }
 
 impl Fs {
-    /// The subvolume, entered if it was not. Its unlinked inodes are deleted then: no inode lock may be held.
+    /// The subvolume. The first call enters it and deletes its unlinked inodes, so the caller must hold no inode lock.
     pub(crate) fn subvolume(&self, root: RootId) -> Result<Arc<Subvolume>> {
         if let Some(subvolume) = self.subvolumes.get(root) {
             return Ok(subvolume);
@@ -68,7 +68,7 @@ impl Fs {
         let takes_changes = self.read_only().is_none();
         let subvolume = self.subvolumes.keep(Arc::new(Subvolume::enter(root, tree, &item, takes_changes)));
         if takes_changes && !subvolume.is_read_only() {
-            // What is left over is not worth refusing the subvolume for.
+            // Leftovers are no reason to refuse the subvolume.
             if let Err(error) = self.delete_orphans(&subvolume) {
                 tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");
             }
