@@ -1,7 +1,7 @@
-//! A second thread between two steps of a commit or a log.
+//! Other threads act between two steps of a commit or of an fsync.
 //!
-//! Method: a commit or an fsync is stopped at a chosen flush of the device ([`HookDevice`]), where other threads make their
-//! calls; then it goes on, or the flush fails.
+//! Method: a commit or an fsync stops at a chosen flush of the device ([`HookDevice`]), where other threads make their
+//! calls. Then it goes on, or the flush fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -43,7 +43,7 @@ impl Bed {
         id
     }
 
-    /// What a power cut leaves of the filesystem when it keeps all that was written so far.
+    /// The filesystem after a power cut that keeps everything written so far.
     fn cut(&self) -> (Arc<Fs>, Arc<MediumDevice>) {
         let medium = Arc::new(MediumDevice::new(self.medium.content()));
         let options = MountOptions::parse("").unwrap();
@@ -53,7 +53,7 @@ impl Bed {
 
 type Calls = Arc<Mutex<Vec<JoinHandle<Result<()>>>>>;
 
-/// Starts these calls, each in a thread, and gives them time to wait where they wait.
+/// Starts these calls, each in a thread, and gives them time to reach the point where they wait.
 fn start(calls: &Calls, what: impl IntoIterator<Item = Box<dyn FnOnce() -> Result<()> + Send>>) {
     calls.lock().unwrap().extend(what.into_iter().map(std::thread::spawn));
     std::thread::sleep(Duration::from_millis(300));
@@ -68,7 +68,7 @@ fn failed_flush() -> io::Result<()> {
     Err(io::Error::from_raw_os_error(EIO))
 }
 
-/// All fsyncs that share a log fail as the one that wrote it.
+/// All fsyncs that share a log fail with the error of the one that writes it.
 #[test]
 fn fsyncs_that_share_a_log_share_its_error() {
     let bed = Bed::new("commit=300");
@@ -81,7 +81,7 @@ fn fsyncs_that_share_a_log_share_its_error() {
     let (fs, device, waiting) = (Arc::clone(&bed.fs), Arc::clone(&bed.device), Arc::clone(&calls));
     let others: Vec<InodeId> = files[1..].to_vec();
     bed.device.at_flush(0, move || {
-        // These wait for the next log, whose flush fails.
+        // These calls wait for the next log, whose flush fails.
         start(
             &waiting,
             others.into_iter().map(|file| {
@@ -89,14 +89,14 @@ fn fsyncs_that_share_a_log_share_its_error() {
                 Box::new(move || fs.fsync(file, false)) as Box<dyn FnOnce() -> Result<()> + Send>
             }),
         );
-        // The flush of this log, that of its superblock, the flush of the next one.
+        // Flushes that follow: this log, its superblock, the next log.
         device.at_flush(1, failed_flush);
         Ok(())
     });
     let first = bed.fs.fsync(files[0], false);
     assert_eq!(errors(&calls), [EIO; 4]);
     assert!(first.is_ok(), "{first:?}");
-    // Who comes later is refused.
+    // Later calls are refused.
     assert_eq!(bed.fs.fsync(files[1], false).unwrap_err().errno(), EROFS);
     let (fs, _) = bed.cut();
     let id = fs.lookup(TOP, b"file-0").unwrap().id;
@@ -106,7 +106,7 @@ fn fsyncs_that_share_a_log_share_its_error() {
     fs.close().unwrap();
 }
 
-/// All who wait for a commit fail as it does, and those who come later are refused.
+/// All callers that wait for a commit get its error, and later calls are refused.
 #[test]
 fn those_who_wait_for_a_commit_share_its_error() {
     let bed = Bed::new("commit=300");
@@ -132,7 +132,7 @@ fn those_who_wait_for_a_commit_share_its_error() {
     assert_eq!(later.unwrap_err().errno(), EROFS);
 }
 
-/// The feature bit of default subvolumes is noted while another commit is under way, and is in the superblock of the next.
+/// The feature bit of default subvolumes is noted while another commit runs, and is in the next superblock.
 #[test]
 fn a_feature_noted_during_a_commit_is_in_the_next_superblock() {
     let bed = Bed::new("commit=300");
@@ -156,14 +156,14 @@ fn a_feature_noted_during_a_commit_is_in_the_next_superblock() {
     check_medium(&bed.medium.content()).unwrap();
 }
 
-/// Data that is written in place changes no item, so a log has nothing to write for it; fsync flushes the device all the same.
+/// Data written in place changes no item, so a log has nothing to write for it. fsync still flushes the device.
 #[test]
 fn fsync_of_data_written_in_place_flushes() {
     let bed = Bed::new("commit=300,nodatacow");
     let file = bed.new_file("file");
     bed.fs.sync().unwrap();
     bed.fs.write(file, 4096, &[3; 4096]).unwrap();
-    // The inode's items are committed, its data is not written yet.
+    // Commit the inode's items; its data is not written yet.
     bed.fs.create_subvolume(TOP, b"sub", &Caller::ROOT).unwrap();
     let flushed = Arc::new(Mutex::new(None));
     let (content, medium) = (Arc::clone(&flushed), Arc::clone(&bed.medium));

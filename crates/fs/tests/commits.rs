@@ -1,4 +1,4 @@
-//! When changes become durable without being asked: after a burst went quiet, at `commit=`, and on drop.
+//! Changes become durable without a request: after a burst of changes ends, at `commit=`, and on drop.
 //!
 //! Method: the image file is copied while the filesystem is open; the copy shows what a power cut would leave.
 
@@ -72,7 +72,7 @@ fn dropping_the_last_handle_closes() {
     assert!(wait_for(&image, b"f", b"content", Duration::from_secs(5)));
 }
 
-/// A file without a name that is closed at once leaves nothing behind.
+/// An unnamed file that is closed at once leaves nothing behind.
 #[test]
 fn a_transaction_whose_changes_come_to_nothing_is_committed() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();

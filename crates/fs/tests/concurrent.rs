@@ -1,5 +1,5 @@
-//! Many threads changing names in the same few directories, with commits in between: no deadlock, no error that single
-//! operations could not have had, and `btrfs check` finds every link count and directory size right.
+//! Many threads change names in the same few directories, with commits in between. There is no deadlock and no error
+//! that is impossible for single operations, and `btrfs check` finds every link count and directory size right.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,8 +14,8 @@ const ROOT: Caller = Caller::ROOT;
 const NR_THREADS: u64 = 8;
 const NR_OPS: usize = 3000;
 
-/// What a race with another thread may answer: not permitted (a link to a directory), not found, exists, not a directory, is a directory, not empty, invalid
-/// (a loop), stale, busy.
+/// Errors that a race with another thread may cause: not permitted (a link to a directory), not found, exists, not a
+/// directory, is a directory, not empty, invalid (a loop), stale, busy.
 const EXPECTED: [i32; 9] = [1, 2, 17, 20, 21, 39, 22, 116, 16];
 
 fn pick(dirs: &[InodeId], rng: &mut Rng) -> (InodeId, Vec<u8>) {
@@ -54,7 +54,7 @@ fn one(fs: &Fs, dirs: &[InodeId], rng: &mut Rng) -> Result<(), ubtrfs_fs::Error>
     }
 }
 
-/// Runs `work` in threads, each with its number, with commits in between. Ends the program where they hang.
+/// Runs `work` in threads, each with its number, with commits in between. Ends the program if they hang.
 fn side_by_side(fs: &Fs, seed: u64, work: &(dyn Fn(u64) + Sync)) {
     let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -115,8 +115,8 @@ fn threads_in_the_same_directories() {
     target.close().unwrap();
 }
 
-/// Files that nobody has asked for yet, each with one name or two: while some threads take them away, others look for
-/// them, open and read them.
+/// Files that are not in memory, each with one name or two. Some threads remove them while others look them up, open
+/// and read them.
 #[test]
 fn files_are_removed_before_anyone_has_loaded_them() {
     const NR_FILES: u64 = 4000;
@@ -141,7 +141,7 @@ fn files_are_removed_before_anyone_has_loaded_them() {
         let mut rng = Rng::new(seed * 1000 + thread);
         let removes = thread < NR_THREADS / 2;
         for step in 0..NR_FILES {
-            // Mostly where others are too.
+            // Stay near the other threads most of the time.
             let number = (step + rng.below(8)) % NR_FILES;
             let result = match removes {
                 true => fs.unlink(root, &name(number)),

@@ -1,5 +1,5 @@
-//! File content against a model: random operations on a few files, each mirrored in a byte vector; then re-opened,
-//! judged by `btrfs check --check-data-csum`, and read by Linux.
+//! File content against a model: random operations on a few files, each mirrored in a byte vector. Then the filesystem
+//! is reopened, judged by `btrfs check --check-data-csum`, and read by Linux.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
@@ -36,7 +36,7 @@ fn open(image: &Image, options: &MountOptions) -> Arc<Fs> {
     fs
 }
 
-/// A file and what it must hold.
+/// A file and its expected content.
 #[derive(Clone, Debug, Default)]
 struct Expected {
     bytes: Vec<u8>,
@@ -75,7 +75,7 @@ impl World {
             let id = fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
             if self.rng.one_in(5) {
                 let property: &[u8] = self.rng.pick::<&[u8]>(&[b"zstd", b"lzo", b"zlib"]);
-                // Refused where files are made without copy-on-write or checksums.
+                // Refused for files without copy-on-write or checksums.
                 let _ = fs.setxattr(id, b"btrfs.compression", property, XattrFlags::empty(), &Caller::ROOT);
             } else if self.rng.one_in(6) {
                 const NOCOW: u32 = 0x0080_0000;
@@ -196,7 +196,7 @@ impl World {
         &mut self.files.get_mut(name).unwrap().bytes
     }
 
-    /// What is not data must be zeros.
+    /// Everything that is not data must be zeros.
     fn check_seek(&mut self, fs: &Fs, name: &str, id: InodeId, offset: u64) {
         let bytes = &self.files[name].bytes;
         let mut at = offset;
@@ -239,7 +239,7 @@ impl World {
     }
 }
 
-/// Runs `rounds` sessions of `steps` operations each; everything is judged after each session.
+/// Runs `rounds` sessions of `steps` operations each, and judges everything after each session.
 fn run(name: &str, mkfs: &MkfsOptions, options: &MountOptions, rounds: usize, steps: usize) {
     let seed = Rng::seed_or(0x5eed);
     eprintln!("{name}: UBTRFS_SEED={seed}");
@@ -275,7 +275,7 @@ fn run(name: &str, mkfs: &MkfsOptions, options: &MountOptions, rounds: usize, st
             }
         }
     }
-    // Linux mounts sectors of its page size, or smaller ones.
+    // Linux mounts only filesystems with sectors of its page size or smaller.
     if mkfs.sectorsize == 4096 && kernel_oracle() {
         let mount = LoopMount::new(image.path(), "").unwrap();
         world.check_mounted(&mount);

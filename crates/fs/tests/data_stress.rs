@@ -1,5 +1,5 @@
-//! The data path under stress: many threads on few files, full filesystems, failing devices. Judged by what was promised
-//! (what sync returned for is there), by `btrfs check --check-data-csum`, and by ending at all.
+//! The data path under stress: many threads on few files, full filesystems, failing devices. A test passes if the data
+//! of every successful sync is there, `btrfs check --check-data-csum` is clean, and the test ends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -37,8 +37,8 @@ fn create(fs: &Fs, name: &str) -> InodeId {
     fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id
 }
 
-/// Every 8 bytes of the file are either zero or their own offset mixed with a tag of the file: whoever wrote last, the
-/// content is right wherever it is.
+/// Every 8 bytes of a file are zero, or their own offset mixed with a tag of the file. So the content is right
+/// regardless of which thread wrote last.
 fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     (0..len as u64 / 8).flat_map(|index| (offset + index * 8 + 1).wrapping_mul(tag | 1).to_le_bytes()).collect()
 }
@@ -90,8 +90,8 @@ fn threads_on_the_same_files_neither_hang_nor_mix_up_data() {
                         14 => fs.fallocate(id, offset, len as u64, FallocateMode::ZERO_RANGE).unwrap(),
                         15 => fs.fallocate(id, offset, len as u64, FallocateMode::KEEP_SIZE).unwrap(),
                         16 => {
-                            // Sharing within a file would move words; sharing between files, mix tags: so a file shares
-                            // with a scratch file and back.
+                            // Sharing within a file would move words, and sharing between files would mix tags. So a
+                            // file shares with a scratch file and back.
                             let name = format!("scratch{thread}");
                             let scratch = match fs.lookup(fs.root(), name.as_bytes()) {
                                 Ok(attr) => attr.id,
@@ -167,7 +167,7 @@ fn writers_over_the_memory_limit_end_while_others_commit() {
     fs.close().unwrap();
 }
 
-/// Fills the filesystem with files of `len` bytes until there is no space; returns how many were written.
+/// Fills the filesystem with files of `len` bytes until there is no space. Returns the number of files written.
 fn fill(fs: &Fs, len: usize) -> u64 {
     let mut nr_files = 0;
     loop {
@@ -202,7 +202,7 @@ fn full_filesystem(len: usize) {
         let id = fs.lookup(fs.root(), format!("fill{index}").as_bytes()).unwrap().id;
         assert!(fs.read(id, 0, usize::MAX).unwrap() == pattern(index, 0, len), "file {index}");
     }
-    // A full filesystem can be emptied, and used again.
+    // A full filesystem can be emptied and used again.
     for index in 0..nr_files {
         fs.unlink(fs.root(), format!("fill{index}").as_bytes()).unwrap();
     }
@@ -251,7 +251,7 @@ fn a_preallocated_file_can_be_written_on_a_full_filesystem() {
 const FAULT_FILES: u64 = 3;
 const FAULT_BYTES: usize = 300_000 / 8 * 8;
 
-/// Writes every file with the pattern of this version.
+/// Writes this version's pattern to every file.
 fn write_version(fs: &Fs, version: u64) -> ubtrfs_fs::Result<()> {
     for file in 0..FAULT_FILES {
         let name = format!("file{file}");
@@ -264,8 +264,8 @@ fn write_version(fs: &Fs, version: u64) -> ubtrfs_fs::Result<()> {
     Ok(())
 }
 
-/// Two versions of some files, each synced; returns the last version that a sync succeeded for. A sync that fails is
-/// tried again, as a program may.
+/// Writes two versions of some files and syncs each. Returns the last version with a successful sync. A failed sync is
+/// tried again, as a program may do.
 fn write_and_sync(fs: &Fs) -> u64 {
     let mut synced = 0;
     for version in 1..=2 {
@@ -312,7 +312,7 @@ fn a_failed_write_loses_nothing_that_was_synced() {
                 assert!((synced..=2).any(is_version), "write {failing} failed, file {file}, word {index}");
             }
         }
-        // The failed write may have been half of the first superblock; the next commit writes all copies anew.
+        // The failed write may have written half of the first superblock. The next commit writes all copies again.
         create(&fs, "after");
         fs.close().unwrap();
         drop(fs);

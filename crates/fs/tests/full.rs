@@ -1,4 +1,4 @@
-//! Full filesystems: what was accepted is kept, what is refused is refused with ENOSPC, and removing makes room again.
+//! Full filesystems: accepted data is kept, refused operations fail with ENOSPC, and removing files makes room again.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
@@ -15,7 +15,7 @@ use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check};
 const ENOSPC: i32 = 28;
 const MIB: u64 = 1 << 20;
 
-/// Names, and the content that was accepted for them.
+/// Accepted content by file name.
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn open(image: &Image, options: &MountOptions) -> Arc<Fs> {
@@ -91,7 +91,7 @@ fn fill_and_recover(name: &str, len_bytes: u64, mkfs: &[&str], options: &str, ma
         let bytes: usize = files.values().map(Vec::len).sum();
         println!("{name}: round {round}: {} files, {} MiB", files.len(), bytes >> 20);
         verify(&fs, &files);
-        // Two of three go.
+        // Remove two files of three.
         let gone: Vec<String> =
             files.keys().enumerate().filter(|(at, _)| at % 3 != 0).map(|(_, n)| n.clone()).collect();
         for file in gone {
@@ -112,7 +112,7 @@ fn fill_and_recover(name: &str, len_bytes: u64, mkfs: &[&str], options: &str, ma
         assert!(std::fs::read(mount.join(name)).unwrap() == *content, "{name}, read by Linux");
     }
     mount.scrub().unwrap();
-    // Linux finds room too.
+    // Linux finds room as well.
     std::fs::write(mount.join("by Linux"), vec![1; MIB as usize]).unwrap();
     mount.close().unwrap();
     btrfs_check(image.path()).unwrap();

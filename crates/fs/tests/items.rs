@@ -1,7 +1,8 @@
-//! The same operations by Linux and by this engine, on two images: the subvolume's items come out the same.
+//! Linux and this engine run the same operations on two images, and the items of the subvolume must be equal.
 //!
-//! Method: a list of operations on names and attributes runs on a loop mount and in-process; `btrfs inspect-internal
-//! dump-tree` of both is compared without what must differ (addresses, transactions, times, change counters).
+//! Method: a list of operations on names and attributes runs on a loop mount and in-process. Then `btrfs
+//! inspect-internal dump-tree` of both images is compared, except for expected differences (addresses, transactions,
+//! times, change counters).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -74,7 +75,7 @@ fn operations(on: &mut dyn Target) -> Result<(), i32> {
     on.sync()
 }
 
-/// The items of the top-level subvolume, without what must differ.
+/// The items of the top-level subvolume, without expected differences.
 fn items(image: &Image) -> Result<Vec<String>> {
     let path = image.path().display().to_string();
     let text = run("btrfs", ["inspect-internal", "dump-tree", "-t", "5", &path])?;
@@ -104,7 +105,7 @@ fn items(image: &Image) -> Result<Vec<String>> {
         if differs.iter().any(|start| line.starts_with(start)) {
             continue;
         }
-        // The one time that the operations set.
+        // The only time that the operations set.
         if line.starts_with("mtime ") && !line.contains("1000000000") {
             continue;
         }

@@ -1,7 +1,7 @@
-//! How trees are packed: the figures that full-leaf batches are known by, taken from the engine's own counters.
+//! How full leaves are, and how many leaves are written, by the engine's own counters.
 //!
-//! Linux needed 1,658 batches of directory index items for 100,000 files in one directory, and 839 when it collected what
-//! a leaf can hold; one leaf counts as one batch.
+//! For 100,000 files in one directory, Linux needed 1,658 batches of directory index items, and 839 after it collected
+//! the items of a whole leaf. Here one leaf counts as one batch.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, NewInode};
 use ubtrfs_mkfs::MkfsOptions;
 
-/// The value of a metric with this label's value, or without labels where it is empty.
+/// The value of a metric that has this value as a label. An empty `label` selects the metric without labels.
 fn metric(fs: &Fs, name: &str, label: &str) -> f64 {
     let is_it = |metric: &ubtrfs_fs::Metric| {
         metric.full_name() == name
@@ -50,15 +50,16 @@ fn files_in_one_directory_and_one_commit_fill_each_leaf_once() {
     assert_eq!(made, written, "a leaf was made more than once");
     assert!(fill > 0.95, "leaves are {fill} full");
     assert!(items >= FILES as f64 && batches <= 839.0, "{items} index items in {batches} leaves");
-    // What was written of the subvolume was not held: a few pieces of 2 MiB at a time, and the other trees' nodes.
+    // Nodes of the subvolume did not wait in memory for the whole commit: only a few pieces of 2 MiB at a time did, and
+    // the nodes of other trees.
     let (waited, all) = (metric(&fs, "ubtrfs_unwritten_nodes_max_bytes", ""), written * 16384.0);
     println!("{waited} bytes of nodes waited at most, {all} were written");
     assert!(waited <= f64::from(12 << 20) && all >= f64::from(32 << 20), "{waited} of {all}");
     fs.close().unwrap();
 }
 
-/// Making a file looks for its name first; the names of a directory that was made in this session are known, however many
-/// other inodes came and went since.
+/// Creating a file first looks up its name. All names of a directory that was created in this session stay known, even
+/// after many other inodes were loaded and dropped.
 #[test]
 fn names_of_a_large_directory_stay_known() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 30));

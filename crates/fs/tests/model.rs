@@ -1,8 +1,9 @@
-//! Random operations on names, attributes and contents against a model in memory.
+//! Random operations on names, attributes and contents, compared with a model in memory.
 //!
-//! Method: the testkit's driver predicts each operation on the model, performs it here, and compares the answers. Every
-//! few hundred operations the whole tree is compared; then the filesystem is closed, `btrfs check`ed and opened again, with
-//! other options. `UBTRFS_SEED` repeats a failure, `UBTRFS_OPS` sets the number of operations of a round.
+//! Method: the testkit's driver predicts each operation with the model, performs it here, and compares the results.
+//! Every few hundred operations it compares the whole tree. Then the filesystem is closed, checked with `btrfs check`,
+//! and opened again with other options. `UBTRFS_SEED` repeats a failure, `UBTRFS_OPS` sets the number of operations of
+//! a round.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,7 +16,7 @@ fn nr_ops() -> usize {
     std::env::var("UBTRFS_OPS").ok().and_then(|value| value.parse().ok()).unwrap_or(600)
 }
 
-/// Rounds of operations on one image, each with its options.
+/// Runs rounds of operations on one image, each with its options.
 fn rounds(mkfs: &[&str], options: &[&str], default_seed: u64) -> Result<()> {
     let seed = Rng::seed_or(default_seed);
     let image = Image::kernel_made(768 << 20, mkfs)?;

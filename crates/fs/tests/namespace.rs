@@ -1,6 +1,6 @@
-//! Names and attributes on images that `mkfs.btrfs` made: what each operation does, and that Linux agrees.
+//! Names and attributes on images made by `mkfs.btrfs`: the effect of each operation, and that Linux agrees.
 //!
-//! Method: operate in-process, close, `btrfs check`, open again and compare with Linux's mount where there is one.
+//! Method: operate in-process, close, run `btrfs check`, open again, and compare with Linux's mount if there is one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ fn open(image: &Image) -> FsTarget {
     FsTarget::open(image.path(), "").unwrap()
 }
 
-/// Closes, checks, and compares what this engine and Linux show.
+/// Closes and checks the filesystem, and compares the trees that this engine and Linux show.
 fn close_and_verify(image: &Image, target: FsTarget) -> Result<()> {
     target.close()?;
     btrfs_check(image.path())?;
@@ -147,7 +147,7 @@ fn the_number_of_links_is_limited() {
         fs.link(id, fs.root(), i.to_string().as_bytes()).unwrap();
     }
     assert_eq!(errno(fs.link(id, fs.root(), b"one too many")), 31);
-    // No check here: btrfs-progs takes minutes for so many links of one inode.
+    // Not checked here: btrfs-progs takes minutes for so many links of one inode.
     target.close().unwrap();
     let target = open(&image);
     let fs = target.fs();
@@ -441,7 +441,7 @@ fn unlinked_files_live_while_they_are_used() {
     fs.release_inode(temporary);
     fs.forget(temporary, 2);
     assert_eq!(fs.lookup(root, b"named").unwrap().id, temporary);
-    // Left over: one by close, which deletes it.
+    // Left open: close deletes it.
     fs.tmpfile(root, 0o600, &ROOT).unwrap();
     close_and_verify(&image, target).unwrap();
 }
@@ -479,7 +479,7 @@ fn orphans_of_an_earlier_session_are_deleted() {
         fs.setxattr(*id, b"user.x", b"y", XattrFlags::empty(), &ROOT).unwrap();
     }
     fs.sync().unwrap();
-    // The session ends here without a word.
+    // The copy shows a session that ends here without a close.
     let copy = Image::copy_of(image.path()).unwrap();
     let target_after = open(&copy);
     for id in &ids {
@@ -512,7 +512,7 @@ fn busy_directories_give_numbers_in_rows() -> Result<()> {
     all.dedup();
     assert_eq!(all.len(), 928);
     fs.sync()?;
-    // Behind what the transactions before made.
+    // The number is above all numbers of earlier transactions.
     assert!(make(464..465)[0].0 > all[927]);
     close_and_verify(&image, target)
 }

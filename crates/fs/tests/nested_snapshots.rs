@@ -1,9 +1,10 @@
-//! Snapshots placed inside of the subvolumes that they are taken of, and inside of each other.
+//! Snapshots placed inside their own sources, and inside each other.
 //!
-//! Method: random operations change several subvolumes, whose trees are dirty and of several levels when a snapshot of any of
-//! them is placed into any directory of any of them, most often into its own source. A map for each subvolume says what it must
-//! hold. All of it is compared while the filesystem is open, after it was opened again, and under Linux; `btrfs check` and
-//! `ubtrfs check` must find nothing. `UBTRFS_SEED` repeats a failure, `UBTRFS_SEEDS` sets the number of seeds.
+//! Method: random operations change several subvolumes. A snapshot of any of them is placed into any directory of any
+//! of them, most often into its own source, while their trees are dirty and have several levels. A map for each
+//! subvolume holds its expected content. Everything is compared while the filesystem is open, after a reopen, and under
+//! Linux; `btrfs check` and `ubtrfs check` must find nothing. `UBTRFS_SEED` repeats a failure, `UBTRFS_SEEDS` sets the
+//! number of seeds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,23 +24,23 @@ use ubtrfs_testkit::{
 
 const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
 
-/// What a path of a subvolume must be.
+/// The expected inode at a path of a subvolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Expected {
     Directory,
     /// A file of this many bytes.
     File(u64),
-    /// Another subvolume, or, in a snapshot that has no copy of it, the empty directory in its place.
+    /// Another subvolume. In a snapshot without a copy of it: the empty directory in its place.
     Subvolume(RootId),
 }
 
 type Content = BTreeMap<Vec<u8>, Expected>;
 
 struct Life {
-    /// Closed while others look at the image.
+    /// `None` while other programs examine the image.
     fs: Option<Arc<Fs>>,
     rng: Rng,
-    /// By subvolume: where it is (the subvolume that holds its name), and what it holds.
+    /// For each subvolume: the subvolume that holds its name, and its expected content.
     subvolumes: BTreeMap<RootId, (RootId, Content)>,
     number: u64,
 }
@@ -85,7 +86,7 @@ impl Life {
         *self.rng.pick(&ids)
     }
 
-    /// A path of this kind in a subvolume; the root directory where there is none.
+    /// A path of this kind in a subvolume, or the root directory if there is none.
     fn pick_path(&mut self, root: RootId, directories: bool) -> Option<Vec<u8>> {
         let wanted = |expected: &Expected| match expected {
             Expected::Directory => directories,
@@ -119,7 +120,7 @@ impl Life {
         Ok(())
     }
 
-    /// Changes a subvolume here and there.
+    /// Makes a few changes in a subvolume.
     fn change(&mut self, root: RootId) -> Result<()> {
         for _ in 0..1 + self.rng.index(20) {
             let dir = self.pick_path(root, true).unwrap_or_default();
@@ -149,7 +150,7 @@ impl Life {
         Ok(())
     }
 
-    /// A snapshot of any subvolume in any directory, most often one of its own, or a new subvolume.
+    /// Creates a snapshot of any subvolume in any directory, most often one of its own, or a new subvolume.
     fn place(&mut self) -> Result<()> {
         let source = self.pick_subvolume();
         let parent = if self.rng.one_in(4) { self.pick_subvolume() } else { source };
@@ -223,7 +224,7 @@ impl Life {
 }
 
 impl Life {
-    /// Begins with a subvolume that holds some hundred files.
+    /// Starts with a subvolume that holds some hundred files.
     fn start(fs: Arc<Fs>, rng: Rng) -> Result<Self> {
         let subvolumes = BTreeMap::from([(RootId::FS_TREE, (RootId::FS_TREE, Content::new()))]);
         let mut life = Self { fs: Some(fs), rng, subvolumes, number: 0 };
@@ -237,7 +238,7 @@ impl Life {
         Ok(life)
     }
 
-    /// Some changes, and a snapshot or two, or a deletion.
+    /// Makes some changes, and takes a snapshot or two, or deletes a subvolume.
     fn step(&mut self) -> Result<()> {
         for _ in 0..self.rng.below(3) {
             let root = self.pick_subvolume();
@@ -279,7 +280,7 @@ fn nested_life(seed: u64) -> Result<()> {
         compare_entries(&found, &theirs, Compare::ALL)?;
         life.fs = Some(open(image.path(), "commit=300")?);
     }
-    // Nothing of what was shared is left behind.
+    // Deleting the subvolumes leaves nothing of their shared blocks behind.
     while life.subvolumes.len() > 1 {
         life.delete()?;
     }
@@ -305,7 +306,8 @@ fn snapshots_inside_of_their_sources_hold_what_those_held() {
     }
 }
 
-/// The power is cut at many points: what is left opens, all of its names lead somewhere, and it is clean before and after.
+/// The power is cut at many points. The remaining filesystem opens, all of its names lead somewhere, and it is clean
+/// before and after.
 fn nested_cuts(seed: u64) -> Result<()> {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
     let device = Arc::new(RecordingDevice::new(Medium::formatted(512 << 20, &mkfs)?));

@@ -1,4 +1,4 @@
-//! A directory with very many entries: every operation stays as fast as in a small one.
+//! A directory with very many entries: every operation is as fast as in a small directory.
 //!
 //! `UBTRFS_SCALE` sets the number of entries (default 100,000).
 
@@ -15,7 +15,7 @@ fn nr_entries() -> u64 {
     std::env::var("UBTRFS_SCALE").ok().and_then(|value| value.parse().ok()).unwrap_or(100_000)
 }
 
-/// Times `op` for each of `count` numbers; prints the rate.
+/// Measures `op` for each of `count` numbers, and prints the rate.
 fn timed(what: &str, numbers: impl Iterator<Item = u64>, mut op: impl FnMut(u64)) -> Duration {
     let mut count = 0u32;
     let start = Instant::now();

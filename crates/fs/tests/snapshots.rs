@@ -1,8 +1,8 @@
-//! Subvolumes and snapshots that are made and deleted here.
+//! Creating and deleting subvolumes and snapshots.
 //!
-//! Method: random operations go on in a subvolume, by a model; snapshots remember the model as it was. In the end each of
-//! those that were not deleted must hold what the model held, here and under Linux, `btrfs check` and `ubtrfs check` must
-//! find nothing, and nothing of the deleted ones may be left. `UBTRFS_SEED` repeats a failure.
+//! Method: random operations continue in a subvolume, with a model; each snapshot keeps the model's state at that time.
+//! At the end, each snapshot that was not deleted must hold that state, here and under Linux. `btrfs check` and `ubtrfs
+//! check` must find nothing, and nothing of the deleted snapshots may be left. `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -47,7 +47,7 @@ fn read(fs: &Fs, id: InodeId) -> Vec<u8> {
     content
 }
 
-/// What Linux says of each subvolume.
+/// Linux's list of subvolumes.
 fn list_of_linux(image: &Image) -> String {
     let mount = LoopMount::new(image.path(), "ro,subvolid=5").unwrap();
     let list = run("btrfs", ["subvolume", "list", "-puqR", &mount.path().to_string_lossy()]).unwrap();
@@ -72,7 +72,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert_eq!(errno(fs.create_subvolume(TOP, b"home", &ROOT)), errno::<()>(Err(Error::Exists)));
     assert_eq!(errno(fs.snapshot(home.root, TOP, b"home", true)), errno::<()>(Err(Error::Exists)));
     assert_eq!(errno(fs.snapshot(RootId(999), TOP, b"x", true)), errno::<()>(Err(Error::NotFound)));
-    // Inside of what they are taken of.
+    // Snapshots inside their own sources.
     let read_only = fs.snapshot(home.root, dir, b"ro", true).unwrap();
     let writable = fs.snapshot(home.root, home, b"rw", false).unwrap();
     let top = fs.snapshot(RootId::FS_TREE, TOP, b"top", false).unwrap();
@@ -82,7 +82,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     assert_eq!(read(&fs, in_snapshot(read_only, b"dir/file")), [7; 100_000]);
     assert_eq!(errno(fs.write(in_snapshot(read_only, b"dir/file"), 0, b"x")), rustix::io::Errno::ROFS.raw_os_error());
     fs.write(in_snapshot(writable, b"dir/file"), 99_990, &[1; 20]).unwrap();
-    // A snapshot has neither itself nor what is another subvolume.
+    // A snapshot contains neither itself nor other subvolumes.
     assert!(fs.lookup(in_snapshot(read_only, b"dir"), b"ro").is_err());
     assert!(fs.lookup(top, b"top").is_err());
     assert_eq!(fs.getattr(in_snapshot(top, b"home")).unwrap().id.stub_of(), Some(home.root));
@@ -94,7 +94,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
     let of = |id: InodeId| list.iter().find(|info| info.id == id.root).unwrap();
     assert!(of(writable).flags.contains(RootFlags::RDONLY) && !of(read_only).flags.contains(RootFlags::RDONLY));
     assert_eq!(of(writable).parent_uuid, of(home).uuid);
-    // Names change, also into other subvolumes; not into themselves.
+    // Subvolumes can be renamed, also into other subvolumes, but not into themselves.
     let none = RenameFlags::empty();
     let (invalid, full) = (rustix::io::Errno::INVAL, rustix::io::Errno::NOTEMPTY);
     assert_eq!(errno(fs.rename(TOP, b"home", dir, b"x", none)), invalid.raw_os_error());
@@ -132,7 +132,7 @@ fn subvolumes_are_made_and_named_as_linux_does() {
             assert!(line.ends_with(&format!("path {}", String::from_utf8_lossy(&info.path))), "{line}");
         }
     }
-    // Linux changes and deletes what was made here.
+    // Linux changes and deletes these subvolumes.
     let mount = LoopMount::new(image.path(), "").unwrap();
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
     run("btrfs", ["subvolume", "snapshot", &path("house/rw"), &path("again")]).unwrap();
@@ -151,7 +151,7 @@ struct Taken {
     entries: Vec<TreeEntry>,
 }
 
-/// A subvolume under random operations, snapshots of it and of its snapshots, and deletions.
+/// Random operations in a subvolume, with snapshots of it and of its snapshots, and deletions.
 fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
     let seed = Rng::seed_or(default_seed);
     let mut rng = Rng::new(seed);
@@ -191,7 +191,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
                 }
             }
         }
-        // The work goes on in a snapshot, and what it was taken of is deleted in the end.
+        // Work continues in a snapshot. Its source is deleted at the end.
         drop(fs);
         target.close()?;
         second_opinion(image.path()).with_context(|| format!("seed {seed}, round {round}"))?;
@@ -216,7 +216,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
     }
     mount.scrub()?;
     ensure!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
-    // Linux deletes them all.
+    // Linux deletes all of them.
     let path = |name: &str| mount.join(name).to_string_lossy().into_owned();
     for Taken { name, .. } in &taken {
         run("btrfs", ["subvolume", "delete", &path(name)])?;
@@ -247,8 +247,8 @@ fn snapshots_of_files_that_are_written_in_place() {
     }
 }
 
-/// A tree that takes several commits to drop, of which a snapshot shares most; the image is looked at after each of them, as a
-/// power cut would leave it, by both checkers, and Linux and ubtrfs go on from there.
+/// Deletes a tree that takes several commits to drop and shares most blocks with a snapshot. After each commit, both
+/// checkers examine the image as a power cut would leave it, and Linux and ubtrfs continue from there.
 #[test]
 fn a_deletion_is_taken_up_where_it_was() {
     if !capability::kernel_oracle() {
@@ -270,7 +270,7 @@ fn a_deletion_is_taken_up_where_it_was() {
         let mut victim = "origin";
         if keep != "nothing" {
             fs.snapshot(origin.root, TOP, b"snapshot", false).unwrap();
-            // Both have blocks of their own then, and blocks of the origin's below shared ones.
+            // Now both have unshared blocks, and the origin has unshared blocks below shared ones.
             for (root, dirs) in [("origin", 0..20), ("snapshot", 10..30)] {
                 let root = fs.lookup(TOP, root.as_bytes()).unwrap().id;
                 for dir in dirs {
@@ -320,7 +320,7 @@ fn a_deletion_is_taken_up_where_it_was() {
     }
 }
 
-/// What Linux left amid a deletion is gone on with.
+/// A deletion that Linux did not finish is continued.
 #[test]
 fn linux_s_deletions_are_finished() {
     if !capability::kernel_oracle() {
@@ -393,8 +393,8 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     second_opinion(image.path()).unwrap();
 }
 
-/// The source's open files without names are in no snapshot: nobody has them open there, and in a read-only one they would keep
-/// their space for ever.
+/// Unlinked files that are open in the source are in no snapshot: they have no users there, and a read-only snapshot
+/// would keep their space forever.
 #[test]
 fn a_snapshot_holds_no_files_without_names() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
@@ -435,8 +435,8 @@ fn a_snapshot_holds_no_files_without_names() {
     }
 }
 
-/// The highest id is deleted in a session that has made no subvolume: the next one gets another id all the same, as in Linux,
-/// because much is remembered of a deleted one until the filesystem is closed.
+/// A session that has made no subvolume deletes the one with the highest id. As in Linux, the next subvolume gets a new
+/// id, because state of deleted subvolumes is kept until the filesystem is closed.
 #[test]
 fn an_id_is_given_once_while_the_filesystem_is_open() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
@@ -459,8 +459,9 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Writers and makers of files go on while snapshots are taken; each snapshot is a state of some moment: of a counter that is
-/// written to two files in turn, the second is never ahead of the first one; what was written before the call is in it.
+/// Threads keep writing and creating files while snapshots are taken. Each snapshot is the state of one moment: if a
+/// counter is written to two files in turn, the second is never ahead of the first. It holds everything that was
+/// written before the call.
 #[test]
 fn snapshots_amid_writers_are_of_one_moment() {
     for options in ["", "nodatacow"] {
@@ -511,7 +512,7 @@ fn snapshots_amid_writers_are_of_one_moment() {
     }
 }
 
-/// Where there is no room left, changes of blocks that snapshots share fail when they are made, never at a commit; deleting
+/// Without free space, changes of blocks that snapshots share fail when they are made, never at a commit. Deleting
 /// snapshots makes room again.
 #[test]
 fn a_full_filesystem_with_snapshots_stays_whole() {
@@ -584,7 +585,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
     }
 }
 
-/// A deleted subvolume whose tree cannot be read stays as it is, and is told of; all else goes on.
+/// If the tree of a deleted subvolume cannot be read, it stays as it is and is reported. Everything else works.
 #[test]
 fn a_damaged_tree_is_left_where_it_is() {
     let image = Image::kernel_made(256 << 20, &["-n", "4096"]).unwrap();
@@ -596,7 +597,7 @@ fn a_damaged_tree_is_left_where_it_is() {
     new_file(&fs, TOP, b"other", b"content");
     fs.close().unwrap();
     drop(fs);
-    // The first leaf of the subvolume that holds inodes in the middle of it, in both copies.
+    // A leaf from the middle of the subvolume's tree, in both copies.
     let dump = run("btrfs", ["inspect-internal", "dump-tree", "-t", "256", &image.path().to_string_lossy()]).unwrap();
     let leaves: Vec<&str> = dump.lines().filter(|line| line.starts_with("leaf ") && line.contains("items")).collect();
     let bytenr: u64 = leaves[leaves.len() / 2].split(' ').nth(1).unwrap().parse().unwrap();

@@ -1,8 +1,8 @@
-//! Subvolumes that begin and end while other threads work in them.
+//! Creating and deleting subvolumes while other threads work in them.
 //!
-//! Method: threads make, write, sync, rename and remove files in a subvolume, without minding errors, while it is snapshotted
-//! into its own directories, or deleted. The filesystem must stay writable, and both checkers must find nothing; where a
-//! snapshot was taken, all of its names lead somewhere, here and under Linux. `UBTRFS_ROUNDS` sets how often.
+//! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while it is snapshotted
+//! into its own directories, or deleted. The filesystem must stay writable, and both checkers must find nothing. All
+//! names of the snapshots lead somewhere, here and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,7 +30,7 @@ fn rounds(default: u64) -> u64 {
     std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// One change in one of these directories. Whatever goes away meanwhile is an error that nobody minds.
+/// Makes one change in one of these directories. Errors about inodes that are gone are ignored.
 fn change(fs: &Fs, rng: &mut Rng, dirs: &[InodeId], number: u64) -> Result<(), Error> {
     let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
     let name = format!("file-{}-{}", number % 500, "n".repeat(rng.index(150)));
@@ -71,7 +71,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Has threads change these directories while `meanwhile` runs.
+/// Lets threads change these directories while `meanwhile` runs.
 fn amid_changes(fs: &Arc<Fs>, dirs: &[InodeId], seed: u64, meanwhile: impl FnOnce(&mut Rng)) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -82,12 +82,12 @@ fn amid_changes(fs: &Arc<Fs>, dirs: &[InodeId], seed: u64, meanwhile: impl FnOnc
                 let mut number = 0;
                 while !stop.load(Ordering::Relaxed) {
                     number += 3;
-                    // What is gone is gone.
+                    // Ignore errors: the directory may be gone.
                     drop(change(fs, &mut rng, dirs, number + thread));
                 }
             });
         }
-        // Also when it panics.
+        // Stops the threads even if `meanwhile` panics.
         let _stop = Stop(&stop);
         meanwhile(&mut Rng::new(seed));
     });

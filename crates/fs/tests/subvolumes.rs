@@ -1,6 +1,8 @@
-//! Subvolumes and snapshots that Linux made: which one is shown, walking into them, changing them; `statfs` as `df` shows it.
+//! Subvolumes and snapshots that Linux made: selecting the one to mount, entering them, changing them; `statfs` as `df`
+//! shows it.
 //!
-//! Method: Linux makes the image on a loop mount; both sides' trees are compared before and after changes here.
+//! Method: Linux makes the image on a loop mount. The trees that Linux and this engine show are compared before and
+//! after changes here.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +28,8 @@ fn subvolume(mount: &LoopMount, args: &[&str], path: &str) {
     run("btrfs", all).unwrap();
 }
 
-/// Top level with subvolumes `home` and `home/nested`, a read-only snapshot `ro` and a writable one `rw` of `home`.
+/// The top level with subvolumes `home` and `home/nested`, and a read-only snapshot `ro` and a writable one `rw` of
+/// `home`.
 fn with_subvolumes() -> Image {
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -157,7 +160,7 @@ fn subvolumes_with_many_changes_are_committed_side_by_side() {
     let target = FsTarget::open(image.path(), "").unwrap();
     let fs = target.fs();
     for round in 0..3 {
-        // Three of these share no blocks with any other; of `home` there are snapshots.
+        // Three of these share no blocks with others; `home` shares blocks with its snapshots.
         std::thread::scope(|scope| {
             for path in ["one", "two", "three", "home/docs", "rw/docs"] {
                 scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! Walks through many directories: their leaves are read ahead, and what is found is right whatever changes meanwhile.
+//! Walks through many directories: their leaves are read ahead, and the results are right despite concurrent changes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ fn open(device: &Arc<dyn Device>, memory_bytes: u64) -> Arc<Fs> {
     Fs::open(vec![Arc::clone(device)], options).unwrap()
 }
 
-/// A device with directories full of files. The mode of each file tells its number.
+/// A device with directories full of files. The mode of each file encodes its number.
 fn full_device() -> Arc<dyn Device> {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(1 << 30));
     ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
@@ -85,7 +85,7 @@ fn leaves_of_a_walk_are_read_together() {
 #[test]
 fn a_walk_beside_changes_and_commits_finds_what_stays() {
     let device = full_device();
-    // Few nodes stay in memory.
+    // With this budget, few nodes stay in memory.
     let fs = open(&device, 16 << 20);
     let stop = AtomicBool::new(false);
     let expected: BTreeSet<_> = (0..NR_FILES).filter(|file| file % 2 == 0).map(name).collect();
@@ -121,7 +121,7 @@ fn a_walk_beside_changes_and_commits_finds_what_stays() {
         }
         stop.store(true, Ordering::Release);
     });
-    // Removing all of it, cold, is a walk too.
+    // Removing everything, with cold caches, is a walk too.
     fs.close().unwrap();
     drop(fs);
     let fs = open(&device, 64 << 20);

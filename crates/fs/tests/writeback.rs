@@ -1,5 +1,5 @@
-//! Writeback with several threads in it: batches of one file do not wait for each other, sync waits for all, and what was
-//! written last stays.
+//! Writeback with several threads: batches of one file do not wait for each other, sync waits for all of them, and the
+//! last written data stays.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 
 const MIB: usize = 1 << 20;
 
-/// A device that holds large writes back while its gate is closed.
+/// A device that blocks large writes while its gate is closed.
 #[derive(Debug)]
 struct Gate {
     device: MemoryDevice,
@@ -37,7 +37,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Whether so many writes wait at the gate, soon.
+    /// Whether `nr_writes` writes wait at the gate, within `patience`.
     fn has_waiting(&self, nr_writes: usize, patience: Duration) -> bool {
         let state = self.state.lock().unwrap();
         let waits = |state: &mut State| state.nr_waiting < nr_writes;
@@ -92,7 +92,7 @@ impl Device for Gate {
     }
 }
 
-/// A filesystem whose writeback threads do not begin before tens of MiB are dirty, with one file.
+/// A filesystem with one file; its writeback threads begin only when tens of MiB are dirty.
 fn fresh() -> (Arc<Gate>, Arc<Fs>, InodeId) {
     let device = MemoryDevice::new(512 << 20);
     ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
@@ -186,7 +186,7 @@ fn sync_writes_a_small_file_that_grows_meanwhile() {
     std::thread::scope(|scope| {
         let sync = scope.spawn(|| fs.sync());
         let is_under_way = gate.has_waiting(1, LONG);
-        // What was going to be the whole file, inside its item, is no longer all of it.
+        // Writeback was going to store the whole file inline; now the file is longer.
         fs.write(small, 100, &[2; 100]).unwrap();
         gate.open();
         assert!(is_under_way);
