@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 pub struct CompressSpec {
     /// The method; never [`Compression::None`].
     pub kind: Compression,
-    /// Level: zlib 1-9, zstd -15 to 15; 0 where the method has none.
+    /// Level: zlib 1-9, zstd -15 to 15; 0 if the method has none.
     pub level: i32,
     /// Compress even if the first attempt on a file did not pay off.
     pub force: bool,
@@ -85,7 +85,7 @@ pub struct MountOptions {
     pub devices: Vec<PathBuf>,
     /// Open with missing devices. Parsed, but not read by the engine.
     pub degraded: bool,
-    /// Owners may delete their subvolumes.
+    /// Users may delete subvolumes that they may write to.
     pub user_subvol_rm_allowed: bool,
     /// POSIX ACLs.
     pub acl: bool,
@@ -285,7 +285,7 @@ fn bad(option: &str, problem: &str) -> Error {
     Error::MountOption { option: option.to_owned(), problem: problem.to_owned() }
 }
 
-/// `compress[-force][=METHOD[:LEVEL]]`; none for `no` and `none`.
+/// Parses the value of `compress[-force][=METHOD[:LEVEL]]`; `None` for `no` and `none`.
 fn parse_compress(option: &str, value: Option<&str>, force: bool) -> Result<Option<CompressSpec>> {
     let expected = "expected zlib, zlib:1 to zlib:9, lzo, zstd, zstd:-15 to zstd:15, or no";
     let (method, level) = match value.unwrap_or("zlib").split_once(':') {

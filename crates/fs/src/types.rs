@@ -19,9 +19,9 @@ impl InodeId {
         Self { root, ino: Ino::ROOT_DIR }
     }
 
-    /// The empty directory that `root` shows at the name of a subvolume that lies elsewhere: a snapshot copies the name
-    /// of a nested subvolume, but not the subvolume. The directory has no inode on disk, so its number combines a bit
-    /// that no inode on disk has with the subvolume's id.
+    /// The empty directory that `root` shows under the name of a subvolume that lies elsewhere: a snapshot copies the
+    /// name of a nested subvolume, but not the subvolume. The directory has no inode on disk. Its number is the
+    /// subvolume's id plus a bit that no inode on disk has.
     pub fn stub(root: RootId, subvolume: RootId) -> Self {
         Self { root, ino: Ino(STUBS | subvolume.0) }
     }

@@ -105,7 +105,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
     // announced.
     let mut dirty_since = None;
     let mut last_news = Instant::now();
-    // Some data could not be written. On its own, it is tried again at the interval, not when changes go quiet.
+    // Some data could not be written. Without new changes, it is tried again at the interval, not as soon as it is
+    // quiet.
     let mut has_failed = false;
     loop {
         shared.sleep(if dirty_since.is_some() { TICK.min(interval) } else { IDLE });

@@ -136,7 +136,7 @@ impl Fs {
         self.commit_thread.do_soon(BackgroundWork::Commit);
     }
 
-    /// Writes out all data, commits and stops (I2). Later changes fail.
+    /// Writes out all data, commits and stops the background threads (I2). Nothing commits later changes.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

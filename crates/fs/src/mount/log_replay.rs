@@ -177,7 +177,7 @@ impl Replay<'_> {
                     "expected the type that the inode has",
                 ));
             }
-            // The log says only that the inode exists.
+            // The log only says that the inode exists.
             Some(before) if logged.generation.0 == 0 => {
                 let size =
                     if file_type(&logged) == mode::REGULAR && logged.size != 0 { logged.size } else { before.size };
@@ -435,7 +435,7 @@ impl Replay<'_> {
     fn unlink_ref(&mut self, ino: Ino, dir: Ino, name: &[u8], index: u64) -> Result<()> {
         match dir_item::find_entry(self.tree, dir, name)? {
             Some(entry) if child_of(&entry) == Some(ino) => self.unlink(dir, &entry, index),
-            // Another inode has taken the name over already.
+            // Another inode has this name already.
             _ => {
                 let mut changes = Vec::new();
                 dir_item::plan_remove_ref(&mut changes, self.tree, ino, dir, name)?;
@@ -483,7 +483,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    // At the end.
+    // Links, at the end.
 
     fn count_links(&mut self) -> Result<()> {
         while let Some(ino) = self.touched.pop_first() {

@@ -22,9 +22,9 @@ use crate::subvolume::list::{default_subvolume, root_tree};
 use crate::types::{Caller, InodeId, mode};
 
 impl Fs {
-    /// Creates an empty subvolume under a name of `dir`, durable on return. Its root directory belongs to the caller,
-    /// with a mode by the umask and no wider than a default ACL of `dir` allows. As on Linux, it inherits no group, flag,
-    /// ACL or property from `dir`. Returns the root directory.
+    /// Creates an empty subvolume under a name of `dir`, durable on return. Its root directory belongs to the caller;
+    /// its mode depends on the umask, and is no wider than a default ACL of `dir` allows. As on Linux, it inherits no
+    /// group, flag, ACL or property from `dir`. Returns the root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
@@ -45,8 +45,8 @@ impl Fs {
     /// before the call (I1). Returns its root directory.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
         let id = self.take_snapshot(source, dir, name, read_only)?;
-        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted at
-        // once, even in a read-only snapshot, which would keep their space forever.
+        // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from
+        // it at once, even from a read-only snapshot, which would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
         if let Err(error) = deleted {
             tracing::warn!("snapshot {}: unlinked inodes were not all deleted: {error}", id.root);
@@ -116,7 +116,7 @@ impl Fs {
         Ok(InodeId::root_of(id))
     }
 
-    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are in it.
+    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _subvolumes = self.subvolumes.lock();
         let subvolume = self.subvolume(id)?;

@@ -48,7 +48,7 @@ pub(crate) fn default_subvolume(engine: &Engine) -> Result<RootId> {
     }
 }
 
-/// The subvolume at a path from the top level. Symbolic links are not followed.
+/// Finds the subvolume at a path from the top level. Symbolic links are not followed.
 fn resolve(engine: &Engine, path: &[u8]) -> Result<RootId> {
     let missing = || Error::NoSuchSubvolume(String::from_utf8_lossy(path).into_owned());
     let mut at = InodeId::root_of(RootId::FS_TREE);
