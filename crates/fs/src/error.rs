@@ -68,7 +68,7 @@ pub enum Error {
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
-    /// ENOSPC: the attributes of one hash, or the links of one name, do not fit into an item.
+    /// ENOSPC: the extended attributes of one name hash do not fit into an item.
     #[error("no room in the item for another entry")]
     ItemFull,
     /// EOVERFLOW: the entries of one name hash do not fit into an item.

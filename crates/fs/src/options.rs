@@ -93,7 +93,7 @@ pub struct MountOptions {
     pub notreelog: bool,
     /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
     pub nologreplay: bool,
-    /// Count each `Attr` that lookup, create and link return as a reference to its inode, which
+    /// Count each `Attr` that lookup, create, tmpfile and link return as a reference to its inode, which
     /// [`Fs::forget`](crate::Fs::forget) gives back. For FUSE; not an option for users.
     pub track_lookups: bool,
 }

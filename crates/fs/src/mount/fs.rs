@@ -44,7 +44,7 @@ pub struct Fs {
 
 impl Fs {
     /// Opens the filesystem on these devices: replays the tree log, finds the subvolume to show, deletes inodes that
-    /// earlier sessions left unlinked, and starts the background threads.
+    /// earlier sessions left unlinked in it, and starts the background threads.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Self>> {
         let budget = MemoryBudget::of(options.memory_bytes);
         let engine = Engine::open(
