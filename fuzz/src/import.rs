@@ -1,4 +1,4 @@
-//! `import` of hostile archives into a good image, which must stay one.
+//! `import` of hostile archives into a good image, which must stay clean.
 
 use std::cell::RefCell;
 use std::fs;
@@ -9,8 +9,8 @@ use ubtrfs_testkit::Medium;
 
 use crate::{Scratch, run, words};
 
-/// One input: the first byte chooses options, the rest is an archive. It is imported twice, the second time as a layer over
-/// what the first one made, so that whiteouts find something.
+/// Runs one input: the first byte chooses options, the rest is an archive. It is imported twice, the second time as a
+/// layer over the result of the first, so that whiteouts find something.
 pub fn import(data: &[u8]) {
     thread_local! {
         static SCRATCH: RefCell<Option<Scratch>> = const { RefCell::new(None) };
@@ -38,7 +38,7 @@ pub fn import(data: &[u8]) {
     });
 }
 
-/// Makes the checksums of all headers right, and the type of archive known.
+/// Fixes the checksums of all headers.
 fn seal(archive: &mut [u8]) {
     let mut at = 0;
     while let Some(header) = archive.get_mut(at..at + 512) {
@@ -51,7 +51,7 @@ fn seal(archive: &mut [u8]) {
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         let digits = header[124..136].iter().copied().filter(u8::is_ascii_digit);
         let size = digits.fold(0u64, |size, digit| size.wrapping_mul(8).wrapping_add(u64::from(digit & 7)));
-        // A link or a directory has no data, whatever size it names.
+        // Links and directories have no data, whatever their size field says.
         let has_data = !matches!(header[156], b'1'..=b'6');
         at += 512;
         if has_data {
@@ -69,7 +69,7 @@ fn compressed(archive: &[u8], first: u8) -> Vec<u8> {
     }
 }
 
-/// Whatever the archive says, the image is a good one afterwards.
+/// Fails unless the image is clean.
 fn is_clean(scratch: &Scratch) {
     let device = FileDevice::open(&scratch.image(), Access::ReadOnly).expect("the image can be opened");
     let options = ubtrfs_check::Options { data_csums: true, ..Default::default() };

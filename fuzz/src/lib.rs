@@ -1,10 +1,11 @@
-//! Fuzz targets of the `ubtrfs` program: its commands run in this process, from arguments to exit status.
+//! Fuzz targets for the `ubtrfs` program: its commands run in this process, from arguments to exit status.
 //!
-//! The program is no library, so its sources are taken in by path. The bodies of all other targets are in
+//! The program is not a library, so this crate includes its sources by path. The bodies of all other targets are in
 //! `ubtrfs_testkit::hostile`.
 //!
-//! - I1. A command changes nothing on the host but its target. [`Scratch::check`] compares everything around the target.
-//! - I2. A command ends with a status. A panic, also in a thread of the engine, is a finding.
+//! - I1. A command changes nothing on the host except its target. [`Scratch::check`] compares everything around the
+//!   target.
+//! - I2. A command ends with a status. A panic, even in a thread of the engine, is a finding.
 #![allow(dead_code, unreachable_pub)]
 
 #[path = "../../crates/cli/src/common.rs"]
@@ -50,7 +51,7 @@ enum Command {
     Rm(edit::RmArgs),
 }
 
-/// Runs a command; answers whether it succeeded.
+/// Runs a command; returns whether it succeeded.
 fn run(args: &[OsString]) -> bool {
     let words = std::iter::once(OsString::from("ubtrfs")).chain(args.iter().cloned());
     let command = match Cli::try_parse_from(words) {

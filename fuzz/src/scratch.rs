@@ -1,18 +1,18 @@
-//! A directory of the host to work in, whose surroundings must stay as they are (I1 of the crate).
+//! A scratch directory of the host. Everything around the target in it must stay as it is (I1 of the crate).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A scratch directory: an image, an archive, and the target of a command, with files around it that nobody may touch.
+/// A scratch directory: an image, an archive, and the target of a command, with files around it that must not change.
 pub(crate) struct Scratch {
     top: PathBuf,
     around: BTreeMap<PathBuf, Vec<u8>>,
 }
 
 impl Scratch {
-    /// Makes one in `UBTRFS_FUZZ_DIR` or in /dev/shm; it stays from one input to the next.
+    /// Makes a directory in `UBTRFS_FUZZ_DIR` or in /dev/shm, which stays from one input to the next.
     pub(crate) fn new(title: &str) -> Self {
         let parent = std::env::var_os("UBTRFS_FUZZ_DIR").unwrap_or_else(|| "/dev/shm".into());
         let top = PathBuf::from(parent).join(format!("ubtrfs-fuzz-{title}-{}", std::process::id()));
@@ -28,7 +28,7 @@ impl Scratch {
         this
     }
 
-    /// As many directories above the target as crafted names may lead up.
+    /// The working directory, nested as deep as crafted names may lead up.
     fn work(&self) -> PathBuf {
         self.top.join("1/2/3/4/5/work")
     }
@@ -38,12 +38,12 @@ impl Scratch {
         self.work().join("target/deeper")
     }
 
-    /// The image.
+    /// Path of the image.
     pub(crate) fn image(&self) -> PathBuf {
         self.top.join("image")
     }
 
-    /// An archive that is written or read.
+    /// Path of the archive that a command writes or reads.
     pub(crate) fn archive(&self) -> PathBuf {
         self.top.join("archive.tar")
     }
@@ -57,7 +57,7 @@ impl Scratch {
         OsString::from_vec(text)
     }
 
-    /// Fails if anything but the target was changed.
+    /// Fails if anything except the target changed.
     pub(crate) fn check(&self, what: &str) {
         assert_eq!(self.all_around(), self.around, "{what} changed something outside of its target");
     }
@@ -69,7 +69,7 @@ impl Scratch {
         fs::create_dir(&target).expect("the target can be made again");
     }
 
-    /// All files but the image, the archive and what is in the target.
+    /// All files except the image, the archive and the content of the target.
     fn all_around(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         let mut todo = vec![self.top.clone()];

@@ -1,5 +1,5 @@
-//! Commands that walk trees of files, on images with lies whose checksums are right: `ls`, `stat`, `cp` to the host and
-//! inside of the image, `export`, `rm`.
+//! Commands that walk trees of files, on images with wrong content and valid checksums: `ls`, `stat`, `cp` to the host
+//! and inside the image, `export`, `rm`.
 
 use std::cell::RefCell;
 use std::fs;
@@ -11,7 +11,7 @@ use ubtrfs_testkit::hostile::SeedImage;
 
 use crate::{Scratch, run, words};
 
-/// One input: the first byte chooses the image, the rest is a program for `SeedImage::mutated`.
+/// Runs one input: the first byte chooses the image, the rest is a program for `SeedImage::mutated`.
 pub fn walk(data: &[u8]) {
     thread_local! {
         static SCRATCH: RefCell<Option<Scratch>> = const { RefCell::new(None) };
@@ -32,7 +32,7 @@ fn commands(scratch: &Scratch) {
     let at = |path: &[u8]| scratch.at(path);
     run(&words!["ls", "-lR", "--memory", MEMORY, at(b"/")]);
     run(&words!["cp", "-r", "--memory", MEMORY, at(b"/."), scratch.target()]);
-    // A second time, over what is there now; without a directory's content it would be a copy of the first.
+    // Copy again, over the existing files; `/.` names the content of the root, not the root itself.
     run(&words!["cp", "-a", "--memory", MEMORY, at(b"/."), scratch.target()]);
     let _ = fs::remove_file(scratch.archive());
     run(&words!["export", "-S", "-f", scratch.archive(), at(b"/")]);
@@ -54,7 +54,7 @@ fn commands(scratch: &Scratch) {
     on_all(&["rm", "-r", "--memory", MEMORY]);
 }
 
-/// The names in the root directory, as far as they can be read.
+/// The names in the root directory that can be read.
 fn top_names(scratch: &Scratch) -> Option<Vec<Vec<u8>>> {
     let device = FileDevice::open(&scratch.image(), Access::ReadOnly).ok()?;
     let mut options = MountOptions::parse("ro").ok()?;
@@ -71,7 +71,7 @@ fn top_names(scratch: &Scratch) -> Option<Vec<Vec<u8>>> {
     listed.and(closed).ok().map(|()| names)
 }
 
-/// Names in the headers of an archive that a command wrote.
+/// Fails if a name in the headers of a written archive leads out of its directory.
 fn no_member_leads_out(archive: &[u8]) {
     for header in archive.chunks_exact(512).filter(|block| block.get(257..262) == Some(b"ustar")) {
         let name: Vec<u8> = header[..100].iter().copied().take_while(|byte| *byte != 0).collect();
