@@ -1,4 +1,5 @@
-//! Compares two directory trees in everything that a copy keeps; exit status 1 and the differences if they are not equal.
+//! Compares two directory trees in everything that a copy keeps. Prints the differences and exits with status 1 if they
+//! differ.
 //!
 //! Usage: `compare-trees EXPECTED FOUND`
 

@@ -1,11 +1,13 @@
-//! Every fault of a scripted workload: the n-th read, write or flush fails, once or from then on, comes back short or
-//! wrong, is lost, or panics, for every n.
+//! Every fault of a scripted workload: for every n, the n-th read, write or flush fails, once or from then on, comes
+//! back short or wrong, is lost, or panics.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME] [--check N]
-//! [--threads 2] [--seconds N]` prints one line per kind of fault and ends with status 1 where a promise was broken.
-//! `--check N` has `btrfs check` look at every N-th result. The workload `--config long` makes 2,000 requests of each kind.
+//! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME]
+//! [--check N] [--threads 2] [--seconds N]` prints one line per kind of fault. The exit status is 1 if a promise was
+//! broken. `--check N` runs `btrfs check` on every N-th result. The workload `--config long` makes 2,000 requests of
+//! each kind.
 //!
-//! `--config threads [--runs 1000] [--from 1]` runs only the workloads of several threads, each seed with a fault that it chooses.
+//! `--config threads [--runs 1000] [--from 1]` runs only the workloads with several threads. Each seed chooses its
+//! fault.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -91,7 +93,7 @@ fn main() -> ExitCode {
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs of several threads; returns how many broke a promise.
+/// Runs workloads with several threads; returns how many broke a promise.
 fn amid_threads(from: u64, runs: u64, threads: u64, check: u64, deadline: Instant) -> u64 {
     let (next, done, broken) = (AtomicU64::new(from), AtomicU64::new(0), AtomicU64::new(0));
     let (faults, told, checked) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));

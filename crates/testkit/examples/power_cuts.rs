@@ -1,13 +1,16 @@
-//! Power cuts at scale: `--seeds` recorded workloads, the power cut at `--cuts` points of each.
+//! Power cuts at scale: records `--seeds` workloads, and cuts the power at `--cuts` points of each.
 //!
-//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads] [--seeds 200] [--cuts 500] [--from 1]
-//! [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`: Linux replays and `btrfs check` checks `--linux` of the
-//! cuts. Ends with status 1 where a promise was lost or a check was not clean.
+//! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads] [--seeds 200] [--cuts 500]
+//! [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
 //!
-//! `--bed alone` (the default) has one thread change the filesystem, and repeats exactly from its seed. `--bed threads` has
-//! several, while the device stops now and then; a seed fixes what they do and not how they meet: `--repeat` runs each seed so
-//! many times, `--every 8` takes seeds of one kind of run only, and `--keep` saves the image of a cut that failed, and
-//! what each thread did. `--threads` is how many seeds run side by side.
+//! Linux replays and `btrfs check` checks `--linux` cuts. The exit status is 1 if a promise was broken or a check was
+//! not clean.
+//!
+//! `--bed alone` (the default) changes the filesystem with one thread, and repeats exactly from its seed. `--bed
+//! threads` uses several threads, while the device holds requests back now and then; a seed determines what they do,
+//! not how they interleave. `--repeat` runs each seed that many times, `--every 8` uses seeds of only one kind of run,
+//! and `--keep` saves the image of each failed cut and what each thread did. `--threads` is the number of seeds that
+//! run in parallel.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ubtrfs_testkit::{Cut, CutBuilder, Image, PowerCuts, ThreadedCuts, TreeEntry};
 
-/// A recorded run of either bed.
+/// A recorded run of either kind.
 enum Run {
     Alone(Box<PowerCuts>),
     Threads(Box<ThreadedCuts>),
@@ -74,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Whose a broken promise is.
+    /// Tells whether our replay or Linux's broke the promise.
     fn blame(&self, cut: &Cut, image: &Path) -> String {
         let Self::Alone(run) = self else { return String::new() };
         match run.compare_with_linux(cut, image) {
@@ -137,7 +140,7 @@ fn main() -> ExitCode {
                     let start = Instant::now();
                     let mut builder = run.builder();
                     let mut bad = 0;
-                    // A full filesystem takes twenty times as long to look at.
+                    // Verifying a full filesystem takes twenty times as long.
                     let cuts = if ["no space", "nearly full"].iter().any(|full| run.name().starts_with(full)) { cuts.div_ceil(8) } else { cuts };
                     for (number, point) in run.points(usize::try_from(cuts).unwrap_or(usize::MAX)).into_iter().enumerate() {
                         let cut = run.cut(&mut builder, number, point);

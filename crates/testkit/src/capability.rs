@@ -1,4 +1,4 @@
-//! What this machine can do: skip loudly without it, fail in CI.
+//! The capabilities of this machine. Without them a test skips loudly, and fails in CI.
 //!
 //! I1. With `CI=true` nothing is skipped: an oracle that did not run is a failure.
 
@@ -8,15 +8,15 @@ use std::sync::OnceLock;
 use crate::command::run;
 use crate::{Image, LoopMount};
 
-/// Whether this run must not skip.
+/// Whether tests run in CI, where nothing may be skipped.
 pub fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }
 
-/// Whether root, loop devices, btrfs-progs and the kernel's btrfs are there.
+/// Whether root, loop devices, btrfs-progs and the kernel's btrfs are available.
 ///
 /// # Panics
-/// In CI, when they are not.
+/// In CI, if they are not.
 pub fn kernel_oracle() -> bool {
     static PROBE: OnceLock<Result<(), String>> = OnceLock::new();
     let probe = PROBE.get_or_init(|| {
@@ -32,7 +32,7 @@ pub fn kernel_oracle() -> bool {
 /// Whether /dev/fuse can be opened.
 ///
 /// # Panics
-/// In CI, when it cannot.
+/// In CI, if it cannot.
 pub fn fuse() -> bool {
     static PROBE: OnceLock<Result<(), String>> = OnceLock::new();
     let probe = PROBE.get_or_init(|| {
@@ -49,7 +49,7 @@ pub fn fuse() -> bool {
 /// Whether a program is on the PATH.
 ///
 /// # Panics
-/// In CI, when it is not.
+/// In CI, if it is not.
 pub fn program(name: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| Path::new(&dir).join(name).exists()));

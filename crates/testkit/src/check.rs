@@ -1,5 +1,5 @@
-//! `btrfs check` as a judge: clean means that it exited with 0 and complained about nothing. The checker of this house
-//! gives its opinion beside it. Both read the data of files and verify its checksums.
+//! Checks images with `btrfs check`, which must exit with 0 and print no complaint, and with `ubtrfs check`. Both also
+//! verify checksums of file data.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,13 @@ use anyhow::{Context, Result, bail};
 use ubtrfs_check::{Code, Options, Problem};
 use ubtrfs_device::Device;
 
-/// Fails with everything that was said unless `btrfs check` and [`second_opinion`] found the filesystem clean.
+/// Fails with the checkers' output unless `btrfs check` and [`second_opinion`] find the filesystem clean.
 pub fn btrfs_check(image: &Path) -> Result<()> {
     by_btrfs(image)?;
     second_opinion(image)
 }
 
-/// The same for an image whose device failed: a copy of a block may be stale, where another one is good.
+/// Like `btrfs_check`, for an image whose device failed: stale copies of a block are allowed if another copy is good.
 pub fn btrfs_check_after_failures(image: &Path) -> Result<()> {
     by_btrfs(image)?;
     opinion_but_on(image, &[Code::SuperMirror, Code::BlockCopy])
@@ -33,8 +33,8 @@ fn by_btrfs(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is none here: it is what a power cut
-/// leaves, and the next commit mends it.
+/// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is allowed: a
+/// power cut leaves it, and the next commit repairs it.
 pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
 }
@@ -55,7 +55,7 @@ fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `btrfs check` with these arguments: whether it succeeded, and all that it printed.
+/// Runs `btrfs check` with these arguments. Returns whether it succeeded, and its output.
 pub fn btrfs_check_output(image: &Path, args: &[&str]) -> Result<(bool, String)> {
     let output = Command::new("btrfs")
         .arg("check")
@@ -72,15 +72,15 @@ fn is_complaint(line: &str) -> bool {
     let lower = line.to_lowercase();
     let bad =
         ["error", "warning", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "orphan", "bad "];
-    // The last line of a clean check; and the v1 cache is stale after any writer that does not keep one.
+    // The last line of a clean check; a v1 cache is stale after a writer that does not keep one.
     let harmless = lower.contains("no error found")
         || lower.contains("cache and super generation don't match")
         || lower.contains("space cache will be invalidated");
     !harmless && bad.iter().any(|word| lower.contains(word))
 }
 
-/// An image read without taking its lock, as `btrfs check` reads it: a test that has closed its filesystem may hold it
-/// still.
+/// An image read without taking its lock, as `btrfs check` does: a test that has closed its filesystem may still hold
+/// the lock.
 #[derive(Debug)]
 struct Unlocked {
     file: File,

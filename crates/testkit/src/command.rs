@@ -6,14 +6,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a tool to its end; its standard output, or an error with status, output and messages.
+/// Runs a tool. Returns its standard output, or an error with its status and all output.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());
     finish(command, None)
 }
 
-/// The same with bytes on its standard input.
+/// Like `run`, with bytes for the tool's standard input.
 pub fn run_with_input<S: AsRef<OsStr>>(
     program: &str,
     args: impl IntoIterator<Item = S>,
@@ -29,7 +29,7 @@ fn finish(mut command: Command, input: Option<&[u8]>) -> Result<String> {
     let shown = format!("{command:?}");
     let mut child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
     if let Some(input) = input {
-        // A tool that fails early closes its input; its own message says why.
+        // A tool that fails early closes its input; its message says why.
         let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
     }
     let output = child.wait_with_output().with_context(|| format!("cannot wait for {shown}"))?;

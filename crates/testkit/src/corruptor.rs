@@ -1,9 +1,10 @@
-//! Damages an image in one of many ways, checksums made right again, and takes the damage back.
+//! Damages an image in one of many ways, mostly with valid checksums, and undoes the damage.
 //!
-//! For checkers: whatever `btrfs check` finds, another checker must find. Works on images with crc32c that nobody has open.
+//! For testing checkers: they must find whatever `btrfs check` finds. The image must use crc32c, and no one may have it
+//! open.
 //!
-//! I1. A damage is written to every copy of a block, unless its way says otherwise.
-//! I2. [`Damage::undo`] gives the image's bytes back, so one image serves for many damages.
+//! I1. A damage is written to every copy of a block, unless its kind says otherwise.
+//! I2. [`Damage::undo`] restores the image's bytes, so that one image serves for many damages.
 
 use std::fmt;
 
@@ -112,21 +113,21 @@ impl fmt::Display for Corruption {
     }
 }
 
-/// What was done, and how to take it back.
+/// The changes made, and the bytes to undo them.
 #[derive(Clone, Debug)]
 pub struct Damage {
-    /// In words.
+    /// Describes the changes.
     pub text: String,
     before: Vec<(u64, Vec<u8>)>,
 }
 
 impl Damage {
-    /// The places in the image that were written: offset and length.
+    /// The changed places in the image: offset and length.
     pub fn places(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
         self.before.iter().map(|(offset, bytes)| (*offset, bytes.len()))
     }
 
-    /// Gives the image its bytes back.
+    /// Restores the image's bytes.
     pub fn undo(self, image: &Image) -> Result<()> {
         self.before.into_iter().rev().try_for_each(|(offset, bytes)| image.write_at(offset, &bytes))
     }
@@ -162,7 +163,7 @@ impl<'i> Corruptor<'i> {
         Ok(this)
     }
 
-    /// Damages the image in this way; `None` where it holds nothing that could be damaged so.
+    /// Damages the image in this way; `None` if it holds nothing that can be damaged so.
     pub fn apply(&self, way: Corruption, rng: &mut Rng) -> Result<Option<Damage>> {
         use Corruption as C;
         let random = |rng: &mut Rng| 1 + rng.below(1 << 20);
@@ -341,7 +342,7 @@ impl<'i> Corruptor<'i> {
             C::QgroupLimitRemoved => self.remove(rng, KeyType::QGROUP_LIMIT, any),
             C::UuidRemoved => self.remove(rng, KeyType::UUID_KEY_SUBVOL, any),
             C::SuperMirror => {
-                // Any copy, the first one too; two are where an image is small.
+                // Any copy, including the primary. A small image has two.
                 let offset = *rng.pick(&SUPERBLOCK_OFFSETS[..2]);
                 self.superblock(rng, &[offset], 200, |rng, old| old ^ (1 + rng.below(1 << 40)), false)
             }
@@ -352,7 +353,7 @@ impl<'i> Corruptor<'i> {
         }
     }
 
-    /// Takes leaves apart until `change`, which gets a leaf's owner and its items, has changed one; writes that one.
+    /// Calls `change` with the owner and items of each leaf until it has changed one, and writes that leaf.
     pub fn rewrite(
         &self,
         text: &str,
@@ -372,7 +373,7 @@ impl<'i> Corruptor<'i> {
         Ok(None)
     }
 
-    /// Items of a type whose data pleases.
+    /// Items of a type whose data `pleases` accepts.
     fn items(&self, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Vec<Spot<'_>> {
         let mut found = Vec::new();
         for (block, raw) in self.blocks.iter().filter(|(block, _)| block.level == 0) {
@@ -387,13 +388,13 @@ impl<'i> Corruptor<'i> {
         found
     }
 
-    /// One of them. Small trees have few: a random one of the rest is as good.
+    /// Picks one item of a type whose data `pleases` accepts, at random.
     fn pick(&self, rng: &mut Rng, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Option<Spot<'_>> {
         let found = self.items(kind, pleases);
         (!found.is_empty()).then(|| found[rng.index(found.len())])
     }
 
-    /// Changes a number inside of an item.
+    /// Changes a number inside an item.
     fn number(
         &self,
         rng: &mut Rng,
@@ -434,7 +435,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, put_together(raw, &items), true, format!("{key} of tree {} removed", block.owner))
     }
 
-    /// Changes the data of an item, its length too.
+    /// Changes the data of an item, and possibly its length.
     fn resize(
         &self,
         rng: &mut Rng,
@@ -465,7 +466,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, put_together(raw, &items), true, text)
     }
 
-    /// Copies an extent item to an address behind it, where it may or may not overlap.
+    /// Copies an extent item to the address right behind its extent, where it may overlap another.
     fn key_objectid_copy(&self, rng: &mut Rng) -> Result<Option<Damage>> {
         let Some((block, raw, slot, key)) = self.pick(rng, KeyType::EXTENT_ITEM, any) else { return Ok(None) };
         let mut items = take_apart(raw)?;
@@ -496,7 +497,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, raw, true, text)
     }
 
-    /// Swaps two neighbouring heads or pointers, or the first bytes of them.
+    /// Swaps two neighbouring heads or pointers, or only their first bytes.
     fn swap(&self, rng: &mut Rng, level: u8, step: usize, len: usize) -> Result<Option<Damage>> {
         let fits = |block: &RawBlock| block.level.min(1) == level && block.nritems > 1;
         let fitting: Vec<_> = self.blocks.iter().filter(|(block, _)| fits(block)).collect();
@@ -518,7 +519,7 @@ impl<'i> Corruptor<'i> {
         )
     }
 
-    /// Changes a pointer, or gives it the block of its neighbour.
+    /// Changes a pointer, or redirects it to its neighbour's block.
     fn pointer(
         &self,
         rng: &mut Rng,
@@ -555,7 +556,7 @@ impl<'i> Corruptor<'i> {
     fn flip(&self, way: Corruption, rng: &mut Rng) -> Result<Option<Damage>> {
         let (block, raw) = rng.pick(&self.blocks);
         let mut raw = raw.clone();
-        // Somewhere in what is used: heads or pointers, or data.
+        // A place in the used part: heads, pointers or data.
         let view = NodeView::new(&raw)?;
         let head = if block.level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
         let heads_end = HEADER_SIZE + view.nritems() * head;
@@ -641,7 +642,7 @@ impl<'i> Corruptor<'i> {
     }
 }
 
-/// Owner of the blocks of logs.
+/// Owner of blocks of log trees.
 const TREE_LOG: u64 = (-6i64).cast_unsigned();
 
 fn any(_: &[u8]) -> bool {
@@ -664,12 +665,12 @@ fn is_regular(data: &[u8]) -> bool {
     mode(data) & 0o170_000 == 0o100_000
 }
 
-/// A file extent with an extent on disk.
+/// Whether a file extent has an extent on disk.
 fn is_on_disk(data: &[u8]) -> bool {
     data.len() >= 53 && data[20] > 0 && data[21..29] != [0; 8]
 }
 
-/// The superblock has system chunks too, and must fit.
+/// Whether a chunk is not a system chunk. The superblock also holds system chunks, and must match.
 fn not_system(data: &[u8]) -> bool {
     data.get(24).is_some_and(|flags| flags & 2 == 0)
 }
@@ -678,7 +679,7 @@ fn item(raw: &[u8], slot: usize) -> Result<&[u8]> {
     NodeView::new(raw)?.item(slot).context("the item was found")
 }
 
-/// Changes a little-endian number in place; what it was and what it is.
+/// Changes a little-endian number in place; returns the old and the new value.
 fn change_number(raw: &mut [u8], change: impl FnOnce(u64) -> u64) -> (u64, u64) {
     let mut bytes = [0; 8];
     bytes[..raw.len()].copy_from_slice(raw);
@@ -694,7 +695,7 @@ pub(crate) fn take_apart(raw: &[u8]) -> Result<Vec<(Key, Vec<u8>)>> {
     items.collect::<Option<_>>().context("a whole leaf")
 }
 
-/// A leaf of these items under the same header.
+/// Builds a leaf from these items, with the header of `raw`.
 pub(crate) fn put_together(raw: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut out = vec![0; raw.len()];
     out[..HEADER_SIZE].copy_from_slice(&raw[..HEADER_SIZE]);

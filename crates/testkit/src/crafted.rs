@@ -1,7 +1,7 @@
-//! Images with lies in their trees of files, whose checksums are right: a name with a slash, a directory with two names, a
-//! directory inside of itself. Each is a valid image that Linux or the engine made, of which leaves are rewritten.
+//! Images with wrong content and valid checksums in their trees of files: a name with a slash, a directory with two
+//! names, a directory inside itself. They are made by rewriting leaves of a valid image.
 //!
-//! I1. Every copy of a changed leaf is rewritten, its items stay in order, and its checksum is right.
+//! I1. Every copy of a changed leaf is rewritten, its items stay in order, and its checksum is valid.
 
 use anyhow::{Result, bail, ensure};
 use ubtrfs_format::hash::name_hash;
@@ -16,7 +16,7 @@ use crate::{Image, LoopMount};
 /// A leaf's items.
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Rewrites the leaves of all subvolumes; answers how many changed.
+/// Calls `edit` with the items of every leaf of all subvolumes, and rewrites the changed leaves. Returns their number.
 pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>) -> Result<usize> {
     let nodesize = image.read_at(65_536 + 148, 4)?;
     let nodesize = u32::from_le_bytes(nodesize.as_slice().try_into()?) as usize;
@@ -43,7 +43,7 @@ pub fn edit_leaves(image: &Image, edit: &mut dyn FnMut(&mut Items) -> Result<()>
     Ok(nr_changed)
 }
 
-/// Changes directory entries: both items of each.
+/// Changes directory entries, in both items of each.
 pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Result<()> {
     let changed = edit_leaves(image, &mut |items| {
         for (key, data) in items.iter_mut() {
@@ -64,7 +64,7 @@ pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Resul
     Ok(())
 }
 
-/// Gives a name another text, in the entries and in the references back.
+/// Renames a name, in the directory entries and in the inode references.
 pub fn rename(image: &Image, old: &[u8], new: &[u8]) -> Result<()> {
     edit_entries(image, &mut |entry| {
         if entry.name == old {
@@ -85,7 +85,7 @@ pub fn rename(image: &Image, old: &[u8], new: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Lets a name lead to the directory that another name leads to.
+/// Points a name to the directory that another name points to.
 pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
     let mut location = None;
     edit_leaves(image, &mut |items| {
@@ -103,7 +103,7 @@ pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
     })
 }
 
-/// Hostile trees of files: a title, and an image in which a walk would leave its target, or never end.
+/// Hostile trees of files: a title, and an image in which a naive walk would leave its target or never end.
 pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
     let good = tree()?;
     let mut images = vec![];
@@ -139,7 +139,8 @@ pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
     Ok(images)
 }
 
-/// `outer/inner/leaf/`, `outer/twin/`, `outer/file`, and a ladder of directories `a0/a1/...`, each with a `b` beside it.
+/// Makes `outer/inner/leaf/`, `outer/twin/`, `outer/file`, and nested directories `a0/a1/...`, each with a `b` beside
+/// it.
 fn tree() -> Result<Image> {
     let image = Image::kernel_made(128 << 20, &[])?;
     let mount = LoopMount::new(image.path(), "")?;

@@ -1,6 +1,6 @@
-//! Random operations: each is predicted by the model, performed by the filesystem under test, and compared.
+//! Random operations: the model predicts each one, the filesystem under test performs it, and the answers are compared.
 //!
-//! I1. The sequence depends on the seed and the model alone, so a failure repeats from its seed.
+//! I1. The sequence depends only on the seed and the model, so a failure repeats from its seed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct Driver {
     trace: Vec<String>,
 }
 
-/// What was done: operations by name, and how many of them were meant to fail and did.
+/// The operations done by name, and the number of those that failed as predicted.
 #[derive(Clone, Debug, Default)]
 pub struct DriverReport {
     counts: BTreeMap<&'static str, usize>,
@@ -42,7 +42,7 @@ impl fmt::Display for DriverReport {
 }
 
 impl Driver {
-    /// A driver for this seed; files stay below about `max_file_bytes`.
+    /// A driver for this seed. Files stay below about `max_file_bytes`.
     pub fn new(seed: u64, max_file_bytes: u64) -> Self {
         Self {
             rng: Rng::new(seed),
@@ -56,13 +56,13 @@ impl Driver {
         }
     }
 
-    /// Leaves the content of files alone: names, links, attributes.
+    /// Makes the driver change only names, links and attributes, not the content of files.
     pub fn names_only(mut self) -> Self {
         self.names_only = true;
         self
     }
 
-    /// Performs this many operations; the first that differs from its prediction is the error.
+    /// Performs this many operations. Fails at the first one that differs from its prediction.
     pub fn run(&mut self, model: &mut Model, target: &mut dyn Target, operations: usize) -> Result<DriverReport> {
         for _ in 0..operations {
             self.one(model, target)?;
@@ -99,7 +99,7 @@ impl Driver {
         }
     }
 
-    /// Does it on both sides and compares the answers.
+    /// Performs an operation on the model and on the target, and compares the answers.
     fn both<T: PartialEq + fmt::Debug>(
         &mut self,
         name: &'static str,
@@ -116,7 +116,7 @@ impl Driver {
         let found = op(target);
         *self.report.counts.entry(name).or_default() += 1;
         self.report.failures += usize::from(expected.is_err());
-        // Linux looks for other reasons first; over FUSE and in-process the border of a subvolume may be seen before them.
+        // Linux checks other errors before EXDEV; over FUSE and in-process EXDEV may come first.
         let crosses =
             matches!((&expected, &found), (Err(_), Err(errno)) if *errno == rustix::io::Errno::XDEV.raw_os_error());
         if expected != found && !crosses {
@@ -147,7 +147,7 @@ impl Driver {
         let mode = *self.rng.pick(&[0o755, 0o700, 0o1777, 0o2755]);
         self.both("mkdir", show(&path), model, target, |to| {
             to.create(&path, NodeKind::Directory, mode, (0, 0))?;
-            // mkdir keeps only the permission bits and the sticky bit; the set-group-id bit is for chmod.
+            // mkdir keeps only the permission bits and the sticky bit; chmod sets the set-group-id bit.
             to.chmod(&path, mode)
         })
     }
@@ -267,7 +267,7 @@ impl Driver {
         if from_at + len < size && len > 4096 {
             len = len / 4096 * 4096;
         }
-        // Copying a range of a file over itself is refused; that is not what this tests.
+        // Skip copies of a range over itself: they are refused.
         let same = model.find(&from) == model.find(&to_path);
         if same && from_at < to_at + len && to_at < from_at + len {
             return Ok(());
@@ -306,7 +306,7 @@ impl Driver {
         let Some(id) = self.any(model) else { return Ok(()) };
         let path = model.path_of(id, self.step);
         let plain = matches!(model.nodes[&id].kind, NodeKind::File | NodeKind::Directory);
-        // Attributes of users are for files and directories only.
+        // Only files and directories can have `user.` attributes.
         let space: &[u8] = if plain && !self.rng.one_in(4) { b"user." } else { b"trusted." };
         let name = [space, &[b'a' + self.rng.below(6) as u8], b"-attribute"].concat();
         let detail = format!("{} {}", show(&path), show(&name));
@@ -325,13 +325,13 @@ impl Driver {
         self.both("read", format!("{} {at}+{len}", show(&path)), model, target, |to| to.read(&path, at, len))
     }
 
-    /// A path that mostly is free, in a directory that mostly exists.
+    /// A path that is usually free, in a directory that usually exists.
     fn new_path(&mut self, model: &Model) -> Vec<u8> {
         let mut dir = ROOT;
         for _ in 0..40 {
             let Some(id) = self.any(model) else { break };
             let node = &model.nodes[&id];
-            // A default ACL decides the modes of new entries, a property is handed down: the model knows neither.
+            // The model knows neither default ACLs, which set the modes of new entries, nor inherited properties.
             let inherits = node.xattrs.keys().any(|name| name.starts_with(b"system.") || name.starts_with(b"btrfs."));
             if node.kind == NodeKind::Directory && !inherits {
                 dir = id;
@@ -354,7 +354,7 @@ impl Driver {
         join(&model.path_of(dir, 0), &name)
     }
 
-    /// Any node but the root of a subvolume, and none that was set apart.
+    /// Any node except roots of subvolumes and fixed nodes.
     fn any(&mut self, model: &Model) -> Option<u64> {
         for _ in 0..100 {
             if self.ids.is_empty() {
@@ -405,7 +405,7 @@ mod tests {
     use super::*;
     use crate::{Compare, PathTarget, compare_entries, walk_path};
 
-    /// The model itself against the filesystem that this machine has.
+    /// Compares the model with a filesystem of this machine.
     #[test]
     fn model_agrees_with_this_machine() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! A device whose n-th request fails.
 //!
-//! I1. A failed or short write has written a part of its range, as on a real device: here the first half, in whole sectors
-//!     of 4096 bytes, which no disk tears. A short read has filled the first half.
-//! I2. A request is counted, and its fault decided, before it reaches the device below.
+//! I1. A failed or short write has written part of its range, as on a real device: here the first half, in whole
+//!     sectors of 4096 bytes, because disks do not tear sectors. A short read has filled the first half.
+//! I2. The device counts a request, and decides its fault, before passing it to the device below.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,41 +13,41 @@ use ubtrfs_device::Device;
 
 const SECTOR: usize = 4096;
 
-/// What the text of such a panic begins with.
+/// The start of a planned panic's message.
 pub(crate) const PLANNED_PANIC: &str = "planned panic";
 
 /// What a planned fault does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultKind {
-    /// An error, as a failing disk gives; a write has arrived in part (I1).
+    /// An error, as from a failing disk. A write has been done in part (I1).
     #[default]
     Error,
-    /// Fewer bytes than asked for, which the device reports as what it is.
+    /// Fewer bytes than requested, reported as an error.
     Short,
-    /// Success, and a byte in the middle of each sector is another one: bad RAM, cables, firmware.
+    /// Success, but with one wrong byte in the middle of each sector: bad RAM, cables, firmware.
     Wrong,
-    /// A write that reports success and never arrives; other requests are as with [`FaultKind::Error`].
+    /// A write that reports success and is not done. Other requests fail as with [`FaultKind::Error`].
     Lost,
     /// The thread panics.
     Panic,
 }
 
-/// Which requests fail. Requests of one kind are counted from 0; `None` never fails.
+/// Which requests fail. Each kind of request is counted from 0; `None` never fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultPlan {
-    /// This read and, with `persistent`, all later ones.
+    /// The read that fails.
     pub read: Option<u64>,
-    /// This write.
+    /// The write that fails.
     pub write: Option<u64>,
-    /// This flush.
+    /// The flush that fails.
     pub flush: Option<u64>,
-    /// Every later request of the kind fails as well.
+    /// Whether all later requests of the kind fail as well.
     pub persistent: bool,
-    /// How it fails.
+    /// What a failing request does.
     pub kind: FaultKind,
-    /// Only reads and writes that touch this range (start, end) are counted.
+    /// If set, only reads and writes that touch this range (start, end) are counted.
     pub within: Option<(u64, u64)>,
-    /// A write of a sector that begins with these bytes fails, always: data that finds no place on the device.
+    /// A write of a sector that begins with these bytes always fails, so that its data cannot be stored.
     pub refused: Option<[u8; 16]>,
 }
 
@@ -64,7 +64,7 @@ pub struct FaultDevice {
 }
 
 impl FaultDevice {
-    /// This device with these faults.
+    /// A device that applies this plan to requests for `inner`.
     pub fn new(inner: Arc<dyn Device>, plan: FaultPlan) -> Self {
         Self {
             inner,
@@ -77,7 +77,7 @@ impl FaultDevice {
         }
     }
 
-    /// Reads, writes and flushes so far: what a plan can name.
+    /// Reads, writes and flushes so far: a plan refers to these counts.
     pub fn counts(&self) -> (u64, u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         (load(&self.reads), load(&self.writes), load(&self.flushes))
@@ -88,7 +88,7 @@ impl FaultDevice {
         self.faults.load(Ordering::SeqCst)
     }
 
-    /// Names of the threads that met one.
+    /// Names of the threads that met a fault.
     pub fn threads(&self) -> BTreeSet<String> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -97,7 +97,7 @@ impl FaultDevice {
         self.plan.within.is_none_or(|(start, end)| offset < end && offset + len as u64 > start)
     }
 
-    /// The fault of this request, if it has one (I2).
+    /// Counts the request, and returns its fault, if any (I2).
     fn fault(&self, what: &str, counter: &AtomicU64, planned: Option<u64>) -> Option<FaultKind> {
         let number = counter.fetch_add(1, Ordering::SeqCst);
         if !planned.is_some_and(|planned| number == planned || (self.plan.persistent && number > planned)) {
@@ -112,7 +112,7 @@ impl FaultDevice {
 }
 
 fn failure(what: &str) -> io::Error {
-    // EIO, as a failing disk gives.
+    // The engine turns it into EIO, as from a failing disk.
     io::Error::other(format!("planned {what} failure"))
 }
 

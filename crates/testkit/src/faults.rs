@@ -1,15 +1,15 @@
-//! One run of a script on a device with one planned fault, and the verdict on what it left.
+//! One run of a script on a device with one planned fault, and the check of the filesystem that it left.
 //!
-//! - F1. A fault is either healed, and then nobody notices; or somebody is told: a step, or closing, fails.
-//! - F2. What was acknowledged is there afterwards, on the device below, read without faults: a sync that succeeded
-//!   promises all that was done before it, also what an earlier failure had hit.
-//! - F3. After an error of which nobody knows what it left (a flush, a commit, a panic) the filesystem is read-only and
-//!   every later sync fails.
+//! - F1. Either a fault is healed without an error, or it is reported: a step, or closing, fails.
+//! - F2. Acknowledged changes are on the device afterwards, read without faults. A sync that succeeded promises
+//!   everything done before it, even if an earlier failure affected it.
+//! - F3. After an error with unknown effects (a flush, a commit, a panic) the filesystem is read-only and every later
+//!   sync fails.
 //! - F4. Nothing hangs: each run has [`TIME_LIMIT`].
-//! - F5. Content that is read is right, or an error.
-//! - F6. A run starts at the last remount before the planned request, from what the script without faults has left there,
-//!   and goes on for [`ROUNDS_AFTER`] remounts more, unless somebody is told before: what a request deep in a long
-//!   script does is found out without all that came before it.
+//! - F5. A read returns the right content or an error.
+//! - F6. A run starts at the last remount before the planned request, with the device as the script without faults left
+//!   it there. It ends [`ROUNDS_AFTER`] remounts later, or when the fault is reported. So testing a request deep in a
+//!   long script does not repeat everything before it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -31,19 +31,19 @@ use crate::{
 /// Longest time that a run may take.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Remounts that a run goes on for where nobody is told (F6).
+/// Remounts for which a run continues if nothing is reported (F6).
 const ROUNDS_AFTER: usize = 2;
 
-/// What to run.
+/// A script to run, and its filesystem.
 #[derive(Clone, Debug)]
 pub struct FaultRun {
-    /// Where to start.
+    /// The place in the script to start at.
     pub start: Start,
-    /// What to do.
+    /// The steps.
     pub script: Arc<Script>,
-    /// How to open it.
+    /// The mount options.
     pub options: MountOptions,
-    /// Metadata is kept twice.
+    /// Whether metadata has two copies.
     pub has_copies: bool,
 }
 
@@ -53,35 +53,35 @@ pub struct Start {
     /// What the device holds.
     pub content: Medium,
     model: Model,
-    /// Steps before it.
+    /// Steps before this place.
     step: usize,
-    /// Requests before it.
+    /// Requests (reads, writes, flushes) before this place.
     counts: (u64, u64, u64),
 }
 
 impl Start {
-    /// The beginning, on an empty filesystem.
+    /// The beginning of a script, on an empty filesystem.
     pub fn empty(content: Medium) -> Self {
         Self { content, model: Model::new(), step: 0, counts: (0, 0, 0) }
     }
 }
 
-/// What happened.
+/// The result of a run.
 #[derive(Debug)]
 pub struct FaultOutcome {
-    /// Where it could have been started (F6): the start, and after each remount.
+    /// Places where a run can start (F6): the start of this one, and after each remount.
     pub starts: Vec<Start>,
-    /// Requests that the script made.
+    /// Reads, writes and flushes that the script made.
     pub counts: (u64, u64, u64),
     /// Faults that happened.
     pub faults: u64,
-    /// Somebody was told.
+    /// Whether an error was reported.
     pub told: bool,
-    /// It ended read-only.
+    /// Whether the filesystem ended read-only.
     pub read_only: bool,
-    /// Threads that met the fault.
+    /// Names of the threads that met the fault.
     pub threads: std::collections::BTreeSet<String>,
-    /// What is on the device now.
+    /// Content of the device at the end.
     pub content: Medium,
 }
 
@@ -176,7 +176,7 @@ impl FaultRun {
         Ok(outcome)
     }
 
-    /// Closes; true if that failed.
+    /// Closes the filesystem. Returns whether closing failed.
     fn close(
         &self,
         target: FsTarget,
@@ -210,7 +210,7 @@ impl FaultRun {
         let silent = matches!(plan.kind, FaultKind::Wrong | FaultKind::Lost) && plan.write.is_some();
         let target = match FsTarget::on_device(healthy, self.options.clone()) {
             Ok(target) => target,
-            // What the device spoiled and has no other copy is an error where it is read.
+            // If the device spoiled a block without another copy, reading it is an error.
             Err(_) if silent && !self.has_copies => return Ok(()),
             Err(error) => return Err(error.context("it does not open any more")),
         };
@@ -226,7 +226,7 @@ impl FaultRun {
     }
 }
 
-/// All of a file.
+/// Reads all of a file.
 pub(crate) fn read_all(target: &FsTarget, path: &[u8]) -> Result<Vec<u8>> {
     let size = target.lookup(path).map_err(|errno| anyhow::anyhow!("lookup: errno {errno}"))?.size;
     target.clone().read(path, 0, usize::try_from(size)?).map_err(|errno| anyhow::anyhow!("read: errno {errno}"))
@@ -242,7 +242,7 @@ enum Done {
     Failed(i32),
 }
 
-/// Does a step on both sides. An error is a wrong answer.
+/// Performs a step on the filesystem and on the model. An error is a wrong answer.
 fn perform(step: &Step, target: &mut FsTarget, history: &mut History) -> Result<Done> {
     match step {
         Step::Do(_, action) => {
@@ -277,7 +277,7 @@ fn perform(step: &Step, target: &mut FsTarget, history: &mut History) -> Result<
     Ok(Done::Fine)
 }
 
-/// A step failed: what comes now must be consistent with that (F2, F3).
+/// Checks that the filesystem's behaviour after a failed step fits the failure (F2, F3).
 fn after_failure(
     target: &mut FsTarget,
     step: &Step,
@@ -288,7 +288,7 @@ fn after_failure(
     if plan.flush.is_some() && device.faults() > 0 {
         ensure!(target.fs().read_only().is_some(), "F3: writable after a flush failed");
     }
-    // Nothing may hang on what the failed step left.
+    // The walk must not hang because of the failed step.
     let _ = caught(|| walk_fs(target.fs()).is_ok());
     let was_read_only = target.fs().read_only().is_some();
     match caught(|| target.sync()) {
@@ -300,7 +300,7 @@ fn after_failure(
             ensure!(device.faults() > 0, "a sync fails without a fault");
         }
     }
-    // A step that failed may have been done nevertheless, in full.
+    // A failed step may still have been done in full.
     if let Step::Do(_, action) = step {
         let mut model = history.model().clone();
         if action(&mut model).is_ok() {
@@ -310,7 +310,7 @@ fn after_failure(
     Ok(())
 }
 
-/// `None` for the planned panic; any other goes on up and fails the run.
+/// Runs `work`. Returns `None` for the planned panic; any other panic propagates and fails the run.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => Some(done),
@@ -328,7 +328,7 @@ pub struct FaultSweep {
     request: Request,
     kind: FaultKind,
     persistent: bool,
-    /// What happens without faults, found out once for all kinds of faults.
+    /// The outcome without faults, computed once for all kinds of faults.
     healthy: Arc<OnceLock<FaultOutcome>>,
 }
 
@@ -340,7 +340,7 @@ enum Request {
 }
 
 impl Request {
-    /// How many of (reads, writes, flushes) it is.
+    /// The count for this kind of request out of (reads, writes, flushes).
     fn of(self, (reads, writes, flushes): (u64, u64, u64)) -> u64 {
         match self {
             Self::Read => reads,
@@ -398,12 +398,12 @@ impl FaultSweep {
             .to_lowercase()
     }
 
-    /// Requests of this kind that the script makes: the n-th of each can be planned to fail.
+    /// Number of requests of this kind that the script makes. Each of them can be planned to fail.
     pub fn requests(&self) -> u64 {
         self.request.of(self.healthy().counts)
     }
 
-    /// Has the `nth` request fail, counted from the beginning of the script. An error is a broken promise (F1 to F5).
+    /// Fails the `nth` request, counted from the beginning of the script. An error is a broken promise (F1 to F5).
     pub fn run(&self, nth: u64) -> Result<FaultOutcome> {
         let starts = &self.healthy().starts;
         let before = |start: &&Start| self.request.of(start.counts) <= nth;
@@ -423,7 +423,7 @@ impl FaultSweep {
         self.healthy.get_or_init(|| self.run.run(FaultPlan::default()).expect("the script runs without faults"))
     }
 
-    /// Whether `btrfs check` must find the result clean: not where the device wrote something else than it was given.
+    /// Whether `btrfs check` must find the result clean. It need not if the device wrote other data than it was given.
     pub fn btrfs_check_applies(&self) -> bool {
         !(self.request == Request::Write && matches!(self.kind, FaultKind::Wrong | FaultKind::Lost))
     }
@@ -444,11 +444,11 @@ fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
     ]
 }
 
-/// Keeps the messages of planned panics off the terminal.
+/// Hides the messages of planned panics.
 pub fn hush_planned_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // Two that change the hook at the same time lose one of the changes: opening a filesystem is the other one.
+        // Opening a filesystem also changes the hook. Open one first, because concurrent changes lose one of the two.
         let base =
             Medium::formatted(128 << 20, &MkfsOptions::default()).expect("an empty filesystem can be made in memory");
         drop(FsTarget::on_device(Arc::new(MediumDevice::new(base)), MountOptions::default()));
@@ -456,7 +456,7 @@ pub fn hush_planned_panics() {
         std::panic::set_hook(Box::new(move |info| {
             let message = info.payload().downcast_ref::<String>().map_or("", String::as_str);
             if message.contains(PLANNED_PANIC) {
-                // What opening installed still has to see it; only the printing is kept back.
+                // The hook that opening installed still has to see the panic; only the printing is suppressed.
                 ubtrfs_fs::note_panic(&info.to_string());
             } else {
                 print(info);

@@ -1,4 +1,4 @@
-//! The engine in-process as a [`Target`], and a walk of it that compares with the kernel's view.
+//! The in-process engine as a [`Target`], and a walk of it that can be compared with a mounted tree.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl FsTarget {
         &self.fs
     }
 
-    /// The inode at a path, without following a symlink at its end.
+    /// The inode at a path; does not follow a symlink at its end.
     pub fn lookup(&self, path: &[u8]) -> Result<Attr, Errno> {
         let mut attr = self.fs.getattr(self.fs.root()).map_err(errno)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
@@ -233,7 +233,7 @@ pub fn walk_fs(fs: &Fs) -> Result<Vec<TreeEntry>> {
 fn list(fs: &Fs, dir: InodeId, found: &mut dyn FnMut(&[u8], InodeId)) -> Result<()> {
     let mut cookie = 0;
     loop {
-        // A few at a time, so that going on from a cookie is tested as well.
+        // Read few entries at a time, to test continuing from a cookie as well.
         let (start, mut taken) = (cookie, 0);
         fs.readdir(dir, cookie, &mut |entry| {
             if taken == 500 {

@@ -1,16 +1,17 @@
-//! What was done to a filesystem and what of it was promised; and whether what was found after a fault or a power cut
-//! keeps the promises.
+//! The states and promises of a filesystem, and the check that a filesystem found after a fault or a power cut keeps
+//! the promises.
 //!
-//! The states that the filesystem went through are kept, one after each step. Found must be one of them from the last
-//! sync on, as it was ([`History::verify`]); or, where a log was replayed, one of the states at which something was
-//! synced, with what was fsynced since brought forward:
+//! A `History` keeps the state after each step. The found filesystem must equal one of the states since the last sync
+//! ([`History::verify`]). If a log was replayed, the found filesystem is a mix: one of the states at which something
+//! was synced, plus everything that was fsynced since then:
 //!
-//! - H1. What was fsynced is there, under a name that it had then or later, with content, mode and attributes that it
-//!   had then or later; a name that it had lost by then is not its name any more. An fsynced directory has the entries
-//!   that it had, and none that it had lost, except where they changed later.
-//! - H2. Each path is as it was at one moment, and each block of a file's content is as it was at one, old or new: data
-//!   that nobody synced reaches the disk in any order. A file that no commit promised may also be empty.
-//! - H3. What has a name in every state has one: a rename never loses a file, and never leaves it under both names.
+//! - H1. An fsynced file exists, under a name that it had at the fsync or later, with content, mode and attributes that
+//!   it had then or later. It does not have a name that it had lost by then. An fsynced directory has the entries that
+//!   it had, and none that it had lost, unless they changed later.
+//! - H2. Each path is as it was in one state. Each block of a file's content is as it was in one state, old or new,
+//!   because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
+//! - H3. A file that has a name in every state has one now: a rename neither loses a file nor leaves it under both
+//!   names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -22,7 +23,7 @@ use crate::model::ROOT;
 use crate::tree_entry::{join, show};
 use crate::{Compare, Model, NodeKind, TreeEntry, compare_entries};
 
-/// A state and what a walk finds in it.
+/// A state, and the entries that a walk finds in it.
 #[derive(Debug)]
 struct State {
     model: Model,
@@ -46,39 +47,40 @@ impl State {
     }
 }
 
-/// Something that was acknowledged.
+/// An acknowledged sync or fsync.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// All of the state with this number.
+    /// Everything in the state with this number.
     Sync(usize),
-    /// In the state with this number, what had this path.
+    /// The inode that had this path in the state with this number.
     Fsync(usize, Vec<u8>),
 }
 
-/// States and promises.
+/// The states of a filesystem, and the promises made about them.
 #[derive(Debug)]
 pub struct History {
     states: Vec<State>,
     promises: Vec<Promise>,
-    /// States that a commit may have made durable beside the promised ones; all where the commits are not known.
+    /// States besides the promised ones that a commit may have made durable; `None`: any state, because commits are
+    /// unknown.
     commits: Option<BTreeSet<usize>>,
-    /// Some commits were in the middle of a step.
+    /// Whether a commit happened in the middle of a step.
     within: bool,
 }
 
 impl History {
-    /// A filesystem in this state, all of it durable.
+    /// Starts with a filesystem in this state, all of it durable.
     pub fn new(model: Model) -> Self {
         let states = vec![State { model, entries: OnceLock::new() }];
         Self { states, promises: vec![Promise::Sync(0)], commits: None, within: false }
     }
 
-    /// Declares that commits happened only where promises were made, so that no other state may be found.
+    /// Declares that commits happen only at promises, so that no other state may be found.
     pub fn only_promises_commit(&mut self) {
         self.commits = Some(BTreeSet::new());
     }
 
-    /// Declares that the last state, as it is, may become durable.
+    /// Declares that the last state may become durable as a whole.
     pub fn may_commit(&mut self) {
         let last = self.last();
         if let Some(commits) = &mut self.commits {
@@ -86,7 +88,7 @@ impl History {
         }
     }
 
-    /// Declares that a commit happened in the middle of the step that comes next, so that parts of it may be found.
+    /// Declares that a commit happened in the middle of the next step, so that parts of that step may be found.
     pub fn may_commit_within(&mut self) {
         self.within = true;
     }
@@ -123,7 +125,7 @@ impl History {
         self.promises.len()
     }
 
-    /// The state of the promise with this number, or the last one where it was not made.
+    /// The state of promise number `promise`, or the last state if that promise was never made.
     fn state_of(&self, promise: usize) -> usize {
         match self.promises.get(promise) {
             Some(Promise::Sync(state) | Promise::Fsync(state, _)) => *state,
@@ -131,9 +133,9 @@ impl History {
         }
     }
 
-    /// Whether what was found keeps the first `made` promises, and goes no further than the one after them, which was
-    /// under way; `read` reads all of a found file. `told` says that somebody was told of a failure, which may have hit
-    /// any part of what was not promised.
+    /// Checks that the found filesystem keeps the first `made` promises, and goes no further than the next one, which
+    /// was in progress. `read` reads all of a found file. `told` says that a failure was reported, which may have
+    /// affected anything not promised.
     pub fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize, told: bool) -> Result<()> {
         let made = made.min(self.promises.len());
         let promised = &self.promises[..made];
@@ -151,7 +153,7 @@ impl History {
             })
             .collect();
         let newest = fsyncs.last().map_or(base, |(state, _)| *state);
-        // Where a commit may be, and so the parts of a composed state.
+        // The states that a commit may have captured, and so the parts of a mixed state.
         let mut candidates: BTreeSet<usize> = match &self.commits {
             None => (base..=top).collect(),
             Some(commits) => {
@@ -168,7 +170,8 @@ impl History {
             match compare_entries(&entries, found, Compare::MODEL) {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // A path that is missing says less than one that differs.
+                    // Missing paths count 200 characters each, so that a state with different content is shown rather
+                    // than one with missing paths.
                     let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
                     if best.as_ref().is_none_or(|(least, _)| len < *least) {
                         best = Some((len, error.context(format!("state {state} (first) and what is there (second)"))));
@@ -191,7 +194,7 @@ impl History {
         })
     }
 
-    /// The same where others commit at any time, so that every state may be found, and each in parts.
+    /// Like `History::verify`, for threads that commit at any time: any state may be found, and parts of any state.
     pub(crate) fn verify_among_others(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize) -> Result<()> {
         let made = made.min(self.promises.len());
         let base = self.promises[..made].iter().rev().find_map(|promise| match promise {
@@ -209,8 +212,7 @@ impl History {
         self.verify_window(found, read, base..=self.state_of(made), &fsyncs)
     }
 
-    /// Whether what was found is of these states: a copy that was taken between the first and the last of them, which holds
-    /// all of the first.
+    /// Checks a copy that was taken between the first and the last of these states, and so holds all of the first.
     pub(crate) fn verify_copy(
         &self,
         found: &[TreeEntry],
@@ -230,7 +232,7 @@ impl History {
     ) -> Result<()> {
         let candidates = window.clone().collect();
         self.verify_composed(found, read, &candidates, window.clone(), fsyncs)?;
-        // H2, of the rest: each of it changes in one operation.
+        // H2 for mode and attributes: each changes in one operation.
         for entry in found.iter().filter(|entry| !entry.path.is_empty()) {
             let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(&entry.path)).collect();
             let nodes: Vec<_> = window
@@ -265,7 +267,7 @@ impl History {
             ensure!(then.iter().any(|(then, _)| then.kind == entry.kind), "H2: {} is {:?}", show(path), entry.kind);
             let is_new = !self.states[base].entries().contains_key(*path)
                 || then.iter().any(|(_, id)| !self.states[base].has(*id));
-            // Of whatever had this path, also before it had: names and data reach the disk one without the other.
+            // Also count content that a file had before it had this path: names and data reach the disk independently.
             let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(path)).collect();
             let versions: Vec<_> = window.clone().flat_map(|state| ids.iter().map(move |id| (state, *id))).collect();
             let content = entry.kind == NodeKind::Directory
@@ -325,7 +327,7 @@ impl History {
         };
         let allowed: BTreeSet<Vec<u8>> =
             if id == ROOT { BTreeSet::from([Vec::new()]) } else { later.iter().flat_map(&names).collect() };
-        // A name that it got later may still be another file's.
+        // Another file may still hold a name that this one got later.
         let places: Vec<&TreeEntry> = allowed.iter().filter_map(|path| found.get(path.as_slice()).copied()).collect();
         let mut verdict = Err(anyhow::anyhow!(
             "it is lost; it had the names {:?}",
@@ -338,8 +340,8 @@ impl History {
             }
         }
         verdict.context(what.clone())?;
-        // A name that it had before, has not now or later, and that nothing else took, not even for a while: what took it
-        // may be back.
+        // Look only at names that the file had before, has not now or later, and that no other file ever took: the
+        // other file may be back.
         for (index, before) in self.states[..state].iter().enumerate() {
             for name in names(before) {
                 let since = &self.states[index + 1..=top.max(state)];
@@ -351,7 +353,7 @@ impl History {
         Ok(())
     }
 
-    /// H1, of the inode `id`, fsynced in the first state of the window, if it is what was found here.
+    /// H1 for the inode `id`, fsynced in the first state of the window, if `entry` is that inode.
     fn verify_fsynced_at(
         &self,
         found: &BTreeMap<&[u8], &TreeEntry>,
@@ -418,7 +420,8 @@ impl History {
         Ok(())
     }
 
-    /// H2: each block is one of these versions of it, and the size is none that was never there or on the way.
+    /// H2: each block equals one of these versions of it, and the size lies between the smallest and the largest of
+    /// them.
     fn verify_blocks(&self, entry: &TreeEntry, read: ReadFound<'_>, versions: &[(usize, u64)]) -> Result<()> {
         ensure!(entry.kind == NodeKind::File, "it is {:?}, of {} bytes", entry.kind, entry.size);
         let nodes = versions.iter().filter_map(|(state, id)| self.states[*state].model.nodes.get(id));
@@ -446,10 +449,10 @@ impl History {
     }
 }
 
-/// Reads all of a file that was found.
+/// A function that reads all of a found file.
 pub type ReadFound<'r> = &'r dyn Fn(&[u8]) -> Result<Vec<u8>>;
 
-/// How a block differs from the version that it has most in common with.
+/// Describes how a block differs from the most similar version.
 fn nearest(block: &[u8], versions: impl Iterator<Item = Vec<u8>>) -> String {
     let differences = |version: Vec<u8>| {
         let at = |(at, byte): (usize, &u8)| (version.get(at).copied().unwrap_or(0) != *byte).then_some(at);

@@ -1,7 +1,7 @@
-//! A device that calls a test's code in the middle of what the engine does: at a chosen flush.
+//! A device that runs a test's code at a chosen flush, in the middle of the engine's work.
 //!
-//! A commit is stopped there while other threads go on, the content of the medium is looked at as a power cut would leave it,
-//! or the flush fails.
+//! The code can stop a commit while other threads continue, look at the medium as a power cut would leave it, or fail
+//! the flush.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,10 @@ use ubtrfs_device::Device;
 
 type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-/// A device with code that runs once, before the flush that it was set for.
+/// A device with code that runs once, before a chosen flush.
 pub struct HookDevice {
     inner: Arc<dyn Device>,
-    /// Flushes to let pass first.
+    /// The code, and the number of flushes to let pass first.
     hook: Mutex<Option<(u64, Hook)>>,
 }
 
@@ -24,18 +24,18 @@ impl std::fmt::Debug for HookDevice {
 }
 
 impl HookDevice {
-    /// This device, without any code yet.
+    /// Wraps a device, without any code yet.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         Self { inner, hook: Mutex::default() }
     }
 
-    /// Runs `hook` in the thread that flushes, before the flush that comes after `passed` others. Where it fails, the flush
+    /// Runs `hook` in the flushing thread, after `passed` flushes and before the next one. If the hook fails, the flush
     /// fails.
     pub fn at_flush(&self, passed: u64, hook: impl FnOnce() -> io::Result<()> + Send + 'static) {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some((passed, Box::new(hook)));
     }
 
-    /// Whether the code is still to run.
+    /// Whether the code has not run yet.
     pub fn is_set(&self) -> bool {
         self.hook.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }

@@ -1,4 +1,4 @@
-//! Image files for tests: sparse, in a temporary directory of their own, removed on drop.
+//! Image files for tests: sparse, each in a temporary directory, removed on drop.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ impl Image {
         Ok(Self { path, _dir: dir })
     }
 
-    /// Formatted by `mkfs.btrfs` with these arguments; it gets its own random UUID.
+    /// An image formatted by `mkfs.btrfs` with these arguments and a random UUID.
     pub fn kernel_made(len_bytes: u64, mkfs_args: &[&str]) -> Result<Self> {
         let image = Self::empty(len_bytes)?;
         let mut args: Vec<&str> = vec!["-q", "-f"];
@@ -36,19 +36,19 @@ impl Image {
         Ok(image)
     }
 
-    /// A copy of another image with holes kept. The two have one UUID: Linux mounts one of them at a time.
+    /// A sparse copy of another image. Both have one UUID: Linux mounts only one of them at a time.
     pub fn copy_of(path: &Path) -> Result<Self> {
         let image = Self::empty(0)?;
         run("cp", ["--sparse=always".as_ref(), path.as_os_str(), image.path.as_os_str()])?;
         Ok(image)
     }
 
-    /// The file.
+    /// Path of the image file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A hash of all its bytes: equal before and after means untouched.
+    /// A hash of the content, to verify that nothing changed.
     pub fn digest(&self) -> Result<u64> {
         crate::tree_entry::digest_file(&self.path)
     }
@@ -68,7 +68,7 @@ impl Image {
         Ok(())
     }
 
-    /// Changes the superblock's bytes at every mirror that fits, and gives each a right checksum again (crc32c).
+    /// Changes every superblock that fits into the image, and recomputes its checksum (crc32c).
     pub fn patch_superblocks(&self, patch: impl Fn(&mut [u8])) -> Result<()> {
         let len_bytes = std::fs::metadata(&self.path)?.len();
         for offset in SUPERBLOCK_OFFSETS {

@@ -1,4 +1,5 @@
-//! The whole verdict on an image that ubtrfs wrote: btrfs-progs, Linux's mount, its scrub, and the expected content.
+//! The complete verification of an image that ubtrfs wrote: btrfs-progs, Linux's mount and scrub, and the expected
+//! content.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{Compare, LoopMount, TreeEntry, btrfs_check, compare_entries, walk_path};
 
-/// What Linux finds in an image, against what must be there. An error holds everything that was said.
+/// Checks an image with Linux against the expected content. The error holds all messages.
 pub fn judge(image: &Path, mount_options: &str, expected: &[(&[TreeEntry], Compare)]) -> Result<()> {
     btrfs_check(image)?;
     let mount = LoopMount::new(image, mount_options)?;

@@ -1,10 +1,11 @@
-//! A filesystem that Linux made and filled, with everything in it that an ordinary one can hold.
+//! A filesystem that Linux made and filled, with everything that an ordinary one can hold.
 //!
-//! Three compressions, inline and regular and preallocated extents, holes, reflinks, hard links past an inode
-//! reference's room, names with one hash, large directories, all types of inodes, extended attributes, ACLs,
-//! subvolumes, a writable and a read-only snapshot that share blocks with their source.
+//! Three compressions; inline, regular and preallocated extents; holes; reflinks; more hard links than fit into an
+//! inode reference; names with equal hashes; large directories; all types of inodes; extended attributes; ACLs;
+//! subvolumes; a writable and a read-only snapshot that share blocks with their source.
 //!
-//! I1. The content depends on the seed alone, so that two images of one seed differ in format only.
+//! I1. The content depends only on the seed and on `RichTree::extrefs`, so two images with the same seed and
+//!     `extrefs` differ only in format.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -20,7 +21,7 @@ use ubtrfs_format::superblock::CompatRo;
 use crate::command::run;
 use crate::{Image, LoopMount, Model, Rng, colliding_names, name_of_len};
 
-/// How the image is formatted and mounted while it is filled.
+/// How the image is formatted, and mounted while it is filled.
 #[derive(Clone, Debug)]
 pub struct KernelImageSpec {
     /// For messages.
@@ -31,14 +32,14 @@ pub struct KernelImageSpec {
     pub mkfs: &'static [&'static str],
     /// Options of the kernel's mount.
     pub mount: &'static str,
-    /// Formatted by `ubtrfs_mkfs` with a block group tree, which btrfs-progs 6.2 cannot make.
+    /// Whether `ubtrfs_mkfs` formats it with a block group tree, which btrfs-progs 6.2 cannot make.
     pub block_group_tree: bool,
 }
 
-/// Such an image.
+/// An image in the format of a `KernelImageSpec`.
 #[derive(Debug)]
 pub struct KernelImage {
-    /// The file.
+    /// The image file.
     pub image: Image,
     /// How it was made.
     pub spec: KernelImageSpec,
@@ -49,7 +50,7 @@ impl KernelImageSpec {
         Self { name, len_bytes: 512 << 20, mkfs, mount: "", block_group_tree: false }
     }
 
-    /// What `mkfs.btrfs` makes without options.
+    /// The format that `mkfs.btrfs` makes without options.
     pub const DEFAULT: Self = Self::new("default", &[]);
 
     /// The formats that a filesystem on one device can have.
@@ -75,10 +76,10 @@ impl KernelImageSpec {
         ]
     }
 
-    /// The format of this name.
+    /// The format with this name.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such format.
     pub fn named(name: &str) -> Self {
         Self::matrix().into_iter().find(|spec| spec.name == name).expect("a name from the matrix")
     }
@@ -116,17 +117,17 @@ impl KernelImage {
     }
 }
 
-/// The content of a [`KernelImage`]; it can fill any mounted btrfs.
+/// The content of a [`KernelImage`]. It can fill any mounted btrfs.
 #[derive(Clone, Copy, Debug)]
 pub struct RichTree {
-    /// Decides about all of it.
+    /// Seed of the whole content.
     pub seed: u64,
     /// Whether a file may have more links in one directory than fit into an inode reference.
     pub extrefs: bool,
 }
 
 impl RichTree {
-    /// Directories that hold what the reference model does not know: ACLs that are handed down, inode flags.
+    /// The directory whose content the reference model does not know: inherited ACLs and inode flags.
     pub const SPECIAL: &'static [u8] = b"special";
     /// The read-only snapshot.
     pub const READ_ONLY: &'static [u8] = b"snapshots/read-only";
@@ -140,7 +141,7 @@ impl RichTree {
         Ok(model)
     }
 
-    /// Fills the top level of a filesystem that is mounted here, as root.
+    /// Fills the filesystem mounted at `root`. Needs root privileges.
     pub fn fill(&self, root: &Path) -> Result<()> {
         rustix::process::umask(Mode::empty());
         let mut rng = Rng::new(self.seed);
@@ -166,7 +167,7 @@ impl RichTree {
             fs::write(dir.join(format!("text-{len}")), rng.text(len))?;
         }
         fs::write(dir.join("large"), rng.bytes(4 << 20))?;
-        // Many extents: written backwards, and synced in between so that they do not merge.
+        // Many extents: written backwards, with syncs in between so that they do not merge.
         let file = File::create(dir.join("fragmented"))?;
         for index in (0..40u64).rev() {
             file.write_all_at(&rng.bytes(4096 + 37 * index as usize), index * 12_288)?;
@@ -206,7 +207,7 @@ impl RichTree {
             let file = with_compression(&path, method)?;
             file.write_all_at(&rng.text(600_000), 0)?;
             file.sync_all()?;
-            // Cuts compressed extents in two, and leaves one of which only the end is used.
+            // Cuts compressed extents in two, and leaves one that is used only at its end.
             file.write_all_at(&rng.bytes(5000), 50_000)?;
             file.write_all_at(&rng.text(140_000), 200_000)?;
             punch(&file, 400_000, 70_000)?;
@@ -300,7 +301,7 @@ impl RichTree {
         fs::create_dir(dir)?;
         let target = dir.join("target");
         fs::write(&target, rng.text(10_000))?;
-        // A name of 200 bytes takes 210 in an inode reference: 400 are more than any node holds.
+        // A name of 200 bytes takes 210 in an inode reference: 400 of them fit into no node.
         let count = if self.extrefs { 400 } else { 15 };
         for index in 0..count {
             let name = [format!("{index:04}-").into_bytes(), name_of_len(rng, 195)].concat();
@@ -453,7 +454,7 @@ impl RichTree {
         Ok(())
     }
 
-    /// Changes some of a subvolume that a snapshot shares, so that they share the rest.
+    /// Changes part of a subvolume that a snapshot shares, so that they still share the rest.
     fn scribble(&self, subvolume: &Path, rng: &mut Rng) -> Result<()> {
         let small = subvolume.join("small");
         for _ in 0..60 {

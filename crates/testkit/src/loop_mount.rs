@@ -1,6 +1,6 @@
-//! An image mounted by Linux: a loop device and a mount point that give themselves back.
+//! An image mounted by Linux: a loop device and a mount point that are released on drop.
 //!
-//! I1. The mount point and the loop device are this value's own; drop unmounts first and detaches then.
+//! I1. The value owns the mount point and the loop device. Drop unmounts, and then detaches.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ impl LoopMount {
         Ok(mount)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         self.dir.as_ref().map_or(Path::new("/nonexistent"), TempDir::path)
     }
@@ -54,7 +54,7 @@ impl LoopMount {
         &self.device
     }
 
-    /// Has Linux read and verify everything; an error unless it found none.
+    /// Scrubs the filesystem with Linux. Fails unless the scrub found no errors.
     pub fn scrub(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         let text = run("btrfs", ["scrub", "start", "-B", &point])?;
@@ -64,10 +64,10 @@ impl LoopMount {
         Ok(())
     }
 
-    /// Turns quotas on, and returns when Linux has counted what is there.
+    /// Turns quotas on, and returns when Linux has finished counting.
     ///
-    /// What is written while Linux counts it may miss, without marking its numbers as uncertain (seen with Linux 6.18:
-    /// once in some fifty images, and `btrfs check` finds it too).
+    /// Linux may miss data that is written during the count, without marking its numbers as uncertain (seen with Linux
+    /// 6.18 on about one in fifty images; `btrfs check` reports it too).
     pub fn enable_quota(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         run("btrfs", ["filesystem", "sync", &point])?;
@@ -75,7 +75,7 @@ impl LoopMount {
         run("btrfs", ["quota", "rescan", "-w", &point]).map(drop)
     }
 
-    /// What the kernel's log says about this device since it was mounted (empty where the log cannot be read).
+    /// The kernel's log about this device since the mount (empty if the log cannot be read).
     pub fn kernel_log(&self) -> String {
         let Ok(text) = run("dmesg", std::iter::empty::<&str>()) else { return String::new() };
         let name = self.device.trim_start_matches("/dev/");
@@ -93,13 +93,13 @@ impl LoopMount {
         self.kernel_log()
             .lines()
             .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
-            // A free space cache of an older generation is what a writer without one leaves behind; mounting with one is warned of.
+            // A writer without a free space cache leaves one of an older generation; Linux warns when it mounts that.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             .map(str::to_owned)
             .collect()
     }
 
-    /// Unmounts, detaches, and says what went wrong, if anything did.
+    /// Unmounts and detaches. Returns the first failure.
     pub fn close(mut self) -> Result<()> {
         self.give_back()
     }
@@ -109,7 +109,7 @@ impl LoopMount {
         if self.mounted {
             self.mounted = false;
             let point = self.path().to_string_lossy().into_owned();
-            // A process that another test is just starting still has this test's open files, until it runs its program.
+            // A process that another test has just forked holds this test's open files until it executes its program.
             for _ in 0..50 {
                 result = run("umount", [&point]).map(drop);
                 if result.is_ok() {
@@ -123,7 +123,8 @@ impl LoopMount {
         }
         if !self.device.is_empty() {
             let device = std::mem::take(&mut self.device);
-            // Linux remembers the device of every btrfs it has seen; a later one on the same loop must not meet it.
+            // Linux remembers the device of every btrfs it has seen; a later filesystem on this loop device must not
+            // meet it.
             let _ = run("btrfs", ["device", "scan", "--forget", &device]);
             let detached = run("losetup", ["-d", &device]).map(drop);
             result = result.and(detached);
@@ -141,7 +142,7 @@ impl Drop for LoopMount {
 }
 
 fn attach(image: &Path) -> Result<String> {
-    // Between finding a free loop device and taking it another process may be faster.
+    // Another process may take the free loop device between finding and attaching it.
     let mut last = None;
     for _ in 0..20 {
         match run("losetup", ["-f".as_ref(), "--show".as_ref(), image.as_os_str()]) {

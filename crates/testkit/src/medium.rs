@@ -1,8 +1,8 @@
-//! The content of a disk in memory, whose copies share what they have in common: a power cut, or the state before a
-//! fault, costs no more than what is different in it.
+//! The content of a disk in memory. Copies share unchanged blocks, so a power cut, or the state before a fault, costs
+//! only its differences.
 //!
-//! I1. A block that is missing is zeros.
-//! I2. A [`MediumDevice`] changes nothing of a [`Medium`] that was taken from it.
+//! I1. A missing block is zeros.
+//! I2. A [`MediumDevice`] never changes a [`Medium`] that was taken from it.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,12 +23,12 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// So many zeros.
+    /// A medium of this many zeros.
     pub fn zeros(len_bytes: u64) -> Self {
         Self { len_bytes, blocks: HashMap::new() }
     }
 
-    /// An empty filesystem.
+    /// A medium with an empty filesystem.
     pub fn formatted(len_bytes: u64, options: &ubtrfs_mkfs::MkfsOptions) -> Result<Self> {
         let device = MediumDevice::new(Self::zeros(len_bytes));
         ubtrfs_mkfs::make(&device, options)?;
@@ -59,7 +59,7 @@ impl Medium {
         Ok(medium)
     }
 
-    /// Writes it to an image file, sparse.
+    /// Saves the content to a sparse image file.
     pub fn save(&self, path: &Path) -> Result<()> {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::create(path)?;
@@ -74,12 +74,12 @@ impl Medium {
         Ok(())
     }
 
-    /// Its size.
+    /// Size of the medium.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Memory of its blocks, shared ones too.
+    /// Memory of the blocks, including shared ones.
     pub fn resident_bytes(&self) -> u64 {
         (self.blocks.len() * BLOCK) as u64
     }
@@ -91,7 +91,7 @@ impl Medium {
         }
     }
 
-    /// Reads; what is past the end is zeros.
+    /// Reads bytes; past the end are zeros.
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
         pieces(offset, buf.len(), |index, within, piece| match self.blocks.get(&index) {
             Some(block) => {
@@ -102,7 +102,7 @@ impl Medium {
         });
     }
 
-    /// Writes.
+    /// Writes bytes.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         pieces(offset, data.len(), |index, within, piece| {
             if (within, piece.len()) == (0, BLOCK) {
@@ -134,12 +134,12 @@ pub struct MediumDevice {
 }
 
 impl MediumDevice {
-    /// Starts with this content.
+    /// Creates a device with this content.
     pub fn new(medium: Medium) -> Self {
         Self { len_bytes: medium.len_bytes, live: RwLock::new(medium) }
     }
 
-    /// What it holds now.
+    /// The current content.
     pub fn content(&self) -> Medium {
         self.read().clone()
     }
@@ -192,7 +192,7 @@ impl Device for MediumDevice {
     }
 }
 
-/// Splits a range at block borders: block, offset inside it, range of the buffer.
+/// Splits a range at block boundaries: block, offset inside it, range of the buffer.
 fn pieces(offset: u64, len: usize, mut each: impl FnMut(u64, usize, Range<usize>)) {
     let mut done = 0;
     while done < len {

@@ -1,10 +1,10 @@
 //! The reference model: a filesystem in memory that is too simple to be wrong.
 //!
-//! It is itself a [`Target`], so an operation's result on the model is the prediction of its result on the filesystem
-//! under test. It acts as root does.
+//! It implements [`Target`], so an operation's result on the model predicts its result on the filesystem under test. It
+//! acts as root.
 //!
-//! I1. Every node but the root has at least one link, and every link names a directory that holds it.
-//! I2. A file's blocks hold only non-zero content inside its size; what has no block is zeros.
+//! I1. Every node except the root has at least one link, and every link names a directory that holds the node.
+//! I2. A file's blocks hold only non-zero content within its size; a missing block is zeros.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -21,19 +21,19 @@ use crate::tree_entry::{CHUNK_BYTES, ContentHash, TreeEntry, is_stub, join, set_
 const BLOCK: u64 = 4096;
 pub(crate) const ROOT: u64 = 0;
 
-/// What a prediction can be wrong about: an errno.
+/// Error of an operation on the model: an errno value.
 pub type ModelError = Errno;
 
 /// A filesystem in memory.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Shared with the states that it was cloned from and to: a clone after each step costs what the step changed.
+    /// Shared with clones of the model: a clone after each step costs only what the step changed.
     pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
     next: u64,
     read_only_volumes: Vec<u64>,
 }
 
-/// A file, directory or anything else.
+/// A file, directory or other inode.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) kind: NodeKind,
@@ -44,14 +44,14 @@ pub(crate) struct Node {
     pub(crate) size: u64,
     blocks: BTreeMap<u64, Arc<[u8]>>,
     symlink: Vec<u8>,
-    /// Of the content, once it was asked for.
+    /// Hash of the content, computed on demand.
     digest: OnceLock<u64>,
     pub(crate) children: BTreeMap<Vec<u8>, u64>,
     pub(crate) links: Vec<(u64, Vec<u8>)>,
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Subvolume that it is in: renames and links stay inside of one.
+    /// The node's subvolume: renames and links stay inside it.
     pub(crate) volume: u64,
-    /// The driver leaves it as it is.
+    /// Whether the driver must not change it.
     pub(crate) fixed: bool,
 }
 
@@ -69,7 +69,7 @@ impl Model {
         Self { nodes, next: 1, read_only_volumes: Vec::new() }
     }
 
-    /// The state of a directory of the running system; subvolumes are told apart by their device numbers.
+    /// Loads a directory of the running system. Device numbers tell subvolumes apart.
     pub fn load(root: &Path) -> Result<Self> {
         let mut model = Self { nodes: BTreeMap::new(), next: 0, read_only_volumes: Vec::new() };
         let mut groups: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
@@ -92,7 +92,7 @@ impl Model {
             };
             if !entry.path.is_empty() {
                 let (dir, name) = split(&entry.path);
-                // Sorted order puts a directory before what is in it.
+                // Sorted order puts a directory before its children.
                 let parent = *by_path.get(dir).context("I1: the parent was walked before")?;
                 model.add_link(parent, name, id);
             }
@@ -108,7 +108,7 @@ impl Model {
         Ok(())
     }
 
-    /// Has the driver leave everything at and below this path alone.
+    /// Keeps the driver from changing anything at or below this path.
     pub fn fix(&mut self, path: &[u8]) -> Result<(), ModelError> {
         let mut stack = vec![self.find(path)?];
         while let Some(id) = stack.pop() {
@@ -124,17 +124,17 @@ impl Model {
         self.nodes.len()
     }
 
-    /// Whether there is nothing but the root.
+    /// Whether only the root exists.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() <= 1
     }
 
-    /// All that a walk of the filesystem should find; times and sizes of directories are not known.
+    /// Everything that a walk of the filesystem should find, except times and sizes of directories.
     pub fn entries(&self) -> Vec<TreeEntry> {
         self.entries_and_ids().into_iter().map(|(entry, _)| entry).collect()
     }
 
-    /// The same, each with its node.
+    /// The entries that `Model::entries` returns, each with its node.
     pub(crate) fn entries_and_ids(&self) -> Vec<(TreeEntry, u64)> {
         let mut ids = Vec::new();
         let mut entries = Vec::new();
@@ -169,7 +169,7 @@ impl Model {
         entries
     }
 
-    /// A path of this node, by its `choice`-th link.
+    /// A path of this node, through its `choice`-th link.
     pub(crate) fn path_of(&self, id: u64, choice: usize) -> Vec<u8> {
         let mut names = Vec::new();
         let (mut at, mut choice) = (id, choice);
@@ -212,8 +212,8 @@ impl Model {
         Ok(at)
     }
 
-    /// The directory of a path and its last name; nothing is there yet unless `replace`. The order of errors is Linux's:
-    /// the lookup first, then whether the directory takes changes ([`Model::writable`]).
+    /// The directory of a path, and the last name in it, which must be free unless `replace`. Errors come in Linux's
+    /// order: the lookup first, then whether the directory is writable ([`Model::writable`]).
     fn find_parent<'p>(&self, path: &'p [u8], replace: bool) -> Result<(u64, &'p [u8]), Errno> {
         let (dir, name) = split(path);
         let parent = self.find(dir)?;
@@ -252,7 +252,7 @@ impl Model {
     }
 
     fn node(&mut self, id: u64) -> &mut Node {
-        // Whoever asks for it may change it.
+        // Callers may change the content.
         let node = Arc::make_mut(self.nodes.get_mut(&id).expect("I1: links name nodes that exist"));
         node.digest = OnceLock::new();
         node
@@ -468,7 +468,7 @@ impl Target for Model {
 }
 
 impl Model {
-    /// Removes a name, and not the node with its last one.
+    /// Removes a name, but keeps the node even if it was the last one.
     fn detach(&mut self, parent: u64, name: &[u8]) {
         let id = self.node(parent).children.remove(name).expect("I1: the caller found the name");
         self.node(id).links.retain(|(dir, link)| (*dir, link.as_slice()) != (parent, name));

@@ -1,4 +1,4 @@
-//! A mounted directory as a [`Target`]: plain system calls.
+//! A mounted directory as a [`Target`], used by plain system calls.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -19,7 +19,7 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
-    /// This directory. The process's umask is cleared, so that modes arrive as they are given.
+    /// Uses this directory. Clears the process's umask, so that modes arrive unchanged.
     pub fn new(root: &Path) -> Self {
         rustix::process::umask(Mode::empty());
         Self { root: root.to_owned() }

@@ -1,11 +1,11 @@
-//! Power cuts at scale: a workload is recorded once, the power is cut at many points of the recording, and each medium that
-//! may be left is opened, checked, and compared with what was promised.
+//! Power cuts at scale: a workload is recorded once, and the power is cut at many points of the recording. Each medium
+//! that a cut may leave is opened, checked, and compared with the promises.
 //!
-//! - C1. A medium that a cut left opens for writing, with its log replayed.
+//! - C1. The medium opens for writing, with its log replayed.
 //! - C2. `ubtrfs-check` finds it clean, before and after the replay.
 //! - C3. It keeps its promises: see [`History`].
-//! - C4. Everything repeats from the seed: workload, points, and what each cut keeps, drops and tears. But where memory is
-//!   so small that delayed items are flushed by the commit thread, the thread decides when.
+//! - C4. The seed determines everything: workload, points, and what each cut keeps, drops and tears. Exception: with
+//!   little memory, the commit thread flushes delayed items at times that the seed does not determine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::{
 /// A recorded workload.
 #[derive(Debug)]
 pub struct PowerCuts {
-    /// What it was.
+    /// Describes the workload and the filesystem.
     pub name: String,
     device: Arc<RecordingDevice>,
     history: History,
@@ -35,19 +35,20 @@ pub struct PowerCuts {
     seed: u64,
 }
 
-/// One cut.
+/// The medium that one cut left, and the promises made before the cut.
 #[derive(Debug)]
 pub struct Cut {
     pub(crate) medium: Medium,
     pub(crate) made: usize,
     /// Promises made, by lane.
     pub(crate) lanes: [Option<u64>; LANES],
-    /// What it is, for messages.
+    /// Describes the cut, for messages.
     pub what: String,
 }
 
 impl PowerCuts {
-    /// Records the workload of this seed: random operations, or one of the scripts, on one of several kinds of filesystems.
+    /// Records the workload of this seed: random operations, or one of the scripts, on one of several kinds of
+    /// filesystems.
     pub fn record(seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let kind = usize::try_from(seed % (Script::KINDS as u64 + 4))?;
@@ -80,11 +81,11 @@ impl PowerCuts {
             }
             kind => {
                 let mut driver = Driver::new(seed, 1 << 16);
-                // Commits in the background leave dirty data out: their states are known only of names.
+                // Background commits leave dirty data out, so that only the names of their states are known.
                 if little_memory || kind % 2 == 0 {
                     driver = driver.names_only();
                 }
-                // Fsyncs keep delayed items from being applied before the commit.
+                // Do not fsync: it would keep delayed items from being applied before the commit.
                 let (operations, fsyncs) = if little_memory { (600, false) } else { (140, true) };
                 random(&mut target, &mut history, &mut rng, driver, operations, fsyncs)?;
                 "random".to_owned()
@@ -99,7 +100,7 @@ impl PowerCuts {
         Ok(Self { name, device, history, options, seed })
     }
 
-    /// Points to cut at: half of them around flushes, where superblocks are written; ascending.
+    /// Points to cut at, ascending: half of them around flushes, where superblocks are written.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
@@ -113,17 +114,17 @@ impl PowerCuts {
         points
     }
 
-    /// What the recording holds: promises, flushes, events.
+    /// Numbers of promises, flushes and events in the recording.
     pub fn size(&self) -> (usize, usize, usize) {
         (self.history.promises(), self.device.flush_points().len(), self.device.events())
     }
 
-    /// For [`PowerCuts::cut`].
+    /// The builder that [`PowerCuts::cut`] needs.
     pub fn builder(&self) -> CutBuilder {
         self.device.cuts()
     }
 
-    /// What cut number `number`, at this point, leaves.
+    /// The medium that cut number `number`, at this point, leaves.
     pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);
@@ -132,7 +133,7 @@ impl PowerCuts {
         Cut { medium, made, lanes: outcome.promised_by, what }
     }
 
-    /// C1 to C3; what was found.
+    /// Verifies C1 to C3. Returns the entries found.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         self.verify_inner(cut).with_context(|| cut.what.clone())
     }
@@ -149,16 +150,16 @@ impl PowerCuts {
         Ok(found)
     }
 
-    /// What Linux says of the cut: `btrfs check` before and after Linux's own replay, and the promises as Linux sees them;
-    /// `ours` is what [`PowerCuts::verify`] found, and must be the same.
+    /// Verifies the cut with Linux: `btrfs check` before and after Linux's replay, and the promises as Linux sees them.
+    /// Linux must find `ours`, the entries that [`PowerCuts::verify`] found.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
         cut.verify_by_linux(ours, image, |found, read| self.history.verify(found, read, cut.made, false))
     }
 }
 
 impl Cut {
-    /// `btrfs check` before and after Linux's own replay; `promises` judges what Linux shows, which must be the same as
-    /// `ours`.
+    /// Runs `btrfs check` before and after Linux's replay. `promises` checks the entries that Linux shows, which must
+    /// equal `ours`.
     pub(crate) fn verify_by_linux(
         &self,
         ours: &[TreeEntry],
@@ -185,14 +186,14 @@ impl Cut {
         judge().with_context(|| format!("Linux: {}", self.what))
     }
 
-    /// Keeps what the cut left in an image file.
+    /// Saves the medium to an image file.
     pub fn save(&self, image: &Path) -> Result<()> {
         self.medium.save(image)
     }
 }
 
 impl PowerCuts {
-    /// Whether Linux's replay of the cut leaves the same as ours: says of a broken promise whose it is.
+    /// Compares Linux's replay of the cut with ours: if they agree, a broken promise is not the fault of our replay.
     pub fn compare_with_linux(&self, cut: &Cut, image: &Path) -> Result<()> {
         let device: Arc<dyn Device> = Arc::new(MediumDevice::new(cut.medium.clone()));
         let target = FsTarget::on_device(device, self.options.clone())?;
@@ -205,7 +206,7 @@ impl PowerCuts {
     }
 }
 
-/// Every problem that the in-process checker finds, checksums of data included.
+/// Fails with the problems that the in-process checker finds; verifies checksums of data too.
 pub fn check(medium: &Medium) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium.clone()));
     let options = ubtrfs_check::Options { data_csums: true, ..Default::default() };
@@ -218,7 +219,7 @@ pub fn check(medium: &Medium) -> Result<()> {
     Ok(())
 }
 
-/// Some hundred changes are worth a flush of delayed items.
+/// Small enough that some hundred changes trigger a flush of delayed items.
 const LITTLE_MEMORY: u64 = 1 << 20;
 
 fn filesystem(rng: &mut Rng, mixed: bool) -> (MkfsOptions, String) {
@@ -270,7 +271,7 @@ fn perform(step: &Step, target: &mut Promising, history: &mut History) -> Result
     Ok(())
 }
 
-/// Random operations, with an fsync of any file or directory now and then.
+/// Performs random operations, and sometimes an fsync of any file or directory.
 fn random(
     target: &mut Promising,
     history: &mut History,
@@ -298,7 +299,7 @@ fn random(
     Ok(())
 }
 
-/// Writes until there is no space, removes some, and so on.
+/// Writes until there is no space, removes some files, and repeats.
 fn fill(target: &mut Promising, history: &mut History, rng: &mut Rng) -> Result<()> {
     let failed = |errno: i32| anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno));
     const NOSPC: i32 = 28;
@@ -321,7 +322,7 @@ fn fill(target: &mut Promising, history: &mut History, rng: &mut Rng) -> Result<
                     if let Err(errno) = target.write(&path, 0, &data) {
                         ensure!(errno == NOSPC, "write: errno {errno}");
                         full = 4;
-                        // A part may have found room.
+                        // Part of the data may have been written.
                         let size = target.inner.lookup(&path).map_err(failed)?.size as usize;
                         model.write(&path, 0, &data[..size.min(data.len())]).map_err(failed)?;
                     } else {

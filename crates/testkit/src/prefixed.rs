@@ -1,14 +1,14 @@
-//! A directory of a target as a target of its own: each of several threads works in one.
+//! A directory of a target as a target: each of several threads works in one.
 
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 use crate::tree_entry::join;
 
-/// All paths lie below a directory.
+/// A target whose paths lie below a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Prefixed<T> {
     pub(crate) inner: T,
     prefix: Vec<u8>,
-    /// What was synced (`None`) and fsynced since this was emptied last.
+    /// Syncs (`None`) and fsyncs since the list was last emptied.
     pub(crate) fresh: Vec<Option<Vec<u8>>>,
 }
 

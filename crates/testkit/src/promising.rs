@@ -1,4 +1,4 @@
-//! A target that keeps a [`History`] of itself: passes everything on, notes what was promised, and marks it on the device.
+//! A target that records a [`History`] of itself: passes operations on, notes promises, and marks them on the device.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{FsTarget, History, Model, RecordingDevice};
 pub(crate) struct Promising {
     pub(crate) inner: FsTarget,
     device: Arc<RecordingDevice>,
-    /// What was synced and fsynced since [`Promising::note`].
+    /// Syncs (`None`) and fsyncs since the last [`Promising::after`].
     fresh: Vec<Option<Vec<u8>>>,
     generation: Generation,
 }
@@ -23,7 +23,7 @@ impl Promising {
         Self { inner, device, fresh: Vec::new(), generation }
     }
 
-    /// Notes commits that happened without being asked for, since the last step.
+    /// Notes background commits since the last step.
     pub(crate) fn before(&mut self, history: &mut History) {
         let generation = self.inner.fs().superblock().generation;
         if generation != std::mem::replace(&mut self.generation, generation) {
@@ -31,12 +31,12 @@ impl Promising {
         }
     }
 
-    /// Notes a step: the model's state after it, and what it promised.
+    /// Notes a step: the model's state after it, and the promises made.
     pub(crate) fn after(&mut self, history: &mut History, model: &Model) {
         let generation = self.inner.fs().superblock().generation;
         let committed = generation != std::mem::replace(&mut self.generation, generation);
         if committed && self.fresh.is_empty() {
-            // Somewhere in the step.
+            // The commit was somewhere in the step.
             history.may_commit();
             history.may_commit_within();
         }

@@ -1,7 +1,7 @@
-//! The tree blocks of an image, found in its bytes: to damage them where they stand.
+//! The tree blocks of an image, found in its bytes, to damage them in place.
 //!
-//! Which blocks are live is what `btrfs inspect-internal dump-tree` says; where their copies are is found by scanning the
-//! image for headers that carry the filesystem's id. Nothing of ubtrfs but the layout of the header is used.
+//! `btrfs inspect-internal dump-tree` tells which blocks are live. Their copies are found by scanning the image for
+//! headers with the filesystem's id. This uses nothing of ubtrfs except the layout of the header.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::{Image, run};
 pub struct RawBlock {
     /// Logical address.
     pub bytenr: u64,
-    /// The tree that it belongs to.
+    /// The tree that the block belongs to.
     pub owner: u64,
     /// 0 for a leaf.
     pub level: u8,
     /// Number of items.
     pub nritems: u32,
-    /// Where its copies are in the image.
+    /// Offsets of the copies in the image.
     pub copies: Vec<u64>,
 }
 
 impl RawBlock {
-    /// All live tree blocks of an image that nobody has mounted.
+    /// All live tree blocks of an unmounted image.
     pub fn live(image: &Image) -> Result<Vec<Self>> {
         let raw = std::fs::read(image.path())?;
         let sb = &raw[65_536..65_536 + 4096];

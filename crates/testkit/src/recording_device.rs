@@ -1,13 +1,14 @@
-//! A device that remembers every write since it was made, to build what a power cut could have left.
+//! A device that records every write since its creation, to build the states that a power cut could leave.
 //!
 //! The fault model of a disk with a volatile write cache:
-//! - I1. What was written before a completed flush is on the medium.
-//! - I2. Each write after the last completed flush is, independently of the others and in any order, kept, dropped, or
-//!   torn: some of its 4096-byte sectors are new and the rest old. A sector is never half new: btrfs depends on that,
-//!   because its superblock is one, is overwritten in place, and Linux reads the first one alone.
-//! - I3. A discarded range holds, after the cut, either its old content or zeros.
-//! - I4. A [`Gate`] stops some requests before they take effect; other threads' requests pass meanwhile. So whatever runs
-//!   beside a commit gets between any two of its writes.
+//! - I1. Everything written before a completed flush is on the medium.
+//! - I2. Each write after the last completed flush is kept, dropped, or torn, independently of the others and in any
+//!   order. A torn write has some new and some old sectors of 4096 bytes. A sector itself is never torn: btrfs depends
+//!   on that, because it overwrites the superblock, which is one sector, in place, and Linux reads only the primary
+//!   superblock.
+//! - I3. A discard leaves zeros if a flush completed after it; otherwise it leaves zeros or the old content.
+//! - I4. A [`Gate`] holds some writes and flushes before they take effect, while requests of other threads pass. So
+//!   concurrent operations get between any two writes of a commit.
 
 use std::io;
 use std::path::Path;
@@ -21,7 +22,7 @@ use ubtrfs_device::Device;
 use crate::{Medium, MediumDevice, Rng};
 
 const SECTOR: u64 = 4096;
-/// Where the primary superblock lies.
+/// Offset of the primary superblock.
 const SUPERBLOCK: u64 = 64 << 10;
 
 #[derive(Clone, Debug)]
@@ -32,21 +33,21 @@ enum Event {
     Mark { lane: usize, value: u64 },
 }
 
-/// Threads that can make promises of their own, each in its lane.
+/// Number of lanes. Each thread that gets promises has a lane.
 pub const LANES: usize = 8;
 
-/// What was kept of a recording.
+/// What a cut kept of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutOutcome {
-    /// Flushes that had completed.
+    /// Completed flushes.
     pub flushes: usize,
-    /// Writes after the last of them that were kept in full, dropped, and torn.
+    /// Writes after the last completed flush that were kept in full.
     pub kept: usize,
-    /// Dropped.
+    /// Writes after it that were dropped.
     pub dropped: usize,
-    /// Torn.
+    /// Writes after it that were torn.
     pub torn: usize,
-    /// The last mark of lane 0 before the cut: what was promised by then.
+    /// The last mark of lane 0 before the cut: the promises made by then.
     pub promised: Option<u64>,
     /// The last mark of each lane before the cut.
     pub promised_by: [Option<u64>; LANES],
@@ -61,49 +62,49 @@ impl CutOutcome {
     }
 }
 
-/// Which requests stop, and for how long (I4).
+/// Which requests a device holds, and for how long (I4).
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
     /// Seed of the choice.
     pub seed: u64,
-    /// One in this many writes of the primary superblock, and of flushes, stops.
+    /// Holds one in this many flushes and writes of the primary superblock.
     pub superblocks: u64,
-    /// One in this many other writes stops.
+    /// Holds one in this many other writes.
     pub writes: u64,
-    /// A stopped request goes on after this many further requests and promises of other threads,
+    /// Releases a held request after this many further requests and promises of other threads,
     pub events: usize,
-    /// or after this time, whichever comes first: others may be waiting for it.
+    /// or after this time, whichever comes first: other threads may be waiting for it.
     pub limit: Duration,
 }
 
-/// A device in memory, sparse, that records.
+/// A sparse device in memory that records.
 #[derive(Debug)]
 pub struct RecordingDevice {
     base: Medium,
     live: MediumDevice,
     events: Mutex<Vec<Event>>,
-    /// An event was added.
+    /// Signals that an event was added.
     added: Condvar,
     gate: Option<(Gate, Mutex<Rng>)>,
-    /// Numbers of events at which a stopped request went on.
+    /// Numbers of the events at which a held request was released.
     passed: Mutex<Vec<usize>>,
-    /// Requests that are stopped now.
+    /// Requests that are held now.
     stopped: AtomicUsize,
 }
 
-/// Builds what the medium could hold at points of a recording that are asked for in ascending order: what was durable at
-/// the last one is not replayed again.
+/// Builds the states that the medium could have at points of a recording. Points must ascend: the builder keeps what
+/// was durable at the last one.
 #[derive(Debug)]
 pub struct CutBuilder {
     events: Vec<Event>,
     durable: Medium,
-    /// Events that are in `durable`.
+    /// Number of events that are in `durable`.
     nr_durable: usize,
     outcome: CutOutcome,
 }
 
 impl RecordingDevice {
-    /// Starts from this content.
+    /// Creates a device with this content.
     pub fn new(base: Medium) -> Self {
         let live = MediumDevice::new(base.clone());
         Self {
@@ -117,29 +118,29 @@ impl RecordingDevice {
         }
     }
 
-    /// Stops some of its requests (I4).
+    /// Makes the device hold some of its requests (I4).
     #[must_use]
     pub fn with_gate(mut self, gate: Gate) -> Self {
         self.gate = Some((gate, Mutex::new(Rng::new(gate.seed))));
         self
     }
 
-    /// Starts from the content of an image file.
+    /// Creates a device with the content of an image file.
     pub fn from_image(path: &Path) -> Result<Self> {
         Ok(Self::new(Medium::from_image(path)?))
     }
 
-    /// Another device with the content that this one started from.
+    /// Another device with the content that this one started with.
     pub fn fork(&self) -> Self {
         Self::new(self.base.clone())
     }
 
-    /// Notes that everything up to here was promised: call it when a sync or fsync returned.
+    /// Notes that everything up to here was promised. Call it when a sync or fsync returned.
     pub fn mark(&self, value: u64) {
         self.mark_lane(0, value);
     }
 
-    /// The same for a promise of one of several threads.
+    /// Like `RecordingDevice::mark`, for a promise to one of several threads.
     pub fn mark_lane(&self, lane: usize, value: u64) {
         assert!(lane < LANES, "there are {LANES} lanes");
         self.push(Event::Mark { lane, value });
@@ -150,19 +151,19 @@ impl RecordingDevice {
         self.lock_events().len()
     }
 
-    /// The numbers of the events at which a flush had completed.
+    /// The numbers of the events right after each flush.
     pub fn flush_points(&self) -> Vec<usize> {
         let events = self.lock_events();
         let is_flush = |(at, event): (usize, &Event)| matches!(event, Event::Flush).then_some(at + 1);
         events.iter().enumerate().filter_map(is_flush).collect()
     }
 
-    /// The numbers of the events at which a stopped request went on (I4).
+    /// The numbers of the events at which a held request was released (I4).
     pub fn gate_points(&self) -> Vec<usize> {
         self.passed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The numbers of the events after which a promise of a lane in `lanes` had been made.
+    /// The numbers of the events right after each promise to a lane in `lanes`.
     pub fn mark_points(&self, lanes: std::ops::Range<usize>) -> Vec<usize> {
         let events = self.lock_events();
         let is_mark = |(at, event): (usize, &Event)| {
@@ -171,13 +172,13 @@ impl RecordingDevice {
         events.iter().enumerate().filter_map(is_mark).collect()
     }
 
-    /// Cuts at many points.
+    /// A builder for cuts at many points.
     pub fn cuts(&self) -> CutBuilder {
         let events = self.lock_events().clone();
         CutBuilder { events, durable: self.base.clone(), nr_durable: 0, outcome: CutOutcome::default() }
     }
 
-    /// Writes an image of what the medium could hold when the power went after `events` events.
+    /// Writes an image of a state that the medium could have after a power cut at `events` events.
     pub fn cut(&self, events: usize, rng: &mut Rng, image: &Path) -> Result<CutOutcome> {
         let (medium, outcome) = self.cuts().cut(events, rng);
         medium.save(image)?;
@@ -189,7 +190,7 @@ impl RecordingDevice {
         self.added.notify_all();
     }
 
-    /// Holds a request if it is one of those that stop (I4).
+    /// Holds the request if the gate chooses it (I4).
     fn pass_gate(&self, is_superblock: bool) {
         let Some((gate, rng)) = &self.gate else { return };
         let one_in = if is_superblock { gate.superblocks } else { gate.writes };
@@ -212,7 +213,7 @@ impl RecordingDevice {
         self.stopped.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Waits until a request is stopped (I4), at most for `limit`.
+    /// Waits until a request is held (I4), at most for `limit`.
     pub fn wait_for_stop(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         while self.stopped.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
@@ -226,7 +227,7 @@ impl RecordingDevice {
 }
 
 impl CutBuilder {
-    /// What the medium could hold when the power went after `events` events, at least as many as the last time.
+    /// A state that the medium could have after a power cut at `events` events, which must not be fewer than last time.
     pub fn cut(&mut self, events: usize, rng: &mut Rng) -> (Medium, CutOutcome) {
         let prefix = events.min(self.events.len());
         let flushed =
@@ -242,11 +243,11 @@ impl CutBuilder {
         }
         self.nr_durable = flushed;
         let (mut medium, mut outcome) = (self.durable.clone(), self.outcome);
-        // Most cuts have some of everything; some keep or lose nearly all, which random choices hardly ever do.
+        // Most cuts keep, drop and tear; some keep or drop nearly all writes, which independent choices hardly ever do.
         let mood = rng.below(8);
         for event in &self.events[flushed..prefix] {
             match event {
-                // A promise that was made is one, even if its flush was the last event before.
+                // A promise counts even if the flush for it was the last event before it.
                 Event::Mark { lane, value } => outcome.note(*lane, *value),
                 Event::Write { offset, data } => match (mood, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {

@@ -1,6 +1,6 @@
-//! Random numbers that repeat: the same seed gives the same test on every machine.
+//! Random numbers that repeat: a seed gives the same test on every machine.
 //!
-//! Splitmix64 (Steele, Lea, Flood 2014). Not for anything but tests.
+//! Splitmix64 (Steele, Lea, Flood 2014). For tests only.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
@@ -9,12 +9,12 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The stream of this seed.
+    /// A stream with this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed ^ 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// The seed that `UBTRFS_SEED` names, or this one; print it when a test fails.
+    /// The seed in `UBTRFS_SEED`, or `default`. Print it when a test fails.
     pub fn seed_or(default: u64) -> u64 {
         std::env::var("UBTRFS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
     }
@@ -38,12 +38,12 @@ impl Rng {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// True once in `n` times.
+    /// True with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of these.
+    /// A random element.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }
@@ -86,7 +86,7 @@ impl Rng {
         out
     }
 
-    /// Either [`Rng::bytes`], [`Rng::text`], or one byte repeated.
+    /// Content from [`Rng::bytes`] or [`Rng::text`], or one byte repeated.
     pub fn content(&mut self, len: usize) -> Vec<u8> {
         match self.below(8) {
             0..4 => self.bytes(len),
@@ -98,7 +98,7 @@ impl Rng {
         }
     }
 
-    /// A length: small more often than large, at most `max`, often beside a power of two.
+    /// A length up to `max`: small more often than large, often next to a power of two.
     pub fn len(&mut self, max: u64) -> u64 {
         let bits = self.below(64 - u64::from(max.max(1).leading_zeros()) + 1);
         let top = 1u64 << bits.min(62);

@@ -1,7 +1,7 @@
-//! Scripted workloads: short lists of steps that touch everything a filesystem does, for faults and power cuts.
+//! Scripted workloads for faults and power cuts: short lists of steps that cover everything a filesystem does.
 //!
-//! I1. A script is valid: on a filesystem without faults every step succeeds, and so it does on the model.
-//! I2. It depends on its seed alone.
+//! I1. A script is valid: on a filesystem without faults every step succeeds, and on the model too.
+//! I2. A script depends only on its seed.
 
 mod long;
 
@@ -12,9 +12,9 @@ type Action = Box<dyn Fn(&mut dyn Target) -> Result<(), Errno> + Send + Sync>;
 
 /// One step.
 pub enum Step {
-    /// Changes or reads something.
+    /// An operation, with its description.
     Do(String, Action),
-    /// Reads (offset, length); the content must be right.
+    /// Reads (offset, length) of a file; the content must be right.
     Read(Vec<u8>, u64, usize),
     /// Makes one file or directory durable.
     Fsync(Vec<u8>),
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Step {
 /// Steps in order.
 #[derive(Debug)]
 pub struct Script {
-    /// What it is about.
+    /// The subject of the script.
     pub name: &'static str,
     /// The steps.
     pub steps: Vec<Step>,
@@ -70,13 +70,13 @@ impl Script {
         self.act(format!("write {path} {at}+{}", data.len()), move |to| to.write(path.as_bytes(), at, &data));
     }
 
-    /// Content that does not compress.
+    /// Writes content that does not compress.
     fn noise(&mut self, path: &str, at: u64, len: usize) {
         let data = self.rng.bytes(len);
         self.write(path, at, data);
     }
 
-    /// Content that does.
+    /// Writes content that compresses.
     fn text(&mut self, path: &str, at: u64, len: usize) {
         let data = self.rng.text(len);
         self.write(path, at, data);
@@ -152,7 +152,7 @@ impl Script {
         self.steps.push(Step::Remount);
     }
 
-    /// Everything once: for faults at every request.
+    /// Every operation once, for faults at every request.
     pub fn everything(seed: u64) -> Self {
         let mut s = Self::new("everything", seed);
         s.mkdir("dir");
@@ -224,7 +224,7 @@ impl Script {
         s
     }
 
-    /// A script about one thing that programs rely on, of about 60 to 100 steps; there are [`Script::KINDS`] of them.
+    /// A script about one thing that programs rely on, with about 60 to 100 steps. There are [`Script::KINDS`] of them.
     pub fn about(kind: usize, seed: u64) -> Self {
         let make = [
             Self::overwrite_by_rename,
@@ -354,7 +354,7 @@ impl Script {
         s
     }
 
-    /// Several names of one file.
+    /// Several names for one file.
     fn links(seed: u64) -> Self {
         let mut s = Self::new("links", seed);
         s.mkdir("dir");
@@ -396,7 +396,7 @@ impl Script {
         s
     }
 
-    /// Truncate, both ways, and write again.
+    /// Truncates files, shorter and longer, and writes again.
     fn sizes(seed: u64) -> Self {
         let mut s = Self::new("sizes", seed);
         for file in 0..2 {
@@ -421,7 +421,7 @@ impl Script {
         s
     }
 
-    /// Punch, zero, preallocate, and write into all of it.
+    /// Punches, zeros and preallocates, and writes into all of it.
     fn holes(seed: u64) -> Self {
         let mut s = Self::new("holes", seed);
         s.create("file");
@@ -445,7 +445,7 @@ impl Script {
         s
     }
 
-    /// Share extents and overwrite what is shared.
+    /// Shares extents, and overwrites shared ones.
     fn reflinks(seed: u64) -> Self {
         let mut s = Self::new("reflinks", seed);
         for file in 0..3 {
@@ -505,7 +505,7 @@ impl Script {
         s
     }
 
-    /// Databases: a journal that is appended to and fsynced, pages that are overwritten in place, checkpoints.
+    /// Databases: a journal with appends and fsyncs, pages overwritten in place, checkpoints.
     fn log_structured(seed: u64) -> Self {
         let mut s = Self::new("journal and pages", seed);
         s.create("db");

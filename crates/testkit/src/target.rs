@@ -1,8 +1,8 @@
-//! What a filesystem can be asked in a test, whether through a mount or in-process, and what it answers.
+//! The operations on a filesystem under test, through a mount or in-process.
 //!
 //! I1. Paths are relative to the root, without a leading slash; the empty path is the root. Errors are errno values.
 
-/// What a directory entry is.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names of the POSIX file types")]
 pub enum NodeKind {
@@ -15,27 +15,27 @@ pub enum NodeKind {
     BlockDevice,
 }
 
-/// How a rename treats what is there already.
+/// How a rename treats an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameOp {
-    /// Replaces it.
+    /// Replaces the target.
     Replace,
     /// Fails with EEXIST.
     NoReplace,
-    /// Swaps the two.
+    /// Swaps source and target.
     Exchange,
 }
 
-/// What fallocate does.
+/// The mode of a fallocate call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocateOp {
-    /// Allocates and may grow the file.
+    /// Allocates, and may grow the file.
     Allocate,
-    /// Allocates, and leaves the size.
+    /// Allocates without changing the size.
     KeepSize,
-    /// Makes a hole.
+    /// Punches a hole.
     PunchHole,
-    /// Zeros, and may grow the file.
+    /// Zeros a range, and may grow the file.
     ZeroRange,
 }
 
@@ -44,7 +44,7 @@ pub type Errno = i32;
 
 /// A filesystem under test.
 pub trait Target {
-    /// Creates a file, directory, fifo, socket or device; the mode is taken as it is.
+    /// Creates a file, directory, fifo, socket or device with exactly this mode.
     fn create(&mut self, path: &[u8], kind: NodeKind, mode: u32, rdev: (u32, u32)) -> Result<(), Errno>;
     /// Creates a symbolic link.
     fn symlink(&mut self, path: &[u8], content: &[u8]) -> Result<(), Errno>;
@@ -54,7 +54,7 @@ pub trait Target {
     fn unlink(&mut self, path: &[u8]) -> Result<(), Errno>;
     /// Removes an empty directory.
     fn rmdir(&mut self, path: &[u8]) -> Result<(), Errno>;
-    /// Renames.
+    /// Renames a file or directory.
     fn rename(&mut self, old: &[u8], new: &[u8], op: RenameOp) -> Result<(), Errno>;
     /// Writes into a file.
     fn write(&mut self, path: &[u8], offset: u64, data: &[u8]) -> Result<(), Errno>;
@@ -64,13 +64,13 @@ pub trait Target {
     fn truncate(&mut self, path: &[u8], len_bytes: u64) -> Result<(), Errno>;
     /// Allocates, punches or zeros.
     fn fallocate(&mut self, path: &[u8], offset: u64, len_bytes: u64, op: FallocateOp) -> Result<(), Errno>;
-    /// Copies a range between files, as a reflink where it can; all of it.
+    /// Copies a whole range between files, as a reflink where possible.
     fn copy_range(&mut self, from: &[u8], from_at: u64, to: &[u8], to_at: u64, len_bytes: u64) -> Result<(), Errno>;
     /// Changes permission bits.
     fn chmod(&mut self, path: &[u8], mode: u32) -> Result<(), Errno>;
-    /// Changes owner and group, of a symlink itself too.
+    /// Changes owner and group; of a symlink itself, not of its target.
     fn chown(&mut self, path: &[u8], uid: u32, gid: u32) -> Result<(), Errno>;
-    /// Sets the modification time, of a symlink itself too.
+    /// Sets the modification time; of a symlink itself, not of its target.
     fn set_mtime(&mut self, path: &[u8], mtime: (i64, u32)) -> Result<(), Errno>;
     /// Sets an extended attribute.
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno>;

@@ -1,9 +1,9 @@
 //! A directory tree as a sorted list of everything that a user can see, and the comparison of two such lists.
 //!
-//! I1. Holes and written zeros are the same content; a file is a set of non-zero chunks and a size.
-//! I2. Where a snapshot has no copy of a nested subvolume, Linux shows an empty directory that it makes up, number 2, with
-//!     the time of the look: its modification time is not compared.
-//! I3. Hard links are compared as groups: which paths are one file, not which number it has.
+//! I1. Holes and written zeros are equal content: a file is a size and a set of non-zero chunks.
+//! I2. Modification times of placeholder directories are not compared. Linux shows such an empty directory, inode
+//!     number 2, where a snapshot has no copy of a nested subvolume, and makes up its times at the lookup.
+//! I3. Hard links are compared as groups: paths of one file must match, inode numbers need not.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -24,9 +24,9 @@ pub(crate) const CHUNK_BYTES: usize = 128 << 10;
 /// One path of a tree and all that is known about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeEntry {
-    /// Relative to the root of the tree; empty for the root itself.
+    /// Relative to the root of the tree; empty for the root.
     pub path: Vec<u8>,
-    /// What it is.
+    /// Type of the inode.
     pub kind: NodeKind,
     /// Permission bits (07777).
     pub mode: u32,
@@ -34,9 +34,9 @@ pub struct TreeEntry {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes of a file's content, of a symlink's target, or a directory's size.
+    /// Bytes of a file's content or of a symlink's target, or a directory's size.
     pub size: u64,
-    /// Links, as stat says.
+    /// Link count, as stat reports it.
     pub nlink: u64,
     /// First path (in order) of the same file, for files with several links.
     pub link_group: Option<Vec<u8>>,
@@ -50,27 +50,27 @@ pub struct TreeEntry {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// What two trees need not agree on.
+/// The parts of two trees that must be equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Compare {
     /// Modification times.
     pub mtime: bool,
-    /// Sizes of directories: equal between two btrfs, not with other filesystems.
+    /// Sizes of directories: equal on two btrfs filesystems, different on others.
     pub dir_size: bool,
     /// Link counts of directories: 1 on btrfs, more elsewhere.
     pub dir_nlink: bool,
     /// Extended attributes.
     pub xattrs: bool,
-    /// The root's own attributes.
+    /// Mode, owner, modification time and extended attributes of the root.
     pub root: bool,
 }
 
 impl Compare {
     /// Everything: for two views of one btrfs.
     pub const ALL: Self = Self { mtime: true, dir_size: true, dir_nlink: true, xattrs: true, root: true };
-    /// What a copy keeps on any filesystem.
+    /// Everything that a copy to any filesystem keeps.
     pub const COPY: Self = Self { mtime: true, dir_size: false, dir_nlink: false, xattrs: true, root: false };
-    /// What the reference model knows.
+    /// Everything that the reference model knows.
     pub const MODEL: Self = Self { mtime: false, dir_size: false, dir_nlink: false, xattrs: true, root: false };
 }
 
@@ -127,7 +127,7 @@ fn difference(a: &TreeEntry, b: &TreeEntry, what: Compare) -> Option<String> {
     if parts.is_empty() { None } else { Some(format!("{}: {}", show(&a.path), parts.join("; "))) }
 }
 
-/// One number for a whole tree (without times of directories' sizes): equal trees have equal digests.
+/// A digest of everything that `walk_path` finds, modification times and directory sizes included.
 pub fn tree_digest(root: &Path) -> Result<u64> {
     let mut text = Vec::new();
     for entry in walk_path(root)? {
@@ -201,8 +201,8 @@ fn entry_of(full: &Path, path: Vec<u8>, meta: &std::fs::Metadata) -> Result<Tree
     })
 }
 
-/// Whether it is the made-up directory in place of a nested subvolume (I2): by its number in a mount of Linux's, or of ours
-/// (`fuse::node`).
+/// Whether a directory is the placeholder for a nested subvolume (I2), by its inode number in a mount of Linux or of
+/// ubtrfs (`fuse::node`).
 pub(crate) fn is_stub(kind: NodeKind, ino: u64) -> bool {
     kind == NodeKind::Directory && (ino == objectid::EMPTY_SUBVOL_DIR || ino >> 62 == 3)
 }
@@ -225,7 +225,7 @@ fn read_xattrs(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     Ok(xattrs)
 }
 
-/// The content of a file as [`ContentHash`] has it; holes are skipped, not read.
+/// Hashes the content of a file with [`ContentHash`]. Skips holes without reading them.
 pub(crate) fn digest_file(path: &Path) -> Result<u64> {
     let file = File::open(path)?;
     let len_bytes = file.metadata()?.len();
@@ -246,19 +246,19 @@ pub(crate) fn digest_file(path: &Path) -> Result<u64> {
     Ok(hash.finish())
 }
 
-/// Hash of a file's content: of its size and of the number and hash of every chunk that is not all zeros.
+/// The hash of a file's size and of the number and hash of every chunk that is not all zeros.
 #[derive(Debug)]
 pub(crate) struct ContentHash {
     text: Vec<u8>,
 }
 
 impl ContentHash {
-    /// Of a file of this size.
+    /// Starts the hash of a file of this size.
     pub(crate) fn new(len_bytes: u64) -> Self {
         Self { text: len_bytes.to_le_bytes().to_vec() }
     }
 
-    /// Adds a chunk; in ascending order.
+    /// Adds a chunk. Chunks come in ascending order.
     pub(crate) fn chunk(&mut self, index: u64, data: &[u8]) {
         if data.iter().any(|&byte| byte != 0) {
             self.text.extend_from_slice(&index.to_le_bytes());

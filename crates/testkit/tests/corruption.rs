@@ -1,5 +1,5 @@
-//! Damaged filesystems: what has another copy is read and mended, what has none is an error that says where, and nothing
-//! that a disk holds makes the engine panic.
+//! Damaged filesystems: a block with another good copy is read and repaired, a block without one causes an error that
+//! says where, and no content of a disk makes the engine panic.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,14 +20,14 @@ use ubtrfs_testkit::{
     walk_path,
 };
 
-/// Flips a bit somewhere in `len` bytes at `offset`.
+/// Flips a bit at a random place in `len` bytes at `offset`.
 fn damage(image: &Image, rng: &mut Rng, offset: u64, len: u64) {
     let at = offset + rng.below(len);
     let byte = image.read_at(at, 1).unwrap()[0];
     image.write_at(at, &[byte ^ (1 << rng.below(8))]).unwrap();
 }
 
-/// A small filesystem that Linux made with these arguments, with its files.
+/// A small filesystem that Linux made with these arguments and `fill` filled.
 fn small(mkfs: &[&str], fill: impl Fn(&Path)) -> Image {
     let image = Image::kernel_made(256 << 20, mkfs).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -58,13 +58,13 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
     let linux = walk_path(mount.path()).unwrap();
     mount.close().unwrap();
     let mut rng = Rng::new(31);
-    // What reading every file reads: root, chunk and checksum trees, and all trees of files.
+    // The trees that reading every file needs: root, chunk, checksum and subvolume trees.
     let blocks = RawBlock::live(image).unwrap();
     let read: Vec<_> = blocks.iter().filter(|block| [1, 3, 7].contains(&block.owner) || block.is_subvolume()).collect();
     assert!(read.len() > 100, "only {} blocks", read.len());
     for block in &read {
         assert_eq!(block.copies.len(), 2, "{block:?}");
-        // The first copy is the one that is read.
+        // Damage the first copy, which is the one that is read.
         damage(image, &mut rng, block.copies[0], 16_384);
     }
     let target = FsTarget::open(image.path(), "").unwrap();
@@ -75,7 +75,7 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
         copy(block.copies[0]) == copy(block.copies[1])
     };
     let mended = read.iter().filter(same).count();
-    // Leaves that hold nothing but references of many links are not read by a walk.
+    // A walk does not read leaves that hold only inode references of files with many links.
     assert!(mended * 20 >= read.len() * 19, "{mended} of {} were mended", read.len());
     println!("{mended} of {} were mended", read.len());
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -129,7 +129,7 @@ fn a_block_without_a_good_copy_is_an_error_that_says_where() {
     assert!((1..150).contains(&seen), "{seen} of 150 files were found");
 }
 
-/// Where these bytes stand in the image.
+/// Offsets of these bytes in the image.
 fn places(image: &Image, needle: &[u8]) -> Vec<u64> {
     let raw = std::fs::read(image.path()).unwrap();
     (0..raw.len()).step_by(4096).filter(|&at| raw[at..].starts_with(needle)).map(|at| at as u64).collect()
@@ -176,7 +176,7 @@ fn damaged_data_with_a_second_copy_is_mended() {
     target.close().unwrap();
     assert_eq!(places(&image, &content[..4096]).len(), 2);
     let mount = LoopMount::new(image.path(), "").unwrap();
-    // The copy that was not asked for may still be bad: which one is read first is not promised.
+    // The first scrub may still find the other copy bad: which copy a read uses first is not promised.
     let _ = mount.scrub();
     mount.scrub().unwrap();
     assert!(std::fs::read(mount.join("file")).unwrap() == content);
@@ -193,7 +193,7 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     mount.close().unwrap();
     image.write_at(64 << 10, &[0; 4096]).unwrap();
     let before = image.digest().unwrap();
-    // Only for reading: where the first superblock is gone, the device may have been given to something else.
+    // Opens read-only: if the first superblock is gone, the device may now belong to something else.
     let mut target = FsTarget::open(image.path(), "").unwrap();
     println!("{}", target.fs().read_only().unwrap());
     compare_entries(&linux, &target.walk().unwrap(), Compare::ALL).unwrap();
@@ -202,8 +202,8 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// What is damaged with right checksums is refused, or written to; either way every superblock stays one of this filesystem
-/// and this device.
+/// A damaged filesystem is refused or can be written. In both cases every superblock stays one of this filesystem and
+/// device.
 #[test]
 fn superblocks_outlive_writes_to_a_crafted_image() {
     if !capability::kernel_oracle() {
@@ -242,7 +242,7 @@ fn superblocks_outlive_writes_to_a_crafted_image() {
     assert!(written > 20, "only {written} images were written to");
 }
 
-/// A wrong byte of a file's data, or a broken copy of the superblock, the first one too: both checkers notice.
+/// Both checkers notice a wrong byte of file data, and a broken copy of the superblock, including the primary.
 #[test]
 fn the_judges_read_data_and_every_superblock() {
     if !capability::kernel_oracle() {
@@ -270,7 +270,7 @@ fn the_judges_read_data_and_every_superblock() {
     assert_eq!(damaged, BTreeSet::from([64 << 10, 64 << 20]));
 }
 
-/// The error of a foreign device item says where it stands.
+/// The error about a foreign device item says where the item is.
 #[test]
 fn a_foreign_device_item_is_refused_with_its_place() {
     if !capability::kernel_oracle() {
@@ -294,7 +294,7 @@ fn a_foreign_device_item_is_refused_with_its_place() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// Blocks that lie with a right checksum: no panic, no hang; an error or a different answer is fine.
+/// Blocks with wrong content and a valid checksum cause no panic and no hang; errors and different answers are fine.
 #[test]
 fn crafted_blocks_never_panic() {
     if !capability::kernel_oracle() {
@@ -311,7 +311,7 @@ fn crafted_blocks_never_panic() {
         let block = rng.pick(&blocks).clone();
         let mut crafted = image.read_at(block.copies[0], 4096).unwrap();
         for _ in 0..=rng.below(3) {
-            // Headers of items more often than their content.
+            // Mostly heads of items, sometimes their content.
             let used = HEADER_SIZE as u64 + ITEM_HEAD_SIZE as u64 * u64::from(block.nritems).min(150);
             let place = if rng.one_in(3) { 32 + rng.below(4064) } else { 48 + rng.below(used.min(4096) - 48) };
             crafted[place as usize] = match rng.below(4) {

@@ -1,5 +1,5 @@
-//! Devices that fail: whatever the n-th request does, nothing acknowledged is lost, somebody is told, nobody panics or
-//! hangs. A sample of the runs of `examples/faults.rs`, and what copies are good for.
+//! Failing devices: whatever the n-th request does, nothing acknowledged is lost, errors are reported, nothing panics
+//! or hangs. Tests a sample of the runs of `examples/faults.rs`, and the use of second copies.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use ubtrfs_testkit::{
     walk_path,
 };
 
-/// Every `step`-th request of all scripted workloads, with every kind of fault.
+/// Tests every `step`-th request of all scripted workloads, with every kind of fault.
 fn sweep(wanted: impl Fn(&str) -> bool, step: usize) {
     hush_planned_panics();
     let oracle = capability::kernel_oracle();
@@ -63,7 +63,7 @@ fn faults_late_in_a_long_workload() {
     sweep(|config| config == "long", 487);
 }
 
-/// "For every n up to 2,000" says something only where there are so many requests.
+/// Testing "every n up to 2,000" needs a workload with that many requests.
 #[test]
 fn the_long_workload_makes_two_thousand_requests_of_each_kind() {
     for sweep in FaultSweep::all().iter().filter(|sweep| sweep.config == "long") {
@@ -71,8 +71,8 @@ fn the_long_workload_makes_two_thousand_requests_of_each_kind() {
     }
 }
 
-/// All of one copy of everything cannot be written for a while: the other copies carry on, the errors are counted and
-/// kept, and Linux mends what is missing.
+/// If all writes to second copies fail, the first copies carry on, the errors are counted and kept, and Linux repairs
+/// the second copies.
 #[test]
 fn losing_a_copy_while_writing_loses_nothing() {
     if !capability::kernel_oracle() {
@@ -82,7 +82,7 @@ fn losing_a_copy_while_writing_loses_nothing() {
     let options = MkfsOptions { data_profile: BlockGroupFlags::DUP, ..MkfsOptions::default() };
     Medium::formatted(512 << 20, &options).unwrap().save(image.path()).unwrap();
     let below = Arc::new(MediumDevice::new(Medium::from_image(image.path()).unwrap()));
-    // Where the second copies are: Linux's tool says it.
+    // Linux's tool tells where the second copies are.
     let text = run("btrfs", ["inspect-internal", "dump-tree", "-t", "chunk", image.path().to_str().unwrap()]).unwrap();
     let number = |line: &str, name: &str| -> Option<u64> {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -130,7 +130,7 @@ fn losing_a_copy_while_writing_loses_nothing() {
     btrfs_check(image.path()).unwrap();
 }
 
-/// A block with one bad copy is mended by reading it, and the count of that outlives the mount.
+/// Reading repairs a block with one bad copy, and the error count survives the unmount.
 #[test]
 fn what_reading_mends_is_counted_for_good() {
     let base = Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap();
@@ -140,7 +140,7 @@ fn what_reading_mends_is_counted_for_good() {
         target.create(format!("file-{index}").as_bytes(), NodeKind::File, 0o644, (0, 0)).unwrap();
     }
     target.close().unwrap();
-    // The first copy of a leaf comes back wrong once. Which read that is depends on the thread that reads ahead.
+    // The first copy of a leaf is returned wrong once. Which read gets it depends on the readahead thread.
     let leaf = first_leaf_of_files(&below.content());
     let plan = FaultPlan {
         read: Some(0),
@@ -153,7 +153,7 @@ fn what_reading_mends_is_counted_for_good() {
     target.walk().unwrap();
     assert_eq!(device.faults(), 1);
     let count = |target: &FsTarget| target.fs().device_stats().iter().map(|(_, stats)| stats.values[3]).sum::<u64>();
-    // That thread may still be counting it when the walk is over.
+    // That thread may still be counting the error after the walk.
     let start = Instant::now();
     while count(&target) == 0 && start.elapsed() < Duration::from_secs(10) {
         std::thread::yield_now();
@@ -164,21 +164,21 @@ fn what_reading_mends_is_counted_for_good() {
     assert_eq!(count(&target), 1);
 }
 
-/// Where the first copy of a leaf lies that the top-level subvolume has now.
+/// Offset of the first copy of the newest leaf of the top-level subvolume.
 fn first_leaf_of_files(medium: &Medium) -> u64 {
     let read = |offset: u64, len: usize| {
         let mut bytes = vec![0; len];
         medium.read(offset, &mut bytes);
         bytes
     };
-    // Of a block's header: filesystem, generation, owner; behind the number of items the level.
+    // Header of a block: filesystem at 32, generation at 80, owner at 88, level at 100.
     let fsid = read(SUPERBLOCK + 32, 16);
     let leaves = (1 << 20..medium.len_bytes()).step_by(16 << 10).filter_map(|offset| {
         let header = read(offset, HEADER_SIZE);
         let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
         (header[32..48] == fsid && number(88) == 5 && header[100] == 0).then(|| (number(80), offset))
     });
-    // The latest one, and of its copies that with the lowest address.
+    // The newest leaf, and its copy with the lowest address.
     leaves.max_by_key(|&(generation, offset)| (generation, std::cmp::Reverse(offset))).unwrap().1
 }
 

@@ -1,8 +1,8 @@
-//! fsync while another thread writes the same file: what was written before the call is durable when it answers.
+//! fsync while another thread writes to the file: everything written before the call is durable when it returns.
 //!
-//! Method: a writer publishes what it has written after each write. The one who syncs notes what is published, calls fsync
-//! (or sync), and then reads the file from what the device holds, by a read-only mount that replays the log in memory. Each
-//! round has a new file, because a file that never was on disk has the most to lose.
+//! Method: a writer publishes each completed write. The syncing thread notes the published writes, calls fsync (or
+//! sync), and then reads the file from the device with a read-only mount that replays the log in memory. Each round
+//! uses a new file, because a file that was never on disk has the most to lose.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,16 +17,16 @@ use ubtrfs_testkit::{Medium, MediumDevice, Rng, check_medium};
 const ROOT: Caller = Caller::ROOT;
 const ROUNDS: u64 = 40;
 
-/// How the writer works. Each write has a number, counted from 1.
+/// The writer's pattern. Each write has a number, counted from 1.
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// Writes all of a file of this size anew.
+    /// Rewrites a whole file of this size.
     Rewrite(usize),
-    /// Writes all of a file anew, at two sizes in turn: a whole small file, and one that is cut to half of it.
+    /// Rewrites a whole small file of this size; truncates it to half after every second write.
     Resize(usize),
     /// Appends records of 16 bytes.
     Append,
-    /// Writes the last sector of a file of 64 sectors first, and then the holes before it, each twice, from the front on.
+    /// Writes the last of 64 sectors first, then the holes before it from the front, each twice.
     FillHoles,
 }
 
@@ -51,7 +51,7 @@ impl Work {
         }
     }
 
-    /// Whether the content is one that the file had after `published` writes, or later.
+    /// Checks that the file had this content after `published` writes, or later.
     fn check(self, content: &[u8], published: u64) -> Result<(), String> {
         let number_at =
             |at: usize| content.get(at..at + 8).map_or(0, |raw| u64::from_le_bytes(raw.try_into().unwrap()));
@@ -163,7 +163,7 @@ fn fsync_of_a_file_whose_holes_are_filled() {
     run(Work::FillHoles, "commit=300");
 }
 
-/// Each of several threads has its own bytes of one small file, so that there is hardly a moment at which nobody writes.
+/// Several threads write their own bytes of one small file, so that some thread is nearly always writing.
 #[test]
 fn fsync_of_a_small_file_that_many_threads_rewrite() {
     const THREADS: usize = 6;

@@ -1,5 +1,5 @@
-//! Hostile input: the fuzz targets' bodies over the kept corpus, and over random mutations of it. `fuzz/` has the same
-//! bodies for cargo-fuzz.
+//! Hostile input: runs the bodies of the fuzz targets over the kept corpus, and over random mutations of it. `fuzz/`
+//! runs the bodies with cargo-fuzz.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use ubtrfs_format::KeyType;
 use ubtrfs_testkit::Rng;
 use ubtrfs_testkit::hostile::{SeedImage, TARGETS, use_image};
 
-/// An input that takes longer hangs, however slow the machine.
+/// An input that takes longer counts as a hang, however slow the machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -37,7 +37,7 @@ fn kept_inputs() {
     }
 }
 
-/// Sizes of files up to the last one that is a number at all: refused, or handled, and never a reason to panic.
+/// File sizes up to the largest 64-bit number are refused or handled, without a panic.
 #[test]
 fn absurd_sizes_of_files() {
     for size in [u64::MAX, u64::MAX - 4096, 1 << 63, (1 << 63) - 1, (1 << 62) + 1] {

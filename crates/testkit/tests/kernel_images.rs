@@ -1,8 +1,9 @@
-//! Filesystems that Linux made, in every format of the matrix: read equal, changed by 1,000 random operations, and then
-//! clean and equal for Linux.
+//! Filesystems made by Linux, in every format of the matrix: ubtrfs reads them correctly and changes them by 1,000
+//! random operations; Linux then finds them clean and equal.
 //!
-//! Method: Linux fills an image; its own walk is compared with ours; the model is loaded through Linux; the driver works on
-//! model and engine; the engine's last walk, the model, and Linux's walk must agree, and btrfs check and scrub find nothing.
+//! Method: Linux fills an image, and its walk is compared with ours. The model is loaded through Linux, and the driver
+//! changes model and engine. The engine's last walk, the model, and Linux's walk must agree, and `btrfs check` and
+//! scrub must find nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -45,7 +46,7 @@ fn read_change_and_judge(name: &str) {
     linux_goes_on(image, rich.spec.mount);
 }
 
-/// Linux writes into what we wrote, and it stays clean.
+/// Linux changes the filesystem that we wrote, and it stays clean.
 fn linux_goes_on(image: &Path, options: &str) {
     let mount = LoopMount::new(image, options).unwrap();
     for index in 0..50 {

@@ -1,5 +1,5 @@
-//! The oracle itself: images that Linux made and filled are clean, equal to the model loaded from them, and what the
-//! driver does to them through Linux is what the model says.
+//! Tests of the oracle itself: images that Linux made and filled are clean, equal to the model loaded from them, and
+//! change through Linux as the model predicts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,8 +1,9 @@
-//! A killed server: what it wrote is all there, in order, and nothing after it. Whatever was fsynced is there then, nothing
-//! that lives on is lost, and the checker finds the filesystem clean.
+//! A killed server: the device has everything it wrote, in order, and nothing more. Everything fsynced is there, no
+//! inode that still exists is lost, and the checker finds the filesystem clean.
 //!
-//! Method: the content of the device is taken while the filesystem is open, and opened as another one. First by what once
-//! went wrong, then random: sessions of a few operations, each killed at its end and followed by the next, `ROUNDS` times.
+//! Method: the content of the device is copied while the filesystem is open, and opened as another device. First the
+//! cases that once failed, then random ones: `ROUNDS` sessions of a few operations, each killed at its end and
+//! continued by the next.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,7 +16,7 @@ use ubtrfs_testkit::{FsTarget, Medium, MediumDevice, Rng, check_medium};
 
 const ROOT: Caller = Caller::ROOT;
 
-/// An open filesystem that commits when it is told to.
+/// An open filesystem that commits only on request.
 struct Server {
     device: Arc<MediumDevice>,
     target: FsTarget,
@@ -28,7 +29,7 @@ impl Server {
 
     fn start(medium: Medium) -> Self {
         let device = Arc::new(MediumDevice::new(medium));
-        // Few inodes stay in memory.
+        // Keep few inodes in memory.
         let options = MountOptions { commit_secs: 3000, memory_bytes: 1 << 20, ..MountOptions::default() };
         let target = FsTarget::on_device(Arc::clone(&device) as _, options).unwrap();
         Self { device, target }
@@ -50,7 +51,7 @@ impl Server {
         self.fs().create(dir, name, NewInode::dir(0o755), &ROOT).unwrap().id
     }
 
-    /// The next one, after this was killed. Its replay leaves the filesystem clean.
+    /// Kills this server and starts the next one. Its replay must leave the filesystem clean.
     #[must_use]
     fn kill(self) -> Self {
         let medium = self.device.content();
@@ -111,7 +112,7 @@ fn a_file_whose_index_was_used_again_is_not_lost() {
     assert!(lives, "it has its old name or its new one");
 }
 
-/// A name in a directory, and the inode behind it: its number and the transaction that made it.
+/// Inodes, by number and transaction of creation, with a directory and a name in it.
 type Names = BTreeMap<(u64, u64), (InodeId, Vec<u8>)>;
 
 fn entries(fs: &Fs, dir: InodeId) -> Result<Vec<(Vec<u8>, InodeId)>, ubtrfs_fs::Error> {
@@ -141,16 +142,16 @@ fn living(fs: &Fs) -> Names {
     names
 }
 
-/// Who changes names at random, with fsyncs.
+/// A thread that changes names at random, with fsyncs.
 struct Worker {
     rng: Rng,
     dirs: Vec<InodeId>,
-    /// What it fsynced, as of then.
+    /// The inodes that it fsynced.
     fsynced: Vec<(u64, u64)>,
 }
 
 impl Worker {
-    /// Knows some of the directories that there are.
+    /// Starts with some of the existing directories.
     fn new(fs: &Fs, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut dirs = vec![fs.root()];
@@ -163,7 +164,7 @@ impl Worker {
         Self { rng, dirs, fsynced: Vec::new() }
     }
 
-    /// A name in any directory, often the newest.
+    /// A name in a random directory, often the newest.
     fn pick(&mut self) -> (InodeId, Vec<u8>) {
         let newest = self.dirs[self.dirs.len() - 1];
         let dir = if self.rng.one_in(3) { newest } else { *self.rng.pick(&self.dirs) };
@@ -207,14 +208,14 @@ impl Worker {
             }
             14 => Self::remove_all(fs, dir, &name)?,
             15 => {
-                // It stays open.
+                // The inode stays open.
                 let attr = fs.lookup(dir, &name)?;
                 fs.open_inode(attr.id)?;
                 if attr.is_dir() { fs.rmdir(dir, &name)? } else { fs.unlink(dir, &name)? }
             }
             16..19 => {
                 let flags = [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::WHITEOUT];
-                // A directory's move ends the logs of a transaction.
+                // Moving a directory ends the logs of a transaction.
                 if moves_dirs || !fs.lookup(dir, &name)?.is_dir() {
                     fs.rename(dir, &name, dir2, &name2, *self.rng.pick(&flags))?;
                 }
@@ -235,20 +236,20 @@ impl Worker {
     }
 }
 
-/// What a race with another thread, or a name picked at random, may be answered.
+/// Errors that a race with another thread, or a random name, may cause.
 const EXPECTED: [i32; 9] = [1, 2, 16, 17, 20, 21, 22, 39, 116];
 
-/// Sessions that follow each other on one filesystem.
+/// Runs consecutive sessions on one filesystem.
 fn sessions(seed: u64, nr_sessions: u64, nr_threads: u64) {
     let mut rng = Rng::new(seed);
     let mut server = Server::new();
     for session in 0..nr_sessions {
         let what = format!("seed {seed}, {nr_threads} threads, session {session}");
-        // Many are over before the first commit.
+        // Many sessions end before the first commit.
         let most_steps = if rng.one_in(3) { 120 } else { 20 };
         let (nr_steps, moves_dirs) = (5 + rng.below(most_steps), rng.one_in(4));
         let fs = server.fs();
-        // What is removed first was made last: its numbers and indexes are the next in line.
+        // Removes the newest inodes first, whose numbers and indexes would be used next.
         for _ in 0..rng.below(4) {
             if let Some((_, (dir, name))) = living(fs).pop_last() {
                 Worker::remove_all(fs, dir, &name).unwrap();

@@ -1,8 +1,8 @@
-//! Power cuts: whatever the medium was left with, the filesystem is clean and holds all that was promised.
+//! Power cuts: whatever the medium holds after a cut, the filesystem is clean and keeps its promises.
 //!
-//! Method: a workload runs on an engine whose device records every write; the power is cut at many points, each unflushed
-//! write being kept, dropped or torn by seed. Each result is opened, checked and compared with what was promised; Linux
-//! replays and checks a few of them. `examples/power_cuts.rs` does the same at scale.
+//! Method: a workload runs on a device that records every write. The power is cut at many points; the seed decides for
+//! each unflushed write whether it is kept, dropped or torn. Each result is opened, checked and compared with the
+//! promises; Linux replays and checks a few. `examples/power_cuts.rs` does this at scale.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{FsTarget, Image, Medium, MediumDevice, NodeKind, PowerCuts, RenameOp, Rng, Target, capability};
 
-/// Cuts of each of these seeds; every kind of workload has a seed in thirteen that follow each other.
+/// Cuts recordings of these seeds. Thirteen consecutive seeds cover every kind of workload.
 fn cut(seeds: std::ops::Range<u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
@@ -42,7 +42,7 @@ fn cuts_keep_promises_with_other_seeds() {
     cut(2001..2014, 30);
 }
 
-/// A new file took an old one's name and was synced, and then gave the name up: the old file stays gone.
+/// A new file took an old one's name and was synced, and then gave the name up: the old file must stay gone.
 #[test]
 fn a_file_that_was_replaced_does_not_come_back_when_the_name_is_given_up() {
     for is_removed in [false, true] {

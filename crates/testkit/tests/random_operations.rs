@@ -1,4 +1,5 @@
-//! Filesystems made by ubtrfs under random operations, against the model, reopened in between, judged by Linux.
+//! Filesystems made by ubtrfs: random operations are compared with the model, with remounts in between, and Linux
+//! checks the result.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +11,7 @@ use ubtrfs_testkit::{
     Compare, Driver, FallocateOp, FsTarget, Image, Model, NodeKind, Rng, Target, capability, compare_entries, judge,
 };
 
-/// A `max_file_bytes` of 0 leaves the content of files alone.
+/// Runs rounds of random operations. With a `max_file_bytes` of 0 the content of files stays unchanged.
 fn rounds(options: &MkfsOptions, mount: &str, seed: u64, rounds: usize, operations: usize, max_file_bytes: u64) {
     let seed = Rng::seed_or(seed);
     println!("seed {seed}");
@@ -95,8 +96,8 @@ fn mixed_block_groups_without_cow() {
     rounds(&options, "nodatacow", 18, 2, 1000, 1 << 20);
 }
 
-/// A few operations on each of many files, around the borders of inline data and sectors: what decides about the size on
-/// disk may be cut off, moved out of the tree, or preallocated.
+/// A few operations on each of many files, around the limits of inline data and sectors: the data that determines the
+/// size on disk may be truncated, moved out of the tree, or preallocated.
 #[test]
 fn sizes_of_files_with_short_histories() {
     let image = Image::empty(1 << 30).unwrap();

@@ -1,8 +1,9 @@
-//! Power cuts and faults amid threads: other writers, fsyncs, snapshots and deletions run between any two writes of a
-//! commit. A sample of the runs of `examples/power_cuts.rs --bed threads` and `examples/faults.rs --config threads`.
+//! Power cuts and faults with several threads: other writers, fsyncs, snapshots and deletions run between any two
+//! writes of a commit. A sample of the runs of `examples/power_cuts.rs --bed threads` and `examples/faults.rs --config
+//! threads`.
 //!
-//! Method: see the head of `testkit::threads`. `UBTRFS_SEED` repeats a seed; how its threads meet is not repeated, so it is run
-//! several times then.
+//! Method: see `testkit::threads`. `UBTRFS_SEED` repeats a seed; it then runs several times, because the threads
+//! interleave differently each time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +18,7 @@ use ubtrfs_testkit::{
     btrfs_check_after_failures, capability, hush_planned_panics,
 };
 
-/// Cuts of each of these seeds; the seed modulo 8 is the kind of run.
+/// Cuts recordings of these seeds; the seed modulo 8 is the kind of run.
 fn cut(seeds: impl Iterator<Item = u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
@@ -45,8 +46,8 @@ fn threads_keep_their_promises_through_power_cuts() {
 /// Kinds of runs.
 const KINDS: std::ops::Range<u64> = 0..8;
 
-/// T6, where it is hardest: the commits of three threads follow one another while others free space and store data. Without
-/// cuts, so that there is time for more seeds.
+/// T6 in the hardest case: three threads commit one after the other while others free space and store data. Without
+/// cuts, to leave time for more seeds.
 #[test]
 fn a_nearly_full_filesystem_takes_every_removal_and_stores_what_it_accepted() {
     const NEARLY_FULL: u64 = 5;
@@ -73,7 +74,7 @@ fn threads_are_told_of_faults_or_keep_their_promises() {
     assert!(hits > 10, "{hits} of the runs met their fault");
 }
 
-/// A reflink over data that was fsynced: a power cut in its middle leaves the old data or the new, and no hole.
+/// A power cut during a reflink over fsynced data leaves the old data or the new, and no hole.
 #[test]
 fn a_reflink_never_shows_zeros_in_place_of_data() {
     let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
@@ -98,7 +99,7 @@ fn a_reflink_never_shows_zeros_in_place_of_data() {
             }
         });
         for number in 0..200_u64 {
-            // The log of one file holds all that changed of another one that was logged.
+            // Fsync of one file also logs the changes of another logged file.
             target.write(b"other", 0, &number.to_le_bytes()).unwrap();
             if number % 10 == 0 {
                 target.sync().unwrap();

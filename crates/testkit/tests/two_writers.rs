@@ -1,6 +1,6 @@
-//! A filesystem that something else writes to while it is open: the kernel attaches a loop device to an image file without
-//! asking for its lock. Our side finds out before it next writes anything, turns read-only and writes nothing more. And an
-//! image that is taken away: nobody is told then that anything is durable.
+//! A filesystem that another writer changes while it is open: the kernel attaches a loop device to an image file
+//! without respecting its lock. Before its next write ubtrfs notices, turns read-only and writes nothing more. Also an
+//! image that is removed or cut: nothing is reported as durable any more.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ fn open(device: &Arc<MediumDevice>) -> FsTarget {
     FsTarget::on_device(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
 }
 
-/// Two engines on one device: the second one commits, and the first one must not.
+/// Two engines on one device: after the second one commits, the first one must not commit.
 #[test]
 fn a_superblock_that_another_writer_put_is_never_overwritten() {
     for by_fsync in [false, true] {
@@ -44,7 +44,7 @@ fn a_superblock_that_another_writer_put_is_never_overwritten() {
         assert!(why.contains("changed by something else"), "{why}");
         ours.create(b"more", NodeKind::File, 0o644, (0, 0)).unwrap_err();
         ours.close().unwrap_err();
-        // Of the superblocks, none is another one.
+        // No superblock has changed.
         for offset in [64 << 10, 64 << 20] {
             let read = |medium: &Medium| {
                 let mut raw = vec![0; 4096];
@@ -60,7 +60,7 @@ fn a_superblock_that_another_writer_put_is_never_overwritten() {
     }
 }
 
-/// Before any commit: data that is written back would land where the other one's data is.
+/// Before any commit: data written back would overwrite the other writer's data.
 #[test]
 fn data_is_not_written_back_over_another_writers_after_a_quiet_time() {
     let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
@@ -85,7 +85,7 @@ fn data_is_not_written_back_over_another_writers_after_a_quiet_time() {
     after.close().unwrap();
 }
 
-/// What is written to a file without a name is lost when it is closed, and a file that was cut has lost blocks.
+/// Writes to a deleted file are lost when it is closed, and a truncated file has lost blocks.
 #[test]
 fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
     for (cut, has_changes) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -113,7 +113,7 @@ fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
         let len = file.metadata().unwrap().len();
         assert_eq!(len, if cut { 8 << 20 } else { 256 << 20 }, "it is never made longer again");
     }
-    // Closing notices as well, without a sync before and with nothing to commit.
+    // Closing notices too, without a sync before and with nothing to commit.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap().save(&path).unwrap();
@@ -122,7 +122,7 @@ fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
     fs.close().unwrap_err();
 }
 
-/// The same with Linux as the other one.
+/// Linux is the other writer here.
 #[test]
 fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     if !capability::kernel_oracle() {
@@ -133,7 +133,7 @@ fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     let mut ours = FsTarget::open(image.path(), "commit=300").unwrap();
     ours.create(b"ours", NodeKind::File, 0o644, (0, 0)).unwrap();
     ours.sync().unwrap();
-    // No lock of ours keeps Linux out.
+    // Our lock does not keep Linux out.
     let mount = LoopMount::new(image.path(), "").unwrap();
     std::fs::write(mount.path().join("theirs"), b"text").unwrap();
     mount.close().unwrap();
@@ -147,7 +147,7 @@ fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     assert!(after.lookup(b"theirs").is_ok() && after.lookup(b"more").is_err());
 }
 
-/// The device damages, or loses, what was written: that is no other writer, and the next superblock mends it.
+/// If the device damages or loses a superblock, that is not another writer, and the next superblock repairs it.
 #[test]
 fn a_superblock_that_the_device_damaged_or_lost_is_written_anew() {
     for lost in [false, true] {
@@ -159,7 +159,7 @@ fn a_superblock_that_the_device_damaged_or_lost_is_written_anew() {
         device.read_at(64 << 10, &mut raw).unwrap();
         ours.write(b"ours", 0, &[7; 9000]).unwrap();
         if lost {
-            // What was there before comes back after the write.
+            // The old content comes back after the write.
             ours.sync().unwrap();
         } else {
             raw[2000] ^= 1;

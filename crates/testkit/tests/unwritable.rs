@@ -1,8 +1,8 @@
-//! Files that can never be written back, beside others: the others become durable, every commit is made, and the files'
-//! own fsync says what happened, for as long as it is so.
+//! Files whose data can never be written back: other files become durable, every commit succeeds, and fsync of the bad
+//! file reports its error as long as the data is unwritable.
 //!
-//! Method: a device that refuses sectors which begin with certain bytes. What is durable is read from the device below, by a
-//! read-only mount of what it holds at that moment.
+//! Method: the device refuses sectors that begin with certain bytes. A read-only mount of the device's current content
+//! shows what is durable.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -40,7 +40,7 @@ impl Bed {
         self.fs.create(self.fs.root(), name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id
     }
 
-    /// What a power cut now would leave, if the device kept all that it was given.
+    /// The filesystem that a power cut now would leave, if the device kept all writes.
     fn durable(&self) -> Arc<Fs> {
         let device: Arc<dyn Device> = Arc::new(MediumDevice::new(self.below.content()));
         Fs::open(vec![device], MountOptions::parse("ro").unwrap()).unwrap()
@@ -50,7 +50,7 @@ impl Bed {
         self.fs.metrics().iter().find(|metric| metric.name == name).unwrap().value
     }
 
-    /// Closes it, and has the checkers look at it.
+    /// Closes the filesystem and runs the checkers.
     fn judge(self) {
         drop(self.fs);
         let content = self.below.content();
@@ -63,7 +63,7 @@ impl Bed {
     }
 }
 
-/// A file's content on that filesystem; `None` where it has no such file.
+/// A file's content; `None` if there is no such file.
 fn content(fs: &Fs, name: &str) -> Option<Vec<u8>> {
     let attr = fs.lookup(fs.root(), name.as_bytes()).ok()?;
     Some(fs.read(attr.id, 0, usize::try_from(attr.size).unwrap()).unwrap())
@@ -89,7 +89,7 @@ fn a_file_that_cannot_be_written_stops_no_commit() {
         let id = bed.create(name);
         bed.fs.write(id, 0, &vec![7; 100 * (number + 1)]).unwrap();
     }
-    // Nobody asks for it: the commit thread does it.
+    // Nothing requests it: the commit thread does it.
     let start = Instant::now();
     let missing = loop {
         let durable = bed.durable();
@@ -105,7 +105,7 @@ fn a_file_that_cannot_be_written_stops_no_commit() {
     assert!(bed.metric("writeback_failures_total") >= 1.0);
     assert_eq!(bed.metric("unwritable_files"), 1.0);
     assert_eq!(bed.fs.read(bad, 0, 4 * SECTOR).unwrap(), refused(4), "it is kept in memory");
-    // Once it can be written nothing is left of it.
+    // Good data in place of the refused data clears the error.
     bed.fs.write(bad, 0, &vec![3; 4 * SECTOR]).unwrap();
     bed.fs.sync().unwrap();
     assert_eq!(bed.metric("unwritable_files"), 0.0);
@@ -154,8 +154,8 @@ fn fsync_fails_as_long_as_the_data_is_not_there_and_for_each_descriptor_once_mor
     bed.judge();
 }
 
-/// Writers of other files neither fail nor wait for ever where a file that cannot be written fills the memory for dirty
-/// data.
+/// When a file that cannot be written fills the memory for dirty data, writers of other files neither fail nor wait
+/// forever.
 #[test]
 fn a_full_memory_of_unwritable_data_fails_its_own_writer_only() {
     let bed = Bed::new("commit=300", Some(16 << 20));
@@ -186,7 +186,7 @@ fn a_full_memory_of_unwritable_data_fails_its_own_writer_only() {
     bed.judge();
 }
 
-/// Random writes, truncations, removals and syncs of files, some of whose sectors are refused.
+/// Random writes, truncations, removals and syncs of files, when some sectors are refused.
 #[test]
 fn what_can_be_written_is_durable_beside_what_cannot() {
     let first = Rng::seed_or(1);
@@ -234,7 +234,7 @@ fn run(seed: u64) {
                 let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
                 match bed.fs.setattr(*id, &set, &ROOT) {
                     Ok(_) => model.resize(size, 0),
-                    // The last sector is written anew, with what is dirty of it.
+                    // Truncation rewrites the last sector, including its other dirty data.
                     Err(error) => assert!(is_bad(model), "{what}: {error}"),
                 }
             }

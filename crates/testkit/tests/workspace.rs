@@ -1,8 +1,9 @@
-//! The rules of the house, read from `cargo metadata` and the sources: floors, licences, sizes, where unsafe may be.
+//! Rules of the workspace, checked with `cargo metadata` and the sources: dependencies, licences, file sizes, where
+//! unsafe is allowed.
 //!
-//! I1. A crate calls only downward: [`FLOORS`] lists what each may depend on. Dev-dependencies are free.
-//! I2. A folder of a crate imports only from the folders before it: [`ROOMS`] lists them from the bottom up.
-//! I3. What ships is permissively licensed: no dependency forces another licence on its users.
+//! I1. A crate uses only the crates that [`FLOORS`] lists for it. Dev-dependencies are free.
+//! I2. A folder of a crate imports only from the folders before it in [`ROOMS`].
+//! I3. Everything that ships is permissively licensed: no dependency forces another licence on users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +14,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Each crate of the workspace and the crates below it that it may use.
+/// Each crate of the workspace, and the crates that it may use.
 const FLOORS: &[(&str, &[&str])] = &[
     ("ubtrfs-format", &[]),
     ("ubtrfs-error", &["ubtrfs-format"]),
@@ -63,13 +64,13 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"]),
 ];
 
-/// Folders of a crate, from the bottom up. Files beside them belong to all of them.
+/// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.
 const ROOMS: &[(&str, &[&str])] = &[
     ("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "mount"]),
     ("transaction", &["health", "nodes", "delayed", "handle", "extents", "cow", "roots", "tree_log", "commit"]),
 ];
 
-/// SPDX licences that ask for no more than a notice.
+/// SPDX licences that require no more than a notice.
 const PERMISSIVE: &[&str] = &[
     "MIT",
     "MIT-0",
@@ -86,7 +87,7 @@ const PERMISSIVE: &[&str] = &[
     "Unicode-DFS-2016",
 ];
 
-/// Lines of a source file before its tests.
+/// Most lines that a source file may have before its tests.
 const MAX_LINES: usize = 800;
 
 fn root() -> PathBuf {
@@ -199,7 +200,7 @@ fn dependencies_are_permissively_licensed() {
     assert!(wrong.is_empty(), "licences:\n  {}", wrong.join("\n  "));
 }
 
-/// Whether an SPDX expression can be met with permissive licences alone. `/` is how old manifests write OR.
+/// Whether permissive licences alone satisfy an SPDX expression. Old manifests write `/` for OR.
 fn permissive(expression: &str) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
@@ -234,7 +235,7 @@ fn one(tokens: &[&str], at: &mut usize) -> bool {
         *at += 1;
         return result && closed;
     }
-    // An exception only permits more.
+    // An exception only adds permissions.
     if tokens.get(*at) == Some(&"WITH") {
         *at += 2;
     }
@@ -290,7 +291,7 @@ fn every_source_file_opens_with_its_purpose_and_has_a_readable_size() {
     assert!(wrong.is_empty(), "sources:\n  {}", wrong.join("\n  "));
 }
 
-/// A test that cannot run says "SKIPPED", and beside that asserts that it is not in CI, where nothing may be skipped.
+/// A test that cannot run prints "SKIPPED" and asserts that it does not run in CI, where nothing may be skipped.
 #[test]
 fn nothing_is_skipped_silently_in_ci() {
     let mut wrong = Vec::new();

@@ -1,7 +1,8 @@
-//! Lies in leaves of trees of files that a mutation of bytes hardly ever tells: names that lead out, entries that lead
-//! elsewhere, one name twice. Items stay in order and hashes of names are right, so that they reach the commands.
+//! Wrong content in leaves of trees of files that mutations of bytes hardly ever produce: names that lead out of a
+//! directory, entries that point elsewhere, duplicate names. Items stay in order and hashes of names are right, so that
+//! commands reach the wrong content.
 //!
-//! I1. A leaf that has no room for a lie stays as it is.
+//! I1. A leaf without room for the change stays as it is.
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::DirEntry;
@@ -13,7 +14,7 @@ use crate::corruptor::{put_together, take_apart};
 
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Names that mean something to a path.
+/// Names with a meaning in paths.
 const NAMES: [&[u8]; 14] = [
     b"..",
     b".",
@@ -31,7 +32,7 @@ const NAMES: [&[u8]; 14] = [
     b"\xff\n\x1b[2J",
 ];
 
-/// Tells one lie in a leaf, if it is one that holds such items.
+/// Makes one such change in a leaf that holds suitable items.
 pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
     if raw[100] != 0 {
         return;
@@ -54,13 +55,13 @@ pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
     }
 }
 
-/// The names of entries in a leaf.
+/// The names of directory entries in a leaf.
 fn names(items: &Items) -> Vec<Vec<u8>> {
     let of_entries = items.iter().filter(|(key, _)| matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX));
     of_entries.filter_map(|(_, data)| DirEntry::decode_all(data).ok()).flatten().map(|entry| entry.name).collect()
 }
 
-/// Changes every entry of a name, in both items that hold it, and the hash where that is the key.
+/// Changes every entry with a name, in both of its items, and the hash in the key.
 fn edit_entries(items: &mut Items, name: &[u8], edit: impl Fn(&mut DirEntry)) {
     for (key, data) in items.iter_mut() {
         let Ok(mut entries) = DirEntry::decode_all(data) else { continue };
@@ -82,7 +83,7 @@ fn rename(items: &mut Items, mutation: Mutation) {
     let names = names(items);
     let Some(name) = pick(&names, mutation.place) else { return };
     let new = match mutation.value % 32 {
-        // The name of another entry, the longest one, one that is too long.
+        // The name of another entry, or one that is about or above the longest allowed.
         30 => names[usize::from(mutation.more) % names.len()].clone(),
         31 => vec![b'n'; 250 + usize::from(mutation.more % 8)],
         other => NAMES[usize::from(other) % NAMES.len()].to_vec(),
@@ -90,7 +91,7 @@ fn rename(items: &mut Items, mutation: Mutation) {
     edit_entries(items, name, |entry| entry.name.clone_from(&new));
 }
 
-/// Lets a name lead where another one leads, to the root, or to a subvolume.
+/// Points an entry to another entry's inode, to the root, or to a subvolume.
 fn redirect(items: &mut Items, mutation: Mutation) {
     let names = names(items);
     let Some(name) = pick(&names, mutation.place) else { return };
@@ -107,7 +108,7 @@ fn redirect(items: &mut Items, mutation: Mutation) {
     edit_entries(items, name, |entry| entry.location = location);
 }
 
-/// The type in an entry, or in the mode of an inode.
+/// Changes the type in an entry, or in the mode of an inode.
 fn change_type(items: &mut Items, mutation: Mutation) {
     if mutation.value.is_multiple_of(2) {
         let names = names(items);
@@ -120,14 +121,14 @@ fn change_type(items: &mut Items, mutation: Mutation) {
         items.iter_mut().filter(|(key, data)| key.item_type == KeyType::INODE_ITEM && data.len() == 160).collect();
     let at = usize::from(mutation.place) % inodes.len().max(1);
     if let Some((_, data)) = inodes.get_mut(at) {
-        // File, directory, link, pipe, socket, devices.
+        // Regular file, directory, symlink, fifo, socket, character and block device.
         let kinds = [0o100, 0o040, 0o120, 0o010, 0o140, 0o020, 0o060];
         let kind: u32 = kinds[usize::from(mutation.more) % kinds.len()] << 9;
         data[52..56].copy_from_slice(&(kind | 0o644).to_le_bytes());
     }
 }
 
-/// The inline content of a file or link, whose length follows, or the value of an extended attribute.
+/// Replaces the inline content of a file or symlink, and adjusts its length field.
 fn change_content(items: &mut Items, mutation: Mutation) {
     let is_inline = |data: &[u8]| data.len() > 21 && data[20] == 0;
     let mut contents: Vec<_> =
@@ -144,7 +145,7 @@ fn change_content(items: &mut Items, mutation: Mutation) {
     data[8..16].copy_from_slice(&(new.len() as u64).to_le_bytes());
 }
 
-/// An index of a directory twice, at another place: one name for two entries.
+/// Repeats a `DIR_INDEX` at another index, so that two entries have one name.
 fn repeat_entry(items: &mut Items, mutation: Mutation) {
     let indices: Vec<_> = items.iter().filter(|(key, _)| key.item_type == KeyType::DIR_INDEX).cloned().collect();
     if let Some((key, data)) = pick(&indices, mutation.place).cloned() {
@@ -153,7 +154,7 @@ fn repeat_entry(items: &mut Items, mutation: Mutation) {
     }
 }
 
-/// An item of one inode for another inode, or at another offset.
+/// Moves an item to another inode or to another offset.
 fn move_item(items: &mut Items, mutation: Mutation) {
     let nr_items = items.len();
     if nr_items == 0 {

@@ -1,9 +1,10 @@
-//! Hostile input: what fuzzing feeds, and what the ordinary test suite repeats from the kept corpus.
+//! Hostile input: the bodies of the fuzz targets, which the ordinary test suite also runs on the kept corpus.
 //!
-//! Each function takes any bytes and returns; a panic, a hang, or more memory than an input of that size deserves is a
-//! finding. Errors are what they are for.
+//! Each function takes any bytes and returns. Errors are expected; a panic, a hang, or more memory than the input's
+//! size justifies is a finding.
 //!
-//! - I1. Bounded work: a walk of a crafted filesystem visits at most [`MAX_ENTRIES`] names and reads [`MAX_READ`] bytes.
+//! - I1. Bounded work: a walk of a crafted filesystem visits at most [`MAX_ENTRIES`] names and reads about [`MAX_READ`]
+//!   bytes.
 
 mod lies;
 mod seed_image;
@@ -23,12 +24,12 @@ use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 
 pub use seed_image::{Mutation, SeedImage};
 
-/// Names that a walk visits.
+/// Most names that a walk visits.
 pub const MAX_ENTRIES: usize = 3000;
-/// Bytes that a walk reads.
+/// Bytes after which a walk stops reading.
 pub const MAX_READ: usize = 16 << 20;
 
-/// What a fuzz target does with an input.
+/// The body of a fuzz target.
 pub type Body = fn(&[u8]);
 
 /// The fuzz targets by name.
@@ -41,7 +42,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("tree_log", tree_log),
 ];
 
-/// A superblock: decoded, checked, printed; then in an image, opened.
+/// Decodes, checks and prints a superblock; then opens an image with it.
 pub fn superblock(data: &[u8]) {
     let seed = SeedImage::get(0);
     let mut raw = seed.superblock();
@@ -67,11 +68,11 @@ pub fn superblock(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// A leaf with one item: the key and the content are the input.
+/// Decodes a leaf with one item; the input is its key and content.
 pub fn item(data: &[u8]) {
     let Some((head, content)) = data.split_at_checked(18) else { return };
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| head[at + n]));
-    // Keys of the types that there are, more often than others.
+    // Mostly keys of existing types.
     const TYPES: &[u8] = &[
         1, 12, 13, 24, 36, 37, 48, 60, 72, 84, 96, 108, 128, 132, 144, 156, 168, 169, 172, 176, 178, 180, 182, 184,
         192, 198, 199, 200, 204, 216, 228, 240, 242, 244, 246, 248, 249, 250, 251, 252,
@@ -99,7 +100,7 @@ pub fn item(data: &[u8]) {
     look_at_node(&raw, &sb);
 }
 
-/// A tree block, its checksum made right.
+/// Decodes a tree block with a valid checksum.
 pub fn node(data: &[u8]) {
     let seed = SeedImage::get(0);
     let sb = seed.superblock_decoded();
@@ -107,7 +108,7 @@ pub fn node(data: &[u8]) {
     let len = data.len().min(raw.len());
     raw[..len].copy_from_slice(&data[..len]);
     if data.len() < 600 {
-        // Patches of a good block.
+        // Short inputs patch a good block: (offset, value) pairs.
         raw = seed.some_block(data.first().copied().unwrap_or(0).into());
         for patch in data.get(1..).unwrap_or_default().chunks_exact(3) {
             let at = usize::from(u16::from_le_bytes([patch[0], patch[1]])) % raw.len();
@@ -133,7 +134,7 @@ fn look_at_node(raw: &[u8], sb: &Superblock) {
     }
 }
 
-/// A compressed extent: method, length to fill, and the stream.
+/// Decompresses an extent: method, length to fill, and the stream.
 pub fn decompress(data: &[u8]) {
     let Some((head, stream)) = data.split_at_checked(4) else { return };
     let kind = [Compression::Zlib, Compression::Lzo, Compression::Zstd][usize::from(head[0]) % 3];
@@ -142,7 +143,7 @@ pub fn decompress(data: &[u8]) {
     let _ = ubtrfs_fs::decompress(kind, stream, &mut out, 4096);
 }
 
-/// A filesystem with lies in it whose checksums are right: mutations of an image that Linux made.
+/// Uses a filesystem with wrong content and valid checksums: mutations of an image that Linux made.
 pub fn image(data: &[u8]) {
     let Some((&first, program)) = data.split_first() else { return };
     let seed = SeedImage::get(usize::from(first) % SeedImage::COUNT);
@@ -151,7 +152,7 @@ pub fn image(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// The same with a log to replay, lies in the log and the blocks that the replay changes.
+/// Uses a filesystem with a log to replay, and with wrong content in the log, or in any tree (one input in four).
 pub fn tree_log(data: &[u8]) {
     let seed = SeedImage::with_log();
     let in_log = |owner: u64| owner == RootId::TREE_LOG.0;
@@ -164,7 +165,7 @@ pub fn tree_log(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Opens, walks, reads, writes, commits; then the checker looks at what that left.
+/// Opens, walks, reads, writes and commits; then checks the result.
 pub fn use_image(medium: &Medium, options: &str) {
     let device = Arc::new(MediumDevice::new(medium.clone()));
     let _ = check(device.clone());

@@ -1,6 +1,6 @@
-//! Small images that Linux made, kept in the repository, and mutations of their blocks with checksums made right.
+//! Small images that Linux made, kept in the repository, and mutations of their blocks with valid checksums.
 //!
-//! The file of an image, compressed with zstd:
+//! Format of an image file, compressed with zstd:
 //!
 //! | field | size |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | number of pages | 4 |
 //! | per page: number, content | 4, 4096 |
 //!
-//! I1. A mutation is done to all copies of a block: the other copy would heal it.
+//! I1. A mutation changes all copies of a block; otherwise a good copy would repair it.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -40,7 +40,7 @@ pub struct SeedImage {
     sb: Superblock,
 }
 
-/// One change, eight bytes of a fuzzer's input.
+/// One change, from eight bytes of a fuzzer's input.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
     block: u16,
@@ -51,7 +51,7 @@ pub struct Mutation {
 }
 
 impl SeedImage {
-    /// Images to choose from.
+    /// Number of images.
     pub const COUNT: usize = 3;
 
     /// One of the images.
@@ -106,7 +106,7 @@ impl SeedImage {
         Ok(zstd::bulk::compress(&out, 19)?)
     }
 
-    /// Writes one next to the sources.
+    /// Writes the encoded image to `path`.
     pub fn keep(image: &Image, path: &Path) -> Result<()> {
         std::fs::write(path, Self::encode(image)?).with_context(|| path.display().to_string())
     }
@@ -140,12 +140,12 @@ impl SeedImage {
         Ok(Self { medium, blocks, sb })
     }
 
-    /// Its content.
+    /// The image's content.
     pub fn medium(&self) -> Medium {
         self.medium.clone()
     }
 
-    /// Its primary superblock.
+    /// The primary superblock.
     pub(super) fn superblock(&self) -> Vec<u8> {
         let mut raw = vec![0; SUPERBLOCK_SIZE];
         self.medium.read(SUPERBLOCK_OFFSETS[0], &mut raw);
@@ -156,7 +156,7 @@ impl SeedImage {
         self.sb.clone()
     }
 
-    /// A live block's content.
+    /// The content of a live block.
     pub(super) fn some_block(&self, index: usize) -> Vec<u8> {
         self.read_block(&self.medium, &self.blocks[index % self.blocks.len()])
     }
@@ -167,7 +167,7 @@ impl SeedImage {
         raw
     }
 
-    /// The image after `edit` saw the content of every item in leaves of the trees that it asks for.
+    /// The image after `edit` changed the content of every item in the leaves of the wanted trees.
     pub fn edited(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&Key, &mut [u8])) -> Medium {
         let mut medium = self.medium.clone();
         for block in self.blocks.iter().filter(|block| wanted(block.owner)) {
@@ -191,15 +191,15 @@ impl SeedImage {
         medium
     }
 
-    /// The trees that a walk of files is fuzzed with: those of files more often than the trees below them, which the target
-    /// `image` has.
+    /// The trees to mutate for a walk of files: mostly only subvolumes, because the target `image` covers the other
+    /// trees.
     pub fn chosen_by(first: u8) -> impl Fn(u64) -> bool {
         let all = (first / 16).is_multiple_of(4);
         move |owner| all || owner == 5 || (256..1 << 48).contains(&owner)
     }
 
-    /// The image after these changes of the blocks of trees that `wanted` takes, eight bytes each; one in sixteen is of the
-    /// superblock, two are whole lies about items.
+    /// The image after changes to blocks of the wanted trees. Each change takes eight bytes. One change in sixteen
+    /// mutates the superblock, two apply `lies`.
     pub fn mutated(&self, program: &[u8], wanted: &dyn Fn(u64) -> bool) -> Medium {
         let mut medium = self.medium.clone();
         let blocks: Vec<&Block> = self.blocks.iter().filter(|block| wanted(block.owner)).collect();
@@ -237,7 +237,7 @@ impl SeedImage {
         medium
     }
 
-    /// The fields that say where everything is, more often than others.
+    /// Changes one of the fields that locate trees or describe the filesystem.
     fn patch_superblock(&self, raw: &mut [u8], mutation: Mutation) {
         const FIELDS: &[(usize, usize)] = &[
             (72, 8),   // generation
@@ -278,7 +278,7 @@ impl SeedImage {
             start..(start + word(21)).min(raw.len())
         });
         match mutation.kind % 16 {
-            // Any byte.
+            // Any bytes.
             0 | 1 => {
                 let at = 32 + usize::from(mutation.place) % (raw.len() - 32);
                 let end = (at + 1 + usize::from(mutation.value % 8)).min(raw.len());
@@ -290,7 +290,7 @@ impl SeedImage {
                     [(48, 8), (56, 8), (80, 8), (88, 8), (96, 4), (100, 1)][usize::from(mutation.value >> 4) % 6];
                 patch(&mut raw[at..at + len], mutation, &self.sb);
             }
-            // A field of a key, or what follows it.
+            // A field of a key, or a field after it.
             3..=6 => {
                 let fields: &[(usize, usize)] = if leaf {
                     &[(0, 8), (8, 1), (9, 8), (17, 4), (21, 4)]
@@ -310,13 +310,13 @@ impl SeedImage {
                     patch(&mut raw[at..end], mutation, &self.sb);
                 }
             }
-            // The whole of another block, but for its place.
+            // The whole of another block, with this block's address.
             13 => {
                 let address: [u8; 8] = std::array::from_fn(|n| raw[48 + n]);
                 raw.copy_from_slice(other);
                 raw[48..56].copy_from_slice(&address);
             }
-            // A pointer or a key of another block.
+            // A pointer or an item head of another block.
             14 => {
                 if let (Some(to), Some(from)) =
                     (raw.get_mut(entry..entry + entry_len), other.get(entry..entry + entry_len))
@@ -324,7 +324,7 @@ impl SeedImage {
                     to.copy_from_slice(from);
                 }
             }
-            // The item of the slot behind.
+            // Swaps this slot with the next one.
             _ => {
                 let next = entry + entry_len;
                 if next + entry_len <= raw.len() {
@@ -336,7 +336,7 @@ impl SeedImage {
     }
 }
 
-/// Writes a primary superblock, its checksum made right, and no mirrors.
+/// Writes a primary superblock with a valid checksum, and zeros its mirrors.
 pub(super) fn put_superblock(medium: &mut Medium, mut raw: Vec<u8>) {
     let csum_type = Superblock::decode(&raw).ok().and_then(|sb| sb.csum_type()).unwrap_or_default();
     let csum = csum_type.compute(&raw[32..]);
@@ -349,7 +349,7 @@ pub(super) fn put_superblock(medium: &mut Medium, mut raw: Vec<u8>) {
     }
 }
 
-/// Changes a little-endian field in a way that makes sense for one.
+/// Changes a little-endian field to a plausible or extreme value.
 fn patch(field: &mut [u8], mutation: Mutation, sb: &Superblock) {
     let mut value = [0; 8];
     let len = field.len().min(8);

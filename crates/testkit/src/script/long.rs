@@ -1,24 +1,25 @@
-//! The long script: everything that the short ones do, mixed and repeated until each kind of request was made 2,000 times.
+//! The long script: mixes and repeats everything that the short ones do, until each kind of request was made 2,000
+//! times.
 //!
 //! - L1. Each round changes some 20 files, fsyncs nearly every change, and syncs once.
-//! - L2. Each round ends with a remount, after which everything is read: from the device, for the caches are empty.
+//! - L2. Each round ends with a remount, and then reads everything from the device, because the caches are empty.
 
 use super::Script;
 use crate::target::RenameOp::{Exchange, NoReplace, Replace};
 use crate::target::{FallocateOp, Target};
 
-/// As many rounds as 2,000 reads need, which are the slowest to come together.
+/// Enough rounds for 2,000 reads, the rarest kind of request.
 const ROUNDS: usize = 54;
 /// Changes in each round.
 const CHANGES: usize = 20;
-/// More files than that are not kept.
+/// Most files kept at a time.
 const MOST_FILES: usize = 30;
 const DIRS: [&str; 4] = ["", "dir/", "dir/sub/", "other/"];
 const BLOCK: u64 = 4096;
-/// Longest range that is shared.
+/// Length of a shared range.
 const SHARED: u64 = 4 * BLOCK;
 
-/// A file that the script knows.
+/// A file that the script has made.
 struct File {
     path: String,
     len: u64,
@@ -26,7 +27,7 @@ struct File {
 }
 
 impl Script {
-    /// A long workload for faults at any of the first 2,000 reads, writes and flushes.
+    /// A long workload, for faults at any of the first 2,000 reads, writes and flushes.
     pub fn long(seed: u64) -> Self {
         let mut s = Self::new("long", seed);
         let mut files = Vec::new();
@@ -46,7 +47,7 @@ impl Script {
         s
     }
 
-    /// One change and, as a rule, its fsync.
+    /// Makes one change and, usually, fsyncs it.
     fn long_change(&mut self, files: &mut Vec<File>, number: usize) {
         let dir = *self.rng.pick(&DIRS);
         if files.len() < 4 || (files.len() < MOST_FILES && self.rng.one_in(4)) {
@@ -115,7 +116,7 @@ impl Script {
         self.fsync(&path);
     }
 
-    /// Writes noise or text at `at`; returns where it ends.
+    /// Writes noise or text at `at`; returns the end of the range.
     fn content(&mut self, path: &str, at: u64) -> u64 {
         let len = if self.rng.one_in(3) {
             let len = self.len(90_000);
@@ -129,7 +130,7 @@ impl Script {
         at + len as u64
     }
 
-    /// Writes a new version beside the file, makes it durable, and puts it in the old one's place.
+    /// Writes a new version to a temporary file, fsyncs it, and renames it over the old one.
     fn replace_by_rename(&mut self, files: &mut [File], at: usize, number: usize) {
         let (tmp, path) = (format!("tmp-{number}"), files[at].path.clone());
         self.create(&tmp);
@@ -144,7 +145,7 @@ impl Script {
         }
     }
 
-    /// Shares the first blocks of another file, where it has so many.
+    /// Shares the first blocks of another file, if it has enough.
     fn share(&mut self, files: &mut [File], at: usize) {
         let from = self.rng.index(files.len());
         if from == at || files[from].len < SHARED {
@@ -156,7 +157,7 @@ impl Script {
         files[at].len = files[at].len.max(to_at + SHARED);
     }
 
-    /// A second name, a symbolic link, a directory and a mode, most of which go again.
+    /// Makes a second name, a symbolic link, a directory and a mode, and removes most of them again.
     fn names(&mut self, path: &str, dir: &str, number: usize) {
         let (link, symlink, sub) =
             (format!("{dir}link-{number}"), format!("{dir}symlink-{number}"), format!("{dir}sub-{number}"));

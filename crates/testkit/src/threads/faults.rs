@@ -1,9 +1,9 @@
-//! Faults amid threads: one request of a run fails, once or from then on, and each thread is told or keeps what it was
-//! promised.
+//! Faults with several threads: one request of a run fails, once or from then on. Each thread gets an error or keeps
+//! its promises.
 //!
-//! - R1. No thread sees an error before the fault; nothing hangs.
-//! - R2. What each thread was promised, before the fault or after it, is on the device.
-//! - R3. A filesystem that turned read-only does not close with success.
+//! - R1. No thread gets an error before the fault; nothing hangs.
+//! - R2. Everything promised to a thread, before or after the fault, is on the device.
+//! - R3. Closing a filesystem that turned read-only fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::faults::{caught, read_all, text_of};
 use crate::history::History;
 use crate::{FaultDevice, FaultKind, FaultPlan, FsTarget, LANES, Medium, MediumDevice, Rng};
 
-/// One run.
+/// The result of one run.
 #[derive(Debug)]
 pub struct ThreadedFaults {
-    /// What failed in what.
+    /// Describes the run and its fault.
     pub name: String,
-    /// The fault happened.
+    /// Whether the fault happened.
     pub hit: bool,
-    /// A thread, or closing, was told.
+    /// Whether a thread, or closing, got an error.
     pub told: bool,
-    /// What is on the device now.
+    /// Content of the device at the end.
     pub content: Medium,
 }
 
 impl ThreadedFaults {
-    /// Runs the threads of this seed with a fault that it chooses. An error is a broken promise.
+    /// Runs the threads of this seed, with a fault that the seed chooses. An error is a broken promise.
     pub fn run(seed: u64) -> Result<Self> {
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new().name("run".to_owned()).spawn(move || {
@@ -53,7 +53,7 @@ impl ThreadedFaults {
 fn plan(rng: &mut Rng) -> FaultPlan {
     let kind = *rng.pick(&[FaultKind::Error, FaultKind::Error, FaultKind::Short, FaultKind::Panic]);
     let plan = FaultPlan { kind, persistent: kind == FaultKind::Error && rng.one_in(2), ..FaultPlan::default() };
-    // Few at the beginning, where a run is like any other.
+    // Prefer later requests: at the beginning all runs are alike.
     let nth = |rng: &mut Rng, most: u64| Some(rng.below(most).max(rng.below(most)));
     match rng.below(6) {
         0 => FaultPlan { read: nth(rng, 60), ..plan },
@@ -64,7 +64,7 @@ fn plan(rng: &mut Rng) -> FaultPlan {
 
 fn run_here(seed: u64) -> Result<ThreadedFaults> {
     let mut scenario = Scenario::of(seed);
-    // Its own fault would excuse the other one.
+    // The refused sectors would excuse errors without the planned fault.
     scenario.poison = false;
     let plan = plan(&mut Rng::new(seed ^ 0xfa17));
     let name = format!("threads, seed {seed} ({}), {plan:?}", scenario.name);

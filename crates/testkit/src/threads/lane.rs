@@ -1,6 +1,6 @@
-//! One thread in a directory of its own.
+//! One thread in its own directory.
 //!
-//! - I1. After each operation the lane's history has the state that the model predicts; what was promised is marked on the
+//! - I1. After each operation the lane's history has the state that the model predicts. Promises are marked on the
 //!   device before the next operation.
 
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 use crate::tree_entry::show;
 use crate::{Driver, FaultDevice, FsTarget, History, Model, RecordingDevice, Rng};
 
-/// What a lane does.
+/// The work of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    /// Few files, whose extents are overwritten, shared, cut and fsynced all the time.
+    /// Overwrites, shares, cuts and fsyncs the extents of a few files all the time.
     Busy { steps: usize },
-    /// The same without fsyncs: data is written back at once, also while a commit is under way.
+    /// As `Busy`, but without fsyncs: writes data back at once, also during a commit.
     Writeback { steps: usize },
-    /// Whatever [`Driver`] does, with fsyncs.
+    /// Random operations of [`Driver`], with fsyncs.
     Driver { steps: usize },
-    /// The same of names alone.
+    /// As `Driver`, but without changes of file content.
     Names { steps: usize },
-    /// New files until there is no space, removals, fsyncs.
+    /// Creates files until there is no space, removes files, fsyncs.
     Fill { steps: usize },
 }
 
@@ -40,12 +40,12 @@ pub(super) struct Lane {
     history: History,
     marks: Option<Arc<RecordingDevice>>,
     faults: Option<Arc<FaultDevice>>,
-    /// A sync may report another file's error and has made durable what it could (T4).
+    /// Whether a sync may report another file's error after making everything else durable (T4).
     syncs_may_fail: bool,
     may_be_full: bool,
     rng: Rng,
     told: bool,
-    /// What was done, with the number of the state that it led to.
+    /// The operations done, each with the number of the state that it led to.
     steps: Vec<String>,
 }
 
@@ -55,18 +55,18 @@ type BoxedAction = Box<dyn Fn(&mut dyn Target) -> Result<(), Errno>>;
 /// How an operation ended.
 enum Done {
     Fine,
-    /// There is no space; the model as it would be.
+    /// There was no space. Holds the model as if the operation had succeeded.
     Full(Model),
-    /// A fault was told: the lane ends.
+    /// A fault was reported: the lane ends.
     Told,
 }
 
 /// One operation of a busy lane.
 struct Todo {
     what: String,
-    /// The file that may be changed in part where there is no space.
+    /// The file that may be partly changed if there is no space.
     spoils: Option<Vec<u8>>,
-    /// `None` is a sync.
+    /// The operation; `None` is a sync.
     action: Option<BoxedAction>,
 }
 
@@ -92,7 +92,7 @@ impl Todo {
 }
 
 const NOSPC: Errno = 28;
-/// A lane that writes data back goes on after this time although the device is not stopped.
+/// A writeback lane continues after this time even if the device holds no request.
 const STOP_LIMIT: Duration = Duration::from_millis(20);
 
 impl Lane {
@@ -112,7 +112,7 @@ impl Lane {
         Self { number, target, history, marks, faults, syncs_may_fail, may_be_full, rng, told, steps }
     }
 
-    /// Does it all; the history, what was done, and whether somebody was told of a fault.
+    /// Does all steps. Returns the history, the operations done, and whether a fault was reported.
     pub(super) fn run(mut self, work: Work, shared: &Shared) -> Result<(History, Vec<String>, bool)> {
         match work {
             Work::Busy { steps } => self.busy(steps, true, shared)?,
@@ -124,7 +124,7 @@ impl Lane {
         Ok((self.history, self.steps, self.told))
     }
 
-    /// Adds the state after an operation, and what it promised (I1).
+    /// Adds the state after an operation, and its promises (I1).
     fn note(&mut self, model: Model, shared: &Shared) {
         self.history.push(model);
         shared.states[self.number].store(self.history.last(), Ordering::SeqCst);
@@ -139,7 +139,7 @@ impl Lane {
         }
     }
 
-    /// Does it on both sides.
+    /// Performs an operation on the filesystem and on the model.
     fn act(&mut self, what: &str, action: Action<'_>, shared: &Shared) -> Result<Done> {
         self.steps.push(format!("{}: {what}", self.history.last() + 1));
         let done = caught(|| action(&mut self.target));
@@ -159,12 +159,12 @@ impl Lane {
         }
     }
 
-    /// A failed operation may have been done nevertheless. After a fault that is fine, and the lane ends.
+    /// Handles a failed operation, which may still have been done. After a fault that is allowed, and the lane ends.
     fn failed(&mut self, what: &str, number: Option<i32>, model: Model, shared: &Shared) -> Result<Done> {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);
         ensure!(has_fault, "lane {}: {what} fails without a fault: errno {number:?}", self.number);
         self.target.fresh.clear();
-        // It may be done, or not: a snapshot from here on may hold either state.
+        // A later snapshot may hold the state with the operation or without it.
         let undone = self.history.last();
         self.note(model, shared);
         shared.states[self.number].store(undone, Ordering::SeqCst);
@@ -186,7 +186,7 @@ impl Lane {
     fn busy(&mut self, steps: usize, has_fsyncs: bool, shared: &Shared) -> Result<()> {
         for number in 0..steps {
             if !has_fsyncs && let Some(marks) = &self.marks {
-                // What matters is what happens amid a commit.
+                // Wait, because writeback during a commit is what matters here.
                 marks.wait_for_stop(STOP_LIMIT);
             }
             let files: Vec<Vec<u8>> = self.history.model().nodes[&ROOT].children.keys().cloned().collect();
@@ -200,7 +200,7 @@ impl Lane {
                     Done::Told => return Ok(()),
                     Done::Full(model) => {
                         if let Some(path) = todo.spoils {
-                            // Of what was to be done, some may be.
+                            // The operation may have been done in part.
                             self.note(model, shared);
                             if !matches!(self.act("unlink", &|to| to.unlink(&path), shared)?, Done::Fine) {
                                 self.told = true;
@@ -218,10 +218,10 @@ impl Lane {
         Ok(())
     }
 
-    /// What the step with this number does, one thing after the other.
+    /// The operations of the step with this number, in order.
     fn next(&mut self, number: usize, files: &[Vec<u8>], has_fsyncs: bool) -> Vec<Todo> {
         let rng = &mut self.rng;
-        // Small, where little is free: what is freed is soon used again.
+        // Small files if little is free, so that freed space is soon reused.
         let scale = if self.may_be_full { 1 } else { 4 };
         let len = 1 + rng.index(8000 * scale);
         let data: Arc<[u8]> = if rng.one_in(4) { rng.text(len) } else { rng.bytes(len) }.into();
@@ -243,7 +243,7 @@ impl Lane {
         let mut todo = match choice {
             0 => new("file"),
             16..19 => {
-                // All of it: its extents are free after the next commit.
+                // Overwrites the whole file, so that its extents are free after the next commit.
                 let all: Arc<[u8]> = rng.bytes(17_000 * scale).into();
                 vec![Todo::write(&path, 0, &all)]
             }
@@ -336,7 +336,7 @@ impl Lane {
                     self.target.create(bytes, NodeKind::File, 0o644, (0, 0))?;
                     is_created = true;
                     let written = self.target.write(bytes, 0, &data);
-                    // A part may have found room.
+                    // Part of the data may have been written.
                     size = self.target.inner.lookup(format!("lane-{}/{path}", self.number).as_bytes())?.size;
                     written
                 });
@@ -378,7 +378,7 @@ impl Lane {
     }
 }
 
-/// Whether this is never to fail for lack of space (T6): it frees space, or stores what was accepted.
+/// Whether this operation must never fail for lack of space (T6), because it frees space or stores accepted data.
 fn frees_or_keeps(what: &str) -> bool {
     ["unlink", "fsync", "sync"].iter().any(|kind| what.starts_with(kind))
 }

@@ -1,22 +1,24 @@
-//! Power cuts and faults amid threads: several of them change one filesystem while its device stops now and then, so that
-//! writers, fsyncs, snapshots and deletions run between any two writes of a commit.
+//! Power cuts and faults with several threads: they change one filesystem while its device holds requests back now and
+//! then, so that writes, fsyncs, snapshots and deletions run between any two writes of a commit.
 //!
 //! ```text
-//!   lane-N/    a thread's own directory: whatever it does there is in its History, with what it was promised
-//!   ballast/   many names that never go, so that trees have levels; snapshots are placed among them
-//!   rewritten/ small files that one thread rewrites all the time while another fsyncs them
-//!   poison     a file that the device never takes
+//!   lane-N/    a thread's directory: its History has everything the thread does there, and the promises it got
+//!   ballast/   many names that are never removed, so that trees have levels; snapshots are placed among them
+//!   rewritten/ small files that some threads rewrite all the time while another fsyncs them
+//!   poison     a file whose data the device refuses
 //! ```
 //!
-//! - T1. Each lane's promises hold whatever the others do: see [`History`], where every state may be found.
-//! - T2. A snapshot whose making returned is there until its deletion begins; of each lane it holds a state between the start
-//!   and the end of its making. One that was deleted before a sync is gone.
-//! - T3. A version of a rewritten file that was complete when an fsync began is there once it returned, or a later one.
-//! - T4. A file that cannot be written keeps nothing else from being durable: what others sync is, even if the sync reports
-//!   an error; and its own fsync reports it.
-//! - T6. However little space is free: a name can be removed, and what a write accepted can be stored, by fsync, sync and close.
-//! - T5. The seed decides what each thread does, where the device stops and where it is cut. How the threads meet it does
-//!   not: a failure repeats by running its seed several times, and its medium can be kept.
+//! - T1. Each lane's promises hold whatever the other threads do: see [`History`]; any state may be found.
+//! - T2. A snapshot exists from the return of its creation until its deletion begins. It holds, for each lane, a state
+//!   between the start and the end of its creation. A snapshot deleted before a sync is gone after it.
+//! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found
+//!   after the fsync returned.
+//! - T4. A file that cannot be written keeps nothing else from being durable: data that other threads sync is durable
+//!   even if the sync reports an error. The file's own fsync reports the error.
+//! - T5. The seed decides what each thread does, where the device holds requests back and where it is cut, but not how
+//!   the threads interleave. To repeat a failure, run its seed several times, or keep its medium.
+//! - T6. However little space is free, a name can be removed, and fsync, sync and close can store the data that a write
+//!   accepted.
 
 mod faults;
 mod lane;
@@ -44,13 +46,13 @@ use crate::{
     RecordingDevice, Rng, TreeEntry, check_medium,
 };
 
-/// Lanes of threads with a directory of their own come first; these two follow.
+/// The lanes after those that have a directory.
 const SNAPSHOT_LANE: usize = LANES - 2;
 const REWRITTEN_LANE: usize = LANES - 1;
-/// What the poisoned file is full of.
+/// The poisoned file consists of this pattern.
 const POISON: [u8; 16] = *b"never on a disk!";
 
-/// What runs side by side.
+/// The threads of a run, and their filesystem.
 #[derive(Clone, Debug)]
 struct Scenario {
     name: &'static str,
@@ -61,10 +63,10 @@ struct Scenario {
     /// Directories of the ballast, and files in each.
     ballast: (usize, usize),
     snapshots: usize,
-    /// fsyncs of rewritten files.
+    /// Number of fsyncs of the rewritten file.
     rewrites: usize,
     poison: bool,
-    /// Only so much is free: what is freed is used again at once, and there may be no space.
+    /// Bytes left free, if limited: freed space is reused at once, and ENOSPC is possible.
     free: Option<u64>,
 }
 
@@ -116,7 +118,7 @@ impl Scenario {
             3 => {
                 (scenario.name, scenario.lanes) = ("a file that cannot be written", vec![busy; 3]);
                 scenario.poison = true;
-                // Compressed poison is none.
+                // Compressed data does not contain the pattern.
                 scenario.mount = "commit=300".to_owned();
             }
             4 => {
@@ -192,32 +194,33 @@ impl Scenario {
     }
 }
 
-/// A file that is written over and over, each time full of its writer's number and version.
+/// A file that writers overwrite again and again, each time filled with the writer's number and a version.
 struct Rewritten {
     name: &'static str,
     len: usize,
     writers: u64,
 }
 
-/// One that is inline in its leaf, and one with extents.
+/// The first is inline in its leaf, the second has extents.
 const REWRITTEN: [Rewritten; 2] =
     [Rewritten { name: "inline", len: 640, writers: 3 }, Rewritten { name: "blocks", len: 3 * 4096, writers: 1 }];
-/// Of a word of such a file, the bits below the writer's number.
+/// Bits for the version in each word of a rewritten file; the writer's number is above them.
 const VERSION_BITS: u32 = 48;
 const MAX_WRITERS: usize = 3;
 
-/// What was promised of the rewritten files: of each promise, the file and, by writer, the version that was complete before.
+/// For each promise about the rewritten files: the file's index, and the last version of each writer that was complete
+/// before.
 type Versions = Vec<(usize, [u64; MAX_WRITERS])>;
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The last state of each lane that is complete.
+    /// The last complete state of each lane.
     states: [AtomicUsize; LANES],
     stop: AtomicBool,
 }
 
-/// All that the threads of one run did and were promised.
+/// Everything that the threads of one run did and were promised.
 #[derive(Debug)]
 struct Record {
     scenario: Scenario,
@@ -226,14 +229,14 @@ struct Record {
     snapshots: Vec<Snapshot>,
     snapshot_promises: u64,
     versions: Versions,
-    /// Somebody was told of a fault.
+    /// Whether a fault was reported to any thread.
     told: bool,
 }
 
 /// A recorded run of threads.
 #[derive(Debug)]
 pub struct ThreadedCuts {
-    /// What it was.
+    /// Describes the scenario.
     pub name: String,
     device: Arc<RecordingDevice>,
     record: Record,
@@ -269,8 +272,8 @@ impl ThreadedCuts {
         Ok(Self { name, device, record, options, seed })
     }
 
-    /// Points to cut at, ascending: around flushes, where superblocks are written; before a request that was stopped; right
-    /// after promises; and anywhere.
+    /// Points to cut at, ascending: around flushes, where superblocks are written; before a held request; right after
+    /// promises; and anywhere.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
@@ -291,7 +294,7 @@ impl ThreadedCuts {
         points
     }
 
-    /// What the recording holds: promises, flushes, events.
+    /// Numbers of promises, flushes and events in the recording.
     pub fn size(&self) -> (usize, usize, usize) {
         let promises = self.record.lanes.iter().map(History::promises).sum::<usize>()
             + self.record.snapshots.len()
@@ -299,18 +302,18 @@ impl ThreadedCuts {
         (promises, self.device.flush_points().len(), self.device.events())
     }
 
-    /// What each lane did, by the numbers of its states.
+    /// The steps of each lane, with the numbers of the states that they led to.
     pub fn trace(&self) -> String {
         let lanes = self.record.steps.iter().enumerate();
         lanes.map(|(lane, steps)| format!("lane {lane}\n  {}\n", steps.join("\n  "))).collect()
     }
 
-    /// For [`ThreadedCuts::cut`].
+    /// The builder that [`ThreadedCuts::cut`] needs.
     pub fn builder(&self) -> CutBuilder {
         self.device.cuts()
     }
 
-    /// What cut number `number`, at this point, leaves.
+    /// The medium that cut number `number`, at this point, leaves.
     pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);
@@ -318,7 +321,7 @@ impl ThreadedCuts {
         Cut { medium, made: 0, lanes: outcome.promised_by, what }
     }
 
-    /// T1 to T4, and that it is clean before and after its log is replayed; what was found.
+    /// Verifies T1 to T4, and that the medium is clean before and after its log is replayed. Returns the entries found.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         let verify = || {
             check_medium(&cut.medium).context("check, before the replay")?;
@@ -335,7 +338,7 @@ impl ThreadedCuts {
         verify().with_context(|| cut.what.clone())
     }
 
-    /// The same by Linux; it must find what [`ThreadedCuts::verify`] found.
+    /// Verifies the cut with Linux, which must find what [`ThreadedCuts::verify`] found.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
         cut.verify_by_linux(ours, image, |found, read| self.record.verify(found, read, &cut.lanes))
     }
@@ -345,7 +348,7 @@ fn errno(errno: i32) -> anyhow::Error {
     anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno))
 }
 
-/// Runs all threads of a scenario to their end. With `faults`, one of them may fail, and then its lane ends.
+/// Runs all threads of a scenario to their end. With `faults`, a lane may fail, and then it ends.
 fn run_threads(
     scenario: Scenario,
     target: &FsTarget,
@@ -442,7 +445,7 @@ fn rewrite(
         Some(faults) if faults.faults() > 0 => Ok(true),
         _ => Err(errno(number.unwrap_or(0)).context("a rewritten file")),
     };
-    // Looking the path up each time would leave the file alone for most of the time.
+    // Look the path up once: a lookup per write would leave the file unchanged most of the time.
     let id = target.lookup(&path).map_err(errno)?.id;
     std::thread::scope(|scope| -> Result<(Versions, bool)> {
         let (complete, stop, path) = (&complete, &stop, &path);
@@ -492,12 +495,12 @@ fn rewrite(
     })
 }
 
-/// Writes what the device never takes, and is told so (T4).
+/// Writes data that the device refuses, and expects the fsync to fail (T4).
 fn poison(target: &FsTarget, shared: &Shared) -> Result<()> {
     let mut target = target.clone();
     let mut at = 0;
     while !shared.stop.load(Ordering::SeqCst) {
-        // Each sector begins with it.
+        // Each sector begins with the pattern.
         target.write(b"poison", at, &POISON.repeat(512)).map_err(errno)?;
         ensure!(target.fsync(b"poison").is_err(), "T4: an fsync of a file that cannot be written succeeds");
         at = (at + 8192) % (64 << 10);

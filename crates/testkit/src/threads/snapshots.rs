@@ -1,4 +1,4 @@
-//! The thread that makes snapshots, places them inside of their sources and elsewhere, and deletes them.
+//! The thread that makes snapshots, inside their sources and elsewhere, and deletes them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,18 +11,18 @@ use crate::faults::caught;
 use crate::target::Target;
 use crate::{FaultDevice, FsTarget, LANES, RecordingDevice, Rng};
 
-/// What is known of a snapshot.
+/// A snapshot, and the promises about it.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
-    /// Where it is.
+    /// Path of the snapshot.
     pub(super) path: String,
-    /// Of each lane, the states that it may hold.
+    /// For each lane, the first and last state that the snapshot may hold.
     pub(super) states: [(usize, usize); LANES],
-    /// The promise with which it is durable.
+    /// The promise that makes the snapshot durable.
     pub(super) made: u64,
     /// The last promise before its deletion began.
     pub(super) deleted: Option<u64>,
-    /// The promise with which its deletion is durable.
+    /// The promise that makes the deletion durable.
     pub(super) gone: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ impl Snapshots {
         Self { target, marks, faults, nr_dirs, wanted, rng: Rng::new(!seed), promises: 0, made: Vec::new() }
     }
 
-    /// All snapshots, and whether somebody was told of a fault.
+    /// Makes and deletes snapshots. Returns all snapshots, the number of promises, and whether a fault was reported.
     pub(super) fn run(mut self, shared: &Shared) -> Result<(Vec<Snapshot>, u64, bool)> {
         for number in 0..self.wanted * 2 {
             let alive: Vec<usize> = (0..self.made.len()).filter(|at| self.made[*at].deleted.is_none()).collect();
@@ -62,7 +62,7 @@ impl Snapshots {
                 _ if alive.len() > self.wanted / 2 => caught(|| self.delete(alive[0])),
                 2 => caught(|| self.settle()),
                 _ => {
-                    // Dirty leaves here and there, shared by no commit yet.
+                    // Dirty some leaves that no commit shares yet.
                     for _ in 0..self.rng.below(4) {
                         let dir = self.rng.index(self.nr_dirs);
                         let time = (self.rng.below(1 << 30) as i64, 0);
@@ -93,7 +93,7 @@ impl Snapshots {
         }
     }
 
-    /// Snapshot of everything, or of the snapshot `of`.
+    /// Makes a snapshot of the top level, or of the snapshot `of`.
     fn make(&mut self, number: usize, of: Option<usize>, shared: &Shared) -> Result<()> {
         let fs = Arc::clone(self.target.fs());
         let name = format!("snapshot-{number}-{}", "x".repeat(self.rng.index(120)));
@@ -109,14 +109,14 @@ impl Snapshots {
             None => RootId::FS_TREE,
         };
         let path = if dir.is_empty() { name.clone() } else { format!("{dir}/{name}") };
-        // It may be there although its making fails, or was cut off.
+        // The snapshot may exist although its creation fails or is cut off.
         let never = (0, usize::MAX - 1);
         self.made.push(Snapshot { path, states: [never; LANES], made: u64::MAX, deleted: None, gone: None });
         fs.snapshot(source, parent, name.as_bytes(), self.rng.one_in(2))?;
         let after: [usize; LANES] = load();
         let states = match of {
             Some(of) => self.made[of].states,
-            // An operation that is under way may be done, though its state is not noted yet.
+            // An operation in progress may be included, though its state is not noted yet.
             None => std::array::from_fn(|lane| (before[lane], after[lane] + 1)),
         };
         let made = self.promises + 1;

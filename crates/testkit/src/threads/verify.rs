@@ -1,4 +1,4 @@
-//! Whether what was found after a run of threads keeps what each of them was promised.
+//! Checks that a filesystem found after a run of threads keeps the promises to each of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::{LANES, TreeEntry};
 pub(super) type Made = [Option<u64>; LANES];
 
 impl Record {
-    /// T1 to T4.
+    /// Checks T1 to T4.
     pub(super) fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: &Made) -> Result<()> {
         let of_snapshots = made[SNAPSHOT_LANE].unwrap_or(0);
         let mut regions: BTreeMap<&str, Vec<TreeEntry>> = BTreeMap::new();
@@ -82,7 +82,7 @@ impl Record {
         Ok(())
     }
 
-    /// All names of the ballast are there, and none but those of snapshots beside them.
+    /// Checks that all names of the ballast are there, and only names of snapshots beside them.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();
@@ -105,7 +105,7 @@ impl Record {
     }
 }
 
-/// T3.
+/// Checks T3.
 fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])]) -> Result<()> {
     for (index, file) in REWRITTEN.iter().enumerate() {
         let path = format!("rewritten/{}", file.name);
@@ -123,7 +123,7 @@ fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])
             let mut words = block.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
             let first = words.next().unwrap_or(0);
             ensure!(words.all(|word| word == first), "T3: a block of {path} is of several versions");
-            // What a writer wrote before its own fsynced version is not the file's any more.
+            // Content that a writer wrote before its fsynced version must be gone.
             let (writer, version) = ((first >> VERSION_BITS) as usize, first & ((1 << VERSION_BITS) - 1));
             ensure!(
                 least.get(writer).is_some_and(|least| version >= *least) && (first != 0 || least == [0; MAX_WRITERS]),
@@ -134,7 +134,7 @@ fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])
     Ok(())
 }
 
-/// The rest of `path`, if it is `dir` or below it.
+/// `path` relative to `dir`, if it is `dir` or below it.
 fn below<'p>(path: &'p [u8], dir: &str) -> Option<&'p [u8]> {
     if dir.is_empty() {
         return Some(path);

@@ -1,17 +1,17 @@
-//! What is done between a commit and a crash, and what must be there after.
+//! The cases: operations between a commit and a crash, and what must be there afterwards.
 
 use ubtrfs_testkit::{FallocateOp, NodeKind, RenameOp, Target};
 
-/// One scripted story. Before `act` all is committed; `act` ends with fsyncs.
+/// One scripted case. Everything is committed before `act`, which ends with fsyncs.
 pub(crate) struct Case {
     pub name: &'static str,
     /// Mount options.
     pub options: &'static str,
     pub before: fn(&mut dyn Target),
     pub act: fn(&mut dyn Target),
-    /// Paths that are after the crash as they were when it happened.
+    /// Paths that are after the crash as they were before it.
     pub kept: &'static [&'static str],
-    /// Paths that are gone.
+    /// Paths that are gone after the crash.
     pub gone: &'static [&'static str],
 }
 
@@ -25,7 +25,7 @@ fn file(to: &mut dyn Target, path: &str, len: usize, byte: u8) {
 }
 
 fn write(to: &mut dyn Target, path: &str, at: u64, len: usize, byte: u8) {
-    // Not the same bytes in every sector, so that an exchange shows.
+    // Different bytes in each sector, so that exchanged sectors show.
     let data: Vec<u8> = (0..len).map(|n| byte ^ (n / 512) as u8).collect();
     to.write(path.as_bytes(), at, &data).unwrap();
 }

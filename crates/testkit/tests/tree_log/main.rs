@@ -1,8 +1,9 @@
-//! The tree log, both ways: what Linux logged is replayed here, what was logged here is replayed by Linux and here.
+//! The tree log in both directions: ubtrfs replays logs written by Linux, and Linux and ubtrfs replay logs written by
+//! ubtrfs.
 //!
-//! Method: scripted stories (`cases`) and random operations with fsyncs, cut off without a commit: the image is copied as
-//! it is. Each replay must give what Linux's own gives, `btrfs check` must be clean after it, and what was fsynced must be
-//! there. Times of directories are not compared: Linux sets them to that of the replay.
+//! Method: scripted cases (`cases`) and random operations with fsyncs, crashed without a commit by copying the image.
+//! Each replay must equal Linux's, `btrfs check` must be clean after it, and fsynced changes must be there. Times of
+//! directories are not compared: Linux sets them to the time of the replay.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +24,7 @@ use ubtrfs_testkit::{
 
 const IMAGE_BYTES: u64 = 320 << 20;
 
-/// As compared between two replays: no times of directories.
+/// The entries to compare between two replays: without times of directories.
 fn settled(mut entries: Vec<TreeEntry>) -> Vec<TreeEntry> {
     for entry in entries.iter_mut().filter(|entry| entry.kind == NodeKind::Directory) {
         entry.mtime = (0, 0);
@@ -39,8 +40,8 @@ fn has_log(image: &Image) -> bool {
     superblock(image, 0).log_root.0 != 0
 }
 
-/// The image as Linux would leave it at a power cut. Linux uses the first superblock only, and writes it before the
-/// mirrors: a copy that met a commit of its own threads between the two is no judge of ours, and is made again.
+/// A copy of the image as a power cut would leave it. Linux writes the first superblock before the mirrors and uses
+/// only the first. A copy made during a commit of Linux, between the two, is no fair test of ours, and is made again.
 fn crashed_copy(mounted: &Image) -> Image {
     for _ in 0..20 {
         let copy = Image::copy_of(mounted.path()).unwrap();
@@ -55,7 +56,8 @@ fn crashed_copy(mounted: &Image) -> Image {
 fn kernel_walk(image: &Path, what: &str) -> Vec<TreeEntry> {
     let mount = LoopMount::new(image, "").unwrap_or_else(|error| panic!("{what}: {error:#}"));
     let found = walk_path(mount.path()).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", mount.kernel_log()));
-    // Linux 6.18 looks past the end of a leaf when it replays an inline extent there; that is harmless and its own affair.
+    // Linux 6.18 reads past the end of a leaf when it replays an inline extent there; that is harmless, and Linux's
+    // bug.
     let mut complaints = mount.kernel_complaints();
     complaints.retain(|line| !(line.contains("access to eb bytenr") && line.contains("out of range")));
     assert!(complaints.is_empty(), "{what}: Linux complains:\n{}", complaints.join("\n"));
@@ -63,8 +65,8 @@ fn kernel_walk(image: &Path, what: &str) -> Vec<TreeEntry> {
     settled(found)
 }
 
-/// Replays a crashed image by Linux and here, and compares all that can be seen; the tree after it. The log itself is
-/// checked before that, with its data.
+/// Checks the log with its data, replays the crashed image with Linux and with ubtrfs, and compares everything visible.
+/// Returns the tree after the replay.
 fn replay_both(crashed: &Image, what: &str) -> Vec<TreeEntry> {
     let medium = Medium::from_image(crashed.path()).unwrap();
     check_medium(&medium).unwrap_or_else(|error| panic!("{what}: before the replay: {error:#}"));
@@ -95,7 +97,7 @@ fn check_promises(case: &Case, live: &[TreeEntry], replayed: &[TreeEntry], what:
     let find = |entries: &[TreeEntry], path: &str| {
         entries.iter().find(|entry| entry.path == path.as_bytes()).cloned().map(|entry| TreeEntry {
             link_group: None,
-            // Of a directory that was not fsynced as a whole, only that it is there is promised.
+            // For a directory that was not fsynced, only its existence is promised.
             size: if entry.kind == NodeKind::Directory { 0 } else { entry.size },
             ..entry
         })
@@ -132,13 +134,13 @@ fn logs_of_linux_are_replayed() {
         mount.close().unwrap();
         nr_logs += usize::from(has_log(&crashed));
         let what = format!("'{}'", case.name);
-        // What Linux promises is less than what `cases` asks of our logs.
+        // Linux promises less for its logs than `cases` demands of ours.
         replay_both(&crashed, &what);
     }
     println!("{nr_logs} of {} images had a log", CASES.len());
 }
 
-/// Fsyncs some files and directories of the model, on the target.
+/// Fsyncs some files and directories of the model on the target.
 fn fsync_some(model: &Model, target: &mut dyn Target, rng: &mut Rng, nr: usize) -> Vec<Vec<u8>> {
     let paths: Vec<Vec<u8>> = model
         .entries()
@@ -185,7 +187,7 @@ fn random_logs_of_linux_are_replayed() {
     }
 }
 
-/// An empty filesystem on a device that records.
+/// An empty filesystem on a recording device.
 fn recorded(image: &Image, mkfs: &MkfsOptions) -> Arc<RecordingDevice> {
     let file = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
     ubtrfs_mkfs::make(&file, mkfs).unwrap();
@@ -234,7 +236,7 @@ fn logs_of_ours_are_replayed_by_both() {
     println!("{nr_logs} of {} images had a log", CASES.len());
 }
 
-/// Of what was fsynced last, and nothing was changed since: files are as they were, directories have their entries.
+/// Checks paths fsynced last and unchanged since: files are as they were, directories have their entries.
 fn check_fsynced(paths: &[Vec<u8>], live: &[TreeEntry], replayed: &[TreeEntry], what: &str) {
     let find = |entries: &[TreeEntry], path: &[u8]| entries.iter().find(|entry| entry.path == path).cloned();
     let children = |entries: &[TreeEntry], dir: &[u8]| -> Vec<(Vec<u8>, NodeKind)> {
@@ -298,8 +300,8 @@ fn random_logs_of_ours_are_replayed_by_both() {
     }
 }
 
-/// Threads that append and fsync, replace files by rename, and commit, all at once: every fsync that returned before the
-/// power went holds, and most shared a log with others.
+/// Threads that append and fsync, replace files by rename, and commit, all at once. Every fsync that returned before
+/// the power cut holds, and most share a log with others.
 #[test]
 fn threads_share_logs() {
     if !capability::kernel_oracle() {
@@ -321,7 +323,7 @@ fn threads_share_logs() {
                     for step in 0..STEPS {
                         target.write(path.as_bytes(), step * 4096, &[step as u8 + 1; 4096]).unwrap();
                         target.fsync(path.as_bytes()).unwrap();
-                        // Counted after the return: what was written by then was flushed before.
+                        // Count events after the return: what fsync wrote was flushed before it.
                         promised.push((device.events(), step + 1));
                         if thread % 4 == 1 {
                             let (new, old) = (format!("new-{thread}"), format!("old-{thread}"));
