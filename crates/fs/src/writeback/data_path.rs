@@ -1,5 +1,4 @@
-//! [`DataPath`]: what writeback keeps for the whole filesystem: memory for dirty data, and the queue of inodes that have
-//! some.
+//! [`DataPath`]: the memory for dirty data, and the queue of inodes that have some.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,25 +13,25 @@ use crate::inode::state::Inode;
 use crate::writeback::errors::WritebackErrors;
 use crate::writeback::thread::WritebackThreads;
 
-/// What the data path keeps for the whole filesystem ([`Fs`] holds it as `data`).
+/// The writeback state of a filesystem ([`Fs`] holds it as `data`).
 #[derive(Debug)]
 pub(crate) struct DataPath {
     pub(crate) pool: Arc<BufPool>,
     /// Memory that dirty data may take.
     limit_bytes: u64,
-    /// Memory of data that batches are writing.
+    /// Memory of the data that batches are writing now.
     writing_bytes: AtomicU64,
     queue: Mutex<DirtyQueue>,
-    /// Where the last batch ended on disk.
+    /// The address on disk where the last batch ended.
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
     pub(crate) errors: WritebackErrors,
-    /// Held by batches that may write into extents that are there, and exclusively while a snapshot is made.
+    /// Held by batches that may write into extents that a file has, and exclusively while a snapshot is made.
     pub(crate) in_place: RwLock<()>,
 }
 
-/// Inodes with dirty data, in the order in which they became dirty. The places of those whose data could not be written
-/// have the bit [`FAILED`]: only fsync and sync try them again.
+/// Inodes with dirty data, in the order in which they became dirty. An inode whose data could not be written has the
+/// bit [`FAILED`] in its place: background writeback and reclaim pass it over.
 #[derive(Debug, Default)]
 struct DirtyQueue {
     next: u64,
@@ -53,7 +52,8 @@ impl DataPath {
         }
     }
 
-    /// Puts an inode whose data became dirty into the queue. `data` is the inode's, locked.
+    /// Puts an inode whose data became dirty into the queue. `data` is the inode's data; the caller holds its state
+    /// lock.
     pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
         if data.queued.is_none() {
             let mut queue = self.queue.lock();
@@ -69,7 +69,7 @@ impl DataPath {
         !self.queue.lock().inodes.is_empty()
     }
 
-    /// Takes an inode out of the queue whose data is all in the trees (I5 of [`crate::writeback::delalloc`]).
+    /// Takes an inode out of the queue if none of its data is pending (I5 of [`crate::writeback::delalloc`]).
     pub(crate) fn dequeue(&self, data: &mut FileData) {
         if data.is_clean()
             && let Some(at) = data.queued.take()
@@ -78,12 +78,12 @@ impl DataPath {
             if let Some(inode) = &inode {
                 self.errors.note_clean(inode.id);
             }
-            // The caller holds the inode as well, so this never drops the last one under the lock.
+            // The caller also holds the inode, so this never drops the last reference under the state lock.
             drop(inode);
         }
     }
 
-    /// All inodes with dirty data; those whose data could not be written come last.
+    /// All inodes with dirty data. Those whose data could not be written come last.
     pub(crate) fn queued(&self) -> Vec<Arc<Inode>> {
         self.queue.lock().inodes.values().cloned().collect()
     }
@@ -93,7 +93,8 @@ impl DataPath {
         self.queue.lock().inodes.range(..FAILED).take(limit).map(|(_, inode)| Arc::clone(inode)).collect()
     }
 
-    /// Puts an inode whose data could not be written behind all others. `data` is the inode's, locked.
+    /// Puts an inode whose data could not be written behind all others. `data` is the inode's data; the caller holds
+    /// its state lock.
     pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);
@@ -105,22 +106,22 @@ impl DataPath {
         data.queued = Some(at | FAILED);
     }
 
-    /// Whether all memory for dirty data is held by files that could not be written.
+    /// Whether all dirty data belongs to files that could not be written, and none is being written.
     pub(crate) fn is_stuck(&self) -> bool {
         self.writing_bytes.load(Ordering::Relaxed) == 0 && self.queue.lock().inodes.range(..FAILED).next().is_none()
     }
 
-    /// Memory of data that nobody is writing yet.
+    /// Memory of the data that no batch is writing yet.
     fn waiting_bytes(&self) -> u64 {
         self.pool.used_bytes().saturating_sub(self.writing_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether there is enough for the writeback threads to begin.
+    /// Whether enough data waits for the writeback threads to begin.
     pub(crate) fn should_write(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 4
     }
 
-    /// Whether there is enough for the writeback threads to go on.
+    /// Whether enough data waits for the writeback threads to go on.
     pub(crate) fn should_go_on(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 8
     }
@@ -129,7 +130,7 @@ impl DataPath {
         self.pool.used_bytes() > self.limit_bytes
     }
 
-    /// Counts the memory of what a batch writes, as long as the token lives.
+    /// Counts the memory of the runs as being written until the token is dropped.
     pub(crate) fn start_writing<'r>(&self, runs: impl Iterator<Item = &'r Run>) -> Writing<'_> {
         let bytes = runs.map(Run::memory_bytes).sum();
         self.writing_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -137,7 +138,7 @@ impl DataPath {
     }
 }
 
-/// A batch that is being written.
+/// A token for a batch that is being written.
 pub(crate) struct Writing<'d> {
     data: &'d DataPath,
     bytes: u64,
@@ -149,5 +150,5 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// Places in the queue from here on are of inodes whose data could not be written.
+/// The bit in the queue places of inodes whose data could not be written.
 const FAILED: u64 = 1 << 63;

@@ -1,25 +1,24 @@
-//! Writeback of dirty data: which files are written when, and how a batch of them becomes extents and items.
+//! Writeback of dirty data: the choice of files, and turning a batch of them into extents and items.
 //!
 //! ```text
 //!   batch of inodes --prepare--> jobs (runs under writeback, cut into units) --write_out--> on disk --finish--> items
 //! ```
 //!
-//! Many small files share one allocation and one device write. Who writes more than the filesystem's share of memory
-//! holds writes back itself, its own data first.
+//! Many small files share one allocation and one device write. Writers that exceed the filesystem's memory for dirty
+//! data write back themselves, their own data first.
 //!
 //! Invariants:
 //! - I1: each inode with dirty data is in the queue of [`crate::writeback::data_path`], which keeps it in memory.
-//! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A batch waits
-//!   for at most one writeback lock, its first; who else takes several takes them in ascending order of
-//!   [`InodeId`](crate::InodeId). Space and
-//!   metadata are reserved before locks are taken, or under [`NoFlush`]: then the reservation may commit, for which no
-//!   inode lock is needed, but does not write data back, for which locks of any inode are.
-//! - I3: data is on disk before an item refers to it; an inode's size on disk passes only data that is there.
-//! - I4: what could not be written is dirty again, and the space that was promised to it still is.
-//! - I5: an inode leaves the queue when all of its data is in the trees: who goes through the queue also finds what
-//!   others are writing, and waits for it.
-//! - I6: data that cannot be written keeps no other data from being written, and no commit from being made. The file's
-//!   fsync reports it ([`crate::writeback::errors`]).
+//! - I2: lock order: writeback lock of an inode ([`crate::inode::writeback_lock`]) -> its state lock -> operation. A
+//!   batch waits for at most one writeback lock, that of its first inode; all other code that takes several takes them
+//!   in ascending order of [`InodeId`](crate::InodeId). Space and metadata are reserved before locks are taken, or
+//!   under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it does).
+//! - I3: data is on disk before an item refers to it; an inode's size on disk grows only over data that is on disk.
+//! - I4: data that could not be written is dirty again, and keeps its reserved space.
+//! - I5: an inode leaves the queue when none of its data is pending. A pass through the queue therefore also meets data
+//!   that others are writing, and waits for it.
+//! - I6: data that cannot be written stops no other write or commit; its file's fsync fails
+//!   ([`crate::writeback::errors`]).
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -42,12 +41,11 @@ use crate::writeback::ordered_data::{self, Batch, Policy, Target, Unit};
 use crate::{Error, Fs, Result};
 
 thread_local! {
-    /// Whether this thread is writing data back: a reservation made for that must not ask for more of it.
+    /// Whether this thread is writing data back. Its reservations must not start more writeback.
     static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, reservations of this thread do not write data back: it holds inode locks that others may wait for
-/// with locks of their own held, which writeback would take.
+/// Keeps reservations of this thread from writing data back: that could deadlock on inode locks that the thread holds.
 #[derive(Debug)]
 pub(crate) struct NoFlush {
     before: bool,
@@ -66,7 +64,7 @@ impl Drop for NoFlush {
 }
 
 impl Flusher for Fs {
-    /// Writes back what it can get at without waiting for locks.
+    /// Writes back data of inodes whose writeback locks are free.
     fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_error::Result<()> {
         if FLUSHING.get() {
             return Ok(());
@@ -94,15 +92,16 @@ impl Fs {
         self.flush_all_data()
     }
 
-    /// Writes back all data that is dirty now, waiting for whoever works on it. What cannot be written is passed over: the
-    /// error is the first one, and all other data is written. No inode lock may be held.
+    /// Writes back all data that is dirty now, and waits for data that others are writing. Data that cannot be written
+    /// does not stop the rest; the first error is returned. The caller must hold no inode lock.
     pub(crate) fn flush_all_data(&self) -> Result<()> {
         self.flush_tagged(None)
     }
 
-    /// Writes back the data of a subvolume, or of all, that is dirty now, and little more, however fast writers are: as much as
-    /// there is now, of many files side by side, and then what is left in one pass through each file. Of a subvolume, which
-    /// somebody may be writing to all the time, large files in one pass from the start. No inode lock may be held.
+    /// Writes back the data of one subvolume, or of all, that is dirty now, and little more, however fast writers are:
+    /// first as many bytes as are dirty now, in batches of many files, then the rest in one pass through each file. In
+    /// a single subvolume, which may be written to all the time, large files get their pass first. The caller must hold
+    /// no inode lock.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {
@@ -126,7 +125,7 @@ impl Fs {
                     waiting.push(Arc::clone(inode));
                 }
             }
-            // A file that is too large for one batch has more than what failed.
+            // A file larger than one batch may have more data than the part that failed.
             let has_more = |place: &&usize| batch[**place].state.read().data.dirty_bytes() > BATCH_BYTES;
             rest.extend(written.failed.iter().filter(has_more).map(|place| Arc::clone(&batch[*place])));
             bytes = bytes.saturating_sub(written.bytes + written.failed_bytes);
@@ -139,14 +138,14 @@ impl Fs {
         waiting.iter().chain(&rest).fold(result, |result, inode| result.and(self.flush_inode(inode, 0..u64::MAX)))
     }
 
-    /// Writes back the inode's data in `range` that is dirty now. Where the range ends behind the file, the size on disk
-    /// is then at least what it is now. No inode lock may be held.
+    /// Writes back the data in `range` that is dirty now. If the range reaches past the end of the file, the size on
+    /// disk is then at least the current size. The caller must hold no inode lock.
     pub(crate) fn flush_inode(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let inodes = [Arc::clone(inode)];
         let last = {
             let state = inode.state.read();
             let last = state.data.pending_in(range.clone()).last().map(|last| last.end);
-            // What others make dirty from here on must not keep the size on disk from reaching what it is now.
+            // Data that becomes dirty from here on must not keep the size on disk below the current size.
             last.map(|end| end.max(state.item.size))
         };
         let Some(last) = last else { return Ok(()) };
@@ -170,8 +169,8 @@ impl Fs {
         result
     }
 
-    /// Writes back about `target_bytes` of any files' data, of those that nobody is working on. Returns how many bytes
-    /// it was.
+    /// Writes back about `target_bytes` of dirty data. Skips inodes whose writeback locks are taken or whose data could
+    /// not be written before. Returns the number of bytes written.
     fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
         let mut total = 0;
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
@@ -179,7 +178,7 @@ impl Fs {
             let inodes = self.data.queued_healthy(BATCH_INODES);
             let how = How::together(Wait::Never);
             let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), how)?;
-            // What failed is not among the healthy ones any more.
+            // Inodes that failed are not among the healthy ones any more.
             if written.bytes + written.failed_bytes == 0 {
                 break;
             }
@@ -189,7 +188,7 @@ impl Fs {
         Ok(total)
     }
 
-    /// What the writeback threads do: writes back until little waits for that.
+    /// Writes back for the writeback threads, until little data waits.
     pub(crate) fn flush_background(&self) -> Result<()> {
         while self.data.should_go_on() {
             if self.flush_some(BATCH_BYTES, Reclaim::Background)? == 0 {
@@ -199,8 +198,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Called by a writer before it adds data: where the filesystem's share of memory is used up, writes some back. No
-    /// inode lock may be held.
+    /// Writes some data back if the memory for dirty data is used up. Called before a write, without inode locks.
     pub(crate) fn throttle(&self, inode: &Arc<Inode>) -> Result<()> {
         if self.data.should_write() {
             self.data.threads.wake();
@@ -212,7 +210,7 @@ impl Fs {
         if own_bytes >= OWN_BYTES || (own_bytes > 0 && self.data.errors.is_failing(inode.id)) {
             let how = How::together(Wait::ForExclusive);
             let written = self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, how)?;
-            // More of what cannot be written would take memory that others need.
+            // More data that cannot be written would take memory that others need.
             written.failure.map_or(Ok(()), Err)?;
         }
         let mut nr_waits = 0;
@@ -221,7 +219,7 @@ impl Fs {
                 if self.data.is_stuck() {
                     break;
                 }
-                // Others are writing everything that there is.
+                // Other threads are writing all that can be written.
                 std::thread::sleep(WAIT);
                 nr_waits += 1;
             }
@@ -229,14 +227,14 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first one's
-    /// writeback lock; the others are passed over where theirs is taken. An inode whose data cannot be written keeps none
-    /// of the others from being written; an error means that nothing can be written at all.
+    /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first inode's
+    /// writeback lock; the others are passed over if their locks are taken. An inode whose data cannot be written does
+    /// not stop the others. An error means that nothing can be written at all.
     fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
         let mut jobs: Vec<Option<Job<'_>>> = Vec::new();
-        // Where the jobs' inodes are in `inodes`.
+        // The index in `inodes` of each job's inode.
         let mut places = Vec::new();
         let mut taken = 0;
         for (index, inode) in inodes.iter().enumerate() {
@@ -245,7 +243,7 @@ impl Fs {
             }
             let wait = if index == 0 { how.wait } else { Wait::Never };
             let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
-            // A panic lets go of the lock in the middle of a writeback; by then nothing is written any more.
+            // A panic releases the lock in the middle of a writeback, and makes the filesystem refuse writes.
             if let Err(error) = self.engine.check_writable() {
                 jobs.into_iter().flatten().for_each(|job| self.give_up(job));
                 return Err(error.into());
@@ -283,7 +281,7 @@ impl Fs {
                 }
             }
         }
-        // Nobody is to try at once again what failed.
+        // Inodes that failed count as done: a retry now would fail again.
         written.failed.iter().for_each(|place| written.done[*place] = true);
         match self.engine.check_writable() {
             Err(error) if written.failure.is_some() => Err(error.into()),
@@ -291,8 +289,8 @@ impl Fs {
         }
     }
 
-    /// Writes the data of all jobs that can be written, and gives up the others: halves of a group that fails are tried on
-    /// their own, because a write of neighbours does not tell whose data it is that the device refuses.
+    /// Writes the data of all jobs that can be written, and gives up the others. If a group fails, its halves are tried
+    /// separately: the error of a joint write does not tell whose data the device refuses.
     fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
@@ -314,7 +312,7 @@ impl Fs {
     /// Notes that an inode's data could not be written. It is dirty again.
     fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
         written.failed_bytes += bytes;
-        // That the filesystem takes no changes any more is no failure of the file.
+        // A filesystem that takes no changes any more is no failure of the file.
         if self.engine.check_writable().is_ok() {
             self.data.errors.note(inode.id, &error);
             let mut state = inode.state.write();
@@ -327,7 +325,6 @@ impl Fs {
         written.failure.get_or_insert(error);
     }
 
-    /// Takes dirty data of an inode for writeback.
     fn prepare<'i>(
         &self,
         inode: &'i Arc<Inode>,
@@ -391,7 +388,7 @@ impl Fs {
         Policy { compress, force, csums }
     }
 
-    /// Cuts all jobs into units and writes those. After an error the jobs are as before.
+    /// Cuts all jobs into units and writes the units. After an error the jobs are as before.
     fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
         let mut reservation = self.engine.empty_data_reservation();
         let result = self.try_write_jobs(jobs, &mut reservation);
@@ -461,7 +458,7 @@ impl Fs {
         }
     }
 
-    /// Puts the job's items; false where the inode changed such that its inline data is not all of it.
+    /// Puts the job's items. False if the file changed, so that the job's inline data is not all of it any more.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
@@ -478,7 +475,7 @@ impl Fs {
             state.data.end_writeback(run);
         }
         let disk_size = state.disk_size;
-        // What became dirty since the job was prepared does not hold it back: an fsync before that was promised the size.
+        // Data that became dirty later does not limit the size on disk, which an earlier fsync may have promised.
         state.disk_size = disk_size.max(job.reach.min(state.item.size));
         state.advance_disk_size();
         if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
@@ -500,7 +497,6 @@ impl Fs {
         Ok(true)
     }
 
-    /// What changes in the file's extent items.
     fn plan_items(&self, job: &Job<'_>) -> Result<ExtentPlan> {
         let (tree, ino) = (&job.inode.home.tree, job.inode.id.ino);
         let sectorsize = self.geometry.sectorsize;
@@ -536,7 +532,7 @@ impl Fs {
         Ok(plan)
     }
 
-    /// Adds explicit holes for what the size on disk grows by, where the filesystem needs them.
+    /// Adds explicit holes for the range by which the size on disk grows, if the filesystem needs them.
     pub(crate) fn plan_holes(&self, inode: &Inode, plan: &mut ExtentPlan, from: u64, to: u64) -> Result<()> {
         if self.geometry.no_holes || to <= from {
             return Ok(());
@@ -561,7 +557,7 @@ impl Fs {
 }
 
 impl InodeState {
-    /// Lets the size on disk grow up to the first data that is not there yet (I3).
+    /// Raises the size on disk to the start of the first pending data (I3).
     pub(crate) fn advance_disk_size(&mut self) {
         self.disk_size = match self.data.first_pending_after(self.disk_size) {
             None => self.item.size,
@@ -577,20 +573,20 @@ struct Job<'i> {
     units: Vec<Unit>,
     bytes: u64,
     reservation: Option<DataReservation>,
-    /// What it held before it was joined with those of other jobs.
+    /// Bytes of `reservation` before it was merged with the reservations of other jobs.
     promised: u64,
     policy: Policy,
-    /// All of the file, which goes into the tree; then there are no units.
+    /// The whole file as an inline extent; the job then has no units.
     inline: Option<InlineData>,
-    /// Some data may go into extents that are there.
+    /// Some data may be written into extents that the file has.
     in_place: bool,
     /// Data is overwritten in place, not only put into preallocated extents.
     overwrite: bool,
-    /// The file counts no bytes: it probably has no extent items.
+    /// The file's `nbytes` is 0: it probably has no extent items.
     may_be_new: bool,
-    /// Compressing the file's start did not pay.
+    /// Compressing the file's start saved less than a sector.
     start_failed: bool,
-    /// How far the file is on disk when the job's data is, by what was pending when the job was prepared.
+    /// The size on disk that the job's data allows, given the data that was pending when the job was prepared.
     reach: u64,
     _guard: BatchGuard<'i>,
 }
@@ -616,7 +612,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Puts the checksums of all units. New extents that lie one behind the other are put as one.
+    /// Puts the checksums of all units. Checksums of adjacent new extents are put together.
     fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry) {
         let csum_size = geometry.csum_type.size();
         let mut pending: Option<(Logical, Vec<u8>)> = None;
@@ -645,8 +641,8 @@ impl Job<'_> {
         }
     }
 
-    /// Sorts the parts of a range into those that need new extents and those that go into extents of the file: into
-    /// preallocated ones, and (without copy-on-write) into any, unless others may share them.
+    /// Splits a range into parts that need new extents and parts that go into extents of the file: into preallocated
+    /// ones and, without copy-on-write, into any extent that is not shared.
     fn split_in_place(
         &self,
         fs: &Fs,
@@ -691,7 +687,7 @@ impl Job<'_> {
     }
 }
 
-/// The locks of an inode for a batch: who may write into the file's extents works alone.
+/// Takes an inode's locks for a batch, exclusively if it may write into extents that the file has.
 fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, RwLockWriteGuard<'_, InodeState>)> {
     let guard = inode.writeback.lock_for_batch(wait, false)?;
     let state = inode.state.write();
@@ -713,11 +709,9 @@ fn push_range(ranges: &mut Vec<(usize, Range<u64>)>, run: usize, range: Range<u6
     }
 }
 
-/// How a batch is written.
 #[derive(Clone, Copy)]
 struct How {
     wait: Wait,
-    /// Small files may become inline extents.
     may_inline: bool,
 }
 
@@ -727,20 +721,20 @@ impl How {
     }
 }
 
-/// What a batch did.
+/// The outcome of a batch.
 #[derive(Default)]
 struct Written {
     bytes: u64,
-    /// Bytes that could not be written, and the first reason.
+    /// Bytes that could not be written, with the first error in `failure`.
     failed_bytes: u64,
     failure: Option<Error>,
-    /// Which inodes' data that was.
+    /// Indexes of the inodes whose data could not be written.
     failed: Vec<usize>,
-    /// For each inode, whether all of its data that was pending is in the trees, or could not be written.
+    /// For each inode, whether all of its pending data is now in the trees or could not be written.
     done: Vec<bool>,
     /// End of the last run taken.
     end: Option<u64>,
-    /// Data was left dirty because its file changed meanwhile.
+    /// Some data was left dirty because its file changed meanwhile.
     retry: bool,
 }
 
@@ -749,23 +743,22 @@ enum Finished {
     Retry,
 }
 
-/// Data written back in one batch, about.
+/// About as many bytes are written back in one batch.
 const BATCH_BYTES: u64 = 16 << 20;
-/// The same where a writer does it, who waits for it.
+/// About as many bytes are written back in one batch by a writer, which waits for it.
 const WRITER_BYTES: u64 = 4 << 20;
-/// Files with one of these may be written into extents that they have.
+/// Files with one of these flags may be written into extents that they have.
 pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
-/// Inodes of a batch.
 const BATCH_INODES: usize = 4096;
-/// A writer with at least so much dirty data writes that back first.
+/// A writer whose file has at least this much dirty data writes that back first.
 const OWN_BYTES: u64 = 1 << 20;
-/// How long a writer waits for others' writeback before it goes on: `MAX_WAITS` times `WAIT`.
+/// A writer waits for others' writeback `MAX_WAITS` times `WAIT`, then goes on.
 const MAX_WAITS: u32 = 500;
-/// Attempts to write a small file inline that others change all the time: an inline extent holds all of the file as it is
-/// when its item is put. Then the data becomes a regular extent, which holds what the file was before.
+/// Attempts to write a small file inline while others change it: an inline extent must hold the whole file as it is
+/// when its item is put. Afterwards its data becomes a regular extent, which may hold an older state.
 const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
-/// Items beside the planned ones: the inode, checksums, explicit holes.
+/// Items reserved beside the planned ones: the inode, checksums, explicit holes.
 const EXTRA_ITEMS: usize = 8;
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
-//! [`WritebackErrors`]: the files whose data could not be written back, and the descriptors that were told.
+//! [`WritebackErrors`]: files whose data could not be written back, and the descriptors that were told of it.
 //!
-//! Linux keeps an error of writeback with the file and reports it once to each descriptor that was open when it happened,
-//! and to the next one opened if nobody has heard of it yet. So do we. Unlike Linux we keep the data: it stays dirty, and
-//! every fsync tries to write it again and fails as long as that fails, whatever was reported before.
+//! Linux keeps a writeback error with the file. It reports the error once to each descriptor that was open when it
+//! happened, and to the next one opened if nobody was told before. We do the same. Unlike Linux we keep the data: it
+//! stays dirty, every fsync tries to write it again, and fsync fails until that succeeds, whatever was reported before.
 //!
 //! Invariants:
-//! - I1: descriptors and failures take their numbers from one clock, so a number tells which came first.
-//! - I2: nothing is kept for a descriptor before it was told of a failure, so opening and closing cost no lock.
+//! - I1: descriptors and failures take their numbers from one clock, so the numbers tell which came first.
+//! - I2: a descriptor has no entry until it is told of a failure. So opening takes no lock, and closing takes one only
+//!   while some descriptor has an entry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,19 +17,19 @@ use parking_lot::Mutex;
 use crate::types::InodeId;
 use crate::{Error, Fs, Result};
 
-/// An open file as [`Fs::fsync_descriptor`] knows it. 0 is none.
+/// An open file, as a number for [`Fs::fsync_descriptor`]. 0 is none.
 pub type Descriptor = u64;
 
-/// What writeback keeps about failures.
+/// The failures of writeback.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackErrors {
     /// The last number that a descriptor or a failure took (I1).
     clock: AtomicU64,
     /// Failures since the filesystem was opened.
     nr_failures: AtomicU64,
-    /// Files whose data could not be written and was not written since.
+    /// Files with data that could not be written so far.
     nr_failing: AtomicU64,
-    /// Descriptors in [`State::told`].
+    /// The number of descriptors in [`State::told`].
     nr_told: AtomicU64,
     state: Mutex<State>,
 }
@@ -36,7 +37,7 @@ pub(crate) struct WritebackErrors {
 #[derive(Debug, Default)]
 struct State {
     files: HashMap<InodeId, Failure>,
-    /// The last failure that a descriptor was told of.
+    /// The last failure that each descriptor was told of.
     told: HashMap<Descriptor, u64>,
 }
 
@@ -45,7 +46,7 @@ struct State {
 struct Failure {
     at: u64,
     errno: i32,
-    /// Somebody was told.
+    /// A descriptor was told of it.
     is_seen: bool,
     /// The data is still dirty.
     is_failing: bool,
@@ -85,17 +86,17 @@ impl WritebackErrors {
         self.nr_failing.load(Ordering::Acquire) > 0
     }
 
-    /// Whether this file has.
+    /// Whether this file has data that could not be written.
     pub(crate) fn is_failing(&self, id: InodeId) -> bool {
         self.has_failing() && self.state.lock().files.get(&id).is_some_and(|failure| failure.is_failing)
     }
 
-    /// How often writing a file's data failed, and how many files have data that could not be written.
+    /// The number of failures so far, and the number of files with data that could not be written.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
     }
 
-    /// The failure that a descriptor was not told of yet; now it is.
+    /// Returns the failure that a descriptor was not told of yet, and counts it as told.
     fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
         if self.nr_failures.load(Ordering::Acquire) == 0 {
             return None;
@@ -123,18 +124,18 @@ impl WritebackErrors {
 }
 
 impl Fs {
-    /// A number for a file that is opened now, for [`Fs::fsync_descriptor`].
+    /// Returns a number for a file that is opened now, for [`Fs::fsync_descriptor`].
     pub fn open_descriptor(&self) -> Descriptor {
         self.data.errors.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Ends an [`Fs::open_descriptor`].
+    /// Forgets the number that [`Fs::open_descriptor`] returned.
     pub fn close_descriptor(&self, descriptor: Descriptor) {
         self.data.errors.close(descriptor);
     }
 
-    /// [`Fs::fsync`] by an open file: reports also, once, that writing its data back failed since it was opened, even if
-    /// the data was written later.
+    /// Calls [`Fs::fsync`] for an open file. Also reports, once, a writeback failure that happened since it was opened,
+    /// even if the data was written later.
     pub fn fsync_descriptor(&self, id: InodeId, datasync: bool, descriptor: Descriptor) -> Result<()> {
         let synced = self.fsync(id, datasync);
         let remembered = self.data.errors.take(id, descriptor);
@@ -143,7 +144,7 @@ impl Fs {
     }
 }
 
-/// Files from which on failures that were reported and healed are forgotten.
+/// With this many files, failures that were reported and whose data was written later are forgotten.
 const MOST_FILES: usize = 1 << 16;
 
 #[cfg(test)]

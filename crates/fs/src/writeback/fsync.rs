@@ -1,15 +1,15 @@
-//! fsync and fdatasync: a file's data is written, then its items are made durable by the tree log.
+//! fsync and fdatasync: write a file's data, then make its items durable through the tree log.
 //!
-//! - I1. Data is written before the items that refer to it are put, and the log's flush comes after both.
-//! - I2. What was promised: the file's content, attributes and names as they were when fsync was called, or later ones;
-//!   of a directory, its entries, with the inodes of those that are new.
+//! - I1. Data is written before the items that refer to it are put, and the log is flushed after both.
+//! - I2. After fsync the file's content, attributes and names are durable as they were when it was called, or newer.
+//!   For a directory, its entries are durable, with the inodes of new entries.
 
 use ubtrfs_transaction::LogStats;
 
 use crate::{Fs, InodeId, Result};
 
 impl Fs {
-    /// Makes a file or directory durable. Times are durable too, with `datasync` as well.
+    /// Makes a file or directory durable, including its times; `datasync` makes no difference.
     pub fn fsync(&self, id: InodeId, _datasync: bool) -> Result<()> {
         let inode = self.inode(id)?;
         if self.options.read_only {
@@ -17,7 +17,7 @@ impl Fs {
         }
         self.flush_inode(&inode, 0..u64::MAX)?;
         if inode.home.is_deleted() {
-            // After a crash nobody could get at it.
+            // The subvolume is deleted: nothing in it can be reached after a crash.
             return Ok(());
         }
         if self.options.notreelog {
@@ -28,7 +28,7 @@ impl Fs {
         Ok(())
     }
 
-    /// How often fsync wrote a log, and how often it committed.
+    /// Counts of fsyncs that wrote a log, and of fsyncs that committed.
     pub fn log_stats(&self) -> LogStats {
         self.engine.log_stats()
     }

@@ -1,4 +1,4 @@
-//! Small files as inline extents: all of the file's data inside of its item.
+//! Inline extents: small files whose data lies inside their file extent item.
 
 use ubtrfs_format::Generation;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
@@ -11,7 +11,7 @@ use crate::inode::state::InodeState;
 use crate::writeback::delalloc::IN_PLACE;
 use crate::writeback::ordered_data::Policy;
 
-/// A whole small file.
+/// The data of a whole small file, maybe compressed.
 pub(crate) struct InlineData {
     pub(crate) size: u64,
     kind: Compression,
@@ -32,7 +32,7 @@ impl InlineData {
 }
 
 impl Fs {
-    /// The file's data as an inline extent, where all of it is to be written and is small enough.
+    /// Returns the file's data as an inline extent, if `runs` hold all of it and it is small enough.
     pub(crate) fn inline_data(&self, state: &InodeState, runs: &[Run], policy: &Policy) -> Option<InlineData> {
         let size = state.item.size;
         let sectorsize = u64::from(self.geometry.sectorsize);
@@ -57,7 +57,8 @@ impl Fs {
         })
     }
 
-    /// The most that an inline extent holds: the option, and what fits into a leaf beside its header and key.
+    /// The most bytes of an inline extent: limited by the option, by the space in a leaf beside its header and key, and
+    /// less than a sector.
     pub(crate) fn max_inline(&self) -> usize {
         let leaf = item_len_max(self.geometry.nodesize as usize) - FileExtent::HEADER_SIZE;
         leaf.min(self.options.max_inline as usize).min(self.geometry.sectorsize as usize - 1)

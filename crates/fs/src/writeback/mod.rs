@@ -1,4 +1,4 @@
-//! Writeback: which dirty data is written when, how it becomes extents, and fsync.
+//! Writeback of dirty data: its scheduling, its conversion to extents, and fsync.
 
 pub(crate) mod data_path;
 pub(crate) mod delalloc;

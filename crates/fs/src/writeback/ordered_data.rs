@@ -1,4 +1,4 @@
-//! Ordered data: what writeback writes to the devices before the file's items may refer to it.
+//! Ordered data: data that writeback writes to the devices before the file's items may refer to it.
 //!
 //! ```text
 //!   dirty runs --cut()--> units --compress, allocate, checksum, write--> written units --finish--> items
@@ -6,8 +6,9 @@
 //!
 //! Invariants:
 //! - I1: a unit's items are put only after all of its bytes were written.
-//! - I2: a unit is one extent on disk: at most [`MAX_EXTENT`] bytes, or 128 KiB before compression.
-//! - I3: bytes that were allocated and not used by a unit are released.
+//! - I2: a unit becomes one new extent of at most [`MAX_EXTENT`] bytes (128 KiB before compression), or goes into an
+//!   extent that the file has.
+//! - I3: allocated bytes that no unit uses are released.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -32,7 +33,7 @@ pub(crate) const MAX_EXTENT: u64 = 128 << 20;
 pub(crate) struct Policy {
     /// Compress with this method.
     pub compress: Option<Method>,
-    /// Compress also what does not look worth it, and never give up on the file.
+    /// Compress even data that does not look compressible, and never give up on the file.
     pub force: bool,
     /// Put checksums.
     pub csums: bool,
@@ -41,13 +42,13 @@ pub(crate) struct Policy {
 /// A part of a run that becomes one extent.
 #[derive(Debug)]
 pub(crate) struct Unit {
-    /// The run that it is of.
+    /// The index of its run.
     pub run: usize,
-    /// The file's bytes.
+    /// Its range in the file.
     pub range: Range<u64>,
-    /// Where they go.
+    /// Where the bytes are written.
     pub target: Target,
-    /// Checksums of what is on disk; empty for none.
+    /// Checksums of the bytes on disk; empty if the file has none.
     pub csums: Vec<u8>,
 }
 
@@ -71,12 +72,12 @@ impl Unit {
         }
     }
 
-    /// Whether it needs space.
+    /// Whether it becomes a new extent, which needs space.
     pub(crate) fn is_new(&self) -> bool {
         !matches!(self.target, Target::InPlace { .. })
     }
 
-    /// Where it is on disk.
+    /// Its address on disk.
     pub(crate) fn bytenr(&self) -> Logical {
         match &self.target {
             Target::Plain { bytenr } | Target::Compressed { bytenr, .. } => *bytenr,
@@ -96,7 +97,7 @@ impl Unit {
         }
     }
 
-    /// The file extent item of a new extent.
+    /// The file extent item, for a unit that becomes a new extent.
     pub(crate) fn file_extent(&self) -> FileExtent {
         let len = self.range.end - self.range.start;
         let mut extent = whole_extent(self.bytenr(), self.disk_len());
@@ -110,7 +111,7 @@ impl Unit {
         extent
     }
 
-    /// Its bytes as they go to disk.
+    /// The bytes that are written to disk.
     fn slices<'a>(&'a self, run: &'a Run) -> Vec<&'a [u8]> {
         match &self.target {
             Target::Compressed { bytes, .. } => vec![bytes],
@@ -119,7 +120,7 @@ impl Unit {
     }
 }
 
-/// Cuts ranges of runs into units: each becomes one extent, or is compressed on its own.
+/// Cuts ranges of runs into units, each small enough for one extent, or for one compressed extent.
 pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> {
     let most = if policy.compress.is_some() { MAX_UNCOMPRESSED as u64 } else { MAX_EXTENT };
     let mut units = Vec::with_capacity(ranges.len());
@@ -135,8 +136,8 @@ pub(crate) fn cut(ranges: &[(usize, Range<u64>)], policy: &Policy) -> Vec<Unit> 
     units
 }
 
-/// Compresses the new units of all files where that is wanted and pays, on several threads where there are many. Sets
-/// [`Batch::start_failed`].
+/// Compresses the new units of all files whose policy asks for it, if that saves space. Many units are compressed on
+/// several threads. Sets [`Batch::start_failed`].
 pub(crate) fn compress(batches: &mut [Batch<'_>], sectorsize: u32) {
     let mut work: Vec<Mutex<Work<'_, '_>>> = Vec::new();
     for batch in &mut *batches {
@@ -195,13 +196,13 @@ impl Work<'_, '_> {
     }
 }
 
-/// What came of compressing a unit.
+/// The outcome of compressing a unit.
 enum Outcome {
     /// The compressed bytes, padded to whole sectors.
     Packed(AlignedBuf),
-    /// It saves less than one sector.
+    /// Compression saves less than one sector.
     DoesNotPay,
-    /// It is too small, or does not look worth it.
+    /// The unit is too small, or does not look compressible.
     NotTried,
 }
 
@@ -233,7 +234,7 @@ fn compress_unit(run: &Run, range: &Range<u64>, method: Method, force: bool, sec
     Outcome::Packed(packed)
 }
 
-/// Joins neighbours that are not compressed into larger extents.
+/// Joins adjacent units that are not compressed into larger extents.
 fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
     let mut joined: Vec<Unit> = Vec::with_capacity(units.len());
     for unit in units {
@@ -251,7 +252,7 @@ fn join_plain(units: Vec<Unit>) -> Vec<Unit> {
     joined
 }
 
-/// Units of one file, with what they are cut from.
+/// The units of one file, with the runs that they were cut from.
 #[derive(Debug)]
 pub(crate) struct Batch<'r> {
     /// The runs that units refer to by index.
@@ -260,13 +261,13 @@ pub(crate) struct Batch<'r> {
     pub units: Vec<Unit>,
     /// How they are written.
     pub policy: Policy,
-    /// Compressing the start of the file was tried and did not pay.
+    /// Compressing the start of the file saved less than a sector.
     pub start_failed: AtomicBool,
 }
 
-/// Allocates, checksums and writes all units of several files: neighbours go into one allocation and one write.
-/// `reservation` covers them, and they come behind `hint`, which moves on. After an error nothing that was allocated here
-/// is kept, and the reservation is as before.
+/// Allocates, checksums and writes all units of several files. Adjacent units share one allocation and one write.
+/// `reservation` covers the units. Allocation begins at `hint`, which then moves to its end. After an error all space
+/// allocated here is released, and the reservation is as before.
 pub(crate) fn write_out(
     engine: &Engine,
     batches: &mut [Batch<'_>],
@@ -295,7 +296,7 @@ fn allocate(
     let sectorsize = u64::from(engine.geometry().sectorsize);
     let mut wanted: u64 =
         batches.iter().flat_map(|batch| &batch.units).filter(|unit| unit.is_new()).map(Unit::disk_len).sum();
-    // What is left of the last allocation.
+    // The unused rest of the last allocation.
     let mut free: Range<u64> = 0..0;
     for batch in batches {
         let mut units = Vec::with_capacity(batch.units.len());
@@ -313,8 +314,8 @@ fn allocate(
                 let min = if is_plain { sectorsize } else { len };
                 let want = wanted.min(MAX_ALLOCATION).max(len);
                 let extent = match engine.allocate_data(reservation, want, min, hint) {
-                    // No piece holds the compressed extent, which cannot be cut. The space is reserved for all bytes:
-                    // they go uncompressed into the pieces there are.
+                    // No free piece is large enough for the compressed extent, which cannot be split. Space is reserved
+                    // for the uncompressed bytes, so these go into the pieces that there are.
                     Err(ubtrfs_error::Error::NoSpace) if !is_plain => {
                         unit.target = Target::Plain { bytenr: Logical(0) };
                         wanted = wanted - len + unit.disk_len();
@@ -330,7 +331,7 @@ fn allocate(
             }
             let room = free.end - free.start;
             if room < len {
-                // Free space is in pieces: the unit becomes two extents.
+                // Free space is fragmented: the unit becomes two extents.
                 let middle = unit.range.start + room;
                 waiting.push(Unit {
                     run: unit.run,
@@ -352,7 +353,7 @@ fn allocate(
     Ok(hint)
 }
 
-/// Gives the unused end of the last allocation back (I3).
+/// Releases the unused end of the last allocation (I3).
 fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>, reservation: &mut DataReservation) {
     if let Some(last) = extents.last_mut()
         && !free.is_empty()
@@ -363,7 +364,7 @@ fn release(engine: &Engine, extents: &mut [DataExtent], free: &Range<u64>, reser
     }
 }
 
-/// Checksums all units and writes them, neighbours together.
+/// Checksums all units and writes them, adjacent ones in one write.
 fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
     let geometry = engine.geometry();
     for batch in &mut *batches {
@@ -380,7 +381,7 @@ fn write_units(engine: &Engine, batches: &mut [Batch<'_>]) -> Result<()> {
     }
     let mut pending: Vec<IoSlice<'_>> = Vec::new();
     let mut range = 0..0;
-    // One write may take neighbours of several files.
+    // One write may hold units of several files.
     let verifiable = batches.iter().all(|batch| batch.policy.csums);
     for batch in &*batches {
         for unit in &batch.units {
@@ -404,8 +405,8 @@ fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, ve
     Ok(())
 }
 
-/// Units from which on compressing uses more than one thread.
+/// With at least this many units, compression uses several threads.
 const PARALLEL_UNITS: usize = 4;
 const MAX_THREADS: usize = 16;
-/// The most that is allocated in one go.
+/// The largest single allocation.
 const MAX_ALLOCATION: u64 = 256 << 20;

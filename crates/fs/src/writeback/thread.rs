@@ -1,8 +1,8 @@
-//! The threads that write data back while writers go on: copying and compressing run beside each other, and while one
-//! thread waits for the device another prepares the next batch.
+//! Background threads that write data back while writers go on. Copying and compressing run in parallel: while one
+//! thread waits for the device, another prepares the next batch.
 //!
-//! - I1. A thread holds the filesystem only while it writes, so that dropping the last handle ends it.
-//! - I2. Nothing depends on them: writers over the limit write back themselves, and sync waits for nobody's goodwill.
+//! - I1. A thread holds the filesystem only while it writes, so dropping the last handle ends it.
+//! - I2. Nothing depends on the threads: writers over the limit write back themselves, and sync writes all data itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -23,10 +23,10 @@ pub(crate) struct WritebackThreads {
 #[derive(Debug, Default)]
 struct Shared {
     stopped: AtomicBool,
-    /// Guards the sleep: how many threads are to look for work.
+    /// How many threads still have to look for work; the rest sleep.
     calls: Mutex<usize>,
     wake: Condvar,
-    /// Whether a wake-up was sent that no thread has answered yet: spares writers the lock.
+    /// A wake-up was sent and no thread has answered it yet. Spares writers the lock.
     woken: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ impl WritebackThreads {
         self.threads.start("ubtrfs-writeback", NR_THREADS, move || run(&shared, &weak));
     }
 
-    /// There is enough dirty data for the threads.
+    /// Wakes the threads.
     pub(crate) fn wake(&self) {
         if !self.shared.woken.swap(true, Ordering::AcqRel) {
             *self.shared.calls.lock() = NR_THREADS;
@@ -73,14 +73,14 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
         }
         if let Err(error) = fs.flush_background() {
             tracing::warn!("writing data back: {error}");
-            // What failed is tried again when more is written, or synced; not at once.
+            // An error means that nothing can be written at all: do not try again at once.
             drop(fs);
             std::thread::sleep(PAUSE);
         }
     }
 }
 
-/// One waits for the device while the other works.
+/// With two threads, one works while the other waits for the device.
 const NR_THREADS: usize = 2;
-/// How long a thread rests after a failure.
+/// A thread pauses this long after a failure.
 const PAUSE: Duration = Duration::from_millis(500);
