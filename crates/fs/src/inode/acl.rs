@@ -1,16 +1,16 @@
-//! POSIX ACLs as attributes hold them, and how they and modes determine each other.
+//! POSIX ACLs as stored in attributes, and their relation to the mode.
 //!
 //! Layout (Linux's `posix_acl_xattr.h`; btrfs stores the same bytes): version u32 = 2, then entries of tag u16,
 //! permissions u16, id u32.
 
 use crate::error::{Error, Result};
 
-/// Attribute of the access ACL.
+/// The attribute of the access ACL.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// Attribute of the default ACL.
+/// The attribute of the default ACL.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// A valid ACL: entries in order (owner, users, group, groups, mask, others).
+/// A valid ACL. Its entries are in order: owner, users, group, groups, mask, others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
     entries: Vec<Entry>,
@@ -24,7 +24,7 @@ struct Entry {
 }
 
 impl Acl {
-    /// Reads and validates an attribute; none for an ACL without entries, which stands for no ACL.
+    /// Decodes and validates an attribute. Returns `None` for an ACL without entries, which means no ACL.
     pub(crate) fn parse(value: &[u8]) -> Result<Option<Self>> {
         let invalid = Err(Error::InvalidArgument("not a valid ACL"));
         let Some((version, rest)) = value.split_first_chunk::<4>() else { return invalid };
@@ -59,7 +59,8 @@ impl Acl {
         out
     }
 
-    /// One owner, owning group and others each; a mask if users or groups are named; in order.
+    /// Whether there is one entry each for owner, owning group and others, a mask if users or groups are named, and the
+    /// right order.
     fn is_valid(&self) -> bool {
         let mut last = 0;
         for entry in &self.entries {
@@ -77,7 +78,7 @@ impl Acl {
         has(USER_OBJ) && has(GROUP_OBJ) && has(OTHER) && (has(MASK) || !(has(USER) || has(GROUP)))
     }
 
-    /// Whether nine permission bits say the same.
+    /// Whether the nine permission bits of a mode express the whole ACL.
     pub(crate) fn is_minimal(&self) -> bool {
         self.entries.iter().all(|entry| matches!(entry.tag, USER_OBJ | GROUP_OBJ | OTHER))
     }
@@ -86,7 +87,7 @@ impl Acl {
         self.entries.iter().find(|entry| entry.tag == tag).map(|entry| u32::from(entry.permissions))
     }
 
-    /// `mode` with the permission bits that this access ACL implies.
+    /// Returns `mode` with the permission bits of this access ACL.
     pub(crate) fn apply_to_mode(&self, mode: u32) -> u32 {
         let group = self.permissions(MASK).or(self.permissions(GROUP_OBJ)).unwrap_or_default();
         let user = self.permissions(USER_OBJ).unwrap_or_default();
@@ -94,7 +95,7 @@ impl Acl {
         mode & !0o777 | user << 6 | group << 3 | other
     }
 
-    /// chmod: takes the permission bits into the owner's, the mask's (else the group's) and the others' entry.
+    /// Applies a chmod: sets the entries of the owner, of the mask (or the group, without a mask) and of others.
     pub(crate) fn set_mode(&mut self, mode: u32) {
         let group_tag = if self.permissions(MASK).is_some() { MASK } else { GROUP_OBJ };
         for entry in &mut self.entries {
@@ -104,7 +105,7 @@ impl Acl {
         }
     }
 
-    /// A new inode: both ACL and the mode asked for allow; returns the inode's mode.
+    /// Restricts a default ACL to the requested mode of a new inode. Returns the mode of the inode.
     pub(crate) fn mask_new(&mut self, mode: u32) -> u32 {
         let group_tag = if self.permissions(MASK).is_some() { MASK } else { GROUP_OBJ };
         for entry in &mut self.entries {

@@ -1,4 +1,4 @@
-//! Memory for dirty data: buffers in size classes, which are used again.
+//! Memory for dirty data: reusable buffers in size classes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 
-/// The largest buffer: what a sequential writer fills before it takes the next.
+/// The largest buffer. A sequential writer fills it before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
-/// The part of the pool's memory that idle buffers may take beyond it: writers run into the limit all the time, and the
-/// buffers that are written then are the next to be filled.
+/// All buffers together, idle ones included, may exceed the pool's memory by 1/`SLACK` of it. Writers reach the limit
+/// all the time, and the buffers that are written then are filled next.
 const SLACK: u64 = 8;
 const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
 
-/// Memory for dirty data, in size classes of powers of two, and its accounting for the whole filesystem.
+/// Memory for dirty data of the whole filesystem, in size classes of powers of two.
 #[derive(Debug)]
 pub(crate) struct BufPool {
     idle: [Mutex<Vec<AlignedBuf>>; NR_CLASSES],
@@ -25,7 +25,7 @@ pub(crate) struct BufPool {
 }
 
 impl BufPool {
-    /// A pool that keeps memory for reuse while it takes little more than `max_bytes` in all.
+    /// Makes a pool that keeps buffers for reuse while its memory in all is little more than `max_bytes`.
     pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             idle: Default::default(),
@@ -40,7 +40,7 @@ impl BufPool {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory in buffers that wait for reuse.
+    /// Bytes of memory in idle buffers.
     #[cfg(test)]
     pub(crate) fn idle_bytes(&self) -> u64 {
         self.idle_bytes.load(Ordering::Relaxed)
@@ -51,7 +51,7 @@ impl BufPool {
         (log - BUF_MIN_LOG) as usize
     }
 
-    /// An empty buffer with room for `len` bytes, or for [`BUF_MAX`].
+    /// Takes an empty buffer with room for `len` bytes, at most [`BUF_MAX`].
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buf {
         let class = Self::class(len);
         let size = 1usize << (class as u32 + BUF_MIN_LOG);
@@ -66,7 +66,7 @@ impl BufPool {
         Buf { bytes, size, pool: Arc::clone(self) }
     }
 
-    /// A buffer with room for whole sectors, of `len` bytes, at most [`BUF_MAX`], as `fill` puts them.
+    /// Takes a buffer with room for whole sectors and lets `fill` write its `len` bytes, at most [`BUF_MAX`].
     pub(crate) fn filled<E>(
         self: &Arc<Self>,
         len: usize,
@@ -78,8 +78,8 @@ impl BufPool {
         Ok(buf)
     }
 
-    /// Keeps a buffer of a class for reuse. Where there is too much memory, others make room: sizes that nobody asks for
-    /// any more must not keep out those that are in use.
+    /// Keeps a buffer of a class for reuse. If there is too much memory, buffers of other classes are freed first, so
+    /// that sizes not needed any more give way to sizes in use.
     fn keep(&self, mut bytes: AlignedBuf, class: usize) {
         bytes.clear();
         self.idle_bytes.fetch_add(bytes.capacity() as u64, Ordering::Relaxed);
@@ -95,17 +95,17 @@ impl BufPool {
     }
 }
 
-/// A buffer of the pool; it goes back there when dropped.
+/// A buffer of a pool; it returns there when dropped.
 #[derive(Debug)]
 pub(crate) struct Buf {
     pub(crate) bytes: AlignedBuf,
-    /// Of its class: never grown beyond.
+    /// The size of its class; the buffer never grows beyond it.
     pub(crate) size: usize,
     pub(crate) pool: Arc<BufPool>,
 }
 
 impl Buf {
-    /// Room for `more` bytes, up to [`BUF_MAX`] in all.
+    /// Makes room for `more` bytes, up to [`BUF_MAX`] in all.
     pub(crate) fn make_room(&mut self, more: usize) {
         if self.bytes.len() + more > self.size {
             let mut larger = self.pool.take(self.bytes.len() + more);

@@ -1,11 +1,11 @@
-//! The inodes in memory, and who uses them.
+//! The inodes in memory, and counts of their users.
 //!
-//! - I1. An inode is in memory at most once: it is loaded by one thread while others wait, and dropped only while nobody
-//!   else holds it (its `Arc` is the cache's own).
-//! - I2. What was made and not asked for since goes first: making many inodes neither drives out those that are used nor
-//!   takes more memory than the processor's caches have.
-//! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes, so that a kernel that
-//!   remembers a million names does not keep a million inodes in memory.
+//! - I1. An inode is in memory at most once: one thread loads it while others wait. It is evicted only while nothing
+//!   but the cache holds its `Arc`.
+//! - I2. Inodes that were created and not looked up since are evicted first. So creating many inodes does not evict
+//!   inodes in use, and needs no more memory than processor caches have.
+//! - I3. References (lookups that FUSE remembers, opens) are counted apart from the inodes. A kernel that remembers a
+//!   million names does not keep a million inodes in memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -24,7 +24,7 @@ use crate::types::InodeId;
 #[derive(Debug)]
 pub(crate) struct InodeCache {
     shards: Box<[Shard]>,
-    /// Inodes that a shard may hold before it drops unused ones.
+    /// Number of inodes in a shard from which on it evicts unused ones.
     shard_limit: AtomicUsize,
 }
 
@@ -37,18 +37,18 @@ struct Shard {
 #[derive(Debug, Default)]
 struct ShardMap {
     inodes: HashMap<InodeId, Cached, IdHash>,
-    /// The inodes that were made last, in that order.
+    /// The inodes created last, oldest first.
     young: VecDeque<InodeId>,
     loading: HashSet<InodeId, IdHash>,
     users: HashMap<InodeId, Users, IdHash>,
-    /// Size at which the next sweep is worth it.
+    /// Number of inodes at which the next sweep pays.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
 struct Cached {
     inode: Arc<Inode>,
-    /// Somebody asked for it.
+    /// It was looked up since it was created.
     wanted: bool,
 }
 
@@ -56,14 +56,14 @@ struct Cached {
 struct Users {
     lookups: u64,
     opens: u32,
-    /// The inode lost its last link: who gives the last reference back deletes it.
+    /// The inode lost its last link. The user that gives the last reference back deletes it.
     unlinked: bool,
     /// Made by `tmpfile`: may get its first name. Kept here because the inode may leave memory before (I3).
     linkable: bool,
 }
 
 impl InodeCache {
-    /// A cache of about `limit` inodes that nobody uses.
+    /// Makes a cache that keeps about `limit` unused inodes.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             shards: (0..NR_SHARDS).map(|_| Shard::default()).collect(),
@@ -72,13 +72,13 @@ impl InodeCache {
     }
 
     fn shard(&self, id: InodeId) -> &Shard {
-        // Numbers that are given out together go to one shard, and so to one processor's cache.
+        // Neighbouring numbers, which are allocated together, go to one shard and so to one processor's cache.
         let row = id.ino.0 / INODES_PER_ROW;
         let mixed = (row ^ id.root.0.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         &self.shards[usize::try_from(mixed).unwrap_or_default() % NR_SHARDS]
     }
 
-    /// The inode, from memory or by `load`.
+    /// Returns the inode from memory, or loads it with `load`.
     pub(crate) fn get(&self, id: InodeId, load: impl FnOnce() -> Result<Arc<Inode>>) -> Result<Arc<Inode>> {
         let shard = self.shard(id);
         let mut map = shard.map.lock();
@@ -92,7 +92,7 @@ impl InodeCache {
             shard.loaded.wait(&mut map);
         }
         drop(map);
-        // Declared before the load: also when that panics, those who wait go on.
+        // Created before the load, so that waiting threads wake up even if the load panics.
         let loading = Loading { shard, id };
         let result = load();
         if let Ok(inode) = &result {
@@ -102,8 +102,8 @@ impl InodeCache {
         result
     }
 
-    /// Keeps an inode out of memory that is not there and that nobody refers to: until the answer is dropped, who asks for it
-    /// waits. Who has it must not wait for locks of inodes.
+    /// Keeps an inode out of memory, if it is not there and nothing refers to it. Until the guard is dropped, `get` for
+    /// it waits, so its holder must not wait for inode locks.
     pub(crate) fn keep_out(&self, id: InodeId) -> Option<Loading<'_>> {
         let shard = self.shard(id);
         let mut map = shard.map.lock();
@@ -111,7 +111,7 @@ impl InodeCache {
         is_out.then(|| Loading { shard, id })
     }
 
-    /// Adds a new inode, with this many lookups and opens.
+    /// Adds a new inode with the given counts of lookups and opens.
     pub(crate) fn insert(&self, inode: &Arc<Inode>, lookups: u64, opens: u32) {
         let mut map = self.shard(inode.id).map.lock();
         map.insert(inode, false, self.shard_limit.load(Ordering::Relaxed));
@@ -123,7 +123,7 @@ impl InodeCache {
         drop(unwanted);
     }
 
-    /// Takes a deleted inode out.
+    /// Removes a deleted inode.
     pub(crate) fn remove(&self, id: InodeId) {
         let mut map = self.shard(id).map.lock();
         map.inodes.remove(&id);
@@ -210,7 +210,7 @@ impl InodeCache {
     }
 }
 
-/// An inode that is being loaded, or kept out, until this is dropped.
+/// Marks an inode as being loaded, or kept out, until dropped.
 #[must_use = "others may load the inode once this is dropped"]
 pub(crate) struct Loading<'s> {
     shard: &'s Shard,
@@ -246,7 +246,8 @@ impl ShardMap {
         self.inodes.insert(inode.id, Cached { inode: Arc::clone(inode), wanted });
     }
 
-    /// Counts an inode among the young ones. Returns the one that is too old to be, where nobody wants it (I2).
+    /// Adds an inode to the young ones. Returns the oldest of them, removed from memory, if there are too many and it
+    /// is unused (I2).
     fn add_young(&mut self, id: InodeId) -> Option<Cached> {
         self.young.push_back(id);
         if self.young.len() <= MAX_YOUNG {
@@ -270,7 +271,7 @@ impl ShardMap {
     }
 }
 
-/// Hashes inode ids: a few multiplications, with a secret, so that nobody makes an image whose inodes have one hash.
+/// Hashes inode ids with a few multiplications. The secret keeps crafted images from choosing inodes with equal hashes.
 #[derive(Clone, Debug)]
 struct IdHash {
     secret: u64,
@@ -311,7 +312,7 @@ impl Hasher for IdHasher {
 }
 
 const NR_SHARDS: usize = 64;
-/// Inodes of a shard that were made last; all together they take a quarter of a MiB.
+/// Young inodes per shard. Those of all shards together take a quarter of a MiB.
 const MAX_YOUNG: usize = 4;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -350,7 +351,7 @@ mod tests {
         let id = |number: u64| InodeId { root: RootId(5 + number / 5000), ino: Ino(257 + number % 5000) };
         let all: HashSet<_> = (0..50_000).map(|number| hash.hash_one(id(number))).collect();
         assert_eq!(all.len(), 50_000);
-        // What a hash table goes by.
+        // The bits that a hash table uses.
         let low: HashSet<_> = all.iter().map(|hash| hash & 0xffff).collect();
         assert!(low.len() > 30_000, "{}", low.len());
     }

@@ -1,7 +1,7 @@
-//! Dirty data of one file: what was written and is not in the trees yet.
+//! Dirty data of one file: written data that is not in the trees yet.
 //!
-//! Sequential writes fill large buffers that are reused from a pool, so the cost of a write is a copy; there are no
-//! objects for each page or sector.
+//! Sequential writes fill large buffers from a pool, so a write costs one copy. There are no objects per page or
+//! sector.
 //!
 //! ```text
 //!   write() ----> dirty ----start_writeback()----> writeback ----end_writeback()----> gone (extent items have it)
@@ -12,9 +12,10 @@
 //! Invariants:
 //! - I1: ranges start and end on sector boundaries; ranges of one map do not overlap; none is empty.
 //! - I2: a dirty range hides a range under writeback, which hides the file's extent items.
-//! - I3: bytes past the end of the file are zero in the last sector.
+//! - I3: in the last sector, bytes past the end of the file are zero.
 //! - I4: a range under writeback never changes; a write to it makes a new dirty range.
-//! - I5: no two batches write back the same bytes at a time: what is dirty anew waits for the range under it.
+//! - I5: no two batches write back the same bytes at a time: data that is dirty again waits until the range under it is
+//!   written.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,16 +31,16 @@ use crate::inode::readahead::ReadWindow;
 /// Contiguous data taken for writeback.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Where in the file it starts.
+    /// Its offset in the file.
     pub offset: u64,
     /// Its buffers, one after the other.
     pub bufs: Vec<Arc<Buf>>,
-    /// Bytes of all of them.
+    /// Total length of the buffers.
     pub len_bytes: u64,
 }
 
 impl Run {
-    /// Memory that its buffers take.
+    /// The memory that its buffers take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.bufs.iter().map(|buf| buf.size as u64).sum()
     }
@@ -49,7 +50,7 @@ impl Run {
         self.offset + self.len_bytes
     }
 
-    /// The buffers' pieces that cover `range` of the file, which lies inside the run.
+    /// The pieces of the buffers that cover `range` of the file, which must lie inside the run.
     pub(crate) fn pieces(&self, range: Range<u64>) -> Vec<&[u8]> {
         let mut pieces = Vec::new();
         let mut at = self.offset;
@@ -82,8 +83,8 @@ pub(crate) struct FileData {
     read_window: Mutex<ReadWindow>,
 }
 
-/// The compressed extent that was read last. Forgotten whenever the file's extent items change, so that its address
-/// cannot stand for other data.
+/// The compressed extent that was read last. It is forgotten whenever the file's extent items change, because its
+/// address may hold other data then.
 #[derive(Clone, Debug)]
 pub(crate) struct Decompressed {
     /// The extent.
@@ -93,12 +94,12 @@ pub(crate) struct Decompressed {
 }
 
 impl FileData {
-    /// To be called before a write.
+    /// Sets the sector size. Must be called before a write.
     pub(crate) fn set_sectorsize(&mut self, sectorsize: u32) {
         self.sectorsize = sectorsize.into();
     }
 
-    /// Adds `bytes` of `from` to the space for dirty bytes.
+    /// Moves space for `bytes` from `from` to the space for dirty bytes.
     pub(crate) fn add_reservation(&mut self, from: &mut DataReservation, bytes: u64) {
         match &mut self.reservation {
             Some(reservation) => reservation.take_from(from, bytes),
@@ -106,7 +107,7 @@ impl FileData {
         }
     }
 
-    /// Takes space for `bytes` (or as much as there is) out.
+    /// Takes space for `bytes` (or as much as there is) out of the space for dirty bytes.
     pub(crate) fn take_reservation(&mut self, bytes: u64) -> Option<DataReservation> {
         let reservation = self.reservation.as_mut()?;
         if bytes >= reservation.bytes() { self.reservation.take() } else { Some(reservation.split(bytes)) }
@@ -122,23 +123,23 @@ impl FileData {
         *self.decompressed.lock() = Some(last);
     }
 
-    /// To be called whenever extent items change: forgets what was read of them.
+    /// Forgets data that was read from extent items. Must be called whenever they change.
     pub(crate) fn extents_changed(&mut self) {
         *self.decompressed.get_mut() = None;
         *self.read_window.get_mut() = ReadWindow::default();
     }
 
-    /// How the file is being read.
+    /// The read-ahead state.
     pub(crate) fn read_window(&self) -> &Mutex<ReadWindow> {
         &self.read_window
     }
 
-    /// Whether all data is in the trees.
+    /// Whether no data is pending.
     pub(crate) fn is_clean(&self) -> bool {
         self.dirty.is_empty() && self.writeback.is_empty()
     }
 
-    /// Whether nothing waits for writeback (some may be under it).
+    /// Whether some data waits for writeback. Data under writeback does not count.
     pub(crate) fn has_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -148,7 +149,7 @@ impl FileData {
         !self.writeback.is_empty()
     }
 
-    /// Bytes of dirty ranges, those under writeback not counted.
+    /// Bytes of dirty ranges. Ranges under writeback do not count.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes
     }
@@ -160,8 +161,8 @@ impl FileData {
         dirty.into_iter().chain(writeback).min()
     }
 
-    /// How far the file will be on disk when `runs`, which were taken for writeback just now, are there: from `from`, up to
-    /// which it is already, to the first data that is neither there nor in them, at most to `size`.
+    /// The size on disk after `runs` are written. `runs` were taken for writeback just now; `from` is the size on disk
+    /// already, and `size` the size of the file. The result ends at the first pending data that is not in `runs`.
     pub(crate) fn reach_with(&self, runs: &[Run], from: u64, size: u64) -> u64 {
         if from >= size {
             return from;
@@ -198,8 +199,8 @@ impl FileData {
         covering(&self.dirty, sector).is_some()
     }
 
-    /// The sectors that hold the first and last byte of `range`, where the range covers them in part and they are
-    /// not dirty: their other bytes must be handed to [`Self::write`].
+    /// The first and the last sector of `range`, each only if the range covers it in part and it is not dirty. The
+    /// caller must pass their other bytes to [`Self::write`].
     pub(crate) fn partial_sectors(&self, range: Range<u64>) -> (Option<u64>, Option<u64>) {
         let wide = self.widen(range.clone());
         let first = (wide.start < range.start && !self.is_dirty(wide.start)).then_some(wide.start);
@@ -208,8 +209,8 @@ impl FileData {
         (first, last)
     }
 
-    /// Puts `data` at `offset`. `before` holds the bytes of the first sector in front of `offset` and `after` those of
-    /// the last sector behind the data; they are used where [`Self::partial_sectors`] named the sector. Returns how
+    /// Puts `data` at `offset`. `before` holds the bytes of the first sector in front of the data, and `after` the
+    /// bytes of the last sector behind it. They are used for sectors that [`Self::partial_sectors`] named. Returns how
     /// many bytes became dirty.
     pub(crate) fn write(&mut self, pool: &Arc<BufPool>, offset: u64, data: &[u8], before: &[u8], after: &[u8]) -> u64 {
         let end = offset + data.len() as u64;
@@ -242,8 +243,8 @@ impl FileData {
         self.dirty_bytes - dirty_before
     }
 
-    /// Takes a buffer as it is for the data at `offset`, rounded up to whole sectors with zeros. Returns how many bytes
-    /// became dirty; gives the buffer back where it does not begin at a sector or some of its range is dirty already.
+    /// Takes over a buffer as the data at `offset`, padded with zeros to whole sectors. Returns how many bytes became
+    /// dirty. Gives the buffer back if it does not begin at a sector, or if part of its range is dirty already.
     pub(crate) fn adopt(&mut self, offset: u64, mut buf: Buf) -> Result<u64, Buf> {
         let range = self.widen(offset..offset + buf.len() as u64);
         if range.start < offset
@@ -259,7 +260,7 @@ impl FileData {
         Ok(len_bytes)
     }
 
-    /// The buffer (by its start) that data at `start` is appended to, and how many bytes it takes: a whole number of
+    /// Returns the start of the buffer to which data at `start` is appended, and how many bytes it takes: whole
     /// sectors, at most `want` rounded up.
     fn buffer_at(&mut self, pool: &Arc<BufPool>, start: u64, want: usize) -> (u64, usize) {
         let want = want.next_multiple_of(self.sectorsize as usize);
@@ -273,7 +274,7 @@ impl FileData {
                 buf.make_room(len);
                 return (*before, len);
             }
-            // A sequential writer: it will need all of the next one.
+            // A sequential writer will fill the whole next buffer.
             new_size = BUF_MAX;
         }
         let buf = pool.take(new_size);
@@ -281,8 +282,8 @@ impl FileData {
         (start, want.min(BUF_MAX))
     }
 
-    /// Copies what is pending of the file's bytes from `offset` on into `out`. Returns the ranges that are not
-    /// pending, which extent items (or holes) hold.
+    /// Copies the file's pending bytes from `offset` on into `out`. Returns the ranges that are not pending: extent
+    /// items hold them, or they are holes.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Vec<Range<u64>> {
         let range = offset..offset + out.len() as u64;
         if self.is_clean() {
@@ -329,7 +330,7 @@ impl FileData {
         }
     }
 
-    /// Forgets the dirty sectors of `range`, which is aligned. Returns how many bytes they were.
+    /// Forgets the dirty sectors of `range`, which must be aligned. Returns how many bytes were dropped.
     pub(crate) fn discard(&mut self, range: Range<u64>) -> u64 {
         if self.dirty.is_empty() {
             return 0;
@@ -361,7 +362,8 @@ impl FileData {
         before - self.dirty_bytes
     }
 
-    /// Forgets what is past `size` and zeroes the rest of its sector. Returns how many dirty bytes were dropped.
+    /// Forgets dirty data past `size`, and zeroes the rest of the sector that holds `size`. Returns how many dirty
+    /// bytes were dropped.
     pub(crate) fn truncate(&mut self, size: u64) -> u64 {
         if self.dirty.is_empty() {
             return 0;
@@ -371,8 +373,8 @@ impl FileData {
         self.discard(sector_end..u64::MAX)
     }
 
-    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). What lies
-    /// over data that another batch is writing stays where it is (I5).
+    /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). Data that
+    /// lies over a range under writeback stays dirty (I5).
     pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<Run> {
         let is_alone = self.writeback.is_empty();
         let mut runs: Vec<Run> = Vec::new();
@@ -405,7 +407,7 @@ impl FileData {
         runs
     }
 
-    /// The run's extent items are there.
+    /// Forgets a run whose extent items were put.
     pub(crate) fn end_writeback(&mut self, run: &Run) {
         let mut at = run.offset;
         for buf in &run.bufs {
@@ -425,7 +427,7 @@ impl FileData {
         }
     }
 
-    /// The run could not be written: it is dirty again, except where newer data hides it. Returns how many bytes are
+    /// Makes a run dirty again that could not be written, except where newer data hides it. Returns how many bytes are
     /// dirty again.
     pub(crate) fn fail_writeback(&mut self, run: Run) -> u64 {
         let mut at = run.offset;
@@ -489,7 +491,7 @@ mod tests {
     const SECTOR: u64 = 4096;
     const SPACE: usize = 3 << 20;
 
-    /// What the file's pending data must be: a byte for each that is pending.
+    /// The expected pending data, with an entry per byte: `None` if it is not pending.
     struct Model {
         dirty: Vec<Option<u8>>,
         writeback: Vec<Option<u8>>,

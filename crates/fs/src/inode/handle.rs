@@ -1,4 +1,4 @@
-//! Inodes by id: loading them, counting their uses, their attributes and access times.
+//! Access to inodes by id: loading, use counts, attributes, access times.
 
 use std::sync::Arc;
 
@@ -16,16 +16,17 @@ use crate::options::AtimeMode;
 use crate::types::{Attr, InodeId, mode};
 
 impl Fs {
-    /// The inode, loaded if it was not. No inode lock may be held where `id` may be in a subvolume not entered yet.
+    /// Returns the inode, and loads it if it is not in memory. The caller must hold no inode lock if the subvolume of
+    /// `id` may not be entered yet.
     pub(crate) fn inode(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.engine.enter();
         if let Some(inode) = self.inodes.peek(id) {
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
-        // Before the inode counts as being loaded: entering a subvolume may load its orphans.
+        // Must come before the load of the inode: entering a subvolume may load its orphans.
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
-        // One that was loaded while its subvolume was deleted may have come too late to be taken out of memory with it.
+        // The deletion of the subvolume removes its inodes from memory, and may have missed one that was being loaded.
         if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) }
     }
 
@@ -40,7 +41,7 @@ impl Fs {
         let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
         let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
         if item.size > crate::types::MAX_SIZE {
-            // Nothing here expects that the end of a file's last sector may not be a number.
+            // Otherwise rounding the size up to whole sectors could overflow.
             let expected = "expected at most 2^63 - 1";
             let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
             return Err(in_tree(tree)(cause));
@@ -56,7 +57,7 @@ impl Fs {
         Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
-    /// An inode that is to be changed: fails where its subvolume is read-only.
+    /// Returns an inode for a change. Fails if its subvolume is read-only.
     pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.check_open()?;
         let inode = self.inode(id)?;
@@ -67,25 +68,25 @@ impl Fs {
         Ok(inode)
     }
 
-    /// An inode that a file open for writing is written through: whether that may be was asked when it was opened, and as on
-    /// Linux neither flags nor a read-only subvolume that come later take it back.
+    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open; as on
+    /// Linux, flags or a read-only subvolume that came later do not revoke it.
     pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<Arc<Inode>> {
         self.check_open()?;
         self.inode(id)
     }
 
-    /// What `stat` shows of an inode.
+    /// Returns the attributes that `stat` shows.
     pub fn getattr(&self, id: InodeId) -> Result<Attr> {
         let inode = self.inode(id)?;
         Ok(self.attr_of(&inode, &*inode.read()?))
     }
 
-    /// What `stat` shows. May read extent items, so not to be called inside of an operation.
+    /// Returns the attributes that `stat` shows. May read extent items, so it must not be called inside an operation.
     pub(crate) fn attr_of(&self, inode: &Inode, state: &InodeState) -> Attr {
         state.attr(inode.id, self.geometry.sectorsize, self.new_bytes(inode, state))
     }
 
-    /// Keeps the inode, even unlinked, until [`Fs::release_inode`].
+    /// Keeps the inode, even if it gets unlinked, until [`Fs::release_inode`].
     pub fn open_inode(&self, id: InodeId) -> Result<()> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
@@ -98,7 +99,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Ends an [`Fs::open_inode`]. An unlinked inode that nobody else uses is deleted.
+    /// Ends an [`Fs::open_inode`]. Deletes the inode if it is unlinked and has no other users.
     pub fn release_inode(&self, id: InodeId) {
         if self.inodes.release(id) {
             self.delete_if_unlinked(id);
@@ -114,14 +115,14 @@ impl Fs {
         self.end_deletion(id);
     }
 
-    /// Counts the reference of a lookup; the caller holds what keeps the inode linked.
+    /// Counts the reference of a lookup. The caller holds a lock that keeps the inode linked.
     pub(crate) fn count_lookup(&self, id: InodeId) {
         if self.options.track_lookups {
             self.inodes.add_lookup(id);
         }
     }
 
-    /// Updates an access time by the mount's rules; failing to is no failure of the access.
+    /// Updates an access time by the mount's rules. Errors are ignored: the access itself succeeded.
     pub(crate) fn touch_atime(&self, inode: &Arc<Inode>) {
         let now = now();
         let wanted = inode.read().is_ok_and(|state| self.wants_atime(&state, now));
@@ -150,7 +151,7 @@ impl Fs {
     }
 }
 
-/// The state of [`InodeId::stub`].
+/// The state of an [`InodeId::stub`].
 fn empty_dir(subvolume: &Subvolume) -> Result<InodeState> {
     let root_key = Key::new(Ino::ROOT_DIR.0, KeyType::INODE_ITEM, 0);
     let Some(raw) = subvolume.tree.get(&root_key)? else { return Err(Error::Stale) };

@@ -1,28 +1,31 @@
-//! The names of a directory that was empty in this session once: all of them are known, so that one that is not among
-//! them does not exist, without a look into the tree. Making a file looks for its name first.
+//! The known names of a directory that was empty at some time since it was loaded. All of its names are known, so a
+//! name that is not among them does not exist, and the tree need not be searched. Creating a file looks for its name
+//! first.
 //!
 //! Invariants:
-//! - I1. The set holds the hash of every name that the directory has, and maybe of some that it had. It is kept under the
-//!   inode's state lock, by [`entry_changed`](crate::namei::create::entry_changed), which every change of an entry calls.
-//! - I2. A directory that had entries when it was loaded has no set; one whose set would take too much memory loses it.
+//! - I1. The set holds the hash of every name in the directory, and maybe of names that were removed. It changes under
+//!   the inode's state lock, in [`entry_changed`](crate::namei::create::entry_changed), which every change of an entry
+//!   calls.
+//! - I2. A directory that had entries when it was loaded has no set. A directory whose set would exceed the memory
+//!   budget loses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory of the sets of all directories.
+/// The memory budget of the sets of all directories.
 #[derive(Debug)]
 pub(crate) struct NameBudget {
     used_bytes: AtomicU64,
     max_bytes: u64,
 }
 
-/// A set that holds the hash of every name of a directory, and may seem to hold some others: Bloom filters, each for four
-/// times as many names as the one before, so that a directory of millions of names takes a byte or two for each. All bits of
-/// a name are in one line of memory.
+/// A set of the hashes of all names of a directory. It may seem to hold some other hashes: it consists of Bloom
+/// filters, each for four times as many names as the one before. A full filter takes 1.6 bytes per name. All bits of a
+/// name are in one cache line.
 #[derive(Debug)]
 pub(crate) struct KnownNames {
     filters: Vec<Box<[Line]>>,
-    /// Names that the last filter still takes.
+    /// Number of names that the last filter can still take.
     room: usize,
     budget: Arc<NameBudget>,
 }
@@ -32,34 +35,34 @@ pub(crate) struct KnownNames {
 struct Line([u64; LINE_WORDS]);
 
 impl NameBudget {
-    /// Sets that take about `max_bytes` together.
+    /// Makes a budget of about `max_bytes` for all sets together.
     pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self { used_bytes: AtomicU64::new(0), max_bytes })
     }
 }
 
 impl KnownNames {
-    /// The names of an empty directory.
+    /// Makes the set of an empty directory.
     pub(crate) fn of_empty(budget: &Arc<NameBudget>) -> Self {
         Self { filters: Vec::new(), room: 0, budget: Arc::clone(budget) }
     }
 
-    /// Whether the directory does not have a name of this hash.
+    /// Whether the directory certainly has no name with this hash.
     pub(crate) fn lacks(&self, hash: u64) -> bool {
         let spread = spread(hash);
-        // The last filters hold most names.
+        // Start with the last filters, which hold most names.
         !self.filters.iter().rev().any(|filter| {
             let line = &filter[line_of(filter, spread)];
             bits(spread).all(|(word, bit)| line.0[word] & bit != 0)
         })
     }
 
-    /// Whether it takes more memory than an inode in the cache does.
+    /// Whether the set takes more memory than an inode in the cache.
     pub(crate) fn is_large(&self) -> bool {
         self.filters.len() >= LARGE_FILTERS
     }
 
-    /// The directory gets a name of this hash. False where the set is given up (I2).
+    /// Adds the hash of a new name. False if the set exceeds its budget and must be dropped (I2).
     #[must_use]
     pub(crate) fn add(&mut self, hash: u64) -> bool {
         if self.room == 0 && !self.grow() {
@@ -94,19 +97,20 @@ impl Drop for KnownNames {
     }
 }
 
-/// The hash has 32 bits; 64 that look independent are made of it.
+/// Spreads the 32 bits of a hash to 64 bits that look independent.
 fn spread(hash: u64) -> u64 {
     let mixed = (hash + 1).wrapping_mul(SPREAD);
     (mixed ^ mixed >> 32).wrapping_mul(SPREAD)
 }
 
-/// The line of a filter where a name's bits are: by the highest bits.
+/// Returns the line of a filter that holds a name's bits, chosen by the high bits.
 fn line_of(filter: &[Line], spread: u64) -> usize {
     // The number of lines is a power of two, and at most 2^32.
     (spread >> 32) as usize & (filter.len() - 1)
 }
 
-/// A name's bits in its line, as words and masks: steps of a width that the lowest bits say.
+/// Returns a name's bits in its line, as words and masks. The low bits of `spread` choose the first bit and the step
+/// width.
 fn bits(spread: u64) -> impl Iterator<Item = (usize, u64)> {
     let (start, step) = (spread, spread >> 9 | 1);
     (0..NR_PROBES).map(move |probe| {
@@ -120,12 +124,12 @@ fn filter_bytes(lines: usize) -> u64 {
 }
 
 const LINE_WORDS: usize = 8;
-/// With as many probes as below, one absent name of a hundred or two seems to be there in a full filter.
+/// Names per line. With `NR_PROBES` probes, a full filter reports one absent name in one or two hundred as present.
 const LINE_NAMES: usize = 40;
 const NR_PROBES: u64 = 6;
-/// A filter has four times the lines of the one before.
+/// Each filter has four times the lines of the one before.
 const GROWTH_BITS: usize = 2;
-/// So many filters are for 200 names and more.
+/// A directory has this many filters once it has had more than 200 names.
 const LARGE_FILTERS: usize = 3;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 

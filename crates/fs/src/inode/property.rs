@@ -1,5 +1,5 @@
-//! The `btrfs.compression` property: an attribute that decides how a file is compressed, and what new files of a
-//! directory take over.
+//! The `btrfs.compression` property: an attribute that sets the compression of a file, or of the new files of a
+//! directory.
 
 use ubtrfs_format::Ino;
 use ubtrfs_format::item::{Compression, InodeFlags};
@@ -15,11 +15,11 @@ pub(crate) const COMPRESSION: &[u8] = b"btrfs.compression";
 /// A valid value of the property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
-    /// Empty: the property is taken away, and the flags with it.
+    /// The empty value: removes the property and its flags.
     Reset,
     /// `no` or `none`.
     Never,
-    /// A method.
+    /// Compress with this method.
     Method(Compression),
 }
 
@@ -35,7 +35,7 @@ impl Value {
         })
     }
 
-    /// Changes the inode as the property says.
+    /// Sets the flags and the method of the inode.
     pub(crate) fn apply(self, state: &mut InodeState) {
         let mut flags = state.item.flags();
         flags.remove(InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS);
@@ -52,7 +52,7 @@ impl Value {
     }
 }
 
-/// The value that stands for a method.
+/// The value for a method.
 pub(crate) fn name_of(method: Compression) -> &'static [u8] {
     match method {
         Compression::None => b"none",
@@ -62,7 +62,7 @@ pub(crate) fn name_of(method: Compression) -> &'static [u8] {
     }
 }
 
-/// The method of an inode's property. Only an inode with the flag can have one.
+/// Reads the method of an inode's property. Only inodes with the flag `COMPRESS` can have one.
 pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Result<CompressionProperty> {
     if !flags.contains(InodeFlags::COMPRESS) {
         return Ok(CompressionProperty::Unset);
@@ -70,7 +70,7 @@ pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Resu
     let value = xattr::read(tree, ino, COMPRESSION)?;
     Ok(match value.as_deref().map(Value::parse) {
         Some(Ok(Value::Method(method))) => CompressionProperty::Method(method),
-        // Set by a newer program: the flag alone counts.
+        // The value was set by a newer program: only the flag counts.
         _ => CompressionProperty::Unset,
     })
 }

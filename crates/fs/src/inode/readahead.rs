@@ -1,19 +1,20 @@
-//! Read-ahead: who reads a file from start to end finds the next part in memory, read and verified by threads of its own.
+//! Read-ahead: background threads read and verify the next part of a file that is read sequentially.
 //!
 //! ```text
 //!   slot:  Queued --begin()--> Reading --finish()--> Ready
-//!             \--take_over()--> Void <--failed--/
+//!             \--copy_to()----> Void <--failed--/
 //! ```
 //!
-//! Slots hold what the file's extent items say; dirty data lies over them as over the extents themselves.
+//! Slots hold the data of the file's extent items; dirty data hides slots as it hides extents.
 //!
 //! Invariants:
-//! - I1. Slots of a file are forgotten under its state lock, held for writing, whenever its extent items change
-//!   ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). What a slot found later is fresh.
-//! - I2. A reader holds the state lock for reading while it waits for a slot, so a thread that fills one does not wait for
-//!   that lock: it takes it without regard for writers that wait, or gives the slot up. Nobody waits for a slot that no
-//!   thread has begun: the reader takes it over.
-//! - I3. At most [`Readahead::max_slots`] slots of all files hold memory.
+//! - I1. Slots of a file are dropped under its state lock, held for writing, whenever its extent items change
+//!   ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). A slot that a reader finds
+//!   was made after the last change.
+//! - I2. A reader holds the state lock for reading while it waits for a slot, so the thread that fills the slot must
+//!   not wait for that lock: it passes waiting writers, or gives the slot up. A reader does not wait for a slot that no
+//!   thread has begun: it takes the slot over.
+//! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory beside them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,7 +28,7 @@ use crate::inode::state::{Inode, InodeState};
 use crate::service_threads::ServiceThreads;
 use crate::{Fs, Result};
 
-/// The filesystem's read-ahead: its threads and its memory.
+/// The read-ahead of a filesystem: threads and memory.
 #[derive(Debug)]
 pub(crate) struct Readahead {
     shared: Arc<Shared>,
@@ -50,14 +51,14 @@ struct Job {
     slot: Arc<Slot>,
 }
 
-/// A part of a file, read ahead.
+/// A part of a file that is read ahead.
 #[derive(Debug)]
 pub(crate) struct Slot {
     range: Range<u64>,
     content: Mutex<Content>,
     done: Condvar,
     shared: Arc<Shared>,
-    /// Bytes that readers took.
+    /// Bytes that readers copied out of it.
     nr_read: AtomicU64,
 }
 
@@ -69,10 +70,10 @@ enum Content {
     Void,
 }
 
-/// How a file is being read.
+/// The read pattern of a file, and its slots.
 #[derive(Debug, Default)]
 pub(crate) struct ReadWindow {
-    /// Where a sequential reader goes on.
+    /// The offset where a sequential reader continues.
     next: u64,
     /// Bytes read in sequence.
     run_bytes: u64,
@@ -80,8 +81,8 @@ pub(crate) struct ReadWindow {
 }
 
 impl ReadWindow {
-    /// Notes a read and drops slots that nobody will ask for. Says whether it belongs to the sequence; one that does not
-    /// begins another. A sequence may come out of order: its parts are asked for by several threads at once.
+    /// Notes a read and drops slots that are not needed any more. Returns whether the read belongs to the sequence; if
+    /// not, it begins another. Reads of a sequence may come out of order, because several threads issue them at once.
     fn goes_on(&mut self, offset: u64, end: u64) -> bool {
         if offset > self.next.saturating_add(SLOT_BYTES) || offset.saturating_add(LAG_BYTES) < self.next {
             *self = Self { next: end, run_bytes: end - offset, slots: VecDeque::new() };
@@ -99,7 +100,7 @@ impl ReadWindow {
 }
 
 impl Readahead {
-    /// Read-ahead that takes about `max_bytes`.
+    /// Makes a read-ahead that takes about `max_bytes`, but at least 4 MiB and at most 32 MiB.
     pub(crate) fn new(max_bytes: u64) -> Self {
         let max_slots = usize::try_from(max_bytes / SLOT_BYTES).unwrap_or(usize::MAX).clamp(SLOTS_MIN, SLOTS_MAX);
         Self { shared: Arc::default(), threads: ServiceThreads::default(), max_slots }
@@ -111,7 +112,7 @@ impl Readahead {
         self.threads.start("ubtrfs-readahead", NR_THREADS, move || run(&shared, &weak));
     }
 
-    /// Ends the threads and waits for them. Slots that wait are for their readers to fill.
+    /// Ends the threads and waits for them. Readers of queued slots then read by themselves.
     pub(crate) fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         let dropped = std::mem::take(&mut *self.shared.queue.lock());
@@ -120,8 +121,8 @@ impl Readahead {
         self.threads.join();
     }
 
-    /// Notes a read of `len_bytes` at `offset`, has the next part read if that looks sequential, and returns the slots
-    /// that there are for it. `state` is the inode's, locked for reading.
+    /// Notes a read of `len_bytes` at `offset`, starts read-ahead if the reads look sequential, and returns the slots
+    /// that overlap the read. The caller holds the lock of `state` for reading.
     pub(crate) fn advance(
         &self,
         inode: &Arc<Inode>,
@@ -167,7 +168,7 @@ impl Readahead {
 }
 
 impl Shared {
-    /// Takes the right to a slot, given back when that is dropped (I3).
+    /// Takes the right to a slot. Dropping the slot gives it back (I3).
     fn acquire(&self, max_slots: usize) -> bool {
         let taken = self.nr_slots.fetch_add(1, Ordering::Relaxed) < max_slots;
         if !taken {
@@ -178,8 +179,8 @@ impl Shared {
 }
 
 impl Slot {
-    /// Copies from `offset` on into `out`, both inside the slot; waits where a thread is reading it. False where there is
-    /// nothing to copy: the caller reads by itself.
+    /// Copies from `offset` on into `out`, both inside the slot. Waits if a thread is reading the slot. False if there
+    /// is nothing to copy; the caller then reads by itself.
     pub(crate) fn copy_to(&self, offset: u64, out: &mut [u8]) -> bool {
         let mut content = self.content.lock();
         loop {
@@ -199,12 +200,12 @@ impl Slot {
         }
     }
 
-    /// Whether as much was taken as there is.
+    /// Whether readers copied as many bytes as the slot holds.
     fn is_used_up(&self) -> bool {
         self.nr_read.load(Ordering::Relaxed) >= self.range.end - self.range.start
     }
 
-    /// A thread begins to fill the slot, unless a reader took it over.
+    /// Begins to fill the slot, unless a reader took it over.
     fn begin(&self) -> bool {
         let mut content = self.content.lock();
         let is_queued = matches!(&*content, Content::Queued);
@@ -232,7 +233,7 @@ impl Drop for Slot {
     }
 }
 
-/// Ends the wait of readers, also when filling the slot panics.
+/// Finishes a slot when dropped, so that its readers go on even if filling it panics.
 struct Filling<'s> {
     slot: &'s Slot,
     content: Content,
@@ -245,7 +246,7 @@ impl Drop for Filling<'_> {
 }
 
 impl Fs {
-    /// Fills `out` with the file's bytes at `offset`, as its extent items say, out of slots where there are some.
+    /// Fills `out` with the file's bytes at `offset`, from slots where they exist and from the extents elsewhere.
     pub(crate) fn read_through_slots(
         &self,
         inode: &Inode,
@@ -270,16 +271,16 @@ impl Fs {
     }
 
     fn fill(&self, job: &Job, shared: &Shared) {
-        // Nobody would read it.
+        // No reader can find the slot, or a reader took it over.
         if Arc::strong_count(&job.slot) == 1 || !job.slot.begin() {
             return;
         }
         let mut filling = Filling { slot: &job.slot, content: Content::Void };
-        // Who waited could be queued behind a writer, and that one behind the reader that waits for this slot.
+        // A plain read lock could queue behind a writer, which waits for the reader that waits for this slot.
         let Some(state) = job.inode.state.try_read_recursive() else { return };
         let mut bytes = shared.idle.lock().pop().unwrap_or_else(|| AlignedBuf::with_capacity(SLOT_BYTES as usize));
         bytes.resize((job.slot.range.end - job.slot.range.start) as usize);
-        // An error is for the reader to meet, when it comes here.
+        // Errors are dropped here: the reader meets them when it reads by itself.
         if !state.dead && self.read_extents(&job.inode, &state, job.slot.range.start, &mut bytes).is_ok() {
             filling.content = Content::Ready(bytes);
         }
@@ -305,14 +306,14 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
     }
 }
 
-/// Requests that the device works on at once.
+/// Requests in flight at the device.
 const NR_THREADS: usize = 6;
 const SLOT_BYTES: u64 = 1 << 20;
-/// How far ahead of the reader.
+/// Read-ahead goes this far ahead of the reader.
 const WINDOW_BYTES: u64 = 8 << 20;
-/// How far behind the first of a sequence its last may come.
+/// A read this far behind the furthest one still belongs to the sequence.
 const LAG_BYTES: u64 = 4 << 20;
-/// So many bytes in sequence make a sequential reader.
+/// Read-ahead starts after this many bytes in sequence.
 const RUN_BYTES: u64 = 256 << 10;
 const SLOTS_MIN: usize = 4;
 const SLOTS_MAX: usize = 32;
@@ -354,12 +355,12 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = inode.state.read();
             let writer = scope.spawn(|| drop(inode.state.write()));
-            // A writer that waits keeps new readers out.
+            // A waiting writer keeps new readers out.
             while inode.state.try_read().is_some() {
                 std::thread::yield_now();
             }
             let thread = scope.spawn(|| filled(&stuck));
-            // As the reader does with its lock held, which it gives back afterwards.
+            // A reader waits like this with its lock held.
             let start = Instant::now();
             while !thread.is_finished() && start.elapsed() < Duration::from_secs(30) {
                 std::thread::sleep(Duration::from_millis(1));

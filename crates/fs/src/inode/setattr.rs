@@ -1,4 +1,4 @@
-//! Mode, owner, times and size; the flags that chattr sets.
+//! Changes of mode, owner, times and size, and of the flags that chattr sets.
 
 use ubtrfs_format::item::{InodeFlags, Timespec};
 
@@ -13,13 +13,14 @@ use crate::items::dir_item;
 use crate::types::{Attr, Caller, FlagRights, InodeId, SetAttr, SetTime, XattrFlags, mode};
 
 impl Fs {
-    /// Changes attributes. A change of owner takes set-uid, set-gid and capabilities away from a file; a change of mode is
-    /// taken into its ACL.
+    /// Changes attributes. A change of owner removes set-uid, set-gid and capabilities from a file; a change of mode
+    /// also changes its access ACL.
     pub fn setattr(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, false)
     }
 
-    /// The same by a file that is open for writing: one that became immutable since can still be truncated.
+    /// Changes attributes through a file that is open for writing: if it became immutable since, it can still be
+    /// truncated.
     pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, true)
     }
@@ -28,7 +29,7 @@ impl Fs {
         if id.is_stub() && set.size.is_none() {
             return self.set_stub_attr(id, set);
         }
-        // What a kernel with a writeback cache hands over after writes that were allowed when they were made.
+        // A kernel with a writeback cache sends these times after writes that were permitted when they were made.
         let written_back = set.mtime.is_some()
             && set.ctime.is_some()
             && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())
@@ -49,7 +50,7 @@ impl Fs {
         let only_now = set.mode.or(set.uid).or(set.gid).is_none()
             && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
             && set.otime.is_none();
-        // Append-only files take the present time, as writing to them does.
+        // Append-only files take the present time, as they do when written.
         let like_a_write = only_now && (!state.has_flags(InodeFlags::IMMUTABLE) || (is_open && set.size.is_some()));
         if !written_back && !like_a_write {
             check_may_change(&state)?;
@@ -74,8 +75,9 @@ impl Fs {
         Ok(self.attr_of(&inode, &state))
     }
 
-    /// Leaves a file whose content was changed these permissions, of those that it has: set-user-id and set-group-id may go, by a
-    /// user who may append to it and no more.
+    /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
+    /// permissions stay. The flags append-only and immutable do not forbid it, because appending changes the content
+    /// too.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;
@@ -87,7 +89,8 @@ impl Fs {
         Ok(())
     }
 
-    /// As Linux does, so that `chown -R` and `chmod -R` pass over snapshots: what is set shows until the directory is forgotten.
+    /// Applies the attributes in memory only, until the directory is forgotten. Linux does the same, so `chown -R` and
+    /// `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
         self.check_open()?;
         let inode = self.inode(id)?;
@@ -107,7 +110,7 @@ impl Fs {
         xattr::plan_set(changes, (inode, state), &self.geometry, gone, XattrFlags::empty())
     }
 
-    /// Takes a new mode into the access ACL, if there is one.
+    /// Plans the change of the access ACL, if there is one, to a new mode.
     fn plan_acl_mode(
         &self,
         changes: &mut Vec<dir_item::Change>,
@@ -121,17 +124,17 @@ impl Fs {
         xattr::plan_set(changes, (inode, state), &self.geometry, value, XattrFlags::empty())
     }
 
-    /// Flags as FS_IOC_GETFLAGS shows them.
+    /// Returns the flags as FS_IOC_GETFLAGS shows them.
     pub fn inode_flags(&self, id: InodeId) -> Result<u32> {
         Ok(to_ioctl_flags(self.inode(id)?.read()?.item.flags()))
     }
 
-    /// Sets flags as FS_IOC_SETFLAGS does, for a caller whose rights are those of its user id.
+    /// Sets flags as FS_IOC_SETFLAGS does. The caller has the rights of its user id.
     pub fn set_inode_flags(&self, id: InodeId, flags: u32, caller: &Caller) -> Result<()> {
         self.set_inode_flags_with(id, flags, caller, caller.flag_rights())
     }
 
-    /// The same for a caller with these rights, whatever its user id is.
+    /// Sets flags as FS_IOC_SETFLAGS does, for a caller with the given rights, whatever its user id is.
     pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));
@@ -151,7 +154,7 @@ impl Fs {
         if !rights.as_owner && caller.uid != state.item.uid {
             return Err(Error::NotPermitted("not the owner"));
         }
-        // Linux wants one given up before the other is asked for, in two calls.
+        // Linux requires two calls: one clears the old flag, the next sets the other.
         let about_compression = FS_COMPR | FS_NOCOMP;
         if (old & FS_NOCOW != 0 && flags & about_compression != 0)
             || (old & about_compression != 0 && flags & FS_NOCOW != 0)
@@ -170,7 +173,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Flags with `+c` set the property to the mount's method, whatever it was; others take it away.
+    /// Plans the property for new flags. `+c` sets it to the mount's method (zlib without one), whatever it was; all
+    /// other flags remove it.
     fn plan_compression_flags(
         &self,
         changes: &mut Vec<dir_item::Change>,
@@ -196,7 +200,7 @@ impl Fs {
     }
 }
 
-/// Fails where the inode has no size to set.
+/// Fails if the inode is not a regular file, or must not be resized.
 fn check_may_resize(state: &InodeState, is_open: bool) -> Result<()> {
     match state.file_type_bits() {
         mode::REGULAR if is_open && !state.has_flags(InodeFlags::APPEND) => Ok(()),
@@ -225,8 +229,8 @@ fn apply(state: &mut InodeState, set: &SetAttr, new_mode: Option<u32>, time: Tim
     item.sequence = item.sequence.wrapping_add(1);
 }
 
-/// A file's mode after its owner or content changed: no set-uid; no set-gid where it is one (without group execution
-/// it would stand for mandatory locking).
+/// Returns a file's mode after a change of its owner: without set-uid, and without set-gid if the group may execute it
+/// (otherwise set-gid means mandatory locking).
 pub(crate) fn without_privileges(file_mode: u32) -> u32 {
     let group_exec = file_mode & 0o010 != 0;
     file_mode & !mode::SETUID & if group_exec { !mode::SETGID } else { !0 }
@@ -236,7 +240,7 @@ fn to_ioctl_flags(flags: InodeFlags) -> u32 {
     FLAG_PAIRS.iter().filter(|(disk, _)| flags.contains(*disk)).map(|(_, ioctl)| ioctl).sum()
 }
 
-/// Takes over every flag but compression, which the property decides.
+/// Sets every flag except those for compression, which the property decides.
 fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
     let mut flags = state.item.flags();
     for (disk, ioctl) in FLAG_PAIRS {
@@ -244,7 +248,7 @@ fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
             flags.set(*disk, new & ioctl != 0);
         }
     }
-    // A file with content keeps its way of writing, as on Linux: its extents have checksums or have none.
+    // As on Linux, a file with content keeps its setting: its extents have checksums or have none.
     let wants_nocow = new & FS_NOCOW != 0;
     if !state.is_regular() {
         flags.set(InodeFlags::NODATACOW, wants_nocow);
@@ -289,5 +293,5 @@ const FLAG_PAIRS: &[(InodeFlags, u32)] = &[
 const SETTABLE: u32 =
     FS_COMPR | FS_SYNC | FS_IMMUTABLE | FS_APPEND | FS_NODUMP | FS_NOATIME | FS_NOCOMP | FS_DIRSYNC | FS_NOCOW;
 
-/// The inode, its ACL, its capability, its property.
+/// Items of a change: the inode, its ACL, its capability, its property.
 const SETATTR_ITEMS: usize = 6;

@@ -1,12 +1,12 @@
-//! An inode in memory: the one owner of what is known about it between the tree and the callers.
+//! An inode in memory: the single place for its current state, between the tree and the callers.
 //!
-//! - I1. `state.item` is what the inode is now; the `INODE_ITEM` last put may show a smaller size (`disk_size`) while
-//!   data past it is not on disk yet. Nothing else of it differs, except between a write and its writeback, when dirty
-//!   data keep the inode in memory.
-//! - I2. Everything that belongs to the inode's items is changed under its state lock, held for writing around the
+//! - I1. `state.item` is the inode's current state. The `INODE_ITEM` in the tree may show a smaller size (`disk_size`)
+//!   while data past that size is not on disk yet. Nothing else differs, except between a write and its writeback;
+//!   meanwhile the dirty data keeps the inode in memory.
+//! - I2. Everything that belongs to the inode's items changes under its state lock, held for writing around the
 //!   [`TransHandle`] that puts the items.
-//! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards of
-//!   the inode cache. Nobody waits for a state lock, a reservation or I/O inside an operation.
+//! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards
+//!   of the inode cache. Inside an operation no code waits for a state lock, a reservation or I/O.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,33 +32,34 @@ pub(crate) struct Inode {
     pub(crate) id: InodeId,
     pub(crate) home: Arc<Home>,
     pub(crate) state: RwLock<InodeState>,
-    /// Held while data of the inode is being written back, and by those who change its extents otherwise. Taken
-    /// before the state lock.
+    /// Held by batches that write back data of the inode, and by code that changes its extents otherwise. Taken before
+    /// the state lock.
     pub(crate) writeback: WritebackLock,
 }
 
-/// What changes about an inode.
+/// The changeable state of an inode.
 #[derive(Debug)]
 pub(crate) struct InodeState {
     /// The inode as it is now; `size` is the size that callers see.
     pub(crate) item: InodeItem,
     /// The size that the inode's item on disk shows: data up to here is on disk. Regular files only.
     pub(crate) disk_size: u64,
-    /// Dirty and in-flight data of a regular file.
+    /// Dirty data, and data under writeback. Regular files only.
     pub(crate) data: FileData,
     /// The `btrfs.compression` property.
     pub(crate) compression: CompressionProperty,
     /// Offset of the next `DIR_INDEX`, once it is known. Directories only.
     pub(crate) next_index: Option<u64>,
-    /// Numbers for the next inodes that are made here. Directories only.
+    /// Numbers for the next inodes that are created here. Directories only.
     pub(crate) next_inos: NextInos,
-    /// The home of those, once there are some.
+    /// The subvolume handle for inodes created here, once there are some.
     pub(crate) home_of_new: Option<Arc<Home>>,
-    /// Whether it has extended attributes.
+    /// Whether it has extended attributes, if known.
     pub(crate) xattrs: KnownXattrs,
-    /// All names, of a directory that was empty once since it was loaded.
+    /// All names of the directory, if it was empty at some time since it was loaded.
     pub(crate) known_names: Option<KnownNames>,
-    /// What new entries take over from this directory, once it is known; forgotten when an attribute changes.
+    /// Attributes that new entries inherit from this directory, once they are read. Forgotten when an attribute
+    /// changes.
     pub(crate) inherit: Option<Arc<Inherited>>,
     /// The inode's items are being deleted or are gone; see [`Inode::write`].
     pub(crate) dead: bool,
@@ -66,14 +67,15 @@ pub(crate) struct InodeState {
     pub(crate) removed: bool,
 }
 
-/// Numbers that a directory keeps for its next inodes, so that the inodes of a busy directory are neighbours.
+/// Inode numbers that a directory keeps for the next inodes created in it, so that the inodes of a busy directory are
+/// neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct NextInos {
-    /// The transaction that they are for: each transaction's inodes lie behind those of the ones before.
+    /// The transaction that the numbers are for: the inodes of each transaction lie behind those of earlier ones.
     pub(crate) generation: Generation,
-    /// Numbers that the directory gave to its inodes in the transaction.
+    /// How many numbers the directory gave to new inodes in the transaction.
     pub(crate) nr_given: u64,
-    /// How many of them are directories.
+    /// How many of the given numbers went to directories.
     pub(crate) nr_dirs: u64,
     pub(crate) numbers: Range<u64>,
 }
@@ -81,18 +83,18 @@ pub(crate) struct NextInos {
 /// The `btrfs.compression` property of an inode, read once from its attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CompressionProperty {
-    /// There is none: flags and mount options decide.
+    /// No property: flags and mount options decide.
     #[default]
     Unset,
     /// Compress with this method at its default level, whatever the mount options say.
     Method(Compression),
 }
 
-/// What new entries take over from their directory's attributes.
+/// Attributes that new entries inherit from their directory.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     pub(crate) default_acl: Option<Acl>,
-    /// Method of the directory's `btrfs.compression` attribute.
+    /// The method of the directory's `btrfs.compression` attribute.
     pub(crate) compression: Option<Compression>,
 }
 
@@ -130,18 +132,18 @@ impl InodeState {
         self.item.flags().intersects(flags)
     }
 
-    /// Whether forgetting it would forget names of a large directory, which cannot be learned again. The memory of them
-    /// is bounded by their own budget.
+    /// Whether this is a directory with many known names. They cannot be learned again after the inode leaves memory; a
+    /// separate budget bounds their memory.
     pub(crate) fn knows_many_names(&self) -> bool {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
     }
 
-    /// Whether a directory is known not to have the name; else the tree must be asked.
+    /// Whether a directory is known not to have the name. If not, the tree must be searched.
     pub(crate) fn lacks_name(&self, name: HashedName<'_>) -> bool {
         self.known_names.as_ref().is_some_and(|names| names.lacks(name.hash))
     }
 
-    /// The item to put: as in memory, with the size that is on disk (I1).
+    /// The item to put: the current one with the size on disk (I1).
     pub(crate) fn disk_item(&self) -> InodeItem {
         let mut item = self.item.clone();
         if self.is_regular() {
@@ -150,7 +152,7 @@ impl InodeState {
         item
     }
 
-    /// What `stat` shows, where `new_bytes` of pending data have no extent yet.
+    /// The attributes for `stat`. `new_bytes` is the pending data that has no extent yet.
     pub(crate) fn attr(&self, id: InodeId, sectorsize: u32, new_bytes: u64) -> Attr {
         let item = &self.item;
         let round = |bytes: u64| bytes.checked_next_multiple_of(u64::from(sectorsize)).unwrap_or(bytes);
@@ -185,24 +187,24 @@ impl Inode {
         Key::new(self.id.ino.0, KeyType(u8::MAX), u64::MAX)
     }
 
-    /// The state for reading; fails once the inode was deleted.
+    /// Locks the state for reading. Fails if the inode was deleted.
     pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, InodeState>> {
         let state = self.state.read();
         if state.dead { Err(Error::Stale) } else { Ok(state) }
     }
 
-    /// The state for changing; fails once the inode was deleted.
+    /// Locks the state for writing. Fails if the inode was deleted.
     pub(crate) fn write(&self) -> Result<RwLockWriteGuard<'_, InodeState>> {
         let state = self.state.write();
         if state.dead { Err(Error::Stale) } else { Ok(state) }
     }
 
-    /// Puts the `INODE_ITEM` as `state` shows it, as of the operation's transaction (I2).
+    /// Puts the `INODE_ITEM` of `state` with the transid of the operation (I2).
     pub(crate) fn put_item(&self, op: &TransHandle<'_>, state: &mut InodeState) {
         self.put_item_among(&mut op.changes(&self.home.tree), state);
     }
 
-    /// The same among other changes.
+    /// Puts the `INODE_ITEM` of `state` with other changes of a tree (I2).
     pub(crate) fn put_item_among(&self, changes: &mut TreeChanges<'_>, state: &mut InodeState) {
         state.item.transid = changes.generation();
         changes.put(self.item_key(), state.disk_item().encode_array());

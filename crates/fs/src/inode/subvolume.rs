@@ -1,8 +1,9 @@
-//! A subvolume in memory: its tree, its next inode number, whether it takes changes.
+//! A subvolume in memory: its tree, its next inode number, its read-only state.
 //!
-//! - I1. A number that an inode has had since the filesystem was opened, or has in the last commit, is not given to
-//!   another one: the tree log knows inodes by their numbers, and takes one that the last commit has for the same inode.
-//!   So the highest number is looked up when the subvolume is entered, before anything can be deleted, its orphans too.
+//! - I1. The number of an inode that existed since the filesystem was opened, or exists in the last commit, is not
+//!   given to another inode. The tree log identifies inodes by number, and would take the new inode for the committed
+//!   one. So the highest number is looked up when the subvolume is entered, before any inode, orphans included, can be
+//!   deleted.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -22,29 +23,30 @@ pub(crate) struct Subvolume {
     pub(crate) id: RootId,
     pub(crate) tree: Arc<Tree>,
     read_only: AtomicBool,
-    /// Its name is gone: nobody finds its root directory any more, who has inodes of it goes on.
+    /// Its name is removed: its root directory cannot be found any more, but its inodes in use stay usable.
     deleted: AtomicBool,
-    /// Nobody has any; its tree is being dropped.
+    /// No inode of it is in use; its tree is being dropped.
     gone: AtomicBool,
-    /// The last inode number that was in use or given out (I1); unknown where nothing is made here, or the tree's end is damaged.
+    /// The highest inode number in use or given out (I1). `None` if no inodes are created here, or if the end of the
+    /// tree is damaged.
     last_ino: Mutex<Option<u64>>,
-    /// Whether unlinked inodes of an earlier time were deleted.
+    /// Whether orphans of earlier sessions were deleted.
     pub(crate) orphans_deleted: Mutex<bool>,
 }
 
-/// Which numbers new inodes get. What belongs to inodes of a row shares locks ([`INODES_PER_ROW`]).
+/// The choice of numbers for new inodes. Inodes of one row share locks ([`INODES_PER_ROW`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NewInos {
-    /// The first that is not given out.
+    /// The next free number.
     Next,
-    /// The first and what follows it in its row.
+    /// The next free number and the rest of its row.
     RestOfRow,
-    /// The first that begins a row.
+    /// The next free number that begins a row.
     BeginRow,
 }
 
-/// A handle of a subvolume that inodes share. Handles are counted, and two processors that count in one place wait for each
-/// other: so each directory has one for the inodes that are made in it.
+/// A subvolume handle that several inodes share. Its reference count would bounce between processor caches if all
+/// inodes shared one handle, so each directory has a handle for the inodes that are created in it.
 #[derive(Debug)]
 pub(crate) struct Home(Arc<Subvolume>);
 
@@ -53,7 +55,7 @@ impl Home {
         Arc::new(Self(subvolume))
     }
 
-    /// Another handle, counted apart.
+    /// Makes another handle with a separate count.
     pub(crate) fn another(&self) -> Arc<Self> {
         Self::new(Arc::clone(&self.0))
     }
@@ -68,11 +70,12 @@ impl Deref for Home {
 }
 
 impl Subvolume {
-    /// Enters a subvolume. With `takes_changes`, nothing may have been changed in it since the filesystem was opened (I1).
+    /// Enters a subvolume. With `takes_changes`, the caller guarantees that nothing in it was changed since the
+    /// filesystem was opened (I1).
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
-            // What is there can be read all the same.
+            // The existing inodes can still be read.
             highest.inspect_err(|error| tracing::warn!("subvolume {id}: looking for its last inode: {error}")).ok()
         });
         Self {
@@ -86,12 +89,13 @@ impl Subvolume {
         }
     }
 
-    /// Whether it takes no changes.
+    /// Whether it is read-only.
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only.load(Ordering::Acquire)
     }
 
-    /// It takes changes from here on, or none. What takes none has had none since it was entered (I1).
+    /// Makes the subvolume read-only or writable. While read-only it is not changed, so the highest number can be
+    /// looked up afterwards (I1).
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {
@@ -101,7 +105,7 @@ impl Subvolume {
         Ok(())
     }
 
-    /// Whether its name is gone.
+    /// Whether its name is removed.
     pub(crate) fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::SeqCst)
     }
@@ -110,7 +114,7 @@ impl Subvolume {
         self.deleted.store(true, Ordering::SeqCst);
     }
 
-    /// Whether nobody may have its inodes any more.
+    /// Whether its inodes may not be used any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
     }
@@ -119,12 +123,12 @@ impl Subvolume {
         self.gone.store(true, Ordering::SeqCst);
     }
 
-    /// Fails where the subvolume is read-only.
+    /// Fails if the subvolume is read-only.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_read_only() { Err(Error::ReadOnlySubvolume) } else { Ok(()) }
     }
 
-    /// Numbers for new inodes.
+    /// Allocates numbers for new inodes.
     pub(crate) fn allocate_inos(&self, which: NewInos) -> Result<Range<u64>> {
         let mut last = self.last_ino.lock();
         let highest = last.ok_or_else(|| {
@@ -141,7 +145,7 @@ impl Subvolume {
             NewInos::Next => (next, next + 1),
             NewInos::RestOfRow => (next, (next / INODES_PER_ROW + 1) * INODES_PER_ROW),
             NewInos::BeginRow => {
-                // The last number begins one.
+                // The range is one number, which begins a row.
                 let first = next.next_multiple_of(INODES_PER_ROW);
                 (first, first + 1)
             }
@@ -152,7 +156,7 @@ impl Subvolume {
     }
 }
 
-/// The last number in use; the root directory's where the tree says nothing.
+/// Returns the highest number in use, or the root directory's if the tree is empty.
 fn highest_ino(tree: &Tree) -> ubtrfs_error::Result<u64> {
     Ok(tree.highest_objectid()?.unwrap_or(objectid::FIRST_FREE))
 }

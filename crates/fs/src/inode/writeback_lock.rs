@@ -1,17 +1,17 @@
-//! [`WritebackLock`]: who may work on a file's extents at the same time.
+//! [`WritebackLock`]: which tasks may work on a file's extents at the same time.
 //!
-//! Several batches of one file's data may be on their way to the devices at once, so that these never wait for the next
-//! batch to be prepared. Everybody else who changes extents works alone.
+//! Several batches of one file's data may be on their way to the devices at once, so the devices never wait until the
+//! next batch is prepared. All other code that changes extents holds the lock exclusively.
 //!
 //! Invariants:
-//! - I1: who holds the lock exclusively sees no data of the file under writeback.
-//! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::inode::file_data`]) and write into new
-//!   extents only. Each plans and puts its items under [`WritebackLock::extents`], so no plan is put that another
-//!   batch made wrong.
+//! - I1: an exclusive holder sees no data of the file under writeback by others.
+//! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::inode::file_data`]) and write
+//!   into new extents only. Each plans and puts its items under [`WritebackLock::extents`], so no other batch changes
+//!   extents between a plan and its items.
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The lock of one file. Taken before the inode's state lock.
+/// The writeback lock of a file. Taken before the inode's state lock.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackLock {
     batches: RwLock<()>,
@@ -21,35 +21,35 @@ pub(crate) struct WritebackLock {
 /// The right to change the file's extents alone.
 pub(crate) type ExclusiveGuard<'i> = RwLockWriteGuard<'i, ()>;
 
-/// What a batch holds while its data is being written.
+/// The lock of a batch whose data is being written.
 pub(crate) enum BatchGuard<'i> {
     Shared { _guard: RwLockReadGuard<'i, ()> },
     Exclusive { _guard: ExclusiveGuard<'i> },
 }
 
-/// How a batch gets at the lock.
+/// How a batch takes the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all where others keep it out.
+    /// Does not wait: fails if others hold the lock.
     Never,
-    /// For who works alone.
+    /// Waits only for an exclusive holder.
     ForExclusive,
-    /// For all, to work alone.
+    /// Waits for all holders, and takes the lock exclusively.
     ForAll,
 }
 
 impl WritebackLock {
-    /// Waits for all batches and for who works alone.
+    /// Takes the lock exclusively: waits for all other holders.
     pub(crate) fn lock(&self) -> ExclusiveGuard<'_> {
         self.batches.write()
     }
 
-    /// The same without waiting.
+    /// Takes the lock exclusively if nothing else holds it.
     pub(crate) fn try_lock(&self) -> Option<ExclusiveGuard<'_>> {
         self.batches.try_write()
     }
 
-    /// The lock for a batch; with `alone` not together with others.
+    /// Takes the lock for a batch; with `alone`, exclusively.
     pub(crate) fn lock_for_batch(&self, wait: Wait, alone: bool) -> Option<BatchGuard<'_>> {
         match (wait, alone) {
             (Wait::Never, false) => self.batches.try_read().map(|_guard| BatchGuard::Shared { _guard }),
@@ -59,14 +59,14 @@ impl WritebackLock {
         }
     }
 
-    /// For a batch that replaces extents of the file now (I2).
+    /// Taken by a batch while it replaces extents of the file (I2).
     pub(crate) fn extents(&self) -> MutexGuard<'_, ()> {
         self.extents.lock()
     }
 }
 
 impl BatchGuard<'_> {
-    /// Whether no other batch of the file is on its way.
+    /// Whether the batch holds the lock exclusively.
     pub(crate) fn is_exclusive(&self) -> bool {
         matches!(self, Self::Exclusive { .. })
     }

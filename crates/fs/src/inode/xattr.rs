@@ -1,6 +1,6 @@
-//! Extended attributes of all namespaces, with ACLs and properties among them.
+//! Extended attributes of all namespaces, including ACLs and properties.
 //!
-//! Item: key (inode, XATTR_ITEM, hash(name)), holding every attribute whose name has that hash.
+//! An item has the key (inode, XATTR_ITEM, hash(name)) and holds every attribute whose name has that hash.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -18,17 +18,18 @@ use crate::inode::state::{Inode, InodeState};
 use crate::items::dir_item::{self, Change, PENDING, in_tree};
 use crate::types::{Caller, InodeId, XattrFlags, mode};
 
-/// Capabilities of an executable, void once it changes.
+/// The attribute with the capabilities of an executable. A change of owner removes it.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 fn key_of(ino: Ino, name: &[u8]) -> Key {
     Key::new(ino.0, KeyType::XATTR_ITEM, name_hash(name))
 }
 
-/// Whether an inode has attributes, once somebody asked. Most have none, and programs ask before most that they do.
+/// Whether an inode has attributes; unknown until the first lookup. Most inodes have none, but programs look for some
+/// on most accesses.
 ///
-/// Learned under the inode's state lock, and changed to [`Self::SOME`] under it held for writing before one is added; that
-/// the last one went is not noticed.
+/// It is learned under the inode's state lock, and set to [`Self::SOME`] under that lock, held for writing, before an
+/// attribute is added. Removing the last attribute does not change it.
 #[derive(Debug)]
 pub(crate) struct KnownXattrs(AtomicU8);
 
@@ -37,12 +38,12 @@ impl KnownXattrs {
     const NONE: u8 = 1;
     const SOME: u8 = 2;
 
-    /// Of an inode that is loaded.
+    /// For a loaded inode.
     pub(crate) fn unknown() -> Self {
         Self(AtomicU8::new(Self::UNKNOWN))
     }
 
-    /// Of a new inode.
+    /// For a new inode.
     pub(crate) fn of_new(has_some: bool) -> Self {
         Self(AtomicU8::new(if has_some { Self::SOME } else { Self::NONE }))
     }
@@ -61,7 +62,7 @@ impl KnownXattrs {
     }
 }
 
-/// The value of an attribute of an inode whose state is locked.
+/// Reads the value of an attribute of an inode whose state is locked.
 pub(crate) fn get(inode: &Inode, state: &InodeState, name: &[u8]) -> Result<Option<Vec<u8>>> {
     if state.xattrs.is_none(inode)? { Ok(None) } else { read(&inode.home.tree, inode.id.ino, name) }
 }
@@ -77,12 +78,12 @@ fn entry(name: &[u8], value: Vec<u8>) -> DirEntry {
     DirEntry { location: Key::MIN, transid: PENDING, file_type, name: name.to_vec(), data: value }
 }
 
-/// Plans an attribute of a new inode, where none is yet.
+/// Plans an attribute of a new inode, which has none with this name hash yet.
 pub(crate) fn plan_new(ino: Ino, name: &[u8], value: Vec<u8>) -> Change {
     Change::PutEntries(key_of(ino, name), vec![entry(name, value)])
 }
 
-/// Plans a new value of an attribute, or its end. The inode's state is locked for writing.
+/// Plans a new value of an attribute, or its removal. The caller holds the inode's state lock for writing.
 pub(crate) fn plan_set(
     changes: &mut Vec<Change>,
     (inode, state): (&Inode, &InodeState),
@@ -99,7 +100,7 @@ pub(crate) fn plan_set(
         state.xattrs.0.store(KnownXattrs::SOME, Ordering::Relaxed);
     }
     let at = entries.iter().position(|entry| entry.name == name);
-    // A value that fits in no item is refused before it is looked for what it replaces.
+    // A value too large for any item is refused before the flags are checked.
     let value_bytes = value.as_ref().map_or(0, Vec::len);
     if DirEntry::HEADER_SIZE + name.len() + value_bytes > dir_item::max_item_bytes(geometry) {
         return Err(Error::ItemFull);
@@ -128,7 +129,7 @@ pub(crate) fn plan_set(
     Ok(())
 }
 
-/// What a name's prefix says.
+/// The namespace of an attribute, by the prefix of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Namespace {
     User,
@@ -185,7 +186,7 @@ impl Fs {
         get(&inode, &state, name)?.ok_or(Error::NoData)
     }
 
-    /// The names of all attributes.
+    /// Returns the names of all attributes.
     pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
@@ -217,7 +218,7 @@ impl Fs {
         self.change_xattr(id, (namespace, name), Some(value), flags, caller)
     }
 
-    /// Takes an attribute away.
+    /// Removes an attribute.
     pub fn removexattr(&self, id: InodeId, name: &[u8], caller: &Caller) -> Result<()> {
         let namespace = Namespace::of(name)?;
         let flags = if namespace.is_acl() { XattrFlags::empty() } else { XattrFlags::REPLACE };
@@ -275,7 +276,7 @@ impl Fs {
         flags: XattrFlags,
     ) -> Result<()> {
         let property = property::Value::parse(value.unwrap_or_default())?;
-        // Others have no such property, and take any valid value without keeping it, as in Linux.
+        // Other inodes do not have this property. As on Linux, a valid value is accepted and not stored.
         if !(state.is_regular() || state.is_dir()) {
             return Ok(());
         }
@@ -295,8 +296,8 @@ impl Fs {
     }
 }
 
-/// What an ACL attribute becomes, and the mode if it changes: an access ACL that only says what nine bits can say is
-/// kept as the mode alone.
+/// Returns the value to store for an ACL attribute, and the new mode if it changes. An access ACL that the mode can
+/// express is stored as the mode alone.
 fn acl_value(state: &InodeState, namespace: Namespace, value: Option<&[u8]>) -> Result<(Option<Vec<u8>>, Option<u32>)> {
     if state.file_type_bits() == mode::SYMLINK {
         return Err(Error::NotSupported("ACLs of symbolic links"));
@@ -316,7 +317,7 @@ fn acl_value(state: &InodeState, namespace: Namespace, value: Option<&[u8]>) -> 
     }
 }
 
-/// Fails where the inode's flags forbid changes of attributes.
+/// Fails if the inode's flags forbid changes of attributes.
 pub(crate) fn check_may_change(state: &InodeState) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
         return Err(Error::NotPermitted("the file is immutable or append-only"));
@@ -330,6 +331,6 @@ fn attribute_changed(state: &mut InodeState) {
     state.inherit = None;
 }
 
-/// Longest value that Linux lets through.
+/// The longest value that Linux accepts.
 const VALUE_MAX: usize = 64 << 10;
 const XATTR_ITEMS: usize = 4;
