@@ -1,4 +1,4 @@
-//! What a file consists of, as FIEMAP would tell.
+//! The extents of a file, as FIEMAP shows them.
 
 use std::ops::Range;
 
@@ -10,18 +10,18 @@ use crate::inode::state::{Inode, InodeState};
 use crate::items::file_extent::extents_in;
 use crate::{Fs, InodeId, Result};
 
-/// What kind of extent a part of a file is in.
+/// The kind of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Written.
+    /// An extent with data.
     Data,
-    /// Inside the tree.
+    /// Data inside the file extent item.
     Inline,
-    /// Allocated, reads as zeros.
+    /// An allocated extent that reads as zeros.
     Prealloc,
     /// An explicit hole.
     Hole,
-    /// In memory, without an extent yet.
+    /// Data in memory that is not on disk yet.
     Delalloc,
 }
 
@@ -32,21 +32,21 @@ pub struct ExtentInfo {
     pub offset: u64,
     /// Bytes of the file.
     pub len_bytes: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: ExtentKind,
-    /// Where the whole extent is on disk; 0 for what has no extent.
+    /// The address of the whole extent on disk; 0 without an extent.
     pub disk_bytenr: Logical,
     /// Bytes of the whole extent on disk.
     pub disk_len_bytes: u64,
-    /// Where in the (decompressed) extent the file's part begins.
+    /// The offset in the (decompressed) extent at which the file's part begins.
     pub extent_offset: u64,
-    /// How it is compressed.
+    /// Its compression method.
     pub compression: Compression,
 }
 
 impl Fs {
-    /// The file's extents in order: those of its items, then what is pending. Holes have none, unless the filesystem
-    /// makes them explicit.
+    /// Returns the extents of the file's items in file order, then its pending ranges in file order. Holes are listed
+    /// only if the filesystem makes them explicit.
     pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
@@ -82,8 +82,8 @@ impl Fs {
         Ok(extents)
     }
 
-    /// Pending bytes that have no extent yet, which `st_blocks` counts beside the extents: a file with data must not look
-    /// like a hole, or programs that copy only data lose it.
+    /// Pending bytes that have no extent yet. `st_blocks` counts them beside the extents: if a file with data looked
+    /// like a hole, programs that copy only data would lose it.
     pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
         if state.data.is_clean() {
             return 0;
@@ -92,18 +92,18 @@ impl Fs {
         let nbytes = state.item.nbytes.next_multiple_of(u64::from(self.geometry.sectorsize));
         let len = |range: &Range<u64>| range.end - range.start;
         if nbytes == disk_end && !state.has_flags(InodeFlags::PREALLOC) {
-            // There are extents up to the size on disk, and nothing behind it.
+            // Extents cover everything up to the size on disk, and nothing behind it.
             return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
         }
         let pending = state.data.pending_in(0..u64::MAX);
         if pending.len() > MAX_SEARCHED {
-            // An estimate that is too high calls holes data, which loses nothing.
+            // An estimate that is too high shows holes as data, which loses nothing.
             return pending.iter().map(len).sum();
         }
         pending.iter().map(|range| len(range) - self.bytes_with_extents(inode, range).unwrap_or(0)).sum()
     }
 
-    /// How many bytes of a range have extents.
+    /// Counts the bytes of a range that have extents.
     fn bytes_with_extents(&self, inode: &Inode, range: &Range<u64>) -> Result<u64> {
         let (mut from, mut bytes) = (range.start, 0);
         loop {
@@ -119,7 +119,7 @@ impl Fs {
     }
 }
 
-/// Pending ranges for which extents are searched for `st_blocks`.
+/// The most pending ranges for which `st_blocks` searches extents.
 const MAX_SEARCHED: usize = 256;
-/// Items looked at in one step.
+/// Number of items in one step.
 const STEP: usize = 256;

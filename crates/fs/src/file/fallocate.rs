@@ -1,10 +1,10 @@
 //! fallocate: preallocation, holes, zeros.
 //!
-//! The range's sectors that are covered as a whole are changed in the file's items; the bytes of sectors covered in
-//! part are zeroed as a write would.
+//! Whole sectors of the range change in the file's items. In the partial sectors at its ends, bytes are zeroed as by a
+//! write.
 //!
 //! Invariants:
-//! - I1: both locks of the inode are held from looking at its extents to putting the changes.
+//! - I1: both locks of the inode are held while changes of its extents are planned and put.
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
 
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::types::MAX_SIZE;
 use crate::{Error, FallocateMode, Fs, InodeId, Result};
 
 impl Fs {
-    /// Allocates, punches or zeroes `len` bytes at `offset`.
+    /// Preallocates, punches or zeroes `len` bytes at `offset`.
     pub fn fallocate(&self, id: InodeId, offset: u64, len: u64, mode: FallocateMode) -> Result<()> {
         let known = FallocateMode::KEEP_SIZE | FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE;
         if !(mode - known).is_empty() {
@@ -66,7 +66,7 @@ impl Fs {
             return Ok(());
         }
         let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
-        // A hole up to the end of the file takes its last sector as a whole.
+        // A hole that reaches the end of the file includes its last sector as a whole.
         let size_end = state.item.size.next_multiple_of(sectorsize);
         let inner = if range.end >= state.item.size {
             inner.start..inner.end.max(size_end.min(range.end.next_multiple_of(sectorsize)))
@@ -80,8 +80,8 @@ impl Fs {
         self.put_changed(inode, state)
     }
 
-    /// Whether punching a hole changes a file, and with it its times: not where there is a hole already, or nothing, except
-    /// that a range over the end of the file counts as a change (so it does on Linux).
+    /// Whether punching a hole changes a file, and with it its times. It does not if the range is a hole already. As on
+    /// Linux, a range across the end of the file always counts as a change.
     fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
@@ -102,12 +102,12 @@ impl Fs {
         }
     }
 
-    /// Makes all of `range` allocated; with `zero`, reading as zeros.
+    /// Allocates all of `range`. With `zero` it reads as zeros afterwards.
     fn allocate_range(&self, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool, zero: bool) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
-        // As much space as is missing now; what is written meanwhile needs less.
+        // Space for the parts that are missing now. Writes that happen meanwhile only lower the need.
         let missing: u64 = {
             let _writeback = inode.writeback.lock();
             let state = inode.read()?;
@@ -134,7 +134,8 @@ impl Fs {
         self.put_changed(inode, state)
     }
 
-    /// The parts of a range that have neither an extent nor pending data; with `zero`, also those that have data.
+    /// Returns the parts of a range that have neither an extent nor pending data; with `zero`, also the parts that have
+    /// data.
     fn missing(&self, inode: &Inode, state: &InodeState, range: Range<u64>, zero: bool) -> Result<Vec<Range<u64>>> {
         let mut gaps = Vec::new();
         let mut push = |gap: Range<u64>| {
@@ -174,7 +175,7 @@ impl Fs {
         Ok(gaps)
     }
 
-    /// Puts preallocated extents where `gaps` are.
+    /// Puts preallocated extents into `gaps`.
     fn put_prealloc(
         &self,
         inode: &Arc<Inode>,
@@ -209,7 +210,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Zeroes the bytes of `range` that are in sectors outside of `inner`, where they are data.
+    /// Zeroes the bytes of `range` outside of `inner`, if their sectors hold data.
     fn zero_edges(
         &self,
         inode: &Arc<Inode>,
@@ -222,7 +223,7 @@ impl Fs {
         let edges = match inner.start < inner.end {
             true => [range.start..inner.start, inner.end..range.end],
             false => {
-                // Within one sector, or two neighbours.
+                // The range lies within one sector, or in two neighbours.
                 let middle = range.start.next_multiple_of(u64::from(self.geometry.sectorsize)).min(range.end);
                 [range.start..middle, middle..range.end]
             }
@@ -238,7 +239,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether the sector at `offset` may read as anything but zeros.
+    /// Whether the sector at `offset` may hold bytes other than zeros.
     fn has_data(&self, inode: &Inode, state: &InodeState, offset: u64) -> Result<bool> {
         if !state.data.pending_in(offset..offset + 1).is_empty() {
             return Ok(true);
@@ -247,12 +248,12 @@ impl Fs {
         Ok(extents.first().is_some_and(ExtentAt::is_data))
     }
 
-    /// Drops everything in `range` (sector-aligned), in steps from its end on.
+    /// Drops all data and extents in `range` (sector-aligned), in steps from its end.
     pub(crate) fn drop_data(&self, inode: &Arc<Inode>, state: &mut InodeState, range: Range<u64>) -> Result<()> {
         self.drop_matching(inode, state, range, |_| true)
     }
 
-    /// Drops the data in `range` (sector-aligned) that is not written yet; its extents are about to change.
+    /// Drops the pending data in `range` (sector-aligned). The caller changes the extents of the range next.
     pub(crate) fn drop_pending(&self, state: &mut InodeState, range: Range<u64>) {
         let freed = state.data.discard(range);
         drop(state.data.take_reservation(freed));
@@ -260,7 +261,7 @@ impl Fs {
         state.data.extents_changed();
     }
 
-    /// Drops what is written in `range`; preallocated extents stay.
+    /// Drops the data in `range`; preallocated extents stay.
     fn drop_unwritten(&self, inode: &Arc<Inode>, state: &mut InodeState, range: Range<u64>) -> Result<()> {
         self.drop_matching(inode, state, range, |extent| !extent.is_prealloc())
     }
@@ -312,7 +313,7 @@ impl Fs {
         }
     }
 
-    /// Puts the inode item of a file that changed just now.
+    /// Puts the inode item of a file that was just changed, with new times.
     pub(crate) fn put_changed(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
         let time = now();
         state.item.mtime = time;
@@ -340,5 +341,5 @@ fn prealloc_extent(extent: DataExtent) -> ubtrfs_format::item::FileExtent {
 
 /// The largest preallocated extent.
 const MAX_PREALLOC: u64 = 256 << 20;
-/// Items looked at in one step.
+/// Number of items in one step.
 const STEP: usize = 256;

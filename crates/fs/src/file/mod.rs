@@ -1,4 +1,4 @@
-//! File content between the caller and the trees: reading, writing, truncating, holes, sharing.
+//! File content: reading, writing, truncating, preallocation, holes, shared extents.
 
 pub(crate) mod extent_map;
 pub(crate) mod fallocate;

@@ -1,9 +1,9 @@
-//! Reading files: pending data first, then what the file's extent items hold.
+//! Reading files: pending data first, then the data of the file's extent items.
 //!
 //! Invariants:
-//! - I1: the inode's state is locked for reading as long as its extents are read, so that none of them is freed and
-//!   used again meanwhile.
-//! - I2: every byte of the caller's buffer that counts is written: holes and preallocated extents as zeros.
+//! - I1: the inode's state is locked for reading while its extents are read, so none of them is freed and reused
+//!   meanwhile.
+//! - I2: every byte of the returned range is written to the caller's buffer: holes and preallocated extents as zeros.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::items::file_extent::{ExtentAt, extents_in};
 use crate::{Error, Fs, InodeId, Result, SeekWhence};
 
 impl Fs {
-    /// Reads up to `len` bytes at `offset`; less only at the end of the file.
+    /// Reads `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(&self, id: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
         let size = self.inode(id)?.read()?.item.size;
         let len = len.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
@@ -29,7 +29,8 @@ impl Fs {
         Ok(buf)
     }
 
-    /// Fills `buf` from `offset` on; returns how many bytes there were.
+    /// Fills `buf` from `offset` on. Returns the number of bytes read; fewer than `buf` holds only at the end of the
+    /// file.
     pub fn read_into(&self, id: InodeId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let inode = self.inode(id)?;
         let read = {
@@ -51,7 +52,8 @@ impl Fs {
         Ok(read)
     }
 
-    /// The next data or hole at or after `offset`. Preallocated extents count as holes, the end of the file as one.
+    /// Finds the next data or hole at or after `offset`. Preallocated extents count as holes; the end of the file
+    /// counts as a hole.
     pub fn seek(&self, id: InodeId, offset: u64, whence: SeekWhence) -> Result<u64> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
@@ -74,7 +76,7 @@ impl Fs {
         }
     }
 
-    /// Whether there is data at `at`, and up to where that is so at least.
+    /// Returns whether there is data at `at`, and an offset up to which this holds at least.
     fn kind_at(&self, inode: &Inode, state: &InodeState, at: u64) -> Result<(u64, bool)> {
         let size = state.item.size;
         let pending = state.data.pending_in(at..size).into_iter().next();
@@ -92,7 +94,7 @@ impl Fs {
         })
     }
 
-    /// Fills `buf` with the file's bytes from `offset` on, without regard to its size.
+    /// Fills `buf` with the file's bytes from `offset` on, pending data included. Ignores the file's size.
     pub(crate) fn read_merged(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
         if buf.is_empty() {
             return Ok(());
@@ -104,7 +106,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Fills `buf` from the extent items.
+    /// Fills `buf` from the extent items, without pending data.
     pub(crate) fn read_extents(&self, inode: &Inode, state: &InodeState, offset: u64, buf: &mut [u8]) -> Result<()> {
         let end = offset + buf.len() as u64;
         let mut from = offset;
@@ -126,7 +128,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Fills `out` with `part` (of the file) of one extent.
+    /// Fills `out` with `part` (a range of the file) of one extent.
     fn read_extent(
         &self,
         inode: &Inode,
@@ -158,7 +160,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Fills `out` from byte `from` of an inline extent on.
+    /// Fills `out` with the bytes of an inline extent from `from` on.
     fn read_inline(&self, inode: &Inode, at: &ExtentAt, from: usize, out: &mut [u8]) -> Result<()> {
         let FileExtentBody::Inline(data) = &at.extent.body else { return Ok(()) };
         let ram_bytes = at.extent.ram_bytes as usize;
@@ -180,7 +182,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Reads bytes at any address, in whole sectors.
+    /// Reads bytes at any address. The engine reads whole sectors.
     fn read_sectors(&self, start: u64, out: &mut [u8], verify: bool) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let end = start + out.len() as u64;
@@ -188,7 +190,8 @@ impl Fs {
         if wide == (start..end) {
             return Ok(self.engine.read_data(Logical(start), out, verify)?);
         }
-        // What is whole sectors is read in place; the rest through a buffer of its own. A short piece is read at once.
+        // Whole sectors are read in place, and partial ones through a buffer. A short range is read through a buffer as
+        // a whole.
         let inner = start.next_multiple_of(sectorsize)..end - end % sectorsize;
         if wide.end - wide.start <= BOUNCE_MAX || inner.is_empty() {
             let mut bounce = vec![0; (wide.end - wide.start) as usize];
@@ -212,7 +215,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Fills `out` from byte `from` of a compressed extent's data on.
+    /// Fills `out` with a compressed extent's data from byte `from` on.
     #[expect(clippy::too_many_arguments, reason = "the parts of one file extent item")]
     fn read_compressed(
         &self,
@@ -253,7 +256,7 @@ impl Fs {
     }
 }
 
-/// Fails where an inode has no data.
+/// Fails if the inode is not a regular file.
 pub(crate) fn check_regular(state: &InodeState) -> Result<()> {
     if state.is_regular() {
         Ok(())
@@ -264,7 +267,7 @@ pub(crate) fn check_regular(state: &InodeState) -> Result<()> {
     }
 }
 
-/// Extent items looked up in one go.
+/// Number of extent items in one lookup.
 const STEP: usize = 64;
-/// Up to so many bytes, an unaligned read goes through a buffer as a whole.
+/// An unaligned read of at most this many bytes goes through a buffer as a whole.
 const BOUNCE_MAX: u64 = 128 << 10;

@@ -1,11 +1,12 @@
-//! Sharing extents between files, and copying where that is not possible.
+//! Sharing extents between files, and copying data that cannot be shared.
 //!
 //! Invariants:
-//! - I1: the writeback and state locks of both inodes are held, in ascending order of their ids, from the first look at
-//!   the source's extents to the last item put; neither has pending data in its range.
-//! - I2: shared ranges are whole sectors, but that the source's last sector may be the destination's last one too.
-//! - I3: one operation takes a range of the destination away and puts what it shares there: a commit or a log between two
-//!   operations never shows zeros in place of data.
+//! - I1: the writeback and state locks of both inodes are held, taken in ascending order of their ids, from the first
+//!   look at the source's extents until the last item is put. Neither inode has pending data in its range.
+//! - I2: shared ranges are whole sectors. The one exception is the source's last sector, which may become the last
+//!   sector of the destination.
+//! - I3: one operation both removes a range of the destination and puts the shared extents there, so no commit or log
+//!   shows zeros in place of data.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,14 +25,15 @@ use crate::writeback::delalloc::NoFlush;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
-    /// Copies `len` bytes, by reference where both offsets are aligned; returns how many were copied: less where the
-    /// source ends.
+    /// Copies `len` bytes, by reference if both offsets are aligned. Returns the number of bytes copied: fewer if the
+    /// source ends, or if copying fails after some bytes.
     pub fn copy_range(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         check_may_write(&*self.inode_to_change(dst)?.read()?, dst_off)?;
         self.copy_range_opened(src, src_off, dst, dst_off, len)
     }
 
-    /// The same into a file that was opened for writing: if it became append-only since, it can still be written anywhere.
+    /// Copies as `copy_range` does, into a file that is open for writing. It may be written anywhere, even if it became
+    /// append-only since.
     pub fn copy_range_opened(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let source = self.inode(src)?;
         let target = self.inode_to_change(dst)?;
@@ -58,7 +60,7 @@ impl Fs {
                 0 => {}
                 _ => match self.share(&source, src_off, &target, dst_off, shared) {
                     Ok(()) => done = shared,
-                    // Checksums on one side only, or swap files and the like: copy.
+                    // Only one of the files has checksums, or the source became shorter: copy.
                     Err(Error::InvalidArgument(_)) => {}
                     Err(error) => return Err(error),
                 },
@@ -115,8 +117,8 @@ impl Fs {
         Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
     }
 
-    /// Shares a range: both offsets are sector-aligned, its end is too or is the end of the source and not before that
-    /// of the target.
+    /// Shares a range. Both offsets must be sector-aligned. Its end must be aligned too, or be the end of the source
+    /// and not before the end of the target.
     fn share(&self, source: &Arc<Inode>, src_off: u64, target: &Arc<Inode>, dst_off: u64, len: u64) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide_len = len.next_multiple_of(sectorsize);
@@ -129,7 +131,7 @@ impl Fs {
             let mut locked = LockedPair::lock(source, target)?;
             let source_state = locked.source_state();
             if !source_state.data.pending_in(src_range.clone()).is_empty() {
-                // Written again since the flush.
+                // The source was written again since the flush.
                 continue;
             }
             if source_state.item.size < src_off + len {
@@ -167,7 +169,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes the target's items refer to the source's extents, none of which is inline.
+    /// Makes the target's items refer to the source's extents, which must not be inline.
     fn share_items(
         &self,
         source: &Arc<Inode>,
@@ -219,7 +221,7 @@ impl Fs {
     }
 }
 
-/// Both inodes' locks (I1).
+/// The locks of both inodes (I1).
 struct LockedPair<'i> {
     first_state: RwLockWriteGuard<'i, InodeState>,
     second_state: Option<RwLockWriteGuard<'i, InodeState>>,
@@ -229,7 +231,7 @@ struct LockedPair<'i> {
 }
 
 impl<'i> LockedPair<'i> {
-    /// Locks both, which may be one.
+    /// Locks both inodes, which may be the same one.
     fn lock(source: &'i Inode, target: &'i Inode) -> Result<Self> {
         if source.id == target.id {
             let writeback = source.writeback.lock();
@@ -269,7 +271,7 @@ impl<'i> LockedPair<'i> {
     }
 }
 
-/// Fails where not even a file that is open for writing may be changed by a copy.
+/// Fails if the file is immutable: a copy must not change it, even through a file that was opened for writing before.
 fn check_mutable(state: &InodeState) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted("the file is immutable"));
@@ -279,7 +281,7 @@ fn check_mutable(state: &InodeState) -> Result<()> {
 
 /// Bytes copied in one step.
 const COPY_PIECE: u64 = 1 << 20;
-/// Items shared in one operation.
+/// Number of items shared in one operation.
 const STEP: usize = 128;
-/// Times that a source that is written at the same time is flushed anew.
+/// Number of flushes of a source that is being written at the same time.
 const MAX_TRIES: usize = 16;

@@ -1,9 +1,10 @@
 //! Changing a file's size, and dropping all its data.
 //!
 //! Invariants:
-//! - I1: the state stays locked for writing from the first change to the last, so that nobody sees or extends a file
-//!   that is cut in part.
-//! - I2: extents are dropped from the end on, and the size on disk follows, so that after a crash no data is past it.
+//! - I1: the state stays locked for writing from the first change to the last, so that no other thread sees or extends
+//!   a partly truncated file.
+//! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
+//!   it.
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
 
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use crate::writeback::delalloc::NoFlush;
 use crate::{Error, Fs, Result};
 
 impl Fs {
-    /// Sets the size of a regular file: takes its own reservations and locks, puts the inode item, sets mtime and ctime where
-    /// the size changes.
+    /// Sets the size of a regular file. Takes its own reservations and locks, puts the inode item, and sets mtime and
+    /// ctime if the size changes.
     pub(crate) fn set_size(&self, inode: &Arc<Inode>, size: u64) -> Result<()> {
         if size > MAX_SIZE {
             return Err(Error::FileTooBig);
@@ -42,14 +43,15 @@ impl Fs {
         };
         let (_locks, mut state) = lock(inode)?;
         check_regular(&state)?;
-        // At the same size Linux leaves the times alone, but for ftruncate and O_TRUNC, whose callers ask for them.
+        // If the size stays the same, Linux changes no times, except for ftruncate and O_TRUNC, whose callers set the
+        // times.
         if size != state.item.size {
             let time = now();
             state.item.mtime = time;
             state.item.ctime = time;
             state.item.sequence += 1;
         }
-        // At the same size, preallocated extents past it go.
+        // If the size stays the same, preallocated extents past it are dropped.
         if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
             drop(reservation);
             return shrink(self, inode, &mut state, size, space);
@@ -70,8 +72,8 @@ impl Fs {
     }
 }
 
-/// Drops all data and extents of an unlinked regular file in bounded steps: takes its own reservations and locks. The
-/// inode may be marked dead already, so it locks `state` directly. The inode's other items stay.
+/// Drops all data and extents of an unlinked regular file in bounded steps; its other items stay. Takes its own
+/// reservations and locks. It locks `state` directly, because the inode may be marked dead already.
 pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     let _writeback = inode.writeback.lock();
     let mut state = inode.state.write();
@@ -79,14 +81,14 @@ pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     shrink(fs, inode, &mut state, 0, None)
 }
 
-/// Drops what is dirty of an unlinked regular file, whose extents are then dropped with its other items. Locks as
+/// Drops the dirty data of an unlinked regular file. The caller drops its extents with its other items. Locks as
 /// [`drop_all_extents`] does.
 pub(crate) fn forget_all_dirty(fs: &Fs, inode: &Inode) {
     let _writeback = inode.writeback.lock();
     forget_dirty_past(fs, &mut inode.state.write(), 0);
 }
 
-/// Drops what is dirty past a size. The caller holds the inode's `writeback` and state locks.
+/// Drops the dirty data past a size. The caller holds the inode's `writeback` and state locks.
 pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
     let freed = state.data.truncate(size);
     drop(state.data.take_reservation(freed));
@@ -94,17 +96,17 @@ pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
     state.data.extents_changed();
 }
 
-/// What is held beside the state while a file's extents are changed.
+/// Locks held beside the state lock while a file's extents are changed.
 pub(crate) type ChangeLocks<'i> = (NoFlush, ExclusiveGuard<'i>);
 
-/// Takes the locks under which a file's extents are changed.
+/// Takes the locks for changing a file's extents.
 pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'_, InodeState>)> {
     let writeback = inode.writeback.lock();
     let state = inode.write()?;
     Ok(((NoFlush::new(), writeback), state))
 }
 
-/// Cuts the file to `size`. Both locks of the inode are held; metadata is reserved under them (I2 of
+/// Cuts the file to `size`. The caller holds both locks of the inode; metadata is reserved under them (I2 of
 /// [`crate::writeback::delalloc`]).
 fn shrink(
     fs: &Fs,
@@ -122,7 +124,7 @@ fn shrink(
     }
     state.item.size = size;
     forget_dirty_past(fs, state, size);
-    // Behind it are only changes that say that an extent is gone. A search from the end would meet all of them each time.
+    // Only delayed deletions lie behind this offset. A search from the end would pass all of them in every step.
     let mut reached = u64::MAX;
     loop {
         let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;
@@ -147,7 +149,7 @@ fn shrink(
         }
         state.disk_size = state.disk_size.min(if is_last { size } else { reached.max(size) });
         if is_last {
-            // Data that the size on disk waited for may have been dropped.
+            // The pending data that held the size on disk back may have been dropped.
             let disk_size = state.disk_size;
             state.advance_disk_size();
             fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
@@ -168,7 +170,7 @@ fn shrink(
     }
 }
 
-/// What the last sector becomes.
+/// The new content of the last sector.
 enum Tail {
     /// A new extent of one sector.
     Sector { offset: u64, extent: DataExtent, csums: Vec<u8> },
@@ -196,8 +198,8 @@ impl Tail {
     }
 }
 
-/// Writes the last sector anew with zeros past `size` (I3), where it is on disk with data. Pending data of the sector
-/// goes with it.
+/// Rewrites the last sector with zeros past `size` (I3), if it has data on disk. Pending data of the sector is written
+/// with it.
 fn zeroed_tail(
     fs: &Fs,
     inode: &Arc<Inode>,
@@ -245,7 +247,7 @@ fn zeroed_tail(
     Ok(Some(Tail::Sector { offset: sector, extent, csums }))
 }
 
-/// Items dropped in one operation.
+/// Number of items dropped in one operation.
 const STEP: usize = 256;
-/// The same where space is short.
+/// Number of items dropped in one operation when space is short.
 const STEP_MIN: usize = 4;

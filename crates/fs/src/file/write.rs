@@ -1,4 +1,4 @@
-//! Writing files: into memory, with the space for it reserved; writeback does the rest.
+//! Writing files. Data goes into memory, with space reserved for it; writeback puts it on disk.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use crate::types::MAX_SIZE;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
-    /// Writes `data` at `offset`; returns how many bytes were taken.
+    /// Writes `data` at `offset`. Returns the number of bytes written.
     pub fn write(&self, id: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         let inode = self.inode_to_change(id)?;
         check_may_write(&*inode.read()?, offset)?;
         self.write_to(&inode, offset, data, false)
     }
 
-    /// [`Fs::write`] by a file that is open for writing ([`Fs::check_writable`]): flags that were set since, or a subvolume
-    /// that became read-only, do not keep data out that a program or the kernel's page cache holds already. With
-    /// `keeps_times` the file's times stay as they are.
+    /// Writes as [`Fs::write`] does, through a file that is open for writing ([`Fs::check_writable`]). Flags that were
+    /// set since, or a subvolume that became read-only, do not stop the write: a program or the kernel's page cache
+    /// holds the data already. With `keeps_times` the file's times stay as they are.
     pub fn write_opened(&self, id: InodeId, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
         let inode = self.inode_of_open_file(id)?;
         self.write_to(&inode, offset, data, keeps_times)
@@ -39,7 +39,7 @@ impl Fs {
         }
         let data = &data[..data.len().min(usize::try_from(rest).unwrap_or(usize::MAX))];
         let mut done = 0;
-        // In pieces, so that a large write stays within the memory that there is.
+        // Written in pieces, so that a large write stays within the memory limit.
         for piece in data.chunks(PIECE) {
             let at = offset + done as u64;
             match self.throttle(inode).and_then(|()| self.write_piece(inode, at, Piece::Bytes(piece), keeps_times)) {
@@ -51,9 +51,9 @@ impl Fs {
         Ok(done)
     }
 
-    /// Writes `len` bytes at `offset` that `fill` puts straight into memory for dirty data: it is called for each piece
-    /// of at most 1 MiB, in order, without locks, with the piece's offset in the file. After an error the pieces before
-    /// it are written.
+    /// Writes `len` bytes at `offset`, which `fill` puts straight into the memory for dirty data. `fill` is called for
+    /// each piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error the
+    /// earlier pieces are written.
     pub fn write_with<E: From<Error>>(
         &self,
         id: InodeId,
@@ -79,9 +79,9 @@ impl Fs {
         let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
-        // The items that writeback will put must find room; it reserves for them again when it knows them.
+        // Checks that there is room for the items of writeback. Writeback reserves again when it knows them.
         drop(self.reserve(4)?);
-        // One sector more: an inline extent may have to become a regular one.
+        // One sector more than the data needs: an inline extent may have to become a regular one.
         let mut reservation = match self.engine.reserve_data(wide.end - wide.start + sectorsize) {
             Ok(reservation) => Some(reservation),
             Err(error) => {
@@ -107,8 +107,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes `data` at `offset` dirty; fills up the sectors at its borders. Takes the space for what becomes dirty out of
-    /// `space`.
+    /// Makes `data` at `offset` dirty, and completes the sectors at its ends. Takes the space for the dirty bytes out
+    /// of `space`.
     pub(crate) fn write_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -126,7 +126,7 @@ impl Fs {
         let mut after = Vec::new();
         let read = |sector: u64, state: &InodeState| -> Result<Vec<u8>> {
             let mut bytes = vec![0; sectorsize];
-            // What is past the end of the file is zeros, whatever the disk holds.
+            // Bytes past the end of the file are zeros, whatever the disk holds.
             let len = size.saturating_sub(sector).min(sectorsize as u64) as usize;
             self.read_merged(inode, state, sector, &mut bytes[..len])?;
             Ok(bytes)
@@ -147,7 +147,8 @@ impl Fs {
         Ok(())
     }
 
-    /// [`Self::write_dirty`] without a copy, where the buffer holds whole sectors, or the end of the file.
+    /// Makes the data of a buffer dirty without a copy, if the buffer holds whole sectors or ends at the end of the
+    /// file. Copies it with [`Self::write_dirty`] otherwise.
     fn adopt_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -170,7 +171,7 @@ impl Fs {
         }
     }
 
-    /// Takes the space for new dirty bytes out of `space`, and has the inode written back.
+    /// Takes the space for new dirty bytes out of `space`, and queues the inode for writeback.
     fn became_dirty(
         &self,
         inode: &Arc<Inode>,
@@ -184,8 +185,8 @@ impl Fs {
         self.data.enqueue(inode, &mut state.data);
     }
 
-    /// Where the file has an inline extent that a write at (or an extension to) `offset` would leave in front of other
-    /// data, makes its bytes dirty: inline extents hold whole files only.
+    /// Makes the bytes of the file's inline extent dirty, if a write at (or an extension to) `offset` would put other
+    /// data behind it. An inline extent must hold the whole file.
     pub(crate) fn take_out_inline(
         &self,
         inode: &Arc<Inode>,
@@ -211,8 +212,8 @@ impl Fs {
         self.write_dirty(inode, state, 0, &bytes, space)
     }
 
-    /// After a failure to reserve space: whether all of `range` is preallocated or can be overwritten in place, so that
-    /// a write needs no space.
+    /// Checks, after a failure to reserve space, whether a write of `range` needs none: all of it is preallocated or
+    /// can be overwritten in place. Returns `error` if not.
     fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
         if !matches!(error, ubtrfs_error::Error::NoSpace) {
             return Err(error.into());
@@ -236,7 +237,7 @@ impl Fs {
     }
 }
 
-/// Fails where the file's flags forbid a write at `offset`.
+/// Fails if the file's flags forbid a write at `offset`.
 pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted("the file is immutable"));
@@ -247,7 +248,7 @@ pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
     Ok(())
 }
 
-/// What is written in one step, at most `PIECE` bytes.
+/// Data that is written in one step, at most `PIECE` bytes.
 enum Piece<'d> {
     Bytes(&'d [u8]),
     Filled(Buf),
@@ -263,5 +264,5 @@ impl Piece<'_> {
     }
 }
 
-/// The most that is written in one step, and what a buffer holds.
+/// The most bytes written in one step, and the size of a full buffer.
 const PIECE: usize = BUF_MAX;
