@@ -1,11 +1,11 @@
-//! A cheap guess whether data is worth compressing: the entropy of a sample of its bytes, and whether it repeats.
+//! A cheap estimate whether data is compressible, by the entropy of a sample of its bytes and by repetition.
 
-/// Bytes looked at, at every [`SAMPLE_STRIDE`]th byte.
+/// Bytes in each sample. Samples begin [`SAMPLE_STRIDE`] bytes apart.
 const SAMPLE_LEN: usize = 16;
 const SAMPLE_STRIDE: usize = 256;
-/// Different byte values up to which data always packs.
+/// Data with at most this many different byte values always compresses.
 const SMALL_BYTE_SET: usize = 64;
-/// Bits a byte above which packing rarely saves a sector out of 32.
+/// Bits per byte. Above this entropy, compression rarely saves a sector out of 32.
 const MAX_ENTROPY: f32 = 7.5;
 
 /// Whether compressing `data` probably saves space.
@@ -21,7 +21,7 @@ pub(crate) fn looks_compressible(data: &[u8]) -> bool {
     if counts.iter().filter(|count| **count > 0).count() <= SMALL_BYTE_SET || data.len() < 4 * SAMPLE_STRIDE {
         return true;
     }
-    // The second half repeats the first.
+    // Both halves begin with the same bytes: the data probably repeats.
     let (first, second) = data.split_at(data.len() / 2);
     if first.get(..second.len().min(4096)) == second.get(..second.len().min(4096)) {
         return true;
@@ -35,6 +35,6 @@ pub(crate) fn looks_compressible(data: &[u8]) -> bool {
             -share * share.log2()
         })
         .sum();
-    // A sample of few bytes cannot show more entropy than log2 of its length.
+    // The entropy of a small sample cannot exceed log2 of its length.
     entropy < MAX_ENTROPY.min(total.log2() - 0.25)
 }

@@ -2,21 +2,21 @@
 //!
 //! | what | bytes |
 //! |---|---|
-//! | length of everything, these 4 bytes included | u32 LE |
-//! | for each sector of input: length of its segment | u32 LE |
-//! | the segment: an LZO1X stream | |
+//! | total length, including these 4 bytes | u32 LE |
+//! | for each sector of input, the length of its segment | u32 LE |
+//! | and the segment, an LZO1X stream | |
 //!
 //! Invariants:
-//! - I1: a segment's length field never crosses a sector boundary of the compressed bytes; where fewer than 4 bytes
-//!   are left in a sector they are zeros and the field starts the next one.
+//! - I1: a segment's length field never crosses a sector boundary of the compressed bytes. If fewer than 4 bytes are
+//!   left in a sector, they are zeros and the field starts the next sector.
 //! - I2: a segment decodes to at most one sector.
 //!
-//! The stream's instructions (the first byte of each names it; `S` is the number of literals, 0 to 3, that follow):
+//! The instructions of a stream, told apart by their first byte (`S` is the number of literals, 0 to 3, that follow):
 //!
 //! | instruction | meaning |
 //! |---|---|
 //! | `18..=255` as the very first byte | `byte - 17` literals |
-//! | `0000LLLL` after no literals | 3 + L literals; L = 0: 18 + 255 a zero byte + the next byte |
+//! | `0000LLLL` after no literals | 3 + L literals; L = 0: 18 + 255 per zero byte + the next byte |
 //! | `01LDDDSS` H | match of 3 + L bytes, distance `(H << 3) + D + 1` |
 //! | `1LLDDDSS` H | match of 5 + L bytes, distance `(H << 3) + D + 1` |
 //! | `001LLLLL` LE16 `D..DSS` | match of 2 + L bytes (0: 33 + ...), distance D + 1, up to 16 KiB |
@@ -35,7 +35,7 @@ const NEAR_LEN: usize = 8;
 const MIDDLE_DISTANCE: usize = 16384;
 const MAX_DISTANCE: usize = 49151;
 
-/// Where each hash of 4 bytes was last seen in the sector.
+/// The position in the sector at which each hash of 4 bytes was last seen.
 pub(super) struct Workspace {
     table: Box<[u16; 1 << HASH_BITS]>,
 }
@@ -72,11 +72,11 @@ impl Workspace {
     /// Appends one LZO1X stream.
     fn segment(&mut self, input: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
-        // All matches start after byte 0, so 0 can stand for "not seen": a false candidate fails the comparison.
+        // Matches never start at byte 0, so 0 means "not seen": a wrong candidate fails the comparison.
         self.table.fill(0);
         let mut literals_from = 0;
         let mut at = 1;
-        // Grows while nothing matches, so that data that does not pack costs little.
+        // Grows while nothing matches, so that incompressible data costs little.
         let mut misses = 0;
         while at + MIN_MATCH <= input.len() {
             let word = word_at(input, at);
@@ -94,7 +94,7 @@ impl Workspace {
             let len = MIN_MATCH + common_prefix(&input[candidate + MIN_MATCH..], &input[at + MIN_MATCH..]);
             emit_literals(&input[literals_from..at], start, out);
             emit_match(len, distance, out);
-            // Lets a later match find the middle of this one.
+            // A later match can then find the middle of this one.
             let inside = at + len - 2;
             if inside + MIN_MATCH <= input.len() {
                 let word = word_at(input, inside);
@@ -116,7 +116,7 @@ fn word_at(input: &[u8], at: usize) -> u32 {
     }
 }
 
-/// Bytes that both slices begin with.
+/// Number of bytes in which the slices agree from the start.
 #[inline]
 fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let mut len = 0;
@@ -139,8 +139,7 @@ fn emit_literals(literals: &[u8], start: usize, out: &mut Vec<u8>) {
     if out.len() == start && len <= 238 {
         out.push((17 + len) as u8);
     } else if out.len() > start && len <= 3 {
-        // The second to last byte of every match instruction has room for the count, and is the one before the
-        // distance's high byte.
+        // The count goes into the second to last byte of the preceding match instruction.
         let at = out.len() - 2;
         out[at] |= len as u8;
     } else if len <= 18 {
@@ -184,7 +183,7 @@ fn emit_match(len: usize, distance: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&((distance << 2) as u16).to_le_bytes());
 }
 
-/// The rest of a length that did not fit: 255 a zero byte, then what is left (1 to 255).
+/// Encodes the rest of a length that did not fit: a zero byte per 255, then the remainder (1 to 255).
 fn emit_long(mut len: usize, out: &mut Vec<u8>) {
     while len > 255 {
         out.push(0);
@@ -193,7 +192,7 @@ fn emit_long(mut len: usize, out: &mut Vec<u8>) {
     out.push(len as u8);
 }
 
-/// Returns the number of bytes written.
+/// Decompresses all segments that fit into `out`. Returns the number of bytes written.
 pub(super) fn decompress(input: &[u8], out: &mut [u8], sectorsize: usize) -> Result<usize, FormatError> {
     let field = |at: usize| -> Result<usize, FormatError> {
         let bytes: &[u8; HEADER] =

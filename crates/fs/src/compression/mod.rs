@@ -1,14 +1,14 @@
-//! Compression of file data: zlib, LZO and zstd in the forms that btrfs keeps on disk.
+//! Compression of file data: zlib, LZO and zstd in btrfs's on-disk forms.
 //!
-//! An extent is compressed in pieces of at most [`MAX_UNCOMPRESSED`] bytes, each piece on its own. On disk its
-//! bytes are padded with zeros to whole sectors, so every decoder stops at the end of its stream.
+//! Data is compressed in pieces of at most [`MAX_UNCOMPRESSED`] bytes, and each piece becomes an extent. On disk the
+//! compressed bytes are padded with zeros to whole sectors, so every decoder stops at the end of its stream.
 //!
 //! Invariants:
-//! - I1: nothing is compressed into or out of more than [`MAX_UNCOMPRESSED`] bytes, whatever the disk says.
-//! - I2: a decoder fills the whole output: what the stream does not give reads as zeros.
+//! - I1: input and output are at most [`MAX_UNCOMPRESSED`] bytes, whatever the disk says.
+//! - I2: a decoder fills the whole output: bytes that the stream does not give are zeros.
 //! - I3: corrupt input gives an error, never a panic.
 //!
-//! Contexts are dear to set up (hundreds of KiB for zstd), so they are kept in a pool and reused by any thread.
+//! Contexts are expensive to set up (hundreds of KiB for zstd), so a pool keeps them for all threads.
 
 mod heuristic;
 mod lzo;
@@ -21,7 +21,7 @@ use ubtrfs_format::item::Compression;
 
 pub(crate) use heuristic::looks_compressible;
 
-/// The largest piece of data that one compressed extent holds, and the largest compressed extent.
+/// The most data in one compressed extent, and the most compressed bytes of one.
 pub(crate) const MAX_UNCOMPRESSED: usize = 128 << 10;
 
 /// How to compress: the algorithm and its level.
@@ -29,7 +29,7 @@ pub(crate) const MAX_UNCOMPRESSED: usize = 128 << 10;
 pub(crate) struct Method {
     /// zlib, LZO or zstd.
     pub kind: Compression,
-    /// zlib 1 to 9, zstd -15 to 15; 0 is the default (3). LZO has none.
+    /// zlib 1 to 9, zstd -15 to 15; 0 is the default (3). LZO has no levels.
     pub level: i32,
 }
 
@@ -44,7 +44,7 @@ struct Workspace {
 #[expect(clippy::vec_box, reason = "a workspace is moved in and out of the pool")]
 static WORKSPACES: Mutex<Vec<Box<Workspace>>> = Mutex::new(Vec::new());
 
-/// Workspaces kept when idle; more are made when more threads compress at once, and dropped afterwards.
+/// The most idle workspaces. More are made while more threads compress at once, and dropped afterwards.
 const IDLE_WORKSPACES: usize = 8;
 
 fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
@@ -57,8 +57,8 @@ fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
     result
 }
 
-/// Compresses `input` into at most `max_len` bytes. `None` where it does not fit (or is too large): the caller then
-/// writes the data as it is.
+/// Compresses `input` into at most `max_len` bytes. `None` if it does not fit or the input is too large: the caller
+/// then writes the data uncompressed.
 pub(crate) fn compress(method: Method, input: &[u8], max_len: usize, sectorsize: usize) -> Option<Vec<u8>> {
     if input.is_empty() || input.len() > MAX_UNCOMPRESSED {
         return None;
@@ -72,8 +72,8 @@ pub(crate) fn compress(method: Method, input: &[u8], max_len: usize, sectorsize:
     })
 }
 
-/// Decompresses a whole extent into `out`, of at most 128 KiB. `input` may be followed by padding; what it does not fill is
-/// zeros. LZO's segments depend on the sector size.
+/// Decompresses a whole extent into `out`, of at most 128 KiB. Padding may follow the stream in `input`. Bytes of `out`
+/// that the stream does not fill become zeros. LZO's segments depend on the sector size.
 pub fn decompress(kind: Compression, input: &[u8], out: &mut [u8], sectorsize: usize) -> Result<(), FormatError> {
     if out.len() > MAX_UNCOMPRESSED || input.len() > MAX_UNCOMPRESSED {
         return Err(FormatError::Value {
@@ -97,7 +97,7 @@ pub fn decompress(kind: Compression, input: &[u8], out: &mut [u8], sectorsize: u
     Ok(())
 }
 
-/// A stream that its decoder does not accept, at `position` of the compressed bytes.
+/// The error for a stream that its decoder does not accept, at `position` of the compressed bytes.
 fn bad_stream(what: &'static str, position: usize) -> FormatError {
     FormatError::Value { what, field: "stream at", value: position as u64, expected: "expected a valid stream" }
 }

@@ -1,4 +1,4 @@
-//! zlib: one zlib stream (header, deflate data, Adler-32) for each extent.
+//! zlib: one zlib stream (header, deflate data, Adler-32) per extent.
 
 use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
 use ubtrfs_format::error::FormatError;
@@ -37,7 +37,7 @@ impl Workspace {
         Some(out)
     }
 
-    /// Returns the number of bytes written.
+    /// Decompresses one stream. Returns the number of bytes written.
     pub(super) fn decompress(&mut self, input: &[u8], out: &mut [u8]) -> Result<usize, FormatError> {
         let inflate = match &mut self.inflate {
             Some(inflate) => {
@@ -51,7 +51,7 @@ impl Workspace {
         let filled = position(inflate.total_out());
         match result {
             Ok(Status::StreamEnd) => Ok(filled),
-            // The extent holds more than is asked for.
+            // The extent holds more data than the caller wants.
             Ok(_) if filled == out.len() => Ok(filled),
             Ok(_) | Err(_) => Err(bad_stream("zlib", position(inflate.total_in()))),
         }

@@ -1,11 +1,11 @@
-//! zstd: one frame for each extent, with a window of at most 128 KiB as the kernel's decoder demands.
+//! zstd: one frame per extent, with a window of at most 128 KiB, the limit of the kernel's decoder.
 
 use ubtrfs_format::error::FormatError;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
 use super::bad_stream;
 
-/// The kernel refuses frames that need a larger window.
+/// The kernel refuses frames with a larger window.
 const MAX_WINDOW_LOG: u32 = 17;
 const DEFAULT_LEVEL: i32 = 3;
 const MIN_LEVEL: i32 = -15;
@@ -31,7 +31,7 @@ impl Workspace {
             }
         };
         let mut out = Vec::with_capacity(max_len);
-        // A frame that does not fit fails; the parameters stay for the next.
+        // Compression fails if the frame does not fit. The reset keeps the parameters for the next frame.
         let written = context.compress2(&mut out, input);
         if written.is_err() {
             context.reset(ResetDirective::SessionOnly).ok()?;
@@ -40,7 +40,7 @@ impl Workspace {
         Some(out)
     }
 
-    /// Returns the number of bytes written. Reads one frame and ignores what follows it.
+    /// Decompresses one frame and ignores bytes behind it. Returns the number of bytes written.
     pub(super) fn decompress(&mut self, input: &[u8], out: &mut [u8]) -> Result<usize, FormatError> {
         let context = match &mut self.decompress {
             Some(context) => context,
