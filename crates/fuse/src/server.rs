@@ -455,8 +455,7 @@ impl Server {
                 let id = self.id(node)?;
                 let keeps_times = from_cache && self.seeker.kernel_keeps_writes();
                 let written = self.fs.write_opened(id, offset, data, keeps_times)?;
-                // As on Linux, a store through a mapping leaves the bits; a buffered write took them when it was made.
-                if kill_suid_sgid && !from_cache {
+                if kill_suid_sgid {
                     self.kill_suid_sgid(req, id)?;
                 }
                 reply.written(u32::try_from(written).unwrap_or(u32::MAX));

@@ -169,3 +169,27 @@ fd = os.open('unnamed', O_TMPFILE | os.O_RDWR, 0o600)
 link(fd, 'unnamed/kept')
 os.write(fd, b'written later')
 print(open('unnamed/kept').read(), oct(os.stat('unnamed/kept').st_mode))
+
+# Set-id bits, as a process without CAP_FSETID writes to an open file, or stores through a mapping of it.
+FSETID = 1 << 4
+for how in 'write', 'store':
+    fd = make('set-id', b'x' * 8192)
+    os.fchmod(fd, 0o6755)
+    writer = os.fork()
+    if writer == 0:
+        header, sets = struct.pack('<Ii', 0x20080522, 0), ctypes.create_string_buffer(24)
+        assert libc.capget(header, sets) == 0
+        effective, permitted, *others = struct.unpack('<6I', sets.raw)
+        assert libc.capset(header, struct.pack('<6I', effective & ~FSETID, permitted & ~FSETID, *others)) == 0
+        if how == 'write':
+            os.pwrite(fd, b'new', 100)
+        else:
+            mapped = mmap.mmap(fd, 8192)
+            mapped[100:103] = b'new'
+            mapped.flush()
+        os._exit(0)
+    failed = os.waitpid(writer, 0)[1]
+    os.fsync(fd)
+    print('set-id', how, failed, oct(os.fstat(fd).st_mode), os.pread(fd, 3, 100))
+    os.close(fd)
+    os.unlink('set-id')
