@@ -1,15 +1,15 @@
-//! Whether a caller may change a directory, where the kernel did not look: ioctls need a directory that is open for
-//! reading only, and setxattr asks for less than making a name does.
+//! Whether a caller may change a directory. The server must check this where the kernel does not: an ioctl only needs
+//! the directory open for reading, and setxattr needs fewer rights than making a name.
 //!
-//! POSIX.1e: the owner's bits; else the entry of a named user; else those of the groups, one of which must grant it; else
-//! the bits of others. The mask limits all but owner and others.
+//! The order is that of POSIX.1e: the owner's bits; else the entry of a named user; else the entries of groups, one of
+//! which must grant everything; else the bits of others. The mask limits all but owner and others.
 
 use ubtrfs_fs::{Attr, Error, Fs, InodeId, Result};
 
 use crate::caller::Groups;
 use crate::protocol::Request;
 
-/// Whether names may be made in, and taken out of, a directory.
+/// Returns the directory's attributes if the caller may add and remove names in it.
 pub(crate) fn may_change_names(fs: &Fs, groups: &Groups, req: &Request<'_>, dir: InodeId) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
     if !attr.is_dir() {
@@ -34,7 +34,7 @@ pub(crate) fn may_change_names(fs: &Fs, groups: &Groups, req: &Request<'_>, dir:
     if granted & WANTED == WANTED { Ok(attr) } else { Err(Error::AccessDenied) }
 }
 
-/// What the mode alone grants: bits r, w, x.
+/// The bits r, w, x that the mode grants.
 fn by_mode(attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
     if uid == attr.uid {
         attr.mode >> 6
@@ -45,14 +45,14 @@ fn by_mode(attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
     }
 }
 
-/// What an access ACL grants. Not WANTED for one that cannot be read.
+/// The bits r, w, x that an access ACL grants. A malformed ACL does not grant `WANTED`.
 ///
 /// | offset | size | field                                 |
 /// |--------|------|---------------------------------------|
 /// | 0      | 4    | version, 2                            |
 /// | 4 + 8n | 2    | tag                                   |
 /// | 6 + 8n | 2    | permissions                           |
-/// | 8 + 8n | 4    | user or group, of the tags that say so |
+/// | 8 + 8n | 4    | user or group, if the tag has one     |
 fn by_acl(acl: &[u8], attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
     let mut entries = Vec::new();
     for entry in acl.get(4..).unwrap_or_default().chunks_exact(8) {

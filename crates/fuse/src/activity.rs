@@ -1,10 +1,10 @@
-//! Commits early when a burst of changes goes quiet.
+//! Commits early when a burst of changes ends.
 //!
 //! sync(2) does not reach a FUSE server: the kernel hands over dirty pages and returns. So a mount that was busy and
-//! then is left alone commits after [`QUIET`], instead of at the next periodic commit.
+//! then falls quiet commits after [`QUIET`], not at the next periodic commit.
 //!
-//! A1. A commit follows the last change within `QUIET` plus one `TICK`, unless changes keep coming (the periodic
-//!     commit's business) or the filesystem is read-only.
+//! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. If
+//!     changes keep coming, the periodic commit takes care of them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_fs::Fs;
 
-/// No changes for this long: commit.
+/// A commit follows this long without changes.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often it is looked at.
+/// How often the number of changes is checked.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Counts changes.
@@ -28,12 +28,12 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// A request is about to change something.
+    /// Counts a request that is about to change something.
     pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Everything so far was committed.
+    /// Notes that all changes so far are committed.
     pub(crate) fn note_sync(&self) {
         self.synced.store(self.changes.load(Ordering::Relaxed), Ordering::Relaxed);
     }

@@ -1,11 +1,10 @@
-//! The callers of requests, and which privileges of a file a change by them takes away.
+//! The callers of requests, and the privileges that a file loses when they change it.
 //!
-//! A request carries the user and the first group; the other groups and the capabilities are in /proc. A process that cannot
-//! be looked up there (another pid namespace, gone by now) is in no other group, and has the capabilities that its user id
-//! brings. A confined server has no /proc and asks its helper.
+//! A request carries the user and the primary group; the other groups and the capabilities are in /proc. A process that
+//! is not visible there (it is in another pid namespace, or gone) has no other groups, and the capabilities that its
+//! user id implies. A confined server has no /proc and asks its helper process.
 //!
-//! Capabilities count where the process is in the user namespace of the server: in a namespace of its own every process may
-//! have all of them.
+//! Capabilities only count in the server's user namespace: in its own namespace any process may have all of them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,12 +13,12 @@ use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
 use crate::protocol::Request;
 use crate::sandbox::Unmounter;
 
-/// Where groups are looked up: in /proc, until there is a helper.
+/// Looks up groups, umasks and capabilities of callers: in /proc, or through the helper process if there is one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Groups(Arc<OnceLock<Arc<Unmounter>>>);
 
 impl Groups {
-    /// From here on the helper looks.
+    /// Makes later lookups go through the helper process.
     pub(crate) fn ask(&self, helper: Arc<Unmounter>) {
         let _ = self.0.set(helper);
     }
@@ -33,7 +32,7 @@ impl Groups {
         req.gid == gid || look_up()
     }
 
-    /// The umask of the calling process, which an ioctl does not carry; 022 where it is not known.
+    /// The umask of the calling process, which an ioctl does not carry; 022 if it is unknown.
     pub(crate) fn umask(&self, req: &Request<'_>) -> u32 {
         let umask = match self.0.get() {
             Some(helper) => helper.umask_of(req.pid),
@@ -51,13 +50,13 @@ impl Groups {
         found.unwrap_or(req.uid == 0)
     }
 
-    /// Whether the caller may change any inode as its owner may.
+    /// Whether the caller may change any inode as if it were the owner.
     pub(crate) fn acts_as_owner(&self, req: &Request<'_>) -> bool {
         self.is_capable(req, CAP_FOWNER)
     }
 
-    /// The caller of a change of this attribute. For `fs`, which knows no capabilities, `trusted` attributes are root's; Linux
-    /// goes by CAP_SYS_ADMIN, which root may lack and another user may have.
+    /// The caller that `fs` should see for a change of this attribute. `fs` knows no capabilities and lets only root
+    /// change `trusted` attributes. Linux requires CAP_SYS_ADMIN, which root may lack and another user may have.
     pub(crate) fn xattr_caller(&self, req: &Request<'_>, name: &[u8]) -> Result<Caller> {
         let caller = caller(req, 0);
         if !name.starts_with(b"trusted.") {
@@ -74,34 +73,34 @@ impl Groups {
         FlagRights { as_owner: self.acts_as_owner(req), immutable: self.is_capable(req, CAP_LINUX_IMMUTABLE) }
     }
 
-    /// Whether the caller may change files and leave them set-user-id and set-group-id.
+    /// Whether files that the caller changes may stay set-user-id and set-group-id.
     pub(crate) fn may_keep_set_id(&self, req: &Request<'_>) -> bool {
         self.is_capable(req, CAP_FSETID)
     }
 
-    /// What remains of a file's mode after its owner or group was changed by this caller; `gid` is the group before.
+    /// A file's mode after this caller changed its owner or group; `gid` is the old group.
     pub(crate) fn mode_after_chown(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_suid_sgid(file_mode, || self.has(req, gid) || self.may_keep_set_id(req))
     }
 
-    /// What remains of a file's mode after its content was changed by this caller.
+    /// A file's mode after this caller changed its content.
     pub(crate) fn mode_after_change(&self, req: &Request<'_>, file_mode: u32, gid: u32) -> u32 {
         without_suid_sgid(file_mode, || self.has(req, gid))
     }
 
-    /// Whether a caller who gives a file an ACL may leave it set-group-id.
+    /// Whether a file stays set-group-id when the caller sets its ACL.
     pub(crate) fn may_keep_sgid(&self, req: &Request<'_>, gid: u32) -> bool {
         self.may_keep_set_id(req) || self.has(req, gid)
     }
 }
 
-/// The caller, for `fs`.
+/// The caller as `fs` wants it.
 pub(crate) fn caller(req: &Request<'_>, umask: u32) -> Caller {
     Caller { uid: req.uid, gid: req.gid, umask }
 }
 
-/// Takes set-user-id off; and set-group-id, but from a file that its group cannot execute, changed by one of the group
-/// (there it once stood for mandatory locking).
+/// Clears set-user-id, and usually set-group-id. Set-group-id stays if the group cannot execute the file and the caller
+/// is in the group (the bit once meant mandatory locking).
 fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
     const GROUP_EXECUTE: u32 = 0o010;
     let kept = file_mode & !mode::SETUID;
@@ -113,8 +112,8 @@ pub(crate) fn has_group(pid: u32, gid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| groups(&status).any(|group| group == gid))
 }
 
-/// Whether /proc shows a capability of a process as effective. `None` where it cannot be seen; none is effective in another
-/// user namespace.
+/// Whether /proc shows a capability of a process as effective; `None` if the process is not visible. In another user
+/// namespace no capability is effective.
 pub(crate) fn has_capability(pid: u32, capability: u32) -> Option<bool> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let has_it = 1u64.checked_shl(capability)? & effective_capabilities(&status)? != 0;
@@ -134,7 +133,7 @@ const CAP_FSETID: u32 = 4;
 const CAP_LINUX_IMMUTABLE: u32 = 9;
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// The umask that /proc shows of a process.
+/// The umask of a process according to /proc.
 pub(crate) fn umask_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let octal = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;

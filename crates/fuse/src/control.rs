@@ -1,16 +1,19 @@
-//! How `umount` learns that the last commit is durable.
+//! The control socket, through which `umount` learns that the last commit is durable.
 //!
-//! Unmounting a FUSE filesystem returns when the kernel is done with it, before the server is. So the server listens
-//! on an abstract socket with a random name, and tells that name to whoever may read the mount's root directory, as the value
-//! of an extended attribute that is not on disk. `umount` connects before it unmounts; the server answers on that connection
-//! after its final commit, when the image is closed and unlocked. A server that dies closes the connection without an answer.
+//! Unmounting a FUSE filesystem returns when the kernel is done with it, before the server is. So the server listens on
+//! an abstract socket with a random name. The name is the value of an extended attribute that is not on disk, for
+//! everyone who may read the mount's root directory. `umount` connects before it unmounts. The server answers on that
+//! connection after its final commit, when the image is closed and unlocked. A server that dies closes the connection
+//! without an answer.
 //!
 //! Any user can connect: names of abstract sockets are no secret.
 //!
-//! - K1. A thread takes connections as they come, so the listener's queue is free for the next one.
-//! - K2. A user has at most [`USER_MAX`] connections that wait, and users other than root and who mounted have [`OTHERS_MAX`]
-//!   together; one too many is closed. Nothing is read from a connection but whether it is closed.
-//! - K3. Neither end waits for the other to make room: the server's answers fit or are dropped, and `umount` gives up
+//! - K1. A thread accepts connections as they arrive, so the listener's queue stays free.
+//! - K2. A user has at most [`USER_MAX`] waiting connections. All users except root and the mount's owner have at most
+//!   [`OTHERS_MAX`] together. A connection beyond these limits is closed. The server reads from a connection only to
+//!   learn whether it is closed.
+//! - K3. Neither end waits for the other to make room: the server drops an answer that does not fit, and `umount` gives
+//!   up connecting after [`CONNECT_PATIENCE`].
 //!   connecting after [`CONNECT_PATIENCE`].
 
 use std::io::{self, Read, Write};
@@ -27,22 +30,22 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, shutdown, socket_with,
 };
 
-/// Reading it on any file of a mount gives the name of the control socket.
+/// Attribute of any file of a mount: the name of the control socket.
 pub(crate) const CONTROL_XATTR: &str = "ubtrfs.control";
-/// Reading it makes everything written so far durable.
+/// Attribute whose reading makes everything written so far durable.
 pub(crate) const SYNC_XATTR: &str = "ubtrfs.sync";
-/// Reading it says why the filesystem takes no changes any more, or why the last [`SYNC_XATTR`] failed; empty where neither is so.
-/// An error number alone tells neither another writer from a bad device nor from a full host.
+/// Attribute that says why the filesystem takes no changes any more, or why the last [`SYNC_XATTR`] failed; empty if
+/// neither happened. An error number alone does not tell another writer, a bad device and a full host apart.
 pub(crate) const WHY_XATTR: &str = "ubtrfs.why";
-/// How it begins in the first case.
+/// Start of `WHY_XATTR` if the filesystem takes no changes any more.
 pub(crate) const TAKES_NO_CHANGES: &str = "the filesystem takes no changes any more: ";
 
-/// Reading it gives what the engine counted, as text for Prometheus.
+/// Attribute with the engine's counters, as text for Prometheus.
 pub(crate) const STATS_XATTR: &str = "ubtrfs.stats";
 
 const DONE: &str = "ok";
 
-/// The server's end.
+/// The server's end of the control socket.
 #[derive(Debug)]
 pub(crate) struct Control {
     listener: Arc<UnixListener>,
@@ -52,7 +55,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// For a mount of the user that this process belongs to now, whoever it may become.
+    /// Listens. The mount's owner is the user of this process now, even if confinement changes it later.
     pub(crate) fn listen() -> io::Result<Self> {
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         let name = format!("ubtrfs-{}", random.trim()).into_bytes();
@@ -69,10 +72,10 @@ impl Control {
         &self.name
     }
 
-    /// Tells everyone who waits how it ended.
+    /// Sends the result to all waiting connections.
     pub(crate) fn finish(self, failure: Option<&str>) {
         self.ends.store(true, Ordering::SeqCst);
-        // Who is in the queue is still taken; who comes later is refused.
+        // Queued connections are still accepted; later ones are refused.
         if shutdown(&*self.listener, Shutdown::Both).is_err() {
             return;
         }
@@ -90,17 +93,17 @@ fn take_all(listener: &UnixListener, ends: &AtomicBool, mut waiting: Waiting) ->
         match listener.accept() {
             Ok((stream, _)) => waiting.add(stream),
             Err(_) if ends.load(Ordering::SeqCst) => return waiting,
-            // Too many open files, for example.
+            // For example, too many files are open.
             Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
 }
 
-/// Who waits for the end.
+/// Connections that wait for the result.
 #[derive(Debug)]
 struct Waiting {
     owner: u32,
-    /// With the user who connected.
+    /// Each connection with its user.
     streams: Vec<(u32, UnixStream)>,
 }
 
@@ -130,7 +133,7 @@ impl Waiting {
     }
 }
 
-/// Whether the other end is still there, and silent as it should be.
+/// Whether the connection is open. A client that sends anything counts as closed.
 fn is_open(stream: &mut UnixStream) -> bool {
     matches!(stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -159,7 +162,7 @@ fn connect_within(name: &[u8], patience: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Waits for the server's end: `Ok(None)` when its last commit is durable, `Ok(Some(reason))` when it failed.
+/// Waits for the server's result: `Ok(None)` when its last commit is durable, `Ok(Some(reason))` when it failed.
 pub(crate) fn wait(mut stream: UnixStream) -> io::Result<Option<String>> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -170,11 +173,11 @@ pub(crate) fn wait(mut stream: UnixStream) -> io::Result<Option<String>> {
     }
 }
 
-/// Connections of one user that wait.
+/// Waiting connections of one user.
 const USER_MAX: usize = 8;
-/// Those of all users but root and who mounted.
+/// Waiting connections of all users except root and the mount's owner.
 const OTHERS_MAX: usize = 64;
-/// Longer than a server that runs takes to take a connection.
+/// Longer than a running server needs to accept a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -207,7 +210,7 @@ mod tests {
     #[test]
     fn a_user_has_few_connections_and_those_that_were_closed_do_not_count() {
         let control = Control::listen().unwrap();
-        // As after many attempts to unmount what was busy.
+        // This is the state after many attempts to unmount a busy mount.
         for _ in 0..10_000 {
             drop(connect(control.name()).unwrap());
         }

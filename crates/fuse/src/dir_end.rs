@@ -1,15 +1,18 @@
-//! Where a reader of a directory stops: at the end that the directory had when the reader began. Without that, one who
-//! renames inside of a directory while reading it would never come to an end, because names get ever higher places.
+//! Where a reader of a directory stops: at the end that the directory had when reading began. Otherwise a program that
+//! renames files in a directory while it reads the directory would never finish, because each new name gets a higher
+//! offset.
 //!
-//! Directories are not opened (the kernel asks once whether that is wanted), so a reader is known by where it goes on.
+//! Directories are not opened (the kernel asks once whether it should), so the offset at which a reader continues
+//! identifies it.
 //!
-//! - I1. At most `READERS_MAX` readers are remembered. One who is forgotten goes on to the end as it is then.
+//! - I1. At most `READERS_MAX` readers are remembered. A forgotten reader continues to the directory's end at that
+//!   time.
 
 use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
 
-/// The ends of the readers under way.
+/// The ends of all current readers.
 #[derive(Debug, Default)]
 pub(crate) struct DirEnds {
     inner: Mutex<Inner>,
@@ -17,14 +20,14 @@ pub(crate) struct DirEnds {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// By node and by the place where the reader will go on: its end, and its age.
+    /// From node and next offset to end and age.
     readers: HashMap<(u64, u64), (u64, u64)>,
     by_age: BTreeMap<u64, (u64, u64)>,
     next_age: u64,
 }
 
 impl DirEnds {
-    /// The end of the reader who goes on at `cookie`.
+    /// Takes out the end of the reader that continues at `cookie`.
     pub(crate) fn take(&self, node: u64, cookie: u64) -> Option<u64> {
         if cookie == 0 {
             return None;
@@ -35,7 +38,7 @@ impl DirEnds {
         Some(end)
     }
 
-    /// A reader whose end is `end` will go on at `cookie`.
+    /// Remembers that the reader with this end will continue at `cookie`.
     pub(crate) fn remember(&self, node: u64, cookie: u64, end: u64) {
         let inner = &mut *self.inner.lock();
         let age = inner.next_age;

@@ -1,7 +1,7 @@
-//! The ioctls that reach a FUSE server: those whose argument is as long as their number says.
+//! The ioctls that reach a FUSE server: those whose argument has the length that the ioctl's number states.
 //!
-//! The kernel asks for inode flags by ioctl too (`lsattr`, `chattr`). FICLONE, FIDEDUPERANGE and FIEMAP never arrive. Those on
-//! subvolumes are in `subvolume_ioctl`.
+//! The kernel also turns accesses to inode flags (`lsattr`, `chattr`) into ioctls. FICLONE, FIDEDUPERANGE and FIEMAP
+//! never arrive. `subvolume_ioctl` has the ioctls on subvolumes.
 
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{Caller, Error, FlagRights, Fs, InodeId, Result};
@@ -25,17 +25,17 @@ const FS_APPEND_FL: u32 = 0x20;
 const FS_NODUMP_FL: u32 = 0x40;
 const FS_NOATIME_FL: u32 = 0x80;
 
-/// The same in `fsxattr.fsx_xflags`.
+/// Each of these bits, with its bit in `fsxattr.fsx_xflags`.
 const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
-/// A caller and how to look up its rights, which only some ioctls need.
+/// A caller, and how to look up its rights, which only some ioctls need.
 pub(crate) struct Asker<'a> {
     pub(crate) caller: Caller,
     pub(crate) flag_rights: &'a dyn Fn() -> FlagRights,
 }
 
-/// Answers an ioctl; `None` for one that is not known (ENOTTY).
+/// Answers an ioctl; `None` if it is unknown (ENOTTY).
 pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &Asker<'_>) -> Option<Result<Vec<u8>>> {
     Some(match cmd {
         FS_IOC_GETFLAGS => fs.inode_flags(id).map(|flags| flags.to_le_bytes().to_vec()),
@@ -44,7 +44,7 @@ pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &Asker<'
         FS_IOC_FSSETXATTR => set_fsxattr(fs, id, data, asker),
         FS_IOC_GETFSLABEL => Ok(padded(&fs.superblock().label, 256)),
         BTRFS_IOC_SYNC => fs.sync().map(|()| Vec::new()),
-        // Starting is waiting here: the answer comes when the transaction is durable.
+        // Starting a sync also waits for it: the answer comes when the transaction is durable.
         BTRFS_IOC_START_SYNC => fs.sync().map(|()| fs.superblock().generation.0.to_le_bytes().to_vec()),
         BTRFS_IOC_WAIT_SYNC => Ok(Vec::new()),
         BTRFS_IOC_GET_FEATURES => Ok(features(fs)),
@@ -54,7 +54,7 @@ pub(crate) fn ioctl(fs: &Fs, id: InodeId, cmd: u32, data: &[u8], asker: &Asker<'
     })
 }
 
-/// Whether the ioctl sets flags, and with them the time of change.
+/// Whether the ioctl sets flags, and so changes ctime.
 pub(crate) fn changes_attributes(cmd: u32) -> bool {
     matches!(cmd, FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR)
 }
@@ -119,8 +119,8 @@ fn fs_info(fs: &Fs) -> Vec<u8> {
     out
 }
 
-/// `struct btrfs_ioctl_ino_lookup_args` (treeid, objectid, name) asked for tree 0 and the subvolume's root directory:
-/// which subvolume is this inode in.
+/// `struct btrfs_ioctl_ino_lookup_args` (treeid, objectid, name). Only answered for tree 0 and the subvolume's root
+/// directory: then it asks which subvolume this inode is in.
 fn ino_lookup(id: InodeId, data: &[u8]) -> Result<Vec<u8>> {
     let field = |at: usize| data.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()).copied();
     let (Some(tree), Some(objectid)) = (field(0).map(u64::from_le_bytes), field(8).map(u64::from_le_bytes)) else {
@@ -135,12 +135,12 @@ fn ino_lookup(id: InodeId, data: &[u8]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Whether opening for writing must fail: the flags of an immutable file.
+/// Whether the flags are those of an immutable file, which must not be opened for writing.
 pub(crate) fn is_immutable(flags: u64) -> bool {
     InodeFlags::from_bits_retain(flags).contains(InodeFlags::IMMUTABLE)
 }
 
-/// Whether only appending is allowed.
+/// Whether the flags are those of an append-only file.
 pub(crate) fn is_append_only(flags: u64) -> bool {
     InodeFlags::from_bits_retain(flags).contains(InodeFlags::APPEND)
 }

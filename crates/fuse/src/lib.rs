@@ -1,25 +1,25 @@
-//! The FUSE server: requests of the kernel become calls of `fs`. Protocol only; no decision about the filesystem is
-//! made here.
+//! The FUSE server: turns requests of the kernel into calls of `fs`. It only speaks the protocol, and decides nothing
+//! about the filesystem.
 //!
-//! | module     | what                                                        |
-//! |------------|-------------------------------------------------------------|
-//! | `mount`    | mount(2), fusermount3, what can go wrong                    |
-//! | `session`  | a mount's life from mounting to the last commit             |
-//! | `server`   | one handler a request                                       |
-//! | `protocol` | requests decoded, answers encoded                          |
-//! | `transport` | how they travel: /dev/fuse, rings of io_uring             |
-//! | `node`     | node ids and inode numbers                                  |
-//! | `attr`     | attributes and times on the wire                            |
-//! | `caller`   | who asks, and what a change by them takes off a file's mode |
-//! | `access`   | whether a caller may change a directory, where the kernel does not look |
-//! | `dir_end`  | where a reader of a directory stops                         |
-//! | `ioctl`    | the ioctls that reach us                                    |
-//! | `subvolumes` | who may do what with subvolumes, by attributes (`subvolume_control`) and ioctls (`subvolume_ioctl`) |
-//! | `name_cache` | names that the kernel must forget |
-//! | `control`  | how umount waits for the last commit                        |
-//! | `seek`     | data and holes of files that are being written               |
-//! | `sandbox`  | seccomp and Landlock around the server, and no root in it   |
-//! | `activity` | commits when a burst of changes goes quiet                  |
+//! | module       | contents                                                    |
+//! |--------------|-------------------------------------------------------------|
+//! | `mount`      | mount(2), fusermount3, and what can go wrong                |
+//! | `session`    | a mount's life from mounting to the last commit             |
+//! | `server`     | one handler for each request                                |
+//! | `protocol`   | decodes requests, encodes answers                           |
+//! | `transport`  | how they travel: /dev/fuse, rings of io_uring               |
+//! | `node`       | node ids and inode numbers                                  |
+//! | `attr`       | attributes and times on the wire                            |
+//! | `caller`     | the caller's rights, and the mode bits that a change clears |
+//! | `access`     | whether a caller may change a directory, where the kernel does not check |
+//! | `dir_end`    | where a reader of a directory stops                         |
+//! | `ioctl`      | the ioctls that reach a FUSE server                         |
+//! | `subvolumes` | permissions on subvolumes, by attributes (`subvolume_control`) and ioctls (`subvolume_ioctl`) |
+//! | `name_cache` | names that the kernel must forget                           |
+//! | `control`    | how umount waits for the last commit                        |
+//! | `seek`       | data and holes of files that are being written              |
+//! | `sandbox`    | seccomp, Landlock and giving up root                        |
+//! | `activity`   | commits when a burst of changes ends                        |
 #![forbid(unsafe_code)]
 
 mod access;

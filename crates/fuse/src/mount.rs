@@ -1,8 +1,9 @@
-//! Mounting and unmounting: by mount(2) where we may, else through the setuid helper fusermount3.
+//! Mounting and unmounting: by mount(2) where this process may, else through the setuid helper fusermount3.
 //!
-//! M1. What can be wrong without touching the filesystem is found by [`check`], before the image is opened.
-//! M2. The kernel decides who may enter the mount (`allow_other`), and who may do what inside (`default_permissions`) unless
-//!     root alone may enter; the server answers every request that arrives, also those of the kernel's own writeback.
+//! M1. [`check`] finds every mistake that shows without touching the filesystem, before the image is opened.
+//! M2. The kernel decides who may enter the mount (`allow_other`). It also decides who may do what inside
+//!     (`default_permissions`), unless only root may enter. The server answers every request that arrives, also those
+//!     of the kernel's own writeback.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -29,15 +30,15 @@ pub const SUBTYPE: &str = "ubtrfs";
 pub struct MountConfig {
     /// What `mount` shows as the device.
     pub fsname: String,
-    /// The type that `mount` shows, behind `fuse.`.
+    /// The type that `mount` shows after `fuse.`.
     pub subtype: &'static str,
     /// Let other users in.
     pub allow_other: bool,
-    /// Have the kernel check permissions also where root alone is let in.
+    /// Have the kernel check permissions even if only root may enter.
     pub default_permissions: bool,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
-    /// No writing.
+    /// Mount read-only.
     pub read_only: bool,
     /// Ignore device files.
     pub nodev: bool,
@@ -45,22 +46,22 @@ pub struct MountConfig {
     pub nosuid: bool,
     /// Run no programs.
     pub noexec: bool,
-    /// Do not ask for access times.
+    /// Do not update access times.
     pub noatime: bool,
     /// Directory changes are synchronous.
     pub dirsync: bool,
     /// Threads that read requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
-    /// Which way requests come.
+    /// How requests arrive.
     pub transport: Transport,
-    /// Keep a processor awake while requests come one after the other: in a virtual machine they are answered sooner, for
-    /// that processor's time.
+    /// Keep a processor awake while requests follow each other closely. In a virtual machine this makes answers faster,
+    /// and costs that processor's time.
     pub idle_poll: bool,
-    /// Let the kernel collect small writes before they come here. Off by default: then a write that does not fit fails
-    /// when it is made. With it, the kernel promises space that it has not asked for, and the failure shows only at fsync
-    /// and close.
+    /// Let the kernel collect small writes before it sends them. Off by default, so that a write without space fails at
+    /// once. With it, the kernel promises space that it has not asked for, and the failure shows only at fsync and
+    /// close.
     pub writeback_cache: bool,
-    /// The server is going to be confined: [`Session::confine`](crate::Session::confine).
+    /// The server will be confined: see [`Session::confine`](crate::Session::confine).
     pub sandbox: bool,
 }
 
@@ -88,14 +89,15 @@ impl Default for MountConfig {
 }
 
 impl MountConfig {
-    /// Whether the kernel checks permissions. It asks for the attributes of a directory each time after something in it was
-    /// made or removed, which is a request for every file; root, where nobody else may enter, is allowed everything anyway.
+    /// Whether the kernel checks permissions. If it does, it asks for a directory's attributes after each name made or
+    /// removed in it: one more request for every file. If only root may enter, the check is pointless: root is allowed
+    /// everything.
     pub(crate) fn checks_permissions(&self) -> bool {
         self.allow_other || self.default_permissions || !is_root()
     }
 }
 
-/// Why mounting or unmounting failed; one line that says what to do.
+/// Why mounting or unmounting failed: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// No FUSE in this kernel or container.
@@ -104,20 +106,20 @@ pub enum MountError {
     /// The device node cannot be opened.
     #[error("cannot open /dev/fuse: {0}; ask for access to it, or mount as root")]
     FuseDenied(io::Error),
-    /// The helper for users is missing.
+    /// The helper for ordinary users is missing.
     #[error(
         "fusermount3 was not found, which mounting as an ordinary user needs; install the package fuse3, or mount as root"
     )]
     NoFusermount,
-    /// The helper asks who the user is.
+    /// The helper asks for the user's name, and the user has none.
     #[error(
         "fusermount3 refused: user id {0} has no entry in the list of users, which it asks for; add one to /etc/passwd, or mount as root"
     )]
     UnknownUser(u32),
-    /// The helper said no.
+    /// The helper refused.
     #[error("fusermount3 refused: {0}")]
     Fusermount(String),
-    /// No mount point.
+    /// The mount point does not exist.
     #[error("the mount point {0} does not exist; make it with: mkdir {0}")]
     NoDirectory(String),
     /// Not a directory.
@@ -126,7 +128,7 @@ pub enum MountError {
     /// Not empty.
     #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
     NotEmpty(String),
-    /// A mount that nobody serves.
+    /// The mount has no server any more.
     #[error("{0} is a FUSE mount whose server has ended; take it away first, with: ubtrfs umount {0}, or umount {0}")]
     Dead(String),
     /// The system refused.
@@ -137,7 +139,7 @@ pub enum MountError {
         /// Why.
         source: io::Error,
     },
-    /// The kernel and the server do not get along.
+    /// The kernel and the server cannot agree.
     #[error("the FUSE session on {dir} failed: {source}")]
     Session {
         /// The mount point.
@@ -175,7 +177,7 @@ pub enum MountError {
         /// Why it failed.
         reason: String,
     },
-    /// The final commit failed, or could not be waited for.
+    /// The final commit failed, or its result is unknown.
     #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]
     NotDurable {
         /// The mount point.
@@ -185,7 +187,7 @@ pub enum MountError {
     },
 }
 
-/// Finds out whether mounting on `dir` can work, without doing anything (M1). Returns the directory's full path.
+/// Checks whether mounting on `dir` can work, without doing anything (M1). Returns the directory's full path.
 pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
     let shown = dir.display().to_string();
     let full = match std::fs::canonicalize(dir) {
@@ -210,7 +212,7 @@ pub fn check(dir: &Path, config: &MountConfig) -> Result<PathBuf, MountError> {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NODEV | Errno::NXIO)) => {
             return Err(MountError::NoFuse);
         }
-        // fusermount3 opens it for ordinary users.
+        // For ordinary users fusermount3 opens the device node.
         Err(_) if !is_root() => {}
         Err(error) => return Err(MountError::FuseDenied(error)),
     }
@@ -228,16 +230,16 @@ fn unusable(dir: &Path, source: io::Error) -> MountError {
     }
 }
 
-/// Whether we may call mount(2), more or less.
+/// Whether this process is root, and so can probably call mount(2).
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Mounts; the descriptor carries the requests.
+/// Mounts, and returns the descriptor that carries the requests.
 pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     if is_root() {
         match mount_directly(dir, config) {
-            // Root without the capability, as in some containers.
+            // Root without the capability to mount, as in some containers.
             Err(MountError::Mount { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied && find_fusermount().is_some() => {}
             other => return other,
@@ -246,7 +248,7 @@ pub fn mount(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     mount_by_helper(dir, config)
 }
 
-/// The flags that the kernel itself looks after.
+/// The flags that the kernel itself enforces.
 fn mount_flags(config: &MountConfig) -> MountFlags {
     let mut flags = MountFlags::empty();
     for (wanted, flag) in [
@@ -262,7 +264,7 @@ fn mount_flags(config: &MountConfig) -> MountFlags {
     flags
 }
 
-/// Changes the flags of a mount, as `mount -o remount` asks; the server goes on with the options that it has.
+/// Changes the flags of a mount, as `mount -o remount` does; the options of the running server stay.
 pub fn remount(dir: &Path, config: &MountConfig) -> Result<(), MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     rustix::mount::mount_remount(dir, mount_flags(config), c"").map_err(|errno| failed(errno.into()))
@@ -294,7 +296,7 @@ fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErro
 fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
     let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
     let helper = find_fusermount().ok_or(MountError::NoFusermount)?;
-    // Inherited by the helper on purpose: it sends the descriptor back through the other end.
+    // The helper inherits this end on purpose: it sends the descriptor back through the other one.
     let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None)
         .map_err(|errno| failed(errno.into()))?;
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
@@ -323,7 +325,7 @@ fn mount_by_helper(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountErr
 }
 
 fn helper_options(config: &MountConfig) -> String {
-    // fusermount3 reads a backslash before commas in names.
+    // fusermount3 takes a backslash in names as an escape for commas.
     let fsname = config.fsname.replace('\\', "\\\\").replace(',', "\\,");
     let mut options = format!("fsname={fsname},subtype={}", config.subtype);
     for (wanted, option) in [
@@ -353,16 +355,17 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     Ok(found)
 }
 
-/// The setuid helper, looked for where it may be even when PATH is short.
+/// Finds the setuid helper, also in the usual directories that PATH may lack.
 fn find_fusermount() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let fixed = ["/usr/bin", "/bin", "/usr/local/bin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(fixed).map(|dir| dir.join("fusermount3")).find(|file| file.is_file())
 }
 
-/// Takes the mount away. With `lazy` it disappears from sight now and ends when its last user is gone.
+/// Unmounts. With `lazy` the mount disappears at once, and ends when its last user is gone.
 ///
-/// A mount in use is tried for half a second: a process between fork and exec still holds its parent's open files.
+/// While the mount is busy it tries for half a second: a process between fork and exec still holds its parent's open
+/// files.
 pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     for _ in 0..BUSY_TRIES {
         match unmount_once(dir, lazy) {
@@ -412,7 +415,7 @@ fn refused_by_helper(text: &str) -> MountError {
     MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
 }
 
-/// The error of a call on a path in a mount. Where its server has ended, that is what to say.
+/// Makes the error of a failed call on a path in a mount; says so if the mount's server has ended.
 pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
     if !has_server_ended(&source) {
         return MountError::Session { dir: path.display().to_string(), source };
@@ -423,7 +426,7 @@ pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
     MountError::Dead(dir.display().to_string())
 }
 
-/// Whether an error of a call in a mount says that nobody serves it.
+/// Whether the error of a call in a mount means that its server has ended.
 pub(crate) fn has_server_ended(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted)
 }
@@ -433,17 +436,17 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
 pub(crate) struct MountInfo {
     pub(crate) dir: PathBuf,
     pub(crate) kind: String,
-    /// `major:minor`: the same for all places where one filesystem is mounted, and used again once it is unmounted.
+    /// `major:minor`: equal wherever one filesystem is mounted, and reused after it is unmounted.
     pub(crate) device: Vec<u8>,
 }
 
-/// What is mounted on exactly this directory, the topmost mount if there are several.
+/// The mount on exactly this directory; the topmost if there are several.
 pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
-/// Has the kernel read files ahead in larger pieces than its 128 KiB: each piece is one request. Only root may, and only
-/// when the kernel has heard the server's limits; what fails leaves reading slower, so it is only logged.
+/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may, and only after the
+/// kernel knows the server's limits. A failure only makes reading slower, so it is logged and ignored.
 pub(crate) fn set_read_ahead(dir: &Path) {
     let Some(mount) = find_mount(dir) else { return };
     let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&mount.device)).join("read_ahead_kb");
@@ -452,10 +455,10 @@ pub(crate) fn set_read_ahead(dir: &Path) {
     }
 }
 
-/// As large as the largest request.
+/// The size of the largest request.
 const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
 
-/// Where the device with this number is mounted: one filesystem in several places, by `mount --bind`.
+/// All mounts of the device with this number: `mount --bind` shows one filesystem in several places.
 pub(crate) fn mounts_of_device(device: &[u8]) -> Vec<MountInfo> {
     mounts().into_iter().filter(|mount| mount.device == device).collect()
 }
@@ -478,7 +481,7 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     })
 }
 
-/// Spaces and the like are written as a backslash and three octal digits.
+/// Decodes the octal escapes of mountinfo: a space is written as a backslash and three digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

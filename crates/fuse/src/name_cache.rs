@@ -1,8 +1,8 @@
-//! Names that changed without the kernel having asked for it: it must forget what it knows of them.
+//! Tells the kernel to forget names that changed without a request of the kernel for that name.
 //!
-//! F1. Forgetting a name takes the kernel's lock of its directory, which the caller of setxattr holds until it is answered.
-//!     So a thread of its own tells the kernel, and nobody waits for it in a request that holds that lock: setxattr does
-//!     not, ioctl and getxattr may.
+//! F1. Forgetting a name takes the kernel's lock of its directory. The caller of setxattr holds that lock until its
+//!     request is answered, so a separate thread tells the kernel. Only requests without that lock may wait for the
+//!     thread: ioctl and getxattr may, setxattr must not.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::transport::Notifier;
 
-/// Tells the kernel, and knows what it has not been told yet.
+/// Tells the kernel to forget names, and tracks what it has not been told yet.
 #[derive(Debug)]
 pub(crate) struct NameCache {
     notifier: Arc<OnceLock<Notifier>>,
@@ -37,20 +37,21 @@ impl NameCache {
         Self { notifier, untold: Arc::default() }
     }
 
-    /// Has the kernel forget a name, and what it knows of the directory's content and attributes, soon (F1).
+    /// Makes the kernel soon forget a name, and the directory's content and attributes (F1).
     pub(crate) fn forget(&self, dir: u64, name: &[u8]) {
         self.forget_with(dir, name, Vec::new);
     }
 
-    /// The same for a directory with all below it. Names below it that `used` tells, it is told to forget again and again: it would
-    /// keep those that programs used at that moment, and their inodes, until it is short of memory. A name that is in use works on.
+    /// Makes the kernel soon forget the name of a directory and everything below it. The names that `used` returns are
+    /// forgotten again and again: the kernel keeps names that were in use, with their inodes, until memory is short. A
+    /// name that is in use keeps working.
     pub(crate) fn forget_with(&self, dir: u64, name: &[u8], used: impl Fn() -> Vec<(u64, Vec<u8>)> + Send + 'static) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let ticket = Ticket::new(&self.untold);
         let name = name.to_vec();
         let thread = std::thread::Builder::new().name("fuse-forget-name".to_owned());
         let started = thread.spawn(move || {
-            // A name that is not known says nothing about a list of names that is.
+            // The kernel may not know the name, but still have a cached list of the directory's names.
             if let Err(error) = notifier.inval_entry(dir, &name).and_then(|()| notifier.inval_inode(dir, 0, 0)) {
                 tracing::debug!("node {dir}: the kernel keeps a name: {error}");
             }
@@ -59,7 +60,7 @@ impl NameCache {
             while !used().is_empty() {
                 std::thread::sleep(pause);
                 for (dir, name) in used() {
-                    // Forgotten meanwhile, or unmounted.
+                    // An error means that the name is forgotten already, or the filesystem unmounted.
                     let _ = notifier.inval_entry(dir, &name);
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -70,7 +71,7 @@ impl NameCache {
         }
     }
 
-    /// Waits until the kernel has been told all that was to be told when this was called.
+    /// Waits until the kernel has been told everything that was pending at the call.
     pub(crate) fn settle(&self) {
         let end = Instant::now() + PATIENCE;
         let mut state = self.untold.state.lock();
@@ -83,7 +84,7 @@ impl NameCache {
     }
 }
 
-/// Something to tell; told when it is dropped.
+/// A pending notification; dropping it marks it as sent.
 struct Ticket {
     untold: Arc<Untold>,
     number: u64,
@@ -106,10 +107,10 @@ impl Drop for Ticket {
     }
 }
 
-/// Between looks at what is still used.
+/// Pauses between checks for names that are still in use.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Longer than the kernel keeps a directory locked while nothing is wrong.
+/// Longer than the kernel normally keeps a directory locked.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

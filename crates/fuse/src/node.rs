@@ -1,9 +1,9 @@
-//! Node ids: what the FUSE protocol calls an inode, against what btrfs calls one.
+//! Node ids: maps btrfs's inodes to the inode numbers of the FUSE protocol.
 //!
-//! On Linux each subvolume has a device number (`st_dev`) of its own, and inode numbers are unique in a subvolume. A FUSE mount
-//! has one device number, and programs take two directories with one `st_dev` and one `st_ino` for the same: so every number
-//! of a mount is another one, those of nested subvolumes' root directories too. The node id, which must be unique
-//! anyway, is made from the subvolume and the number in it by arithmetic, and programs see it as `st_ino`:
+//! On Linux each subvolume has a separate device number (`st_dev`), and inode numbers are unique only in a subvolume. A
+//! FUSE mount has one device number, and programs take two directories with equal `st_dev` and `st_ino` for one. So all
+//! inode numbers of a mount differ, also those of nested subvolumes' root directories. The node id, which must be
+//! unique anyway, is computed from the subvolume and the inode number in it, and programs see it as `st_ino`:
 //!
 //! | inode                                                              | node id and `st_ino`                      |
 //! |--------------------------------------------------------------------|-------------------------------------------|
@@ -14,14 +14,17 @@
 //! | the empty directory in place of a subvolume that a snapshot did not take along, both ids below 2^31 | `2^63 \| 2^62 \| snapshot << 31 \| subvolume` |
 //! | anything else                                                      | `2^63 \| 62 bits of a hash`, counted up where they are taken |
 //!
-//! All but the last line is the same after every mount and on every machine: backups that compare inode numbers with
-//! those of their last run, file handles that outlive the server (NFS), and `tar --listed-incremental` work. Subvolume ids are
-//! not used again, so a number never comes to mean another file. The numbers of the last line are the same too but where two
-//! hashes are the same; a file handle of these is stale once the server ends.
+//! All rows but the last give equal numbers after every mount and on every machine. So these work: backups that compare
+//! inode numbers with those of the last run, file handles that outlive the server (NFS), and
+//! `tar --listed-incremental`. Subvolume ids are not reused, so a number never comes to mean another file. The numbers of
+//! the last row are also equal unless two hashes collide; file handles with these numbers become stale when the server
+//! ends.
 //!
 //! Invariants:
-//! - N1. The mapping is one to one for the lifetime of the mount: an id is what [`Nodes::node`] made, or it is stale.
-//! - N2. References that the kernel holds (lookup counts) are counted by `fs`, one per `Attr` it returns; forget gives
+//! - N1. The mapping is one to one for the lifetime of the mount: an id is one that [`Nodes::node`] made, or it is
+//!   stale.
+//! - N2. `fs` counts the references that the kernel holds (lookup counts): one for each `Attr` that it returns, until
+//!   FORGET gives it back. There is no second count here that could disagree.
 //!   them back. There is no second count here that could disagree.
 
 use std::collections::HashMap;
@@ -30,14 +33,14 @@ use parking_lot::RwLock;
 use ubtrfs_format::{Ino, RootId};
 use ubtrfs_fs::InodeId;
 
-/// The mount's root directory, by protocol.
+/// The node id of the mount's root directory, fixed by the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
 /// The mapping of one mount.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     root: InodeId,
-    /// Inodes whose numbers do not fit the arithmetic; none on any ordinary filesystem.
+    /// Inodes whose numbers do not fit the arithmetic; ordinary filesystems have none.
     outliers: RwLock<Outliers>,
 }
 
@@ -58,7 +61,7 @@ impl Nodes {
         self.by_arithmetic(id).unwrap_or_else(|| self.outlier(id))
     }
 
-    /// The inode of a node id, if it is one that [`node`](Self::node) makes (N1).
+    /// The inode of a node id; `None` if [`node`](Self::node) cannot have made the id (N1).
     pub(crate) fn id(&self, node: u64) -> Option<InodeId> {
         let low = |bits: u32| node & ((1 << bits) - 1);
         let id = match (node >> 62, node) {
@@ -74,7 +77,7 @@ impl Nodes {
         (self.by_arithmetic(id) == Some(node)).then_some(id)
     }
 
-    /// What `stat` shows as the inode number.
+    /// The inode number that `stat` shows.
     pub(crate) fn st_ino(&self, id: InodeId) -> u64 {
         if id == self.root { id.ino.0 } else { self.node(id) }
     }
@@ -89,7 +92,7 @@ impl Nodes {
             return fits.then_some(STUBS << 62 | root << STUB_BITS | subvolume);
         }
         match () {
-            // Smaller numbers are of no files; node id 1 is among them.
+            // Smaller numbers belong to no files; node id 1 is one of them.
             () if number < Ino::ROOT_DIR.0 || root == 0 => None,
             () if id.root == self.root.root => (number < 1 << NUMBER_BITS).then_some(number),
             () if root < 1 << ID_BITS && number < 1 << NUMBER_BITS => Some(root << NUMBER_BITS | number),
@@ -116,7 +119,7 @@ impl Nodes {
     }
 }
 
-/// The same on every machine and in every version.
+/// A hash that is equal on every machine and in every version.
 fn hash(id: InodeId) -> u64 {
     [id.root.0, id.ino.0].iter().fold(MIX, |state, word| {
         let product = u128::from(state ^ word) * u128::from(MIX);
@@ -124,15 +127,15 @@ fn hash(id: InodeId) -> u64 {
     })
 }
 
-/// Bits of a number and of a subvolume's id in the usual form.
+/// Bits of the inode number and of the subvolume id in the usual form.
 const NUMBER_BITS: u32 = 40;
 const ID_BITS: u32 = 22;
-/// The same where ids are high.
+/// Bits of the inode number and of the subvolume id in the form for high subvolume ids.
 const SHORT_BITS: u32 = 30;
 const LONG_ID_BITS: u32 = 32;
-/// Bits of an id in the number of an empty directory.
+/// Bits of each id in the node id of an empty directory in place of a subvolume.
 const STUB_BITS: u32 = 31;
-/// The two highest bits of the forms but the usual one.
+/// The two highest bits of a node id in the other forms.
 const HIGH_IDS: u64 = 1;
 const OUTLIERS: u64 = 2;
 const STUBS: u64 = 3;
@@ -147,7 +150,7 @@ mod tests {
         InodeId { root: RootId(root), ino: Ino(ino) }
     }
 
-    /// Ids and numbers on both sides of every border.
+    /// Ids and numbers on both sides of every limit.
     fn borders() -> Vec<InodeId> {
         let around = |bits: u32| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1];
         let roots = [5, 6, 256, 257, u64::MAX - 300].into_iter();

@@ -1,14 +1,14 @@
-//! Confining the server: once devices and /dev/fuse are open, it needs nothing of the system but to read and write them.
+//! Confinement of the server: once the devices and /dev/fuse are open, it only needs to read and write them.
 //!
-//! - X1. After [`confine`] no thread opens a file, makes a network socket, runs a program, looks at another process, mounts,
-//!   or changes its rights: seccomp answers EPERM to every system call that is not on the list. All threads that exist get
-//!   the filter, and those that they start.
-//! - X2. Landlock denies the calling thread, and those that it starts, every path, as a second wall.
-//! - X3. What is not on the list fails; it does not kill the server, whose data would be lost with it.
-//! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that are gone then: [`Unmounter`]
-//!   is a process that was started before and can do these alone.
-//! - X5. A server of root is root no more, nor of its groups, and without capabilities: each thread is the [`Identity`] that
-//!   it was given. What is open stays open.
+//! - X1. After [`confine`] no thread can open a file, make a network socket, run a program, look at another process,
+//!   mount, or change its rights: seccomp answers EPERM to every system call that is not on the list. The filter covers
+//!   all existing threads, and those that they start.
+//! - X2. As a second wall, Landlock denies every path to the calling thread and to those that it starts.
+//! - X3. A system call that is not on the list fails; it does not kill the server, whose data would be lost with it.
+//! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
+//!   up. [`Unmounter`] is a process that was started before, and does only this.
+//! - X5. A server started by root gives up root, its groups and all capabilities: each thread takes the given
+//!   [`Identity`]. Open files stay open.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -27,20 +27,20 @@ use seccompiler::{
 use crate::caller;
 use crate::mount::{self, MountError};
 
-/// What became of confining.
+/// Result of confining: which measures took effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confinement {
-    /// System calls are filtered.
+    /// seccomp filters system calls.
     pub seccomp: bool,
-    /// Paths are denied by Landlock too.
+    /// Landlock denies paths.
     pub landlock: bool,
     /// No thread is root.
     pub unprivileged: bool,
-    /// Why something is missing.
+    /// Why measures are missing.
     pub missing: Vec<String>,
 }
 
-/// A user without privileges, and a group.
+/// A user without privileges, and its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The user.
@@ -50,10 +50,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Who owns nothing.
+    /// `nobody`, the user that owns no files.
     pub const NOBODY: Self = Self { uid: 65534, gid: 65534 };
 
-    /// Who the server of this image becomes: the owner of the file, and `nobody` for root's files and for devices.
+    /// The identity for the server of this image: the file's owner, or `nobody` for root's files and for devices.
     pub fn for_image(path: &Path) -> Self {
         let is_user = |id: &u32| *id != 0;
         let meta = std::fs::metadata(path).ok().filter(|meta| !meta.file_type().is_block_device());
@@ -64,8 +64,8 @@ impl Identity {
     }
 }
 
-/// Takes every right from this process that serving a mount does not need (X1, X2); where it is root's, it becomes
-/// `identity` (X5). Cannot be undone.
+/// Gives up every right that serving a mount does not need (X1, X2). A process of root becomes `identity` (X5). This
+/// cannot be undone.
 pub fn confine(identity: Identity) -> Confinement {
     let mut done = Confinement::default();
     match become_unprivileged(identity) {
@@ -84,7 +84,7 @@ pub fn confine(identity: Identity) -> Confinement {
     done
 }
 
-/// The C library has all threads change, which the system calls themselves would not.
+/// Gives up root in all threads: the C library's functions change every thread, the system calls only one.
 fn become_unprivileged(to: Identity) -> Result<(), String> {
     if rustix::process::getuid().is_root() || rustix::process::geteuid().is_root() {
         let failed = |error: nix::Error| format!("it stays root: {error}");
@@ -93,7 +93,7 @@ fn become_unprivileged(to: Identity) -> Result<(), String> {
         setresgid(gid, gid, gid).map_err(failed)?;
         setresuid(uid, uid, uid).map_err(failed)?;
     }
-    // Giving up root gives them up too, unless the process was told to keep them.
+    // Giving up root also drops the capabilities, unless the process was told to keep them.
     match rustix::thread::capabilities(None) {
         Ok(sets) if (sets.effective | sets.permitted).is_empty() => Ok(()),
         Ok(_) => Err("it has capabilities".to_owned()),
@@ -112,8 +112,8 @@ fn filter_calls() -> Result<(), String> {
     let denied = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
     let filter = SeccompFilter::new(rules().map_err(|error| text(&error))?, denied, SeccompAction::Allow, arch);
     let program: BpfProgram = filter.map_err(|error| text(&error))?.try_into().map_err(|error| format!("{error}"))?;
-    // clone3 hides its flags from a filter; where it is absent, the C library uses clone, which is looked at. A second
-    // answer needs a second filter, and of two answers the kernel takes the stricter one.
+    // A filter cannot see the flags of clone3. If clone3 is absent, the C library uses clone, whose flags the filter
+    // checks. A different error number needs a second filter; of the two, the kernel takes the stricter answer.
     let absent = SeccompAction::Errno(rustix::io::Errno::NOSYS.raw_os_error().unsigned_abs());
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let filter = SeccompFilter::new(clone3, SeccompAction::Allow, absent, arch).map_err(|error| text(&error))?;
@@ -122,31 +122,31 @@ fn filter_calls() -> Result<(), String> {
     seccompiler::apply_filter_all_threads(&program).map_err(|error| text(&error))
 }
 
-/// What is allowed: reading and writing what is open, memory, threads, locks, clocks, and to end.
+/// The allowed system calls: reading and writing open files, memory, threads, locks, clocks, and exiting.
 fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     let flag = |flag: i32| SeccompCmpOp::MaskedEq(u64::from(flag.unsigned_abs()));
     let argument = |index, op, value: i32| {
         SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, u64::from(value.unsigned_abs()))
     };
-    // Threads, no processes.
+    // clone may make threads, not processes.
     let thread = libc::CLONE_THREAD;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![argument(0, flag(thread), thread)?])?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Signals to itself: it may have a user's other processes beside it now.
+    // Signals only to itself: other processes of the same user may run now.
     let own = u64::from(std::process::id());
     let to_itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![to_itself])?]);
-    // Nothing is typed into a terminal, or asked of one.
+    // No ioctl that types into a terminal or queries one.
     let ioctl = |number: u64| {
         let is_it = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)?;
         SeccompRule::new(vec![is_it])
     };
     rules.insert(libc::SYS_ioctl, IOCTLS.iter().map(|number| ioctl(*number)).collect::<Result<_, _>>()?);
-    // Rings for requests, which exist and take nothing else, are enabled by the threads that use them.
+    // Each thread enables its io_uring, which exists already and accepts nothing else.
     let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
     rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
-    // A thread may become less important.
+    // A thread may lower its own priority.
     let of_itself = || {
         Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![
             argument(0, SeccompCmpOp::Eq, 0)?,
@@ -155,7 +155,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     };
     rules.insert(libc::SYS_getpriority, of_itself()?);
     rules.insert(libc::SYS_setpriority, of_itself()?);
-    // No code that is not there already.
+    // No new executable memory.
     let no_exec =
         || Ok::<_, seccompiler::BackendError>(vec![SeccompRule::new(vec![argument(2, flag(libc::PROT_EXEC), 0)?])?]);
     rules.insert(libc::SYS_mmap, no_exec()?);
@@ -165,13 +165,13 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
 
 const IORING_REGISTER_ENABLE_RINGS: u64 = 12;
 
-/// Blocks of a device are given back; sockets wait or do not.
+/// Discarding blocks of a device, and making sockets blocking or non-blocking.
 const IOCTLS: [u64; 2] = [BLKDISCARD, libc::FIONBIO];
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: u64 = 0x1277;
 
 const ALLOWED: &[i64] = &[
-    // Devices, /dev/fuse, pipes, the control socket and the system's log, all of them open.
+    // Open devices, /dev/fuse, pipes, the control socket and the system log.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -255,9 +255,10 @@ const ALLOWED: &[i64] = &[
     libc::SYS_time,
 ];
 
-/// A process that unmounts one directory, and knows groups, umasks and capabilities of processes, when the confined server asks (X4).
+/// A process that acts for the confined server (X4): it unmounts one directory, and looks up groups, umasks and
+/// capabilities of processes.
 ///
-/// Each question is its kind and eight bytes, each answer two bytes.
+/// A question is its kind and eight bytes; an answer is two bytes.
 #[derive(Debug)]
 pub struct Unmounter {
     child: Mutex<Child>,
@@ -265,26 +266,26 @@ pub struct Unmounter {
 
 const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
-/// Is the process (4 bytes, little-endian) in the group (likewise)?
+/// Question: is the process (4 bytes, little-endian) in the group (likewise)?
 const GROUP: u8 = b'g';
-/// The umask of the process (4 bytes).
+/// Question: the umask of the process (4 bytes).
 const UMASK: u8 = b'u';
-/// Does the process (4 bytes) have the capability (4 bytes)?
+/// Question: does the process (4 bytes) have the capability (4 bytes)?
 const CAPABILITY: u8 = b'c';
-/// Answers; an umask is smaller.
+/// Answers; every umask is a smaller number.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
 
 impl Unmounter {
-    /// Starts it: `command` runs a program that calls [`serve_unmounts`].
+    /// Starts the process; `command` must run a program that calls [`serve_unmounts`].
     pub fn start(mut command: Command) -> io::Result<Self> {
-        // A terminal's signals are for the server.
+        // Terminal signals are meant for the server.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         Ok(Self { child: Mutex::new(command.spawn()?) })
     }
 
-    /// Unmounts, as the server would.
+    /// Unmounts on behalf of the server.
     pub(crate) fn unmount(&self, dir: &Path, lazy: bool) -> Result<(), MountError> {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
         match self.ask(if lazy { LAZY } else { PLAIN }, [0; 8]) {
@@ -299,7 +300,7 @@ impl Unmounter {
         self.ask(GROUP, two_numbers(pid, gid)).is_ok_and(|answer| answer == YES)
     }
 
-    /// Whether a process has a capability; `None` where that is not known.
+    /// Whether a process has a capability; `None` if that is unknown.
     pub(crate) fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
         match self.ask(CAPABILITY, two_numbers(pid, capability)).ok()? {
             YES => Some(true),
@@ -313,8 +314,8 @@ impl Unmounter {
         self.ask(UMASK, two_numbers(pid, 0)).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
-    /// Unmounting waits for no request that asks here: while programs use the mount it fails at once, and later there is
-    /// nobody left whose groups matter.
+    /// Asks one question at a time. Unmounting does not wait for requests that ask here: it fails at once while
+    /// programs use the mount, and later no caller is left.
     fn ask(&self, kind: u8, text: [u8; 8]) -> io::Result<u16> {
         let mut child = self.child.lock();
         let child = &mut *child;
@@ -337,7 +338,7 @@ fn two_numbers(first: u32, second: u32) -> [u8; 8] {
     text
 }
 
-/// The other end: answers on standard output what is asked on standard input, until the server is gone.
+/// The process's side: answers questions from standard input on standard output until the server is gone.
 pub fn serve_unmounts(dir: &Path) {
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut question = [0; 9];

@@ -1,15 +1,15 @@
 //! SEEK_DATA and SEEK_HOLE on files whose newest data is still in the kernel's page cache.
 //!
-//! The kernel asks for data and holes without handing over its dirty pages first, so a file that is being written would
-//! look like a hole, and a program that copies only data would lose it. While someone has the file open for writing
-//! (nobody else can have dirty pages: closing writes them back), the kernel is told to give up its pages before the
-//! question is answered.
+//! The kernel asks for data and holes without first handing over its dirty pages. A file that is being written would
+//! look like a hole, and a program that copies only data would lose data. Only files that are open for writing can have
+//! dirty pages, because closing writes them back. For such a file the server makes the kernel give up its pages before
+//! it answers.
 //!
-//! The same is done before attributes are answered of a file that seems to have no data: programs believe `st_blocks` and do
-//! not ask.
+//! It does this also before it answers with the attributes of a file that seems to have no data: programs trust
+//! `st_blocks` and never seek.
 //!
-//! K1. Giving up pages makes the kernel send write requests and wait for them. So it only happens while another thread
-//!     takes requests.
+//! K1. To give up pages, the kernel sends write requests and waits for them. So the server asks for it only while
+//!     another thread takes requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -19,12 +19,12 @@ use ubtrfs_fs::{Attr, mode};
 
 use crate::transport::{Notifier, Place};
 
-/// Who has which file open for writing.
+/// Counts the opens for writing of each file.
 #[derive(Debug)]
 pub(crate) struct Seeker {
     writers: Mutex<HashMap<u64, u32>>,
     notifier: Arc<OnceLock<Notifier>>,
-    /// The kernel keeps what is written (`writeback_cache`), not only what is written through mappings.
+    /// The kernel keeps all written data for a while (`writeback_cache`), not only data written through mappings.
     kernel_keeps_writes: bool,
 }
 
@@ -34,14 +34,14 @@ impl Seeker {
         Self { writers: Mutex::default(), notifier, kernel_keeps_writes }
     }
 
-    /// Whether writes stay in the kernel's page cache, which then keeps the times of files.
+    /// Whether writes stay in the kernel's page cache; the kernel then also keeps the times of files.
     pub(crate) fn kernel_keeps_writes(&self) -> bool {
         self.kernel_keeps_writes
     }
 
-    /// Whether the kernel may have data that the blocks of a file do not count. Where it keeps only what is written through
-    /// mappings, that matters for files without blocks alone: of others programs ask for data and holes, and their pages
-    /// stay in the kernel.
+    /// Whether the kernel may have data that the blocks of a file do not count. If the kernel keeps only data written
+    /// through mappings, this is true only for files without blocks: for other files programs ask for data and holes,
+    /// so their pages may stay in the kernel.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,
@@ -50,8 +50,8 @@ impl Seeker {
         lacks_some && attr.mode & mode::TYPE == mode::REGULAR && self.writers.lock().contains_key(&node)
     }
 
-    /// Has the kernel forget attributes that changed by more than the request said. Waits for nothing, unlike K1: a
-    /// negative offset leaves the pages alone.
+    /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
+    /// Waits for nothing, unlike K1: a negative offset keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, -1, 0)
@@ -60,12 +60,12 @@ impl Seeker {
         }
     }
 
-    /// A file was opened for writing.
+    /// Counts an open for writing.
     pub(crate) fn opened(&self, node: u64) {
         *self.writers.lock().entry(node).or_default() += 1;
     }
 
-    /// Such an open ended.
+    /// Uncounts an open for writing.
     pub(crate) fn released(&self, node: u64) {
         let mut writers = self.writers.lock();
         if let Some(count) = writers.get_mut(&node) {
@@ -76,8 +76,8 @@ impl Seeker {
         }
     }
 
-    /// Has the kernel's dirty pages of the file arrive here, if there can be any. Says whether all data is here now; not, if
-    /// so many wait for the kernel that no thread would be left to take its pages.
+    /// Makes the kernel write back the file's dirty pages, if it can have any. Returns whether all data is here now. It
+    /// is not if so many threads wait for the kernel that none would be left to take the pages.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.writers.lock().contains_key(&node) {
             return true;

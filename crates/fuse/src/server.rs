@@ -1,15 +1,15 @@
-//! Requests: each is turned into one call of `fs` and its answer.
+//! Requests: each handler turns one request into one call of `fs`, and the result into the answer.
 //!
 //! Invariants:
-//! S1. A handler answers exactly once. A failure of `fs` becomes its errno; a panic becomes EIO and turns the
-//!     filesystem read-only, so that nothing half-done is ever committed.
-//! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2); an entry that did not
-//!     fit into an answer gives its reference back.
-//! S3. Nothing but requests changes the filesystem, so names and attributes may be cached long; only `st_blocks` moves by
-//!     itself while new data waits for its place, see [`Server::attr_ttl`]. What a request changes that the kernel does
-//!     not know to change names, it is told (`name_cache`).
-//! S4. A write is acknowledged when `fs` has taken it and reserved its space. Where the mount asks for the kernel's
-//!     writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
+//! S1. A handler answers exactly once. A failure of `fs` becomes its errno. A panic becomes EIO and turns the
+//!     filesystem read-only, so that no half-done change is ever committed.
+//! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
+//!     fit into the answer gives its reference back.
+//! S3. Only requests change the filesystem, so the kernel may cache names and attributes for long. The exception is
+//!     `st_blocks`, which changes by itself while new data waits for its place on disk: see [`Server::attr_ttl`]. If a
+//!     request changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`).
+//! S4. The server acknowledges a write when `fs` has taken the data and reserved its space. If the mount uses the
+//!     kernel's writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -39,12 +39,12 @@ use crate::transport::{Handler, Place};
 
 /// How long names, and attributes that only requests change, stay valid in the kernel.
 const TTL: Duration = Duration::from_secs(3600);
-/// The same for attributes of files that were changed a short time ago.
+/// How long the kernel may keep the attributes of a file that changed recently.
 const RECENT_TTL: Duration = Duration::from_secs(1);
-/// How long after its last change a file counts as recently changed: the kernel's and our own delays of writing back,
-/// added up, with a reserve.
+/// How many seconds after its last change a file counts as recently changed: the sum of the kernel's and our own
+/// writeback delays, and a margin.
 const RECENT: u64 = 120;
-/// Longest answer to a copy_file_range request; the caller asks again for the rest.
+/// Longest range that one copy_file_range request copies; the caller asks again for the rest.
 const COPY_MAX: u64 = 1 << 30;
 /// Entries fetched at once for readdirplus.
 const PLUS_BATCH: usize = 32;
@@ -52,20 +52,20 @@ const PLUS_BATCH: usize = 32;
 const MAX_BACKGROUND: u16 = 64;
 /// Largest write request.
 pub(crate) const MAX_WRITE: u32 = 1 << 20;
-/// How much is taken at once.
+/// Limits that the server announces to the kernel.
 pub(crate) const LIMITS: Limits = Limits { max_write: MAX_WRITE, max_background: MAX_BACKGROUND };
 
 /// Cached pages stay valid across opens (`FOPEN_KEEP_CACHE`), and direct writes may run side by side
 /// (`FOPEN_PARALLEL_DIRECT_WRITES`).
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
 
-/// Without cached pages (`FOPEN_DIRECT_IO`) there is no shared mapping: a file that takes only appended data is never to
-/// be changed through one. Linux's btrfs answers EACCES to mmap, a FUSE mount ENODEV.
+/// For append-only files: without cached pages (`FOPEN_DIRECT_IO`) a file cannot be mapped shared, and so not be
+/// changed through a mapping. mmap then fails with ENODEV; on Linux's btrfs it fails with EACCES.
 const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
-/// A bit of the handles of files that were append-only when they were opened; the others are the descriptor's number.
+/// Marks the handle of a file that was append-only when it was opened; the other bits are the descriptor's number.
 const APPENDS_ONLY: u64 = 1 << 63;
 
-/// The attribute whose value decides on a file's mode.
+/// The ACL that decides on a file's mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 const SEEK_DATA: u32 = 3;
@@ -74,7 +74,7 @@ const O_ACCMODE: i32 = 3;
 const O_TRUNC: i32 = 0o1000;
 const O_APPEND: i32 = 0o2000;
 
-/// One mount's requests.
+/// Handles the requests of one mount.
 #[derive(Debug)]
 pub(crate) struct Server {
     fs: Arc<Fs>,
@@ -84,16 +84,16 @@ pub(crate) struct Server {
     dir_ends: DirEnds,
     groups: Groups,
     doors: Doors,
-    /// Why the last sync that was asked for failed.
+    /// Why the last requested sync failed.
     sync_failure: Mutex<Option<String>>,
 }
 
-/// What the attributes lead to that are not on disk.
+/// Values and objects behind the virtual attributes, which are not on disk.
 #[derive(Debug)]
 pub(crate) struct Doors {
-    /// Name of the control socket, handed out by [`CONTROL_XATTR`].
+    /// Name of the control socket: the value of [`CONTROL_XATTR`].
     pub(crate) control: Vec<u8>,
-    /// Whether requests come in rings; known once the connection exists.
+    /// Whether requests arrive through io_uring; known once the connection exists.
     pub(crate) has_rings: Arc<OnceLock<bool>>,
     pub(crate) subvolumes: Subvolumes,
 }
@@ -105,7 +105,7 @@ impl Server {
         Self { fs, nodes, activity, seeker, dir_ends, groups, doors, sync_failure }
     }
 
-    /// The inode of a request. A number that no entry ever carried is stale.
+    /// The inode of a request. A number that the kernel never got from us is stale.
     fn id(&self, node: u64) -> Result<InodeId> {
         self.nodes.id(node).ok_or(Error::Stale)
     }
@@ -123,7 +123,7 @@ impl Server {
         if changed.saturating_add(RECENT) < now { TTL } else { RECENT_TTL }
     }
 
-    /// An entry, whose reference goes to the kernel.
+    /// Makes an entry, and hands the reference of `attr` to the kernel.
     fn entry(&self, attr: &Attr) -> Entry {
         Entry {
             node: self.nodes.node(attr.id),
@@ -138,13 +138,14 @@ impl Server {
         reply.attr(self.attr_ttl(attr), &wire_attr(attr, self.nodes.st_ino(attr.id)));
     }
 
-    /// Takes set-user-id and set-group-id off a file that was changed by someone without the right to keep them.
+    /// Clears set-user-id and set-group-id of a file that a caller without the right to keep them changed.
     fn kill_suid_sgid(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         self.keep_of_mode(id, &attr, self.groups.mode_after_change(req, attr.mode, attr.gid))
     }
 
-    /// The same where the kernel does not say whether the caller has the right.
+    /// Clears set-user-id and set-group-id after a content change for which the kernel does not tell whether the caller
+    /// may keep them.
     fn content_changed(&self, req: &Request<'_>, id: InodeId) -> Result<()> {
         let attr = self.fs.getattr(id)?;
         if attr.mode & (mode::SETUID | mode::SETGID) == 0 || self.groups.may_keep_set_id(req) {
@@ -161,8 +162,8 @@ impl Server {
         Ok(())
     }
 
-    /// What opening must refuse because later requests come from the page cache, too late to fail the writer. Says whether
-    /// the file is opened for appending only.
+    /// Refuses to open what must not be written: later writes come from the page cache, too late to fail the writer.
+    /// Returns whether the file is open for appending only.
     fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {
         let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {
@@ -185,20 +186,20 @@ impl Server {
         self.fs.create(self.id(parent)?, name, new, caller)
     }
 
-    /// Answers with a new file, opened.
+    /// Answers with a new file, which is open.
     fn created(&self, attr: &Attr, flags: i32, reply: &mut Reply<'_>) {
         if is_for_writing(flags) {
             self.seeker.opened(self.nodes.node(attr.id));
         }
         let mut entry = self.entry(attr);
         if !entry.attr_ttl.is_zero() {
-            // The long lifetime serves: writing and closing the file makes the kernel ask for its blocks again.
+            // The long lifetime is safe: after the file is written and closed, the kernel asks for its blocks again.
             entry.attr_ttl = TTL;
         }
         reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
     }
 
-    /// The attributes that are not on disk but doors to this server.
+    /// The value of a virtual attribute; `None` for an attribute that may be on disk.
     fn virtual_xattr(&self, req: &Request<'_>, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
         match name {
             name if name == CONTROL_XATTR.as_bytes() => Some(Ok(self.doors.control.clone())),
@@ -228,7 +229,7 @@ impl Server {
         }
     }
 
-    /// What the engine counted, and how requests come.
+    /// The counters of the engine, and whether requests arrive through io_uring.
     fn stats(&self) -> Vec<u8> {
         let has_rings = u8::from(self.doors.has_rings.get().copied().unwrap_or(false));
         let text = format!(
@@ -239,12 +240,12 @@ impl Server {
         text.into_bytes()
     }
 
-    /// The end of the reader who goes on at `cookie`.
+    /// Where the reader that continues at `cookie` must stop.
     fn dir_end(&self, dir: InodeId, node: u64, cookie: u64) -> Result<u64> {
         self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
     }
 
-    /// Fetches up to [`PLUS_BATCH`] entries after `cookie`, those before `end`.
+    /// Fetches up to [`PLUS_BATCH`] entries after `cookie` and before `end`.
     fn some_entries(&self, dir: InodeId, cookie: u64, end: u64) -> Result<Vec<Name>> {
         let mut entries = Vec::with_capacity(PLUS_BATCH);
         self.fs.readdir(dir, cookie, &mut |entry| {
@@ -257,7 +258,7 @@ impl Server {
         Ok(entries)
     }
 
-    /// Fills a readdirplus answer; fails only if there is not a single entry to show for it.
+    /// Fills a readdirplus answer; fails only if the answer would be empty because of the error.
     fn fill_plus(&self, node: u64, mut cookie: u64, reply: &mut Reply<'_>) -> Result<()> {
         let dir = self.id(node)?;
         let end = self.dir_end(dir, node, cookie)?;
@@ -270,7 +271,7 @@ impl Server {
             };
             let last_batch = entries.len() < PLUS_BATCH;
             for entry in &entries {
-                // The kernel takes no reference for these two.
+                // The kernel takes no reference for "." and "..".
                 let is_dot = entry.name == b"." || entry.name == b"..";
                 let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.getattr_counted(entry.id) };
                 let attr = match found {
@@ -304,7 +305,7 @@ impl Server {
     }
 }
 
-/// A directory entry waiting for its attributes.
+/// A directory entry whose attributes are not read yet.
 struct Name {
     id: InodeId,
     name: Vec<u8>,
@@ -315,12 +316,12 @@ fn is_for_writing(flags: i32) -> bool {
     flags & O_ACCMODE != 0
 }
 
-/// What the server makes use of.
+/// Protocol features that the server uses.
 pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
-    // Not asynchronous direct I/O: the kernel does not drop cached pages after such writes, so buffered readers would go on
-    // seeing the old content.
+    // Asynchronous direct I/O is left out: the kernel does not drop cached pages after such writes, so buffered readers
+    // would still see the old content.
     let mut features = Features::PARALLEL_DIROPS
-        // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it has forgotten.
+        // File handles (open_by_handle_at, NFS): the kernel looks up "." in an inode that it no longer has in memory.
         | Features::EXPORT_SUPPORT
         | Features::DO_READDIRPLUS
         | Features::READDIRPLUS_AUTO
@@ -329,14 +330,14 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
         | Features::ATOMIC_O_TRUNC
         // Spares a getxattr of security.capability for every write.
         | Features::HANDLE_KILLPRIV_V2;
-    // What a new inode's mode is by a default ACL is decided here; what ACLs allow, by the kernel if anyone.
+    // The server applies default ACLs to the modes of new inodes. If anyone checks access by ACL, it is the kernel.
     features.set(Features::DONT_MASK, fs.options().acl);
     features.set(Features::POSIX_ACL, fs.options().acl && config.checks_permissions());
     features.set(Features::WRITEBACK_CACHE, config.writeback_cache);
     features
 }
 
-/// Why a request fails: what `fs` says, or what only the protocol knows.
+/// Why a request fails: an error of `fs`, or an error number that only the protocol uses.
 enum Failure {
     Fs(Error),
     Errno(Errno),
@@ -413,7 +414,7 @@ impl Server {
             Operation::Tmpfile { flags, mode, umask } => {
                 self.activity.note_change();
                 let attr = self.fs.tmpfile(self.id(node)?, mode, &caller(req, umask))?;
-                // The kernel's reference keeps it from here on, until FORGET.
+                // From here on the kernel's reference keeps the inode, until FORGET.
                 self.fs.release_inode(attr.id);
                 self.created(&attr, flags, reply);
             }
@@ -448,7 +449,8 @@ impl Server {
             }
             Operation::Write { handle, flags, offset, data, from_cache, kill_suid_sgid } => {
                 if handle & APPENDS_ONLY != 0 && flags & O_APPEND == 0 {
-                    // Linux refuses to take O_APPEND off such a file; it does not know that of one of a FUSE mount.
+                    // For its own filesystems, Linux refuses to clear O_APPEND of an append-only file; for FUSE it does
+                    // not know of the flag.
                     return Err(Error::NotPermitted("the file is append-only").into());
                 }
                 self.activity.note_change();
@@ -519,8 +521,9 @@ impl Server {
                 }
                 reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
             }
-            // What the kernel then asks no more. FLUSH: nothing is held back for close. OPENDIR: directories are read by
-            // cookies alone, and the kernel caches what it has read. INTERRUPT: nothing is waited for that long.
+            // After ENOSYS the kernel no longer sends these. FLUSH: nothing is held back until close. OPENDIR:
+            // directories are read by cookies alone, and the kernel caches what it reads. INTERRUPT: no request waits
+            // long enough.
             Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
         }
         Ok(())
@@ -539,7 +542,7 @@ impl Server {
     fn getattr(&self, node: u64, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<()> {
         let id = self.id(node)?;
         let mut attr = self.fs.getattr(id)?;
-        // Programs take a file without blocks for one without data.
+        // Programs take a file without blocks for a file without data.
         if self.seeker.may_lack_blocks(node, &attr) && self.seeker.fetch_all_data(node, place) {
             attr = self.fs.getattr(id)?;
         }
@@ -549,7 +552,7 @@ impl Server {
 
     fn setattr(&self, req: &Request<'_>, wire: &Setattr, reply: &mut Reply<'_>) -> Result<()> {
         self.activity.note_change();
-        // ftruncate changes the times where truncate to the same size does not.
+        // ftruncate to the same size changes the times; truncate does not.
         let touched = (wire.size().is_some() && wire.is_by_handle()).then_some(SetTime::Now);
         let id = self.id(req.node)?;
         if wire.is_empty() {
@@ -587,9 +590,9 @@ impl Server {
         Ok(())
     }
 
-    /// chown to neither a user nor a group changes the time of change, also of what is immutable; set-id bits go as with
-    /// any other. The kernel sends the same before a fallocate by another user, who may not take the bits of a file that
-    /// can only be read.
+    /// Handles a chown that sets neither user nor group. It changes ctime, of immutable files too, and clears the
+    /// set-id bits like any chown. The kernel also sends it before a fallocate by another user, who may not clear the
+    /// bits of a file that they can only read.
     fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;
@@ -609,7 +612,7 @@ impl Server {
         let is_append_only = self.check_open(id, flags)?;
         if flags & O_TRUNC != 0 {
             self.activity.note_change();
-            // Times change even where the file is empty.
+            // The times change even if the file is empty already.
             let set = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
             self.fs.setattr(id, &set, &caller(req, 0))?;
             self.content_changed(req, id)?;
@@ -707,7 +710,7 @@ impl Server {
         if self.seeker.fetch_all_data(node, place) {
             return self.fs.seek(id, offset, whence);
         }
-        // Calling holes data loses nothing.
+        // Reporting holes as data loses nothing.
         match (self.fs.getattr(id)?.size, whence) {
             (size, _) if offset >= size => Err(Error::NoSuchOffset),
             (_, SeekWhence::Data) => Ok(offset),

@@ -6,7 +6,7 @@
 //!                 +-- panic in any thread --> read-only: nothing is committed any more
 //! ```
 //!
-//! R1. `umount` hears "ok" only after the final commit succeeded and the devices are closed.
+//! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ use crate::server::{self, Doors, Server};
 use crate::subvolumes::Subvolumes;
 use crate::transport::{Config, Connection};
 
-/// A mount that works and waits to be served.
+/// A filesystem that is mounted and ready to be served.
 #[derive(Debug)]
 pub struct Session {
     dir: PathBuf,
@@ -40,7 +40,7 @@ pub struct Session {
     connection: Connection,
     server: Server,
     groups: Groups,
-    /// Nothing was ever written through it.
+    /// The mount was read-only from the start.
     is_read_only: bool,
     unmounter: Option<Arc<Unmounter>>,
 }
@@ -83,8 +83,8 @@ impl Session {
         }
     }
 
-    /// Takes every right from this process that serving does not need, those of root for `identity`; from here on
-    /// `unmounter` unmounts for it.
+    /// Gives up every right that serving does not need, and becomes `identity` if it is root. From here on `unmounter`
+    /// unmounts for this process.
     pub fn confine(&mut self, unmounter: Unmounter, identity: Identity) -> Confinement {
         let unmounter = Arc::new(unmounter);
         self.groups.ask(Arc::clone(&unmounter));
@@ -92,7 +92,7 @@ impl Session {
         sandbox::confine(identity)
     }
 
-    /// Serves until the mount is gone, commits, closes the image, and tells `umount` about it.
+    /// Serves until the mount is gone, commits, closes the image, and sends the result to `umount`.
     pub fn run(self) -> Result<(), MountError> {
         let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, groups: _ } = self;
         let shown = dir.display().to_string();
@@ -104,7 +104,7 @@ impl Session {
         };
         let served = connection.serve(server);
         if let Err(error) = &served {
-            // Requests would wait for ever, or fail, on a mount that nobody serves.
+            // On a mount without a server, requests would wait for ever or fail.
             tracing::error!("the FUSE session ended: {error}");
             let _ = unmount_by(unmounter.as_deref(), &dir, true);
         }
@@ -126,13 +126,13 @@ impl Session {
     }
 }
 
-/// Turns the filesystem read-only for good; what is on disk stays the last commit.
+/// Turns the filesystem read-only for good; the disk keeps the last commit.
 pub(crate) fn abort(fs: &Fs, reason: &str) {
     tracing::error!("the filesystem is read-only from now on: {reason}");
     fs.abort(reason.to_owned());
 }
 
-/// A panic in any thread, caught or not, means that memory may no longer be what the disk should become.
+/// Aborts on a panic in any thread, caught or not: memory may then be wrong, and must not reach the disk.
 fn abort_on_panic(fs: Weak<Fs>) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -143,7 +143,7 @@ fn abort_on_panic(fs: Weak<Fs>) {
     }));
 }
 
-/// SIGTERM, SIGINT: unmount as `umount` does; when the mount is in use, detach it, so that this process ends with
+/// On SIGTERM, SIGINT or SIGHUP, unmounts as `umount` does. A busy mount is detached, so that this process ends with
 /// everything committed.
 fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
@@ -161,7 +161,7 @@ fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>) -> std::i
     Ok(())
 }
 
-/// Unmounts, or has the process do it that still may.
+/// Unmounts, through the helper process if this one is confined.
 fn unmount_by(unmounter: Option<&Unmounter>, dir: &Path, lazy: bool) -> Result<(), MountError> {
     match unmounter {
         Some(unmounter) => unmounter.unmount(dir, lazy),
@@ -169,19 +169,19 @@ fn unmount_by(unmounter: Option<&Unmounter>, dir: &Path, lazy: bool) -> Result<(
     }
 }
 
-/// Unmounts `dir` and returns when the server's last commit is durable; at once where the filesystem stays mounted at
-/// another place.
+/// Unmounts `dir` and returns when the server's last commit is durable, or at once if the filesystem is still mounted
+/// somewhere else.
 pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let shown = dir.display().to_string();
     let full = full_path(dir);
     let Some(found) = mount::find_mount(&full).filter(|mount| mount.kind == format!("fuse.{SUBTYPE}")) else {
         return Err(MountError::NotMounted(shown));
     };
-    // Fails when the server is dead; then there is nothing to wait for.
+    // Fails if the server is dead; then there is nothing to wait for.
     let server = read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((control::connect(&name)?, name)));
     mount::unmount(&full, lazy)?;
     match server {
-        // One of several places: the server goes on.
+        // The filesystem is mounted elsewhere too: the server continues.
         Ok((_, name)) if is_mounted_elsewhere(&found, &name) => Ok(()),
         Ok((server, _)) => match control::wait(server) {
             Ok(None) => Ok(()),
@@ -195,8 +195,8 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     }
 }
 
-/// Whether the server with this control socket also serves another place, by `mount --bind`. The number of the device
-/// alone does not tell: Linux gives it to the next filesystem that is mounted, maybe before we look.
+/// Whether the server with this control socket also serves another place, by `mount --bind`. The device number is not
+/// enough: Linux may already have given it to the next filesystem.
 fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bool {
     mount::mounts_of_device(&unmounted.device)
         .iter()
@@ -208,10 +208,10 @@ fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bo
 pub fn sync(path: &Path) -> Result<(), MountError> {
     let shown = path.display().to_string();
     let failed = |source: std::io::Error| mount::failed_in_mount(path, source);
-    // First the kernel's dirty pages, then ours.
+    // First the kernel's dirty pages, then the server's.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-    // That some file's pages could not be taken, maybe long ago, is told at the end: the rest is committed.
+    // A write-back error of some file, perhaps an old one, is reported at the end: everything else is committed first.
     let handed_over = rustix::fs::syncfs(&file);
     let mut answer = [0; 16];
     let not_synced = |reason| MountError::NotSynced { dir: shown.clone(), reason };
@@ -225,7 +225,7 @@ pub fn sync(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// What the server of an open file's mount says about a failure that an error number does not explain.
+/// The server's explanation of a failure that an error number does not explain; `file` is open in its mount.
 pub(crate) fn why(file: &OwnedFd) -> Option<String> {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::fgetxattr(file, WHY_XATTR, &mut text).ok()?;
@@ -233,7 +233,7 @@ pub(crate) fn why(file: &OwnedFd) -> Option<String> {
     Some(String::from_utf8_lossy(&text).into_owned()).filter(|text| !text.is_empty())
 }
 
-/// What the filesystem that `path` is on counted since it was mounted, as text for Prometheus.
+/// The counters since the mount of the filesystem that holds `path`, as text for Prometheus.
 pub fn stats(path: &Path) -> Result<String, MountError> {
     let shown = || path.display().to_string();
     match read_xattr(path, STATS_XATTR) {
@@ -250,14 +250,14 @@ pub fn stats(path: &Path) -> Result<String, MountError> {
 }
 
 fn read_xattr(path: &Path, name: &str) -> std::io::Result<Vec<u8>> {
-    // The kernel's own limit.
+    // The kernel's limit for attribute values.
     let mut value = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(path, name, &mut value)?;
     value.truncate(len);
     Ok(value)
 }
 
-/// The full path, also of a mount whose server is dead.
+/// The full path, even if the mount's server is dead.
 fn full_path(dir: &Path) -> PathBuf {
     if let Ok(full) = std::fs::canonicalize(dir) {
         return full;
@@ -300,7 +300,7 @@ mod tests {
         }
         let [ours, next] = [served(), served()];
         let name = |of: &Served| read_xattr(of.dir.path(), CONTROL_XATTR).unwrap();
-        // As `umount` sees it where the next mount came between unmounting and looking.
+        // What `umount` sees if the next mount happens between its unmounting and its looking.
         let found = mount::find_mount(next.dir.path()).unwrap();
         assert!(!is_mounted_elsewhere(&found, &name(&ours)));
         assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");

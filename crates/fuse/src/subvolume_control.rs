@@ -1,4 +1,5 @@
-//! Subvolumes of a mounted filesystem: extended attributes that are not on disk, and what programs do with them.
+//! Subvolumes of a mounted filesystem: control through extended attributes that are not on disk, and the client that
+//! uses them.
 //!
 //! | attribute                    | on           | get                                   | set                          |
 //! |------------------------------|--------------|---------------------------------------|------------------------------|
@@ -9,12 +10,13 @@
 //! | `ubtrfs.subvolume.delete`    | a directory  |                                       | `NAME`                       |
 //! | `ubtrfs.subvolume.read_only` | its root     |                                       | `0` or `1`                   |
 //! | `ubtrfs.subvolume.default`   | its root     | id of the default subvolume           | nothing; or an id            |
-//! | `ubtrfs.subvolume.settled`   | anything     | when the kernel forgot changed names  |                              |
+//! | `ubtrfs.subvolume.settled`   | anything     | waits until the kernel forgot changed names |                        |
 //!
-//! A record is `ID PARENT DIRID FLAGS GENERATION`, then `CTRANSID OTRANSID STRANSID RTRANSID`, the times of these, each as
-//! `SEC NSEC`, `UUID PARENT-UUID RECEIVED-UUID PATH`, all with a space between, and a zero byte. Numbers are decimal but the umask, which is octal; the path is bytes from the top level.
+//! A record is `ID PARENT DIRID FLAGS GENERATION`, then `CTRANSID OTRANSID STRANSID RTRANSID`, their times, each as
+//! `SEC NSEC`, then `UUID PARENT-UUID RECEIVED-UUID PATH`, all separated by spaces, and a zero byte. Numbers are
+//! decimal, but the umask is octal. The path is bytes, and starts at the top level.
 //!
-//! - V1. Names never hold a zero byte, so a record ends where its zero is.
+//! - V1. Names never contain a zero byte, so a record ends at its first one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,7 +32,7 @@ use crate::control::TAKES_NO_CHANGES;
 use crate::mount::{MountError, failed_in_mount, has_server_ended};
 
 pub(crate) const SUBVOLUME_XATTR: &str = "ubtrfs.subvolume";
-/// Before an id.
+/// Prefix of a subvolume id.
 pub(crate) const LIST_PREFIX: &str = "ubtrfs.subvolumes.";
 pub(crate) const CREATE_XATTR: &str = "ubtrfs.subvolume.create";
 pub(crate) const SNAPSHOT_XATTR: &str = "ubtrfs.subvolume.snapshot";
@@ -51,7 +53,7 @@ pub struct MountedPath {
 }
 
 impl MountedPath {
-    /// Opens; `None` for what is not in a mount of ubtrfs.
+    /// Opens a path; `None` if it is not in a mount of ubtrfs.
     pub fn open(path: &Path) -> Result<Option<Self>, MountError> {
         Self::open_in_mount(path).map_err(|source| match has_server_ended(&source) {
             true => failed_in_mount(path, source),
@@ -77,17 +79,17 @@ impl MountedPath {
         self.is_root
     }
 
-    /// The subvolume that it is in, as it was when this was opened.
+    /// The subvolume that contains it, as of the opening.
     pub fn subvolume(&self) -> &SubvolumeInfo {
         &self.info
     }
 
-    /// Whether both are in one mounted filesystem.
+    /// Whether both paths are in one mounted filesystem.
     pub fn is_same_mount(&self, other: &Self) -> io::Result<bool> {
         Ok(rustix::fs::fstat(&self.file)?.st_dev == rustix::fs::fstat(&other.file)?.st_dev)
     }
 
-    /// All subvolumes by id, the top level first.
+    /// All subvolumes in order of id, the top level first.
     pub fn list(&self) -> io::Result<Vec<SubvolumeInfo>> {
         let mut list = Vec::new();
         let mut next = 0;
@@ -104,7 +106,7 @@ impl MountedPath {
         parse_id(&get(&self.file, DEFAULT_XATTR)?).ok_or_else(garbled)
     }
 
-    /// Whether its flags keep names in it from being changed, and it from being deleted (chattr +i, +a).
+    /// Whether its flags forbid changing names in it and deleting it (chattr +i, +a).
     pub fn is_immutable_or_append_only(&self) -> bool {
         let held = IFlags::IMMUTABLE | IFlags::APPEND;
         rustix::fs::ioctl_getflags(&self.file).is_ok_and(|flags| flags.intersects(held))
@@ -117,7 +119,7 @@ impl MountedPath {
         self.set(CREATE_XATTR, &create_value(umask.as_raw_mode(), name))
     }
 
-    /// Makes a snapshot of `source` at a name of this directory, with what programs wrote until now.
+    /// Makes a snapshot of `source` at a name of this directory, with everything written so far.
     pub fn snapshot(&self, source: &Self, read_only: bool, name: &[u8]) -> io::Result<()> {
         rustix::fs::syncfs(&source.file).map_err(|errno| self.explained(errno))?;
         self.set(SNAPSHOT_XATTR, &snapshot_value(source.info.id, read_only, name))
@@ -128,10 +130,10 @@ impl MountedPath {
         self.set(DELETE_XATTR, name)
     }
 
-    /// Lets this subvolume take changes, or none.
+    /// Makes this subvolume read-only or writable.
     pub fn set_read_only(&self, read_only: bool) -> io::Result<()> {
         if read_only {
-            // What the kernel still has would be refused later.
+            // Later, the server would refuse the kernel's dirty pages.
             rustix::fs::syncfs(&self.file).map_err(|errno| self.explained(errno))?;
         }
         self.set(READ_ONLY_XATTR, if read_only { b"1" } else { b"0" })
@@ -142,22 +144,22 @@ impl MountedPath {
         self.set(DEFAULT_XATTR, id.0.to_string().as_bytes())
     }
 
-    /// A failure of the whole filesystem in its server's words; any other as it is.
+    /// Makes an error from an error number; a failure of the whole filesystem gets the server's explanation.
     fn explained(&self, errno: Errno) -> io::Error {
         let error = io::Error::from(errno);
         let reason = matches!(errno, Errno::ROFS | Errno::IO).then(|| crate::session::why(&self.file)).flatten();
         match reason {
-            // A subvolume may be read-only by itself.
+            // Only the subvolume may be read-only.
             Some(reason) if errno == Errno::ROFS && !reason.starts_with(TAKES_NO_CHANGES) => error,
             Some(reason) => io::Error::new(error.kind(), reason),
             None => error,
         }
     }
 
-    /// Names show as they are now when this returns.
+    /// Sets an attribute, and waits until the kernel shows the changed names.
     fn set(&self, name: &str, value: &[u8]) -> io::Result<()> {
         rustix::fs::fsetxattr(&self.file, name, value, XattrFlags::empty()).map_err(|errno| self.explained(errno))?;
-        // The change is done, whatever the answer.
+        // The change is done, whatever this read returns.
         let _ = get(&self.file, SETTLED_XATTR);
         Ok(())
     }
@@ -174,7 +176,7 @@ fn garbled() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the server's answer is not understood; is it of another version?")
 }
 
-/// A record.
+/// Encodes a record.
 pub(crate) fn encode(info: &SubvolumeInfo) -> Vec<u8> {
     let parent = info.parent.map_or(0, |parent| parent.0);
     let mut numbers = vec![info.id.0, parent, info.dirid.0, info.flags.bits(), info.generation.0];
@@ -197,7 +199,7 @@ fn decode_page(page: &[u8]) -> io::Result<Vec<SubvolumeInfo>> {
     records.map(|record| decode(record).ok_or_else(garbled)).collect()
 }
 
-/// Reads a record without its zero byte.
+/// Decodes a record without its zero byte.
 fn decode(record: &[u8]) -> Option<SubvolumeInfo> {
     let mut fields = record.splitn(RECORD_FIELDS, |byte| *byte == b' ');
     let mut words = fields.by_ref().take(RECORD_FIELDS - 1).map(|field| std::str::from_utf8(field).ok());
@@ -232,14 +234,14 @@ fn decode(record: &[u8]) -> Option<SubvolumeInfo> {
     })
 }
 
-/// Words of a record, the path among them.
+/// Fields of a record, including the path.
 const RECORD_FIELDS: usize = 21;
 
 fn create_value(umask: u32, name: &[u8]) -> Vec<u8> {
     [format!("{umask:03o} ").as_bytes(), name].concat()
 }
 
-/// Umask and name.
+/// Decodes umask and name.
 pub(crate) fn parse_create(value: &[u8]) -> Option<(u32, &[u8])> {
     let (umask, name) = split_word(value)?;
     Some((u32::from_str_radix(umask, 8).ok().filter(|umask| *umask <= 0o777)?, name))
@@ -249,7 +251,7 @@ fn snapshot_value(source: RootId, read_only: bool, name: &[u8]) -> Vec<u8> {
     [format!("{} {} ", source.0, if read_only { "ro" } else { "rw" }).as_bytes(), name].concat()
 }
 
-/// Source, whether it becomes read-only, name.
+/// Decodes the source, whether the snapshot is read-only, and the name.
 pub(crate) fn parse_snapshot(value: &[u8]) -> Option<(RootId, bool, &[u8])> {
     let (source, rest) = split_word(value)?;
     let (how, name) = split_word(rest)?;
@@ -261,7 +263,7 @@ pub(crate) fn parse_snapshot(value: &[u8]) -> Option<(RootId, bool, &[u8])> {
     Some((RootId(source.parse().ok()?), read_only, name))
 }
 
-/// An id alone.
+/// Decodes an id that is the whole value.
 pub(crate) fn parse_id(value: &[u8]) -> Option<RootId> {
     Some(RootId(std::str::from_utf8(value).ok()?.parse().ok()?))
 }

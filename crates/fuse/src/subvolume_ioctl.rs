@@ -1,14 +1,14 @@
-//! The ioctls on subvolumes whose argument names no other open file, which a FUSE server could not follow (so there is
-//! none for snapshots).
+//! The ioctls on subvolumes whose argument contains no file descriptor: a FUSE server could not follow one. So there is
+//! no ioctl for snapshots.
 //!
-//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file (8, not looked at), a name that ends in a zero byte.
+//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, ignored), and a name that ends in a zero byte.
 //!
 //! `struct btrfs_ioctl_get_subvol_info_args`, 504 bytes:
 //!
 //! | offset | size | field                                                                |
 //! |--------|------|----------------------------------------------------------------------|
 //! | 0      | 8    | treeid                                                               |
-//! | 8      | 256  | name, the last of its path                                           |
+//! | 8      | 256  | name: the last component of the path                                 |
 //! | 264    | 8    | parent_id                                                            |
 //! | 272    | 8    | dirid                                                                |
 //! | 280    | 8    | generation                                                           |
@@ -39,7 +39,7 @@ const SUBVOL_RDONLY: u64 = 2;
 const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
-/// Those that this file answers.
+/// The ioctls that this file answers.
 const OURS: [u32; 8] = [
     BTRFS_IOC_SUBVOL_CREATE,
     BTRFS_IOC_SUBVOL_CREATE_V2,
@@ -51,7 +51,7 @@ const OURS: [u32; 8] = [
     BTRFS_IOC_GET_SUBVOL_INFO,
 ];
 
-/// Answers an ioctl; `None` for one that is not about subvolumes.
+/// Answers an ioctl; `None` if it is not about subvolumes.
 pub(crate) fn ioctl(
     subvolumes: &Subvolumes,
     req: &Request<'_>,
@@ -88,7 +88,8 @@ pub(crate) fn ioctl(
     const CHANGE_NAMES: [u32; 4] =
         [BTRFS_IOC_SUBVOL_CREATE, BTRFS_IOC_SUBVOL_CREATE_V2, BTRFS_IOC_SNAP_DESTROY, BTRFS_IOC_SNAP_DESTROY_V2];
     if CHANGE_NAMES.contains(&cmd) {
-        // The kernel holds no lock of the directory meanwhile. Without a thread to spare, names settle later.
+        // The kernel does not hold the directory's lock during an ioctl. If no thread is free, the kernel learns of the
+        // names later.
         let _ = place.aside_for_kernel(|| subvolumes.settle());
     }
     done
@@ -96,12 +97,12 @@ pub(crate) fn ioctl(
 
 /// `struct btrfs_ioctl_vol_args_v2`: fd, transid, flags, each 8 bytes; 32 bytes for quota groups; the name.
 fn create_v2(subvolumes: &Subvolumes, req: &Request<'_>, dir: InodeId, data: &[u8]) -> Result<()> {
-    // As on Linux, one that is asked to be read-only is not: nothing could be put into it.
+    // As on Linux, the flag for read-only is accepted and ignored: nothing could be put into the subvolume.
     flags_v2(data, SUBVOL_RDONLY)?;
     subvolumes.create(req, dir, name_of(data, NAME_V2)?, None)
 }
 
-/// The flags of a `struct btrfs_ioctl_vol_args_v2`, of which these are known.
+/// The flags of a `struct btrfs_ioctl_vol_args_v2`; an error if one is not in `known`.
 fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     match word(data.get(16..).unwrap_or_default())? {
         flags if flags & !known == 0 => Ok(flags),
@@ -109,11 +110,11 @@ fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     }
 }
 
-/// Where the name is in a `struct btrfs_ioctl_vol_args`, and in the second version.
+/// Offset of the name in `struct btrfs_ioctl_vol_args`, and in its second version.
 const NAME: usize = 8;
 const NAME_V2: usize = 56;
 
-/// The name from there on.
+/// The name at an offset.
 fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
     let name = data.get(at..).ok_or(Error::InvalidArgument("short ioctl argument"))?;
     let end = name.iter().position(|byte| *byte == 0).ok_or(Error::NameTooLong)?;

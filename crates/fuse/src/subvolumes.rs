@@ -1,17 +1,18 @@
-//! Who may do what with subvolumes; `fs` does it. Both ways in, extended attributes and ioctls, end here.
+//! Permissions on subvolumes; `fs` makes the changes. Extended attributes and ioctls both end here.
 //!
-//! | what                     | needs                                                                                    |
+//! | operation                | needs                                                                                    |
 //! |--------------------------|------------------------------------------------------------------------------------------|
 //! | create                   | write and search of the directory                                                        |
-//! | snapshot                 | the same, and the source's root directory to be one's own                                |
-//! | delete                   | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, sticky directories as unlink, and that it is not read-only |
-//! | delete, in one's own mount | write and search of the directory, the root directory to be one's own, sticky directories as unlink |
-//! | read-only                | its root directory to be one's own                                                       |
-//! | default, list of all     | the mount to be one's own                                                                |
+//! | snapshot                 | write and search of the directory, and ownership of the source's root directory          |
+//! | delete                   | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, the rule of unlink for sticky directories, and that the subvolume is not read-only |
+//! | delete, as the mount's owner | write and search of the directory, ownership of the subvolume's root directory, the rule of unlink for sticky directories |
+//! | make read-only or writable | ownership of the subvolume's root directory                                            |
+//! | set the default, list all | ownership of the mount                                                                  |
 //!
-//! An empty subvolume is also removed by rmdir, which needs what it needs for any directory.
+//! rmdir also removes an empty subvolume, and needs the rights that it needs for any directory.
 //!
-//! - U1. Root may do all. Nobody else sees paths of subvolumes other than the one that they are in, but the mount's owner.
+//! - U1. Root may do everything. Only root and the mount's owner see the paths of all subvolumes; other users see the
+//!   path of the subvolume that they are in.
 
 use std::sync::Arc;
 
@@ -37,18 +38,18 @@ pub(crate) struct Subvolumes {
     groups: Groups,
     names: NameCache,
     pub(crate) nodes: Arc<Nodes>,
-    /// Who mounted.
+    /// The user who mounted.
     owner: u32,
 }
 
 impl Subvolumes {
-    /// For the user that this process belongs to now, whoever it may become.
+    /// The mount's owner is the user of this process now, even if confinement changes it later.
     pub(crate) fn new(fs: Arc<Fs>, groups: Groups, names: NameCache) -> Self {
         let nodes = Arc::new(Nodes::new(fs.root()));
         Self { fs, groups, names, nodes, owner: rustix::process::getuid().as_raw() }
     }
 
-    /// The value of an attribute that is not on disk; `None` for another one.
+    /// The value of a virtual attribute about subvolumes; `None` for any other attribute.
     pub(crate) fn getxattr(
         &self,
         req: &Request<'_>,
@@ -60,7 +61,7 @@ impl Subvolumes {
             SUBVOLUME_XATTR => Some(self.describe(id)),
             DEFAULT_XATTR => Some(self.fs.default_subvolume().map(|id| id.0.to_string().into_bytes())),
             SETTLED_XATTR => {
-                // Without a thread to spare, names settle later.
+                // If no thread is free, the kernel learns of the names later.
                 let _ = place.aside_for_kernel(|| self.names.settle());
                 Some(Ok(b"ok".to_vec()))
             }
@@ -71,7 +72,7 @@ impl Subvolumes {
         }
     }
 
-    /// Does what setting an attribute that is not on disk stands for; `None` for another one.
+    /// Does the operation that setting a virtual attribute stands for; `None` for any other attribute.
     pub(crate) fn setxattr(
         &self,
         req: &Request<'_>,
@@ -104,7 +105,7 @@ impl Subvolumes {
         Some(place.aside(work))
     }
 
-    /// Makes one with the caller's umask, looked up where it is not given.
+    /// Makes a subvolume with the caller's umask, which is looked up if it is not given.
     pub(crate) fn create(&self, req: &Request<'_>, dir: InodeId, name: &[u8], umask: Option<u32>) -> Result<()> {
         check_name(name)?;
         let umask = umask.unwrap_or_else(|| self.groups.umask(req));
@@ -148,7 +149,7 @@ impl Subvolumes {
             return Err(Error::NotPermitted("the directory is sticky"));
         }
         self.fs.delete_subvolume(dir, name, Some(victim))?;
-        // The filesystem may be closed meanwhile.
+        // By then the filesystem may be closed.
         let (fs, nodes) = (Arc::downgrade(&self.fs), Arc::clone(&self.nodes));
         self.names.forget_with(req.node, name, move || {
             let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(victim)).unwrap_or_default();
@@ -169,7 +170,7 @@ impl Subvolumes {
         self.fs.set_default_subvolume(id)
     }
 
-    /// The subvolume that an inode is in.
+    /// The subvolume that contains an inode.
     pub(crate) fn info(&self, id: InodeId) -> Result<SubvolumeInfo> {
         self.fs.subvolume_info(id.root)
     }
@@ -184,7 +185,7 @@ impl Subvolumes {
         Ok([&is_root[..], &encode(&self.info(id)?)].concat())
     }
 
-    /// As many subvolumes from this id on as fit, at least one if there is one.
+    /// Records of the subvolumes from this id on, as many as fit into a page; at least one if there is any.
     fn page(&self, req: &Request<'_>, from: RootId) -> Result<Vec<u8>> {
         self.check_mount_owner(req)?;
         let mut page = Vec::new();
@@ -222,7 +223,7 @@ pub(crate) fn root_of(id: InodeId) -> Result<RootId> {
     if id == InodeId::root_of(id.root) { Ok(id.root) } else { Err(Error::InvalidArgument("not a subvolume")) }
 }
 
-/// Whether a subvolume takes no changes.
+/// Whether a subvolume is read-only.
 pub(crate) fn is_read_only(info: &SubvolumeInfo) -> bool {
     info.flags.contains(RootFlags::RDONLY)
 }
@@ -239,7 +240,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 const NAME_MAX: usize = 255;
 const STICKY: u32 = 0o1000;
 
-/// A subvolume, for tests: every number is another one.
+/// A subvolume for tests, with a different value in each field.
 #[cfg(test)]
 pub(crate) fn example() -> SubvolumeInfo {
     use ubtrfs_format::item::Timespec;

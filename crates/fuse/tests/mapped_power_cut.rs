@@ -1,9 +1,9 @@
-//! Power cuts under shared mappings: what msync said is there afterwards, the rest is old or new.
+//! Power cuts under shared mappings: pages that msync reported as safe are there afterwards, the others are old or new.
 //!
-//! Method: this process serves a mount over a device that records every write; a program in another process writes files
-//! through shared mappings and syncs some of them, and after each sync waits until it is noted on the recording. Then the
-//! power is cut after every event of the recording. Each file is made of pages that hold one version number; what is found
-//! in a page names the round that wrote it.
+//! Method: this process serves a mount over a device that records every write. A program in another process writes
+//! files through shared mappings and syncs some of them; after each sync it waits until the recording notes the sync.
+//! Then the power is cut after every event of the recording. Each page of a file holds one version number, which names
+//! the round that wrote it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ use ubtrfs_testkit::{FsTarget, Medium, MediumDevice, RecordingDevice, Rng, Targe
 const PAGE: usize = 4096;
 const PAGES: usize = 48;
 const ROUNDS: u64 = 6;
-/// Cuts after each event: each keeps, drops and tears other writes.
+/// Cuts after each event; each cut keeps, drops and tears different writes.
 const CUTS: usize = 4;
 
 /// Writes all pages of three files in each round; syncs the first one, the first half of the second, and not the third.
@@ -72,7 +72,7 @@ fn what_was_synced_through_a_mapping_survives_a_power_cut() {
         let (medium, outcome) = builder.cut(point, &mut rng);
         let Some(promised) = outcome.promised else { continue };
         let found = versions(&medium).unwrap_or_else(|error| panic!("cut at event {point}, {outcome:?}: {error:#}"));
-        // After the unmount everything is there, so nothing is old any more.
+        // After the unmount every write is durable, so no page is old.
         let is_over = promised > ROUNDS;
         let newest = (promised + 1).min(ROUNDS);
         let synced = promised.min(ROUNDS);
@@ -89,11 +89,11 @@ fn what_was_synced_through_a_mapping_survives_a_power_cut() {
         }
     }
     println!("{} events, versions seen {seen:x?}", device.events());
-    // All rounds were there to be found.
+    // Every round was found after some cut.
     assert_eq!(seen[0], (1 << (ROUNDS + 1)) - 2);
 }
 
-/// Runs the writer; each of its rounds is a promise.
+/// Runs the writer, and marks each of its rounds in the recording as a promise.
 fn write_and_mark(dir: &Path, device: &RecordingDevice) {
     let numbers = [PAGE.to_string(), PAGES.to_string(), ROUNDS.to_string()];
     let mut child = Command::new("python3")

@@ -1,8 +1,8 @@
-//! A server whose engine panics: programs are told, unmounting works, and the disk keeps the last commit.
+//! A server whose engine panics: programs get errors, unmounting works, and the disk keeps the last commit.
 //!
-//! Method: the test runs itself again as a server of its own, over a device that panics in the next request of a kind once
-//! it is told to on standard input; the server that ships has no such device. Programs' system calls and `umount` then
-//! meet what is left of it. Each must return: a test that hangs fails by the limit on the server's end.
+//! Method: the test runs itself again as a server over a device that panics, once armed through standard input, in its
+//! next request of one kind. The shipped server has no such device. System calls of programs and `umount` then meet the
+//! broken server, and each must return: a test that hangs fails when the time limit ends the server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,7 +25,7 @@ use ubtrfs_testkit::{FsTarget, Image, Medium, MediumDevice, NodeKind, Rng, Targe
 const SERVER: &str = "UBTRFS_PANICKING_SERVER";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Panics in the next request of its kind, and in all later ones, once it is armed.
+/// A device that, once armed, panics in all requests of one kind.
 #[derive(Debug)]
 struct PanickingDevice {
     inner: FileDevice,
@@ -66,7 +66,7 @@ impl Device for PanickingDevice {
     }
 }
 
-/// Not a test by itself: the server, where the environment asks for one.
+/// Not a test by itself: the server, if the environment asks for it.
 #[test]
 fn server() {
     let Some(arguments) = std::env::var_os(SERVER) else { return };
@@ -86,7 +86,7 @@ fn server() {
         }
     });
     println!("\nmounted");
-    // As `ubtrfs mount` ends.
+    // What `ubtrfs mount` does at its end.
     if let Err(error) = session.run() {
         eprintln!("ubtrfs: {error}");
         std::process::exit(1);
@@ -132,7 +132,7 @@ impl Running {
         self.wait_for("armed");
     }
 
-    /// How it ended, and what it said.
+    /// Waits for the server's end; returns its status and its messages.
     fn end(mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         let status = loop {
@@ -184,7 +184,7 @@ fn panic_in(kind: &str) {
     ubtrfs_fuse::sync(&dir).unwrap();
     server.arm();
 
-    // The request that panics, and who asked hears of it.
+    // This request panics, and its caller gets an error.
     let open = File::options().write(true).open(at("synced"));
     if kind == "read" {
         assert!(failed(fs::read(at("cold"))), "reading from a device that panics succeeds");
@@ -198,7 +198,7 @@ fn panic_in(kind: &str) {
     assert!(failed(fs::rename(at("kept"), at("moved"))), "files are renamed after a panic");
     assert!(failed(open.and_then(|file| file.write_all_at(b"later", 0).and_then(|()| file.sync_all()))));
     assert!(ubtrfs_fuse::sync(&dir).is_err(), "sync succeeds after a panic");
-    // What is cached may still be read, and then it is right.
+    // Cached data may still be read, and must be right.
     if let Ok(read) = fs::read(at("kept")) {
         assert_eq!(read, kept);
     }

@@ -1,5 +1,5 @@
-//! The confined process: what it cannot do any more, and what it still can. Method: the test runs itself again as a child,
-//! which confines itself, tries everything, and prints what came of it.
+//! What a confined process can no longer do, and what it still can. Method: the test runs itself again as a child,
+//! which confines itself, tries everything, and prints the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -49,7 +49,8 @@ fn a_confined_process_serves_and_does_nothing_else() {
     }
 }
 
-/// User ids, group ids, groups, capabilities (permitted, effective, ambient) and whether new ones are excluded.
+/// User ids, group ids, groups, capabilities (permitted, effective, ambient), and whether the process can gain new
+/// ones.
 fn rights(status: &File) -> String {
     let mut text = vec![0; 8192];
     let len = status.read_at(&mut text, 0).unwrap();
@@ -92,7 +93,7 @@ fn child() {
     let (denied, other) = before.join().unwrap();
     say("other thread opens", denied);
     say("signal to another", rustix::process::test_kill_process(parent).is_err());
-    // Not on the list, as TIOCSTI and TIOCLINUX are not.
+    // Like TIOCSTI and TIOCLINUX, this ioctl is not on the list.
     say("ioctl", rustix::io::ioctl_fionread(&near) == Err(rustix::io::Errno::PERM));
     near.set_nonblocking(true).unwrap();
     near.set_nonblocking(false).unwrap();

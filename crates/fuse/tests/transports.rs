@@ -1,8 +1,8 @@
-//! Requests through /dev/fuse and in rings of io_uring: the same answers, and nobody waits for ever.
+//! Requests through /dev/fuse and through io_uring: the answers are equal, and no request waits for ever.
 //!
-//! Method: this process serves a mount in memory; a program in another process asks for the longest of everything, then has
-//! many threads ask at once for what the server must wait for: fsync, and where the data is in files whose pages only the
-//! kernel has, which the server cannot say before it was sent those pages.
+//! Method: this process serves a mount in memory. A program in another process makes the longest request of each kind.
+//! Then many of its threads make requests at once that the server must wait for: fsync, and seeking data in files whose
+//! pages only the kernel has, so that the server must first get these pages.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use ubtrfs_fuse::transport::Transport;
 use ubtrfs_fuse::{MountConfig, Session};
 use ubtrfs_testkit::capability::{self, in_ci};
 
-/// More threads wait for the kernel than the server can put others in the place of.
+/// A client with more threads that wait for the kernel than the server can replace.
 const CLIENT: &str = r"
 import faulthandler, mmap, os, threading
 faulthandler.dump_traceback_later(60, exit=True)
@@ -106,7 +106,8 @@ fn requests_in_rings_are_answered() {
     }
     let switch = Path::new("/sys/module/fuse/parameters/enable_uring");
     if !ubtrfs_device::has_fuse_rings() && in_ci() {
-        // CI's machine is there for the tests. A kernel may lack the switch, or keep it closed.
+        // CI's machine exists for the tests, so the switch may be changed there. A kernel may lack it or forbid the
+        // change.
         if let Err(error) = std::fs::write(switch, "Y") {
             eprintln!("{}: {error}", switch.display());
         }

@@ -1,4 +1,4 @@
-//! The first exchange: the kernel offers what it can, the server takes what it wants.
+//! The INIT exchange: the kernel offers features, and the server chooses.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::wire::{InHeader, InitIn, InitOut, OutHeader, opcode};
 
 bitflags! {
-    /// What the protocol can do beyond its first version.
+    /// Features of the protocol beyond its first version.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Features: u64 {
-        /// Several reads of a file at once.
+        /// Several reads of a file run at once.
         const ASYNC_READ = 1 << 0;
         /// Opening with O_TRUNC truncates.
         const ATOMIC_O_TRUNC = 1 << 3;
@@ -25,28 +25,28 @@ bitflags! {
         const HAS_IOCTL_DIR = 1 << 11;
         /// Directories are read with attributes.
         const DO_READDIRPLUS = 1 << 13;
-        /// The kernel decides when.
+        /// The kernel decides when to read directories with attributes.
         const READDIRPLUS_AUTO = 1 << 14;
         /// The kernel collects small writes.
         const WRITEBACK_CACHE = 1 << 16;
-        /// Several lookups in a directory at once.
+        /// Several lookups in a directory run at once.
         const PARALLEL_DIROPS = 1 << 18;
-        /// The kernel obeys ACLs.
+        /// The kernel enforces ACLs.
         const POSIX_ACL = 1 << 20;
         /// Requests larger than 128 KiB.
         const MAX_PAGES = 1 << 22;
-        /// Targets of symbolic links are remembered.
+        /// The kernel caches the targets of symbolic links.
         const CACHE_SYMLINKS = 1 << 23;
-        /// The server takes set-user-id off files that change; spares a getxattr for every write.
+        /// The server clears set-user-id of files that change, which saves a getxattr for every write.
         const HANDLE_KILLPRIV_V2 = 1 << 28;
-        /// There are more than 32 features.
+        /// Both sides exchange more than 32 feature bits.
         const INIT_EXT = 1 << 30;
         /// Requests through rings of io_uring.
         const OVER_IO_URING = 1 << 41;
     }
 }
 
-/// How much the server takes at once.
+/// Limits that the server announces.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Largest write request in bytes; reads are as large.
@@ -55,7 +55,7 @@ pub struct Limits {
     pub max_background: u16,
 }
 
-/// What the kernel said.
+/// The kernel's INIT request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     unique: u64,
@@ -73,7 +73,7 @@ impl Offer {
         if header.opcode != opcode::INIT {
             return Err(wrong("the first FUSE request is not INIT"));
         }
-        // Older kernels send less; what is missing is zero.
+        // Older kernels send fewer fields; the missing ones are zero.
         let mut init = InitIn::default();
         let len = body.len().min(size_of::<InitIn>());
         init.as_mut_bytes()[..len].copy_from_slice(&body[..len]);
@@ -92,8 +92,8 @@ impl Offer {
     }
 }
 
-/// The answer: what of `wanted` was offered. To a kernel of a later major version the answer is our version, and it asks
-/// again.
+/// Makes the answer: the features of `wanted` that the kernel offered. A kernel of a later major version gets only our
+/// version, and then asks again.
 pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: Limits) -> Vec<u8> {
     let features = if offer.major == MAJOR { offer.features & wanted } else { Features::empty() };
     let [low, high] = [features.bits(), features.bits() >> 32].map(|bits| u32::try_from(bits & u64::from(u32::MAX)));

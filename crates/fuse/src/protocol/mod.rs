@@ -1,11 +1,11 @@
-//! The FUSE protocol, as linux/fuse.h has it: requests decoded, answers encoded. No system calls.
+//! The FUSE protocol of linux/fuse.h: decodes requests and encodes answers. No system calls.
 //!
-//! | module    | what                                      |
+//! | module    | contents                                  |
 //! |-----------|-------------------------------------------|
-//! | `wire`    | structs that travel, byte for byte        |
-//! | `request` | what the kernel asks                      |
-//! | `reply`   | what it is answered                       |
-//! | `init`    | the first exchange: who can do what       |
+//! | `wire`    | the protocol's structs, byte for byte     |
+//! | `request` | requests from the kernel                  |
+//! | `reply`   | answers to the kernel                     |
+//! | `init`    | the first exchange: versions and features |
 
 mod init;
 mod reply;

@@ -1,4 +1,4 @@
-//! What the kernel is answered: structs and data, written straight into the buffer that it takes them from.
+//! Answers to the kernel: structs and data, written straight into the buffer that is sent.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use super::wire::{Attr, AttrOut, Dirent, EntryOut, IoctlOut, OpenOut, Statfs};
 
 /// The body of an answer.
 ///
-/// - A1. What does not fit is not written; then [`is_whole`](Self::is_whole) says no and the kernel hears of an error.
+/// - A1. Data that does not fit is not written. [`is_whole`](Self::is_whole) is then false, and the kernel gets an
+///   error.
 #[derive(Debug)]
 pub struct Reply<'a> {
     buf: &'a mut [u8],
@@ -16,23 +17,23 @@ pub struct Reply<'a> {
     overflowed: bool,
 }
 
-/// A name that was found or made, or that there is [none](Self::none).
+/// A name that was found or made, or a name that does [not exist](Self::none).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry {
     /// Node id; 0 for a name that does not exist.
     pub node: u64,
-    /// Tells inodes apart that have the same node id one after the other.
+    /// Distinguishes inodes that use one node id one after the other.
     pub generation: u64,
     /// Attributes.
     pub attr: Attr,
-    /// How long the name may be remembered.
+    /// How long the kernel may cache the name.
     pub ttl: Duration,
-    /// How long the attributes may be.
+    /// How long the kernel may cache the attributes.
     pub attr_ttl: Duration,
 }
 
 impl Entry {
-    /// A name that does not exist, to be remembered as such.
+    /// A name that does not exist, which the kernel may cache for `ttl`.
     pub fn none(ttl: Duration) -> Self {
         Self { ttl, ..Self::default() }
     }
@@ -59,7 +60,7 @@ impl<'a> Reply<'a> {
         self.len
     }
 
-    /// Whether everything fitted (A1).
+    /// Whether everything fit (A1).
     pub(crate) fn is_whole(&self) -> bool {
         !self.overflowed
     }
@@ -75,7 +76,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Has `fill` write up to `size` bytes into the buffer itself and say how many.
+    /// Lets `fill` write up to `size` bytes into the buffer; `fill` returns how many it wrote.
     pub fn fill<E>(&mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
         let end = self.buf.len().min(self.len.saturating_add(size));
         let room = self.buf.get_mut(self.len..end).unwrap_or_default();
@@ -88,66 +89,67 @@ impl<'a> Reply<'a> {
         self.data(value.as_bytes());
     }
 
-    /// A name.
+    /// Writes an entry.
     pub fn entry(&mut self, entry: &Entry) {
         self.put(&entry.wire());
     }
 
-    /// A name that was made and opened at once.
+    /// Writes an entry that was made and opened at once.
     pub fn created(&mut self, entry: &Entry, handle: u64, open_flags: u32) {
         self.entry(entry);
         self.opened(handle, open_flags);
     }
 
-    /// An open file, and the number that later requests name it by.
+    /// Writes the handle of an opened file, which later requests carry.
     pub fn opened(&mut self, handle: u64, open_flags: u32) {
         self.put(&OpenOut { fh: handle, flags: open_flags, backing_id: 0 });
     }
 
-    /// Attributes, and how long they may be remembered.
+    /// Writes attributes, and how long the kernel may cache them.
     pub fn attr(&mut self, ttl: Duration, attr: &Attr) {
         self.put(&AttrOut { valid: ttl.as_secs(), valid_nsec: ttl.subsec_nanos(), padding: 0, attr: *attr });
     }
 
-    /// How many bytes were written or copied.
+    /// Writes the number of bytes written or copied.
     pub fn written(&mut self, len: u32) {
         self.put(&[len, 0]);
     }
 
-    /// An offset.
+    /// Writes an offset.
     pub fn offset(&mut self, offset: u64) {
         self.put(&offset);
     }
 
-    /// How long an extended attribute, or the list of them, is.
+    /// Writes the length of an extended attribute, or of the list of them.
     pub fn xattr_size(&mut self, len: u32) {
         self.put(&[len, 0]);
     }
 
-    /// Space and inodes.
+    /// Writes the space and inodes of the filesystem.
     pub fn statfs(&mut self, statfs: &Statfs) {
         self.put(statfs);
     }
 
-    /// What an ioctl gives back.
+    /// Writes the result of an ioctl.
     pub fn ioctl(&mut self, data: &[u8]) {
         self.put(&IoctlOut { result: 0, flags: 0, in_iovs: 0, out_iovs: 0 });
         self.data(data);
     }
 
-    /// No more than `size` bytes, as the request wants it.
+    /// Limits the answer to `size` bytes, as the request demands.
     pub fn limit(&mut self, size: u32) {
         let buf = std::mem::take(&mut self.buf);
         let end = buf.len().min(size as usize);
         self.buf = &mut buf[..end];
     }
 
-    /// Appends a name of a directory; `kind` is the upper part of a mode (`DT_REG` and the like). Says whether it fitted.
+    /// Appends a directory entry; `kind` is the file type part of a mode (`DT_REG` and the like). Returns whether it
+    /// fit.
     pub fn dirent(&mut self, ino: u64, cookie: u64, kind: u32, name: &[u8]) -> bool {
         self.dirent_behind(&[], ino, cookie, kind, name)
     }
 
-    /// The same with what a lookup of it would give.
+    /// Appends a directory entry together with the answer to a lookup of it. Returns whether it fit.
     pub fn dirent_plus(&mut self, entry: &Entry, cookie: u64, name: &[u8]) -> bool {
         self.dirent_behind(entry.wire().as_bytes(), entry.attr.ino, cookie, entry.attr.mode >> 12 & 15, name)
     }

@@ -1,30 +1,30 @@
-//! What the kernel asks.
+//! Requests from the kernel.
 //!
-//! A request is a header, a struct of fixed size that depends on the opcode, and names or data. Through /dev/fuse they
-//! come behind each other; in a ring the struct has a place of its own.
+//! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. Read from
+//! /dev/fuse, they follow each other; in a ring, the struct has a separate buffer.
 //!
-//! - P1. Whatever the bytes are, decoding them does not panic: what is too short is no request.
+//! - P1. Decoding never panics, whatever the bytes are: bytes that are too short are no request.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::wire::{InHeader, Setattr, opcode};
 
-/// A request, and who makes it.
+/// A request and its caller.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The inode that it is about.
+    /// The inode that the request is about.
     pub node: u64,
-    /// The user.
+    /// The caller's user.
     pub uid: u32,
-    /// The user's first group.
+    /// The caller's primary group.
     pub gid: u32,
-    /// The thread.
+    /// The calling thread.
     pub pid: u32,
-    /// What is asked.
+    /// The requested operation.
     pub operation: Operation<'a>,
 }
 
-/// What is asked. Names come without a terminator; flags and modes are those of the system calls.
+/// A requested operation. Names have no terminator; flags and modes are those of the system calls.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the arguments of the system calls that they come from")]
 pub enum Operation<'a> {
@@ -74,11 +74,11 @@ pub enum Operation<'a> {
     },
     Write {
         handle: u64,
-        /// Flags of the open file now: `F_SETFL` may have changed them since it was opened.
+        /// Current flags of the open file: `F_SETFL` may have changed them since the open.
         flags: i32,
         offset: u64,
         data: &'a [u8],
-        /// The kernel's page cache hands it over, not the program that wrote it.
+        /// The data comes from the kernel's page cache, not directly from the writing program.
         from_cache: bool,
         kill_suid_sgid: bool,
     },
@@ -123,7 +123,7 @@ pub enum Operation<'a> {
         mode: u32,
         umask: u32,
     },
-    /// A file without a name in a directory, opened.
+    /// Makes and opens a file without a name in a directory.
     Tmpfile {
         flags: i32,
         mode: u32,
@@ -149,11 +149,11 @@ pub enum Operation<'a> {
         to_offset: u64,
         len: u64,
     },
-    /// Something else, by its opcode.
+    /// Any other operation, by its opcode.
     Other(u32),
 }
 
-/// Bytes of the fixed part of a request.
+/// Length of the fixed part of a request in bytes.
 pub(crate) fn fixed_len(number: u32) -> usize {
     match number {
         opcode::SETATTR => size_of::<Setattr>(),
@@ -245,7 +245,7 @@ impl<'a> Operation<'a> {
                 let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;
                 Self::Create { name: names.take()?, flags, mode, umask }
             }
-            // The same struct; the name is one of the kernel's own.
+            // The struct of CREATE; the name is one that the kernel made up.
             opcode::TMPFILE => {
                 let flags: i32 = take(fixed)?;
                 let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;
@@ -270,7 +270,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// The nodes that FORGET or BATCH_FORGET gives back, and how many references to each.
+/// The nodes that FORGET or BATCH_FORGET gives back, with the number of references to each.
 pub(crate) fn forgotten(header: &InHeader, body: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     let one = (header.opcode == opcode::FORGET).then(|| take(body)).flatten().map(|count: u64| (header.node, count));
     let nr = if header.opcode == opcode::BATCH_FORGET { take::<u32>(body).unwrap_or(0) } else { 0 };
@@ -283,7 +283,7 @@ fn take<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }
 
-/// Strings that end with a zero byte, behind each other.
+/// Strings that follow each other, each ending in a zero byte.
 struct Names<'a>(&'a [u8]);
 
 impl<'a> Names<'a> {

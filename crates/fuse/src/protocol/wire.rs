@@ -1,4 +1,4 @@
-//! Structs that travel, in the byte order of the machine. Fields that nobody here reads keep their kernel's place.
+//! The protocol's structs, in the machine's byte order. Fields that nothing here reads keep their place.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -65,7 +65,7 @@ pub(crate) struct OutHeader {
     pub(crate) unique: u64,
 }
 
-/// A point in time: seconds since 1970 and nanoseconds that count forward, also before 1970.
+/// A point in time. Nanoseconds count forward, also before 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
     /// Seconds since 1970.
@@ -114,7 +114,7 @@ impl Attr {
     }
 }
 
-/// `struct fuse_setattr_in`: what is to change.
+/// `struct fuse_setattr_in`: the attributes to change.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Setattr {
@@ -141,13 +141,14 @@ impl Setattr {
         self.valid & 1 << bit != 0
     }
 
-    /// Whether it sets nothing.
+    /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
         const SETS: u32 = 0b101_1011_1111;
         self.valid & SETS == 0
     }
 
-    /// Whether the kernel asks that set-user-id and set-group-id go: a new size, by someone without the right to keep them.
+    /// Whether the kernel wants set-user-id and set-group-id cleared: the size changes, and the caller may not keep
+    /// them.
     pub fn kills_suid_sgid(&self) -> bool {
         self.has(11)
     }
@@ -167,7 +168,7 @@ impl Setattr {
         self.has(2).then_some(self.gid)
     }
 
-    /// Whether an open file says so, as ftruncate does, and not a path.
+    /// Whether the change was requested on an open file, as by ftruncate, not on a path.
     pub fn is_by_handle(&self) -> bool {
         self.has(6)
     }
@@ -177,19 +178,19 @@ impl Setattr {
         self.has(3).then_some(self.size)
     }
 
-    /// The new time of the last read; the inner `None` is the server's now.
+    /// The new access time; the inner `None` means the server's current time.
     pub fn atime(&self) -> Option<Option<Time>> {
         let given = Time { sec: self.atime, nsec: self.atimensec };
         self.has(4).then_some((!self.has(7)).then_some(given))
     }
 
-    /// The new time of the last change of content; the inner `None` is the server's now.
+    /// The new modification time; the inner `None` means the server's current time.
     pub fn mtime(&self) -> Option<Option<Time>> {
         let given = Time { sec: self.mtime, nsec: self.mtimensec };
         self.has(5).then_some((!self.has(8)).then_some(given))
     }
 
-    /// The new time of the last change.
+    /// The new ctime.
     pub fn ctime(&self) -> Option<Time> {
         self.has(10).then_some(Time { sec: self.ctime, nsec: self.ctimensec })
     }

@@ -1,9 +1,9 @@
-//! A crew: the threads that take requests from one queue.
+//! The threads that take requests from one queue, called a crew.
 //!
-//! - C1. However many wait aside, another one takes requests, as long as threads can be had.
-//! - C2. Of those who wait for the kernel itself (which may have to write to us first), never so many do that nobody is left:
-//!   who would be the last is not let go ([`Place::aside_for_kernel`]).
-//! - C3. A thread that came for one who stepped aside and is not needed any more rests, and ends after a while.
+//! - C1. However many threads step aside to wait, another one takes requests, as long as threads can be had.
+//! - C2. Waiting for the kernel itself is different, because the kernel may have to send us requests first. The last
+//!   thread of a queue may not do it ([`Place::aside_for_kernel`]).
+//! - C3. A thread that replaced a waiting one and is no longer needed rests, and ends after a while.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,29 +16,29 @@ pub(crate) struct Crew {
     base: usize,
     state: Mutex<State>,
     called: Condvar,
-    /// More threads than needed: looked at after every request, without a lock.
+    /// There are more threads than needed. Read without a lock after every request.
     is_crowded: AtomicBool,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Threads that take requests or handle one, those aside among them.
+    /// Threads that take or handle requests, including those aside.
     nr_serving: usize,
     nr_aside: usize,
     nr_resting: usize,
-    /// Of those resting, how many were called back.
+    /// Resting threads that were called back.
     nr_called: usize,
     is_closed: bool,
 }
 
 impl Crew {
-    /// A crew of `base` threads, who are about to start.
+    /// A crew of `base` threads, which the caller starts.
     pub(crate) fn new(base: usize) -> Self {
         let state = State { nr_serving: base, nr_aside: 0, nr_resting: 0, nr_called: 0, is_closed: false };
         Self { base, state: Mutex::new(state), called: Condvar::new(), is_crowded: AtomicBool::new(false) }
     }
 
-    /// After a request: whether this thread is to go on, or to end (C3).
+    /// Whether this thread takes another request or ends (C3). Called after each request; may rest first.
     pub(crate) fn goes_on(&self) -> bool {
         !self.is_crowded.load(Ordering::Relaxed) || self.rest()
     }
@@ -60,7 +60,7 @@ impl Crew {
         false
     }
 
-    /// The connection is gone: nobody rests any longer.
+    /// Wakes all resting threads: the connection is gone.
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
         self.called.notify_all();
@@ -70,7 +70,8 @@ impl Crew {
         state.nr_serving - state.nr_aside > self.base
     }
 
-    /// Steps aside, with someone else in its place if all others are aside too. Says whether somebody is left.
+    /// Steps aside. If all other threads are aside too, puts another one in this thread's place. Returns whether a
+    /// thread is left to take requests.
     fn step_aside(&self, grow: &dyn Fn() -> bool) -> bool {
         let mut state = self.state.lock();
         state.nr_aside += 1;
@@ -94,7 +95,7 @@ impl Crew {
     }
 }
 
-/// Where a handler runs: a thread of a crew.
+/// Where a handler runs: on one thread of a crew.
 pub struct Place<'a> {
     pub(super) crew: &'a Crew,
     /// Starts another thread of the crew.
@@ -102,15 +103,15 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Does what waits for a device, while another thread takes requests.
+    /// Does work that waits for a device, while another thread takes requests.
     pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.crew.step_aside(self.grow);
         let _back = StepBack(self.crew);
         work()
     }
 
-    /// Does what waits for the kernel, which may first have requests of its own. `None` if nobody would be left to take them
-    /// (C2); then it was not done.
+    /// Does work that waits for the kernel, which may first send requests of its own. Does nothing and returns `None`
+    /// if no thread would be left to take them (C2).
     pub fn aside_for_kernel<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let is_replaced = self.crew.step_aside(self.grow);
         let _back = StepBack(self.crew);
@@ -132,7 +133,7 @@ impl Drop for StepBack<'_> {
     }
 }
 
-/// A thread without work ends after this.
+/// How long a thread rests without work before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Handler, Place, Shared, answer, forget, spawn};
 use crate::protocol::{InHeader, OutHeader, Reply, fixed_len, opcode};
 
-/// Starts the threads.
+/// Starts the threads that read /dev/fuse.
 pub(super) fn start<H: Handler>(shared: &Arc<Shared<H>>, nr_threads: usize) -> io::Result<()> {
     (0..nr_threads).try_for_each(|_| start_one(shared))
 }
@@ -52,12 +52,12 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
     }
 }
 
-/// Reads a request. `ENODEV`: the mount is gone.
+/// Reads a request; fails with `ENODEV` when the mount is gone.
 pub(super) fn read(device: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match rustix::io::read(device, &mut *buffer) {
             Ok(len) => return Ok(len),
-            // The request was withdrawn before it was read, or a signal came.
+            // The request was withdrawn before it was read, or a signal arrived.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -68,7 +68,7 @@ fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Res
     let len = u32::try_from(size_of::<OutHeader>() + body.len()).unwrap_or(u32::MAX);
     let header = OutHeader { len, error, unique };
     match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(body)]) {
-        // Whoever asked does not wait any more; or the mount is gone, which the next read tells.
+        // The caller no longer waits, or the mount is gone; the next read tells which.
         Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
         Err(errno) => {
             tracing::debug!("the kernel does not take the answer {unique}: {errno}");
@@ -77,7 +77,7 @@ fn send(device: BorrowedFd<'_>, unique: u64, error: i32, body: &[u8]) -> io::Res
     }
 }
 
-/// Room for the largest request, which is a write; and for the largest answer, which is a read as long or an attribute.
+/// Room for the largest request, a write, and for the largest answer: a read of that length, or an extended attribute.
 pub(super) fn buffer_len(max_write: usize) -> usize {
     max_write.max(64 << 10) + 4096
 }

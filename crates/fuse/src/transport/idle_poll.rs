@@ -1,30 +1,30 @@
-//! Keeps a processor awake while requests come one after the other.
+//! Keeps a processor awake while requests follow each other closely.
 //!
-//! Client and server take turns, and Linux lets a thread that wakes run on an idle processor where there is one. In a virtual
-//! machine that processor was halted: to wake it can take ten times as long as the request. So a thread of the lowest
-//! priority turns round and round on a processor that nobody else wants, and client and server stay where they are.
+//! Client and server take turns. Linux moves a thread that wakes to an idle processor if there is one. In a virtual
+//! machine that processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
+//! priority spins on a processor that is otherwise idle, and client and server stay where they are.
 //!
-//! - P1. It costs nothing while little is going on: it turns as long as requests follow each other within [`QUIET`], and
-//!   begins when there were [`BURST`] of them.
-//! - P2. It gives way: where others kept it from running for [`CROWDED`], it rests for [`REST`].
+//! - P1. It costs nothing while little happens: it starts to spin after [`BURST`] requests, and stops when none came
+//!   for [`QUIET`].
+//! - P2. It gives way: if other threads kept it from running for [`CROWDED`], it rests for [`REST`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// The thread's side and that of those who take requests.
+/// State shared by the spinning thread and the threads that take requests.
 #[derive(Debug, Default)]
 pub(super) struct IdlePoll {
     nr_requests: AtomicU64,
-    /// The thread waits for a burst of requests.
+    /// The spinning thread waits for a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
-    /// Known to who stops it, so that no wake-up is lost.
+    /// The spinning thread. The thread that stops it sets this, so that no wake-up is lost.
     thread: OnceLock<Thread>,
 }
 
-/// Why a turn ended.
+/// Why the thread stopped spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Quiet,
@@ -33,7 +33,7 @@ enum Ended {
 }
 
 impl IdlePoll {
-    /// A request came.
+    /// Counts a request.
     pub(super) fn note_request(&self) {
         let Some(thread) = self.thread.get() else { return };
         let nr = self.nr_requests.fetch_add(1, Ordering::Relaxed);
@@ -42,7 +42,7 @@ impl IdlePoll {
         }
     }
 
-    /// This thread was started for [`IdlePoll::run`]. To be called by who calls [`IdlePoll::stop`].
+    /// Remembers the thread that runs [`IdlePoll::run`]. Call it from the thread that calls [`IdlePoll::stop`].
     pub(super) fn started(&self, thread: &Thread) {
         let _ = self.thread.set(thread.clone());
     }
@@ -55,9 +55,9 @@ impl IdlePoll {
         }
     }
 
-    /// Keeps a processor awake until [`IdlePoll::stop`]. For one thread.
+    /// Keeps a processor awake until [`IdlePoll::stop`]. Only one thread may run it.
     pub(super) fn run(&self) {
-        // The thread's own on Linux. Lower is always allowed.
+        // On Linux this sets the priority of the thread alone. Lowering it is always allowed.
         if let Err(errno) = rustix::process::nice(LOWEST) {
             tracing::debug!("no processor is kept awake: {errno}");
             return;
@@ -66,7 +66,7 @@ impl IdlePoll {
             self.wait_for_burst();
             match self.turn() {
                 Ended::Quiet => {}
-                // Not a sleep: who stops it waits for its end.
+                // Parks rather than sleeps: stopping waits for this thread to end.
                 Ended::Crowded => std::thread::park_timeout(REST),
                 Ended::Stopped => return,
             }
@@ -107,12 +107,12 @@ impl IdlePoll {
 
 const LOWEST: i32 = 19;
 const BURST: u64 = 16;
-/// Longer than a request and what its client does until the next one.
+/// Longer than one request and the client's work until the next one.
 const QUIET: Duration = Duration::from_micros(500);
-/// A time slice of others.
+/// A time slice of other threads.
 const CROWDED: Duration = Duration::from_millis(3);
 const REST: Duration = Duration::from_millis(100);
-/// Turns between two looks: some microseconds.
+/// Spins between two looks at the clock: a few microseconds.
 const SPINS: u32 = 64;
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
             }
             (0..BURST - 1).for_each(|_| poll.note_request());
             assert!(!waits.is_finished() && poll.asleep.load(Ordering::Relaxed), "that is no burst");
-            // One of so many is the one that wakes it.
+            // Every `BURST`th request wakes the thread.
             (0..BURST).for_each(|_| poll.note_request());
             assert_ne!(waits.join().unwrap(), Ended::Stopped);
         });

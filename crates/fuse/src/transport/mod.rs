@@ -1,17 +1,17 @@
-//! How requests come from the kernel and answers go back.
+//! Transport: how requests arrive from the kernel and answers go back.
 //!
-//! | module     | what                                                                     |
-//! |------------|--------------------------------------------------------------------------|
-//! | `crew`     | how many threads take requests                                           |
-//! | `dev_fuse` | requests read from /dev/fuse: works everywhere                           |
-//! | `ring`     | requests in rings of io_uring, handled on the processor they came from   |
-//! | `idle_poll` | a processor that is kept awake meanwhile                                |
+//! | module      | contents                                                                 |
+//! |-------------|--------------------------------------------------------------------------|
+//! | `crew`      | the number of threads that take requests                                 |
+//! | `dev_fuse`  | requests read from /dev/fuse: works everywhere                           |
+//! | `ring`      | requests through io_uring, handled on the processor that they came from  |
+//! | `idle_poll` | keeping a processor awake meanwhile                                      |
 //!
 //! Invariants:
-//! - T1. A request that wants an answer gets one, from the thread that took it. A handler that waits steps
-//!   [aside](Place::aside), so that others are taken meanwhile.
-//! - T2. The kernel is told that there will be rings only when they exist: from then on it holds back all requests until
-//!   each queue has one.
+//! - T1. Every request that needs an answer gets one, from the thread that took it. A handler that waits steps
+//!   [aside](Place::aside), so that another thread takes requests meanwhile.
+//! - T2. The server announces rings to the kernel only after it has made them: from then on the kernel holds back all
+//!   requests until each queue has one.
 
 mod crew;
 mod dev_fuse;
@@ -37,41 +37,41 @@ use crew::Crew;
 pub use crew::Place;
 use idle_poll::IdlePoll;
 
-/// Whoever answers requests. Called by many threads at once; must not panic.
+/// Answers requests. Many threads call it at once; it must not panic.
 pub trait Handler: Send + Sync + 'static {
-    /// Writes the answer, or says why there is none.
+    /// Writes the answer, or returns the error to answer with.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, place: &Place<'_>) -> Result<(), Errno>;
 
     /// The kernel gives back `count` references to a node.
     fn forget(&self, node: u64, count: u64);
 }
 
-/// Which way requests come.
+/// How requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// In rings where the kernel has them, else through /dev/fuse.
+    /// Through io_uring if the kernel supports it, else through /dev/fuse.
     #[default]
     Auto,
     /// Through /dev/fuse.
     DevFuse,
 }
 
-/// How to serve.
+/// Settings of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Features that the handler makes use of; the transport adds its own.
+    /// Features that the handler uses; the transport adds its own.
     pub features: Features,
-    /// How much is taken at once.
+    /// Limits on request sizes and on requests in flight.
     pub limits: Limits,
-    /// Which way.
+    /// How requests arrive.
     pub transport: Transport,
     /// Threads that take requests from /dev/fuse; 0 for the default.
     pub nr_threads: usize,
-    /// Keep a processor awake while requests come one after the other.
+    /// Keep a processor awake while requests follow each other closely.
     pub idle_poll: bool,
 }
 
-/// A connection to the kernel on which both sides have said what they can.
+/// A connection to the kernel after the INIT exchange.
 #[derive(Debug)]
 pub struct Connection {
     device: Arc<OwnedFd>,
@@ -82,7 +82,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Makes the first exchange on an open /dev/fuse that belongs to a mount.
+    /// Does the INIT exchange on an open /dev/fuse that belongs to a mount.
     pub fn open(device: OwnedFd, config: &Config) -> io::Result<Self> {
         let mut wanted = config.features | TRANSPORT_FEATURES;
         loop {
@@ -111,17 +111,17 @@ impl Connection {
         }
     }
 
-    /// Whether requests come in rings.
+    /// Whether requests arrive through io_uring.
     pub fn has_rings(&self) -> bool {
         self.rings.is_some()
     }
 
-    /// For telling the kernel what it does not ask.
+    /// A handle for notifications on this connection.
     pub fn notifier(&self) -> Notifier {
         Notifier(Arc::clone(&self.device))
     }
 
-    /// Serves until the mount is gone; gives up early when a thread fails.
+    /// Serves until the mount is gone, or until a thread fails.
     pub fn serve<H: Handler>(self, handler: H) -> io::Result<()> {
         let (ended, results) = channel();
         let (places, nr_dev_threads) = match self.rings {
@@ -157,7 +157,7 @@ impl Connection {
     }
 }
 
-/// What the threads of a connection share.
+/// State that the threads of a connection share.
 struct Shared<H> {
     device: Arc<OwnedFd>,
     handler: H,
@@ -166,20 +166,20 @@ struct Shared<H> {
     dev: Crew,
     /// Threads of each processor's queue.
     queues: Vec<Crew>,
-    /// Where this process may run.
+    /// Processors that this process may run on.
     processors: Option<CpuSet>,
     idle_poll: IdlePoll,
     nr_live: AtomicUsize,
     ended: Mutex<Sender<io::Result<()>>>,
 }
 
-/// Starts a thread; how it ends is heard by [`wait_for_all`].
+/// Starts a thread, whose result goes to [`wait_for_all`].
 fn spawn<H: Handler>(
     shared: &Arc<Shared<H>>,
     name: &str,
     work: impl FnOnce(&Arc<Shared<H>>) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
-    /// Says so also when the thread panics.
+    /// Sends the thread's result when dropped, so also after a panic.
     struct Ended(Sender<io::Result<()>>, io::Result<()>);
     impl Drop for Ended {
         fn drop(&mut self) {
@@ -191,7 +191,7 @@ fn spawn<H: Handler>(
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         let mut ended = Ended(ended, Err(io::Error::other("a thread that serves requests panicked")));
         let result = work(&own);
-        // Before the end is known: then nobody but the session has the handler.
+        // Must come before the result is sent: after that, only the session holds the handler.
         drop(own);
         ended.1 = result;
     });
@@ -212,7 +212,7 @@ fn wait_for_all<H>(shared: &Shared<H>, results: &Receiver<io::Result<()>>) -> io
     Ok(())
 }
 
-/// Handles a request and says how it went: 0 or a negative errno.
+/// Handles a request. Returns 0 or a negative errno.
 fn answer<H: Handler>(
     shared: &Shared<H>,
     header: &InHeader,
@@ -241,13 +241,14 @@ fn forget<H: Handler>(handler: &H, header: &InHeader, body: &[u8]) {
     }
 }
 
-/// Tells the kernel what it does not ask.
+/// Sends the kernel notifications, which answer no request.
 #[derive(Clone, Debug)]
 pub struct Notifier(Arc<OwnedFd>);
 
 impl Notifier {
-    /// Has the kernel forget a node's attributes, and its pages from `offset` on, after writing back those that are dirty;
-    /// no pages if `offset` is negative, all to the end if `len` is 0. A node that it does not know is no error.
+    /// Makes the kernel forget a node's attributes, and its cached pages from `offset` on, after writing back dirty
+    /// ones. A negative `offset` keeps all pages; a `len` of 0 means up to the end. A node that the kernel does not
+    /// know is no error.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> io::Result<()> {
         let size = u32::try_from(size_of::<InvalInode>()).unwrap_or_default();
         let header = OutHeader { len: size, error: NOTIFY_INVAL_INODE, unique: 0 };
@@ -257,8 +258,8 @@ impl Notifier {
         }
     }
 
-    /// Has the kernel forget a name of a directory, and all that it knows below it. Takes the kernel's lock of the
-    /// directory. A name that it does not know is no error.
+    /// Makes the kernel forget a name in a directory, and everything below it. Takes the kernel's lock of the
+    /// directory. A name that the kernel does not know is no error.
     pub fn inval_entry(&self, dir: u64, name: &[u8]) -> io::Result<()> {
         let too_long = |_| io::Error::from(Errno::NAMETOOLONG);
         let namelen = u32::try_from(name.len()).map_err(too_long)?;
@@ -277,10 +278,10 @@ impl Notifier {
 const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 
-/// Threads that read /dev/fuse when nothing else is said: enough that some may wait for the device.
+/// Default number of threads that read /dev/fuse: enough that some may wait for a device.
 const NR_THREADS: usize = 4;
 
-/// Without these requests are small.
+/// Features that the transport needs; without them requests are small.
 const TRANSPORT_FEATURES: Features = Features::ASYNC_READ
     .union(Features::BIG_WRITES)
     .union(Features::MAX_PAGES)

@@ -1,12 +1,13 @@
-//! Requests in rings of io_uring: a queue for every processor, and in each queue threads that stay on that processor. A
-//! request is handled where it came from, and answering it and waiting for the next one is one system call.
+//! Requests through rings of io_uring: each processor has a queue, and each queue has threads that stay on that
+//! processor. A request is handled on the processor that it came from. One system call sends an answer and waits for
+//! the next request.
 //!
-//! - U1. Each thread has one place, so the kernel never gives a request to a thread that is busy while another is free. Of
-//!   those that are free it takes the one that was last to answer; the others cost nothing.
-//! - U2. References that the kernel gives back do not come in rings: one thread goes on reading /dev/fuse.
-//! - U3. All threads are there from the start. One that came later could not help: a new place gets none of the requests
-//!   that wait already. So nobody steps [aside](Place::aside_for_kernel) for the kernel who is the last of a queue.
-//! - U4. All rings are made before the process gives up the right to make any.
+//! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another is
+//!   free. Among free threads it takes the one that answered last; the others cost nothing.
+//! - U2. FORGET requests do not arrive in rings: one thread keeps reading /dev/fuse.
+//! - U3. All threads exist from the start. A later one would not help, because a new slot gets none of the waiting
+//!   requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
+//! - U4. All rings are made before the process gives up the right to make them.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Handler, Place, Shared, answer, spawn};
 use crate::protocol::{InHeader, Limits, OutHeader, Reply};
 
-/// Rings for all threads that there may be.
+/// One ring for each thread.
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     pub(super) rings: Vec<FuseRing>,
@@ -30,7 +31,7 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// `None` where the kernel has or allows none. With many processors requests are smaller.
+    /// Makes the rings. `None` if the kernel supports or allows none. The more processors, the smaller the requests.
     pub(super) fn new(limits: &mut Limits) -> Option<Self> {
         let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
         let nr_queues = nr_processors(&possible).filter(|nr| *nr <= MAX_QUEUES)?;
@@ -78,7 +79,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, queue: usize, mut ring: FuseRing) -
     }
 }
 
-/// Handles the request that lies in a place, and puts its answer there.
+/// Handles the request in a slot, and writes the answer into the same slot.
 fn handle<H: Handler>(
     shared: &Shared<H>,
     header: &mut [u8; FUSE_RING_HEADER],
@@ -92,7 +93,7 @@ fn handle<H: Handler>(
     let mut reply = Reply::new(room);
     let error = answer(shared, &request, (&header[FIXED..RING_ENTRY], rest), &mut reply, place);
     let len = if error == 0 { reply.len() } else { 0 };
-    // Where the request had a body, the answer was written behind it.
+    // The answer was written after the request's body, if there is one.
     payload.copy_within(in_len..in_len + len, 0);
     let payload_len = u32::try_from(len).unwrap_or_default();
     let total = payload_len + size_of::<OutHeader>() as u32;
@@ -113,12 +114,12 @@ struct RingEntry {
     reserved: u64,
 }
 
-/// Where the fixed part of a request lies in the header, and where [`RingEntry`] does.
+/// Offsets in the header of the fixed part of a request, and of [`RingEntry`].
 const FIXED: usize = 128;
 const RING_ENTRY: usize = 256;
 const _: () = assert!(RING_ENTRY + size_of::<RingEntry>() == FUSE_RING_HEADER);
 
-/// Keeps the calling thread on a processor, if the process may run there at all.
+/// Binds the calling thread to a processor, if the process may run there.
 fn stay_on(processor: usize, allowed: Option<&CpuSet>) {
     if processor >= CpuSet::MAX_CPU || !allowed.is_some_and(|set| set.is_set(processor)) {
         return;
@@ -130,7 +131,7 @@ fn stay_on(processor: usize, allowed: Option<&CpuSet>) {
     }
 }
 
-/// How many processors a list like `0-7` names; `None` if they are not numbered from 0 without a gap.
+/// The number of processors in a list like `0-7`; `None` unless they are numbered from 0 without a gap.
 fn nr_processors(list: &str) -> Option<usize> {
     match list.trim().split_once('-') {
         None => (list.trim() == "0").then_some(1),
@@ -139,13 +140,13 @@ fn nr_processors(list: &str) -> Option<usize> {
     }
 }
 
-/// Threads in all queues together, at least: as many fsyncs may be under way at once.
+/// Minimum number of threads in all queues together: so many fsyncs can run at once.
 const NR_THREADS: usize = 32;
-/// Memory for the largest requests in all queues at once. It is taken as they come, not before.
+/// Memory for the largest requests in all queues at once. It is allocated as requests arrive.
 const MEMORY: u32 = 64 << 20;
-/// Machines with more processors than this have a thread for each of them, most of which would never do anything.
+/// Largest number of processors for which rings are used: beyond it, most of the threads would never do anything.
 const MAX_QUEUES: usize = 128;
-/// An answer lies behind its request; the longest that has one is an extended attribute behind its name.
+/// Room for an answer after its request; the longest such answer is an extended attribute, after its name.
 const ROOM_FOR_ANSWER: usize = 68 << 10;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What the kernel's page cache holds while something else happens to the file: it is written, it is seen, and its failures are
-//! told.
+//! Data in the kernel's page cache while the file changes in other ways: the data is written, it is visible, and
+//! failures are reported.
 //!
-//! Method: this process serves a mount; programs in other processes use it. What Linux's own btrfs does is found by running the
-//! same program on a loop mount.
+//! Method: this process serves a mount, and programs in other processes use it. Linux's own btrfs serves as the
+//! reference: the same program runs on a loop mount.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -56,7 +56,7 @@ fn fresh(len_bytes: u64) -> Medium {
     Medium::formatted(len_bytes, &MkfsOptions::default()).unwrap()
 }
 
-/// What a Python program prints, in that directory.
+/// The output of a Python program that runs in that directory.
 fn python(dir: &Path, program: &str) -> String {
     let output = Command::new("python3").args(["-c", program]).current_dir(dir).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -88,7 +88,8 @@ fn judge(medium: &Medium) {
     }
 }
 
-/// On Linux `F_SETFL` does not take O_APPEND off an append-only file. Of a FUSE mount's file it does: the write is refused then.
+/// Linux refuses to clear O_APPEND of an append-only file with `F_SETFL`. On a FUSE mount it clears the flag, and the
+/// server refuses the write.
 #[test]
 fn an_append_only_file_is_not_overwritten_once_its_append_flag_is_gone() {
     if !can_run() {
@@ -129,7 +130,7 @@ fn flags_times_and_blocks_are_as_on_linux() {
         let found = python(mount.path(), program);
         judge(&mount.unmount());
         let lines = expected.lines().zip(found.lines());
-        // With its writeback cache the kernel keeps the times, and sets them for every fallocate.
+        // With its writeback cache, the kernel keeps the times and sets them for every fallocate.
         let is_the_kernels = |line: &str| writeback_cache && ["data", "hole", "whole"].contains(&first_word(line));
         let different: Vec<_> = lines.filter(|(linux, ours)| linux != ours && !is_the_kernels(linux)).collect();
         assert!(expected.lines().count() > 200 && expected.lines().count() == found.lines().count());
@@ -194,7 +195,7 @@ fn tar_and_cp_find_the_data_of_sparse_files_that_waits() {
         return;
     }
     const COPY: &str = "tar cSf ../A f; mkdir -p ../X; tar xSf ../A -C ../X; cmp f ../X/f; cp --sparse=auto f ../C; cmp f ../C; rm -r ../X ../A ../C";
-    // The writer may have closed it, hold it open with data that the kernel keeps, or have it mapped.
+    // The writer may have closed the file, hold it open with data that the kernel keeps, or have it mapped.
     const OPEN: &str = r"
 import mmap, os, subprocess, sys
 how, copy = sys.argv[1:]
@@ -268,7 +269,7 @@ os.setxattr('d/7', 'user.x', b'1')
     }
 }
 
-/// A full filesystem keeps pages of a mapping from being written: everything else is committed all the same.
+/// A full filesystem cannot take the pages of a mapping; everything else is committed all the same.
 #[test]
 fn sync_commits_after_an_error_of_a_mapping() {
     if !can_run() {
