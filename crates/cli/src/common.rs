@@ -1,8 +1,8 @@
-//! What all commands share: the only places that print to stdout and stderr, errors in one line, sizes as btrfs-progs reads
-//! and prints them, progress on terminals only.
+//! Functions that all commands share: all printing to stdout and stderr, errors in one line, sizes as btrfs-progs reads
+//! and prints them, progress on terminals.
 //!
-//! Output that is lost is an error ([`Stdout`]): it goes up to `main` like any other, so an image that is being changed is
-//! closed. One that was lost because the reader of a pipe went away ends quietly, with the status of SIGPIPE.
+//! Output that is lost is an error ([`Stdout`]). It is returned to `main` like any other error, so an image that is
+//! being changed gets closed. If the reader of a pipe went away, the program ends quietly with the status of SIGPIPE.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -42,14 +42,14 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     let parts: u128 = [whole, fraction].concat().parse().map_err(|_| too_large())?;
-    // At most 18 digits, so that this fits.
+    // At most 18 digits, so the power fits.
     let scale = 10u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
     let bytes = parts.checked_mul(1 << shift).ok_or_else(too_large)? / scale;
-    // What Linux can address in a file.
+    // The largest file offset on Linux.
     i64::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
 }
 
-/// Parses the memory that a filesystem may take.
+/// Parses the memory limit of a filesystem.
 pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     if bytes < MEMORY_MIN {
@@ -58,7 +58,7 @@ pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// The least in which all shares of the memory budget have room.
+/// The smallest limit in which all parts of the memory budget have room.
 const MEMORY_MIN: u64 = 16 << 20;
 
 /// Prints a size as btrfs-progs does: two decimals and KiB, MiB, ...; bytes as `123B`.
@@ -78,7 +78,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
     format!("{:.2}{}", last as f64 / 1024.0, UNITS[unit])
 }
 
-/// One line on stderr, whatever the error's own text holds; exit status 1 (I1 of `main`).
+/// Prints an error as one line on stderr, whatever its text contains; returns exit status 1 (I1 of `main`).
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     if has_no_reader(error) {
         return ExitCode::from(NO_READER);
@@ -87,7 +87,7 @@ pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// `ubtrfs: outer: inner: ...` in one line.
+/// Formats an error as `ubtrfs: outer: inner: ...` in one line.
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::from("ubtrfs: ");
     let mut previous = String::new();
@@ -96,7 +96,7 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
             true => "that mount's server has ended; take the mount away with: ubtrfs umount".to_owned(),
             false => without_numbers(&cause.to_string()).split_whitespace().collect::<Vec<_>>().join(" "),
         };
-        // Error types that print their source themselves would say it twice.
+        // Some error types print their source themselves, which would repeat it.
         if index > 0 && previous.contains(&text) {
             continue;
         }
@@ -109,14 +109,14 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Whether a call failed because the path is in a FUSE mount that nobody serves any more.
+/// Whether a call failed because the path is in a FUSE mount whose server has ended.
 fn has_server_ended(cause: &(dyn std::error::Error + 'static)) -> bool {
     let errno = cause.downcast_ref::<Errno>().copied();
     let io = || cause.downcast_ref::<io::Error>()?.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno.or_else(io), Some(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Takes ` (os error 5)` and the like out: the words in front of it say the same.
+/// Removes ` (os error 5)` and the like: the words before it say enough.
 fn without_numbers(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -131,13 +131,12 @@ fn without_numbers(text: &str) -> String {
     out
 }
 
-/// One line on stderr about something that goes on in spite of it.
+/// Prints one line on stderr about a problem that does not stop the command.
 pub(crate) fn warn(text: &str) {
     print_err(&format!("ubtrfs: {text}"));
 }
 
-/// Works on one operand after the other. One that fails does not keep the others from their turn, as in coreutils; the
-/// final status is 1 then.
+/// Works on each operand. As in coreutils, a failure does not stop the others, and the final status is then 1.
 pub(crate) fn each<T>(
     operands: impl IntoIterator<Item = T>,
     mut work: impl FnMut(T) -> anyhow::Result<()>,
@@ -154,7 +153,7 @@ pub(crate) fn each<T>(
     status
 }
 
-/// The user and the group that new files belong to: the user who runs this wants to write to them.
+/// The user and group of new files: the current user wants to write to them.
 pub(crate) fn calling_user() -> (u32, u32) {
     if rustix::process::geteuid().is_root() {
         return (0, 0);
@@ -162,12 +161,13 @@ pub(crate) fn calling_user() -> (u32, u32) {
     (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
-/// A line on stderr. One that nobody can read is lost: there is no other place to say so.
+/// Prints a line on stderr. If nobody can read it, it is lost: there is no other place to report that.
 pub(crate) fn print_err(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// What clap has to say: `--help` and `--version` as they are, an error with its tips, the usage, and where to read on.
+/// Prints a message of clap: `--help` and `--version` unchanged; an error with its tips, the usage, and where to find
+/// help.
 pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
     use clap::error::{ContextKind, ErrorKind};
     match error.kind() {
@@ -183,7 +183,7 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
             let text = error.to_string();
             let mut lines: Vec<&str> = Vec::new();
             for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
-                // No command takes a value that looks like an option.
+                // Such a tip would mislead: no command takes a value that looks like an option.
                 let misleads =
                     line.trim_start().starts_with("tip: to pass '") && error.get(ContextKind::InvalidArg).is_some();
                 if !misleads && !line.starts_with("For more information") {
@@ -198,7 +198,7 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
     }
 }
 
-/// Help, with colors where stdout is a terminal.
+/// Prints help, in colors if stdout is a terminal.
 fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
     if stdout().is_terminal() {
         return error.print().and_then(|()| io::stdout().flush()).context(OUTPUT_LOST);
@@ -226,7 +226,7 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
     bar
 }
 
-/// A count that goes down; draws nothing when stderr is not a terminal.
+/// A progress display that counts down; draws nothing when stderr is not a terminal.
 pub(crate) fn progress_left(what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
@@ -239,15 +239,15 @@ pub(crate) fn progress_left(what: &'static str) -> indicatif::ProgressBar {
     bar
 }
 
-/// Standard output, whose errors are those of [`Stdout`].
+/// Standard output as [`Stdout`].
 pub(crate) fn stdout() -> Stdout {
     Stdout(io::stdout().lock())
 }
 
-/// Standard output. Where it is closed, or nobody reads it any more, writing fails.
+/// Standard output. Writing fails if it is closed or has no reader any more.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
-/// The reader of a pipe went away, as `head` does when it has seen enough.
+/// The reader of a pipe went away, as `head` does early.
 #[derive(Debug)]
 struct NoReader;
 
@@ -285,7 +285,7 @@ impl Write for Stdout {
     }
 }
 
-/// Whether an error says that the reader of standard output went away.
+/// Whether an error means that the reader of standard output went away.
 pub(crate) fn has_no_reader(error: &anyhow::Error) -> bool {
     let is_it = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<NoReader>());
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_it))
@@ -296,14 +296,14 @@ pub(crate) fn print_out(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// As [`print_out`].
+/// Writes all bytes to stdout, as [`print_out`] does with text.
 pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = stdout();
     out.write_all(bytes).and_then(|()| out.flush()).context(OUTPUT_LOST)
 }
 
 pub(crate) const OUTPUT_LOST: &str = "cannot write to standard output";
-/// Status of a program whose output nobody reads: what a shell shows after SIGPIPE.
+/// Exit status of a program whose output has no reader: what a shell shows after SIGPIPE.
 const NO_READER: u8 = 128 + 13;
 
 #[cfg(test)]

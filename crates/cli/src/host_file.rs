@@ -1,12 +1,12 @@
-//! Files of this system that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
+//! Host files that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
 //!
 //! Invariants:
-//! - I1. A regular file has its name only when it is complete: it is written beside that name under a temporary one, and renamed
-//!   by [`HostFile::keep`]. Until then a file that exists keeps its content. Without `keep`, or when the program is interrupted,
-//!   everything new is removed; when it is killed, the temporary name is left.
+//! - I1. A regular file gets its name only when it is complete: it is written under a temporary name beside it, and
+//!   [`HostFile::keep`] renames it. Until then an existing file keeps its content. Without `keep`, or when the program
+//!   is interrupted, the temporary file is removed; when the program is killed, it remains.
 //! - I2. An image that is in use is never written, whatever path leads to it.
-//! - I3. Devices and FIFOs are written into; they are never removed or replaced.
-//! - I4. [`HostFile::in_dir`] touches nothing but the one name in the one directory; it follows no link.
+//! - I3. Devices and FIFOs are written to; they are never removed or replaced.
+//! - I4. [`HostFile::in_dir`] touches only the one name in the one directory, and follows no link.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -24,11 +24,11 @@ use ubtrfs_format::item::is_entry_name;
 
 use crate::interrupt::{self, Noted};
 
-/// A file of this system that is being written.
+/// A host file that is being written.
 pub(crate) struct HostFile {
     file: File,
     place: Place,
-    /// Of a file that is written in order: bytes so far.
+    /// Bytes written so far, of a file that is written in order.
     written: u64,
 }
 
@@ -39,12 +39,12 @@ enum Place {
     New(TemporaryName),
 }
 
-/// A file beside the name that it will have (I1).
+/// A file under a temporary name beside its final name (I1).
 pub(crate) struct TemporaryName {
     dir: Rc<OwnedFd>,
     temporary: String,
     name: Vec<u8>,
-    /// Whether it takes the place of what has that name.
+    /// Whether it replaces an existing file of that name.
     replaces: bool,
     kept: bool,
     _noted: Option<Noted>,
@@ -64,12 +64,12 @@ impl TemporaryName {
         Ok((made, Self { dir, temporary, name, replaces, kept: false, _noted: noted }))
     }
 
-    /// The file is complete: it takes its name.
+    /// Renames the complete file to its final name.
     pub(crate) fn keep(mut self) -> io::Result<()> {
         let (dir, from, to) = (self.dir.as_fd(), self.temporary.as_str(), self.name.as_slice());
         let flags = if self.replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(dir, from, dir, to, flags) {
-            // A filesystem that cannot be told to replace nothing: nothing had the name when this began.
+            // A filesystem without this kind of rename: nothing had the name at the start.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(dir, from, dir, to)?,
             done => done?,
         }
@@ -81,7 +81,7 @@ impl TemporaryName {
 impl Drop for TemporaryName {
     fn drop(&mut self) {
         if !self.kept {
-            // Errors are not told: the one that led here counts.
+            // Errors are ignored: the first error is the one to report.
             let _ = rustix::fs::unlinkat(self.dir.as_fd(), self.temporary.as_str(), AtFlags::empty());
         }
     }
@@ -111,7 +111,7 @@ impl HostFile {
         if there.is_dir() {
             bail!("{shown} is a directory; name a file");
         }
-        // As cp does: only who may write to the file may replace it.
+        // Like cp: only a user who may write to the file may replace it.
         let file = File::options().write(true).open(path).with_context(|| format!("cannot write {shown}"))?;
         refuse_in_use(&file, path)?;
         if !there.is_file() {
@@ -124,7 +124,7 @@ impl HostFile {
         let real = std::fs::canonicalize(path).with_context(|| format!("{shown}"))?;
         let (dir, name) = directory_of(&real)?;
         let opened = file.metadata().with_context(|| format!("{shown}"))?;
-        // Another one may have changed the links since: the file whose writing was allowed is the one to replace.
+        // Another process may have changed the links since. Only the file that was opened for writing may be replaced.
         let found = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW).with_context(|| format!("{shown}"))?;
         if (found.st_dev, found.st_ino) != (opened.dev(), opened.ino()) {
             bail!("{shown} was changed meanwhile; try again");
@@ -159,7 +159,7 @@ impl HostFile {
         }
     }
 
-    /// A file that will replace this one, with its mode and, where that is allowed, its owner.
+    /// Makes a file that will replace this one, with its mode and, if allowed, its owner.
     fn beside(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
         let this = Self::temporary(dir, name, true, 0o600)?;
         let owner = (Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
@@ -176,17 +176,17 @@ impl HostFile {
         Ok(Self { file: file.into(), place: Place::New(place), written: 0 })
     }
 
-    /// Whether it is written as it is, and not replaced.
+    /// Whether the file itself is written, and not replaced.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.place, Place::Direct)
     }
 
-    /// The open file, for a writer of its own that begins at its start.
+    /// The open file, for another writer that starts at its beginning.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Writes a piece; pieces come in ascending order. Where nothing was written, zeros are read.
+    /// Writes a piece; pieces come in ascending order. Ranges that are not written read as zeros.
     pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.place {
             Place::Direct => {
@@ -217,7 +217,7 @@ impl HostFile {
         Ok(())
     }
 
-    /// Makes the data durable, where the file can do that.
+    /// Makes the data durable, if the file supports that.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match self.place {
             Place::Direct => Ok(()),
@@ -225,7 +225,7 @@ impl HostFile {
         }
     }
 
-    /// The file is complete: it takes its name (I1).
+    /// Gives the complete file its name (I1).
     pub(crate) fn keep(self) -> io::Result<()> {
         match self.place {
             Place::Direct => Ok(()),
@@ -246,7 +246,7 @@ impl Write for HostFile {
     }
 }
 
-/// Fails for what would lead out of a directory.
+/// Fails for a name that would lead out of a directory.
 pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
     if !is_entry_name(name) {
         bail!("'{}' is no name of a file", crate::commands::offline::text::printable(name));
@@ -263,7 +263,7 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The opened directory that holds a path's last name, and that name.
+/// Opens the directory of a path's last name; returns it and the name.
 pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
     let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -281,10 +281,10 @@ pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
     })
 }
 
-/// Rust has opened /dev/null in its place where it was closed.
+/// If stdout was closed, Rust has opened /dev/null in its place.
 const STDOUT_NAMES: [&str; 3] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
-/// `/dev/stdout` and its like: the file behind it has a place that others write to as well.
+/// Whether a path is like `/dev/stdout`: other writers may share the open file behind it, and its offset.
 fn is_open_file_of_a_process(path: &Path) -> bool {
     ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"].iter().any(|start| path.starts_with(start))
 }

@@ -1,9 +1,10 @@
-//! Files under temporary names, which nobody would miss and nobody removes: they go when a command is interrupted.
+//! Removes temporary files when a command is interrupted; otherwise nobody would remove them.
 //!
 //! Invariants:
-//! - I1. A temporary file is made and noted in one step under the lock, and a signal keeps the lock until the program has ended:
-//!   no file is made after the noted ones were removed.
-//! - I2. The program ends as the signal ends it by default. A signal that was ignored when the program started stays ignored.
+//! - I1. A temporary file is made and noted in one step under the lock. A signal handler keeps the lock until the
+//!   program has ended, so no file is made after the noted ones are removed.
+//! - I2. The program ends as the signal ends it by default. A signal that was ignored at the program's start stays
+//!   ignored.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use rustix::fs::AtFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// A file that goes when the program is interrupted, until this is dropped.
+/// A file that is removed if the program is interrupted before this is dropped.
 #[derive(Debug)]
 pub(crate) struct Noted(u64);
 
@@ -24,11 +25,12 @@ struct Files {
 
 static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
 
-/// From now on, temporary files are removed at SIGINT, SIGTERM and SIGHUP. For commands that have no other use for these.
+/// From now on, removes temporary files at SIGINT, SIGTERM and SIGHUP. For commands that do not use these signals
+/// otherwise.
 pub(crate) fn watch() {
     let ignored = ignored_signals();
     let signals = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    // Without a thread for them, signals end the program as they would anyway.
+    // Without the handler, signals end the program by default.
     let Ok(mut signals) = Signals::new(signals) else { return };
     let remove_all = move || {
         for signal in &mut signals {
@@ -51,7 +53,7 @@ pub(crate) fn make<T, E>(
 ) -> Result<(T, Option<Noted>), E> {
     let mut files = lock();
     let made = make()?;
-    // A directory that cannot be opened once more: the file would be left, no more.
+    // If the directory handle cannot be duplicated, the only harm is that an interrupt leaves the file.
     let noted = dir.try_clone().ok().map(|dir| {
         let id = files.next;
         files.next += 1;
@@ -71,7 +73,7 @@ fn lock() -> MutexGuard<'static, Files> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Signals that this process ignores, as a mask.
+/// Mask of the signals that this process ignores.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

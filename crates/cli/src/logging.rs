@@ -1,4 +1,4 @@
-//! Where messages of a long-running server go: stderr in the foreground, syslog in the background.
+//! Log output of a long-running server: stderr in the foreground, syslog in the background.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
@@ -8,17 +8,17 @@ use tracing_subscriber::filter::LevelFilter;
 
 static SYSLOG: OnceLock<UnixDatagram> = OnceLock::new();
 
-/// How much is said; `UBTRFS_LOG` overrides (off, error, warn, info, debug, trace).
+/// The log level; `UBTRFS_LOG` overrides it (off, error, warn, info, debug, trace).
 fn level() -> LevelFilter {
     std::env::var("UBTRFS_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(LevelFilter::WARN)
 }
 
-/// Messages to stderr.
+/// Sends messages to stderr.
 pub(crate) fn to_stderr() {
     let _ = tracing_subscriber::fmt().with_max_level(level()).with_writer(io::stderr).without_time().try_init();
 }
 
-/// Messages to syslog; without a syslog they are lost, as any daemon's.
+/// Sends messages to syslog; without a syslog they are lost, as with any daemon.
 pub(crate) fn to_syslog() {
     // A confined server cannot connect later.
     if let Ok(socket) = UnixDatagram::unbound()
@@ -35,7 +35,7 @@ pub(crate) fn to_syslog() {
         .try_init();
 }
 
-/// One message, sent when it is complete.
+/// One message, which is sent when it is complete.
 struct Syslog {
     line: Vec<u8>,
 }

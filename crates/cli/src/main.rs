@@ -1,12 +1,12 @@
 //! The ubtrfs command line: arguments, printing, exit status. Every command is a module of `commands`.
 //!
 //! Invariants:
-//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1; wrong arguments get clap's tips and the
-//!     usage in lines of their own. Nothing panics on user input, nor because nobody can read what is printed: only `common`
-//!     prints. A result that is lost is an error.
-//! I2. stdout carries results only; progress and warnings go to stderr, progress only on a terminal.
-//! I3. The program also answers to `mount.ubtrfs`, `mount.fuse.ubtrfs` and to `ubtrfs DEVICE DIR -o ...`, which is how
-//!     mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
+//! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. For wrong arguments, clap's tips
+//!     and the usage follow in separate lines. Nothing panics on user input or on lost output: only `common` prints,
+//!     and a result that is lost is an error.
+//! I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal.
+//! I3. The program also answers to `mount.ubtrfs`, `mount.fuse.ubtrfs` and to `ubtrfs DEVICE DIR -o ...`: so mount(8)
+//!     calls it for the types `ubtrfs` and `fuse.ubtrfs`.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -33,7 +33,7 @@ struct Cli {
     command: Command,
 }
 
-/// One line a command: a variant here, its arm in `run`.
+/// A command: a variant here, and an arm in `run`.
 #[derive(Subcommand)]
 enum Command {
     Mkfs(commands::mkfs::Args),
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let named = named_commands(&args);
             let status = common::print_usage(&error, &named);
-            // 1 is what it says of a damaged filesystem.
+            // Status 1 of `check` means a damaged filesystem.
             let is_check = named == "ubtrfs check" && error.use_stderr();
             return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
         }
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command that the arguments name, as `ubtrfs subvolume list`.
+/// The command that the arguments name, such as `ubtrfs subvolume list`.
 fn named_commands(args: &[OsString]) -> String {
     use clap::CommandFactory;
     let mut command = Cli::command();
@@ -114,7 +114,7 @@ fn named_commands(args: &[OsString]) -> String {
     named
 }
 
-/// The names a first argument may have to be a command rather than a device.
+/// The first arguments that name a command rather than a device.
 fn subcommand_names() -> Vec<String> {
     use clap::CommandFactory;
     let command = Cli::command();

@@ -1,5 +1,5 @@
-//! An image file that is being made. It has a temporary name until it is whole: an interrupted command leaves no image, and a
-//! killed one none that could be taken for a whole one.
+//! An image file that is being made. It has a temporary name until it is complete: an interrupted command leaves no
+//! image, and a killed command leaves none that looks complete.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,17 +11,17 @@ use ubtrfs_device::{FileDevice, OpenError};
 
 use crate::host_file::{TemporaryName, directory_of};
 
-/// Removed when it is dropped.
+/// A new image file, which is removed if it is dropped without `keep`.
 pub(crate) struct NewImage {
     device: Arc<FileDevice>,
     path: PathBuf,
-    /// Where it is now.
+    /// Its current path.
     temporary: PathBuf,
     name: TemporaryName,
 }
 
 impl NewImage {
-    /// Makes a file of this size.
+    /// Makes an image file of this size.
     pub(crate) fn create(path: &Path, size: u64) -> anyhow::Result<Self> {
         let dir = dir_of(path);
         if !dir.is_dir() {
@@ -40,12 +40,12 @@ impl NewImage {
         &self.device
     }
 
-    /// The file under the name that it has now.
+    /// The current, temporary path of the file.
     pub(crate) fn temporary(&self) -> &Path {
         &self.temporary
     }
 
-    /// The image is whole: it takes its name, durably.
+    /// Renames the complete image to its final name, durably.
     pub(crate) fn keep(self) -> anyhow::Result<()> {
         let shown = self.path.display();
         self.name.keep().with_context(|| format!("cannot make {shown}"))?;

@@ -1,4 +1,5 @@
-//! Archives that ask for much, and layers of OCI images: memory is bounded whatever an archive says, whiteouts are applied.
+//! Archives that demand much memory, and layers of OCI images: memory is bounded whatever an archive says, and
+//! whiteouts are applied.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -12,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use common::{ok, refused};
 use ubtrfs_testkit::capability::program;
 
-/// Runs a command in a directory; its memory is limited to `mib` of address space where that is not 0.
+/// Runs a command in a directory; `mib` limits its address space unless it is 0.
 fn run(dir: &Path, mib: u64, line: &str) -> Output {
     let limit = if mib == 0 { String::new() } else { format!("ulimit -v {}; ", mib << 10) };
     let command = format!("{limit}exec timeout 120 {} {line}", env!("CARGO_BIN_EXE_ubtrfs"));
@@ -57,7 +58,7 @@ fn record(key: &str, value: &[u8]) -> Vec<u8> {
     [format!("{len} {key}=").as_bytes(), value, b"\n"].concat()
 }
 
-/// A small archive that is large when it is read.
+/// Writes a small archive that takes much memory when it is read.
 fn packed(dir: &Path, name: &str, long: Option<u32>, write: &mut dyn FnMut(&mut dyn Write)) {
     let mut out = zstd::stream::write::Encoder::new(fs::File::create(dir.join(name)).unwrap(), 3).unwrap();
     if let Some(log) = long {
@@ -74,21 +75,21 @@ fn no_archive_takes_more_memory_than_one_budget() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let large = vec![0u8; 60 << 20];
-    // Directories with attributes that were kept to the end: 40 times 60 MiB.
+    // Directories with attributes that are kept to the end: 40 times 60 MiB.
     packed(dir, "directories.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record("SCHILY.xattr.user.a", &large))).unwrap();
             out.write_all(&member(&format!("d{index}/"), b'5', b"")).unwrap();
         }
     });
-    // Headers for all members, each with another record.
+    // Global headers, each with a different record.
     packed(dir, "global.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("g", b'g', &record(&format!("comment{index}"), &large))).unwrap();
         }
         out.write_all(&member("f", b'0', b"")).unwrap();
     });
-    // Headers of one member, in sum; and records that take more than their bytes.
+    // Headers of one member that are too large together, and records that take more memory than their bytes.
     packed(dir, "repeated.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record(&format!("key{index}"), &large))).unwrap();
@@ -129,7 +130,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
     }
 }
 
-/// Resident memory of a command at its most.
+/// The peak resident memory of a command.
 fn peak_mib(dir: &Path, line: &str) -> u64 {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
         .args(line.split(' '))
@@ -150,8 +151,8 @@ fn peak_mib(dir: &Path, line: &str) -> u64 {
     peak >> 10
 }
 
-/// An archive of directories (`d/`), links (`l -> target`), hard links (`h => target`) and files, in this order; a file
-/// holds its own name.
+/// Makes an archive of directories (`d/`), links (`l -> target`), hard links (`h => target`) and files, in this order.
+/// The content of a file is its name.
 fn archive(dir: &Path, name: &str, members: &[&str]) {
     let mut out = Vec::new();
     for text in members {
@@ -169,8 +170,7 @@ fn archive(dir: &Path, name: &str, members: &[&str]) {
     fs::write(dir.join(name), out).unwrap();
 }
 
-/// As with tar: a link or a directory that another member replaces does not
-/// lead anywhere any more.
+/// As with tar: a link or directory that another member replaces is not followed any more.
 #[test]
 fn a_member_that_was_replaced_leads_nowhere() {
     let cases: [(&[&str], &[&str]); 4] = [
@@ -192,7 +192,7 @@ fn a_member_that_was_replaced_leads_nowhere() {
             ok(run(dir, 0, "check a.img"));
         }
     }
-    // A file leads nowhere either, and says so.
+    // A file is not followed either, and importing below it fails.
     let not_dirs: [(&str, &[&str]); 3] =
         [("", &["a", "a/g"]), ("", &["x/", "a -> x", "a/f", "a", "a/g"]), ("--oci-layer ", &["a/", "a", "a/g"])];
     for (option, members) in not_dirs {
@@ -221,14 +221,14 @@ fn a_hard_link_does_not_remove_its_own_target() {
     archive(dir, "layer.tar", &["g => a"]);
     refused(&run(dir, 0, "import --oci-layer layer.tar a.img:/"), &["is a directory"]);
     assert_eq!(paths(dir), before);
-    // A target elsewhere takes the directory's place.
+    // A hard link to a file elsewhere replaces the directory.
     archive(dir, "layer.tar", &["e => a/b"]);
     ok_but_output(&run(dir, 0, "import --oci-layer layer.tar a.img:/"));
     assert_eq!(ok(run(dir, 0, "cat a.img:/e")), "a/b");
     ok(run(dir, 0, "check a.img"));
 }
 
-/// The image after a member that was refused or could not be read to its end: what has its name is still there.
+/// After a member that was refused or incomplete, the file with its name is still there.
 #[test]
 fn a_member_that_fails_removes_nothing() {
     let long = "x".repeat(4095);
@@ -236,13 +236,13 @@ fn a_member_that_fails_removes_nothing() {
         let record = record("linkpath", format!("{long}{long}").as_bytes());
         [member("pax", b'x', &record), header(path, b'2', 0)].concat()
     };
-    // A device number that Linux has not.
+    // A device number that Linux does not have.
     let no_device = |path: &str| {
         let mut block = header(path, b'3', 0);
         block[329..336].copy_from_slice(b"7777777");
         summed(block)
     };
-    // Its header says more than the archive has.
+    // Its header states more data than the archive has.
     let torn = |path: &str| [header(path, b'0', 100_000), vec![7; 50_000]].concat();
     let small = |path: &str| member(path, b'0', b"new");
     let hard_link = |path: &str, target: &str| {
@@ -288,7 +288,7 @@ fn a_member_that_fails_removes_nothing() {
             ok(run(dir, 0, "check a.img"));
         }
     }
-    // What is replaced is replaced as a whole: names, kinds, links.
+    // Replacement is complete: names, types, links.
     for option in ["", layer] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -333,7 +333,7 @@ fn layers_hide_what_their_whiteouts_name() {
     if !program("tar") {
         return;
     }
-    // The whiteouts come first, or last: what the layer brings stays in both.
+    // Whether the whiteouts come first or last, the files of the layer stay.
     for is_last in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -354,7 +354,7 @@ fn layers_hide_what_their_whiteouts_name() {
         {
             write(&format!("layer/{path}"));
         }
-        // A file in place of a directory, a directory in place of a file, and AUFS's own.
+        // A file replaces a directory, a directory replaces a file, and AUFS's internal whiteouts.
         for path in ["d", "e/in", ".wh..wh.plnk", "mixed/new", ".wh.mixed"] {
             write(&format!("layer/{path}"));
         }
@@ -385,7 +385,7 @@ fn layers_hide_what_their_whiteouts_name() {
         ];
         assert_eq!(paths(dir), expected, "whiteouts come last: {is_last}");
         ok(run(dir, 0, "check a.img"));
-        // Without the option they are files.
+        // Without the option, whiteouts are ordinary files.
         refused(&run(dir, 0, "import layer.tar plain.img:/"), &["directory of that name exists"]);
     }
 }

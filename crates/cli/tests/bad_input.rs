@@ -1,6 +1,6 @@
-//! Bad input: a one-line error that says what to do, exit status 1, and the image as it was.
+//! Bad input: an error of one line that says what to do, exit status 1, and an unchanged image.
 //!
-//! Method: the built program is run as a user would; a run that does not end in a minute counts as hanging. The image's
+//! Method: the test runs the built program as a user would. A run of more than a minute counts as a hang. The image's
 //! bytes are hashed before and after.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -17,7 +17,7 @@ use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
-/// Runs a command line, at most a minute long.
+/// Runs a command line for at most a minute.
 fn run_with(program: &[&OsStr], input: &[u8]) -> Output {
     let mut child = Command::new("timeout")
         .args(["-k", "5", "60"])
@@ -43,7 +43,7 @@ fn ubtrfs(args: &[&OsStr], input: &[u8]) -> Output {
     run_with(&program, input)
 }
 
-/// The one line of an error; panics if there is another number of them or another exit status.
+/// The single line of an error; panics if there are more or fewer lines, or another exit status.
 fn error_line(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -63,7 +63,7 @@ fn inside(image: &Path, path: &str) -> OsString {
 /// An empty tar archive.
 const NO_FILES: &[u8] = &[0; 1024];
 
-/// Everything that opens an image refuses this one and leaves it as it is; the error lines.
+/// Checks that every command that opens an image refuses this one and leaves it unchanged; returns the error lines.
 fn refused(image: &Image) -> Vec<String> {
     let before = image.digest().unwrap();
     let dir = TempDir::new().unwrap();
@@ -223,7 +223,7 @@ fn unknown_features_are_refused_by_their_bit() {
             assert!(line.contains(&format!("{:#x}", 1u64 << bit)) || line.contains(&bit.to_string()), "{line}");
         }
     }
-    // An unknown compat_ro feature may be read.
+    // An image with an unknown compat_ro feature may be read.
     let image = made();
     image.patch_superblocks(|raw| raw[180 + 5] |= 1).unwrap();
     let before = image.digest().unwrap();
@@ -232,7 +232,7 @@ fn unknown_features_are_refused_by_their_bit() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// Name, offset, size, and whether no value but the right one can work.
+/// Name, offset, size, and whether only the right value can work.
 const FIELDS: &[(&str, usize, usize, bool)] = &[
     ("fsid", 32, 16, true),
     ("bytenr", 48, 8, true),
@@ -301,7 +301,7 @@ fn every_superblock_field_may_be_wrong() {
             wrong[..32].copy_from_slice(&csum);
             let image = Image::copy_of(pristine.path()).unwrap();
             image.write_at(64 << 10, &wrong).unwrap();
-            // The mirror has the same fault, but for its own address.
+            // The mirror has the same fault, except in the field of its address.
             wrong[48..56].copy_from_slice(&(64u64 << 20).to_le_bytes());
             if name == "bytenr" {
                 wrong[48..56].copy_from_slice(&4711u64.to_le_bytes());
@@ -349,14 +349,14 @@ fn a_mount_without_dev_fuse_or_fusermount_says_what_is_missing() {
     let image = made();
     let before = image.digest().unwrap();
     let dir = TempDir::new().unwrap();
-    // In a mount namespace of its own, with an empty /dev.
+    // In a separate mount namespace with an empty /dev.
     let script = r#"mount -t tmpfs none /dev && exec "$@""#;
     let mut args: Vec<&OsStr> = ["unshare", "-m", "sh", "-c", script, "sh", UBTRFS, "mount"].map(OsStr::new).to_vec();
     args.extend([image.path().as_os_str(), dir.path().as_os_str()]);
     let line = error_line(&run_with(&args, &[]));
     assert!(line.contains("/dev/fuse"), "{line}");
 
-    // As an ordinary user, where programs are not where they usually are.
+    // As an ordinary user, with programs in unusual places.
     let home = TempDir::new().unwrap();
     let copy = |from: &OsStr, name: &str| {
         let to = home.path().join(name);

@@ -1,4 +1,4 @@
-//! `ubtrfs check` as a user runs it: exit status, lines, JSON, and an image that stays as it was.
+//! `ubtrfs check` as a user runs it: exit status, output lines, JSON, and an unchanged image.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -73,7 +73,7 @@ fn a_first_superblock_of_zeros_is_damage() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.starts_with("E-SUPER-MIRROR: bytenr 65536: ") && text.contains("overwritten with zeros"), "{text}");
     assert!(!text.contains("W-SUPER-MISSING"), "{text}");
-    // Another copy may be missing: a restored metadata image has the first alone.
+    // Other copies may be missing: a restored metadata image has only the first one.
     let image = made();
     image.write_at(64 << 20, &[0; 4096]).unwrap();
     let output = check(&[], image.path());
@@ -115,7 +115,7 @@ fn rescue(args: &[&str], image: &Path) -> Output {
     command.args(["rescue", "super-recover"]).args(args).arg(image).stdin(Stdio::null()).output().unwrap()
 }
 
-/// A first superblock that is gone or damaged: `check` names the remedy, the remedy works, and Linux mounts the result.
+/// The first superblock is missing or damaged: `check` names the remedy, the remedy works, and Linux mounts the result.
 #[test]
 fn a_lost_superblock_is_written_anew_from_a_good_copy() {
     if !capability::kernel_oracle() {
@@ -141,7 +141,7 @@ fn a_lost_superblock_is_written_anew_from_a_good_copy() {
         let told = format!("{}{}", stdout(&checked), String::from_utf8_lossy(&checked.stderr));
         assert!(told.contains("ubtrfs rescue super-recover"), "{nr}: {told}");
         let before = image.digest().unwrap();
-        // Nobody was asked.
+        // Without a terminal there is nobody to confirm.
         let asked = rescue(&[], image.path());
         assert_eq!((asked.status.code(), image.digest().unwrap()), (Some(1), before), "{nr}");
         let output = rescue(&["-y", "-v"], image.path());
@@ -157,7 +157,7 @@ fn a_lost_superblock_is_written_anew_from_a_good_copy() {
         mount.close().unwrap();
     }
 
-    // A mirror that is bad, and no copy that is good.
+    // First a bad mirror, then no good copy at all.
     let image = Image::copy_of(&pristine).unwrap();
     image.write_at(64 << 20, &damage[2]).unwrap();
     assert!(rescue(&["-y"], image.path()).status.success());
@@ -168,7 +168,7 @@ fn a_lost_superblock_is_written_anew_from_a_good_copy() {
     let before = image.digest().unwrap();
     assert_eq!((rescue(&["-y"], image.path()).status.code(), image.digest().unwrap()), (Some(1), before));
 
-    // A copy that leads nowhere is no source; an image in use is no target.
+    // A copy with a bad root address cannot be the source; an image in use cannot be the target.
     let image = Image::copy_of(&pristine).unwrap();
     image.patch_superblocks(|raw| raw[80..88].copy_from_slice(&(1u64 << 40).to_le_bytes())).unwrap();
     image.write_at(64 << 10, &damage[0]).unwrap();

@@ -1,5 +1,6 @@
-//! `ubtrfs cp` into an image beside the machine's own cp: the same sources, options and targets on a copy of the tree. Both
-//! succeed or both fail, and the trees are equal afterwards. Each case has a directory of its own, so all share one image.
+//! `ubtrfs cp` into an image compared with the machine's own cp: equal sources, options and targets on a copy of the
+//! tree. Both succeed or both fail, and the trees are equal afterwards. Each case has a separate directory, so all
+//! share one image.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -18,7 +19,7 @@ fn ubtrfs(args: &[&str], dir: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What the names in a case lead to.
+/// The types of the files behind the names in a case.
 const KINDS: [(&str, &str); 7] = [
     ("file", "real"),
     ("chain", "other"),
@@ -31,7 +32,7 @@ const KINDS: [(&str, &str); 7] = [
 
 const OPTIONS: [&str; 6] = ["", "-P", "-p", "-r", "-a", "-rP"];
 
-/// Sources, and the target in the directory of the case.
+/// Sources, and the target in the case's directory.
 const COPIES: [(&[&str], &str); 9] = [
     (&["f"], "T"),
     (&["f"], "dst"),
@@ -160,7 +161,7 @@ fn links_in_an_image_lead_no_further_than_its_root() {
     }
     refused(&ubtrfs(&["cp", "new", "a.img:/out"], dir.path()), &["leads nowhere"]);
     assert_eq!(fs::read_to_string(&outside).unwrap(), "outside");
-    // What one source brings as a link is not the way for another one.
+    // A link that was copied from one source is not followed for another source.
     for name in ["one", "two"] {
         fs::create_dir(dir.path().join(name)).unwrap();
     }
@@ -168,7 +169,7 @@ fn links_in_an_image_lead_no_further_than_its_root() {
     fs::write(dir.path().join("two/x"), "two").unwrap();
     refused(&ubtrfs(&["cp", "-r", "one/x", "two/x", "a.img:/a"], dir.path()), &["copied just now"]);
     assert_eq!(ok(ubtrfs(&["cat", "a.img:/etc/target"], dir.path())), "through way/dots");
-    // Nothing was left beside the targets.
+    // No temporary file remains beside the targets.
     ok(ubtrfs(&["cp", "-a", "a.img:/", "tree"], dir.path()));
     let tree = listing(&dir.path().join("tree"));
     assert!(!tree.keys().any(|path| path.to_string_lossy().contains(".ubtrfs")), "{tree:?}");

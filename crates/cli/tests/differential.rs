@@ -1,8 +1,9 @@
-//! Random system calls by several users on our mount and on Linux's btrfs side by side: equal answers, equal attributes, equal
-//! trees after remounts and on the other side's mount, and `btrfs check` at the end.
+//! Random system calls by several users, on our mount and on Linux's btrfs side by side: equal results, equal
+//! attributes, equal trees after remounts and on the other side's mount, and `btrfs check` at the end.
 //!
-//! Method: `testkit::differential`. A minute of it here; for hours see the example `differential` of testkit. `UBTRFS_SEED=N`
-//! begins with another seed. Needs root, FUSE and the kernel's btrfs; skips loudly without, with CI=true it fails.
+//! Method: `testkit::differential`, for about a minute. Run the example `differential` of testkit for hours.
+//! `UBTRFS_SEED=N` starts with another seed. Needs root, FUSE and the kernel's btrfs; without them it skips loudly, and
+//! with CI=true it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +23,7 @@ fn options(time: Duration) -> Options {
         steps: 600,
         time,
         stop_at_first: true,
-        // The same ones on every machine: what others find is found by the example, not by chance in CI.
+        // The same rounds run on every machine: the example searches for new cases, CI must not find them by chance.
         rounds: 24,
         shrink_time: Duration::from_secs(120),
     }
@@ -39,7 +40,7 @@ fn random_calls_are_answered_as_linux_answers_them() {
     }
 }
 
-/// Steps, a line of JSON each, that both sides must answer alike.
+/// Runs steps, one line of JSON each, to which both sides must give equal results.
 fn agree(steps: &[&str]) {
     if !capability::fuse() || !capability::kernel_oracle() {
         return;
@@ -78,7 +79,7 @@ fn only_the_times_differ_of_a_pipe_that_is_written_to() {
     assert!(outcome.allowed.keys().all(|name| *name == "times-of-pipes"), "{:?}", outcome.allowed);
 }
 
-/// Users 8 and 11 have one capability each, user 7 is root without any.
+/// Users 8 and 11 have one capability each; user 7 is root without capabilities.
 #[test]
 fn capabilities_decide_on_trusted_attributes_and_chown_to_nobody_and_user_ids_do_not() {
     agree(&[

@@ -1,5 +1,5 @@
-//! Files of this system as targets: `cp`, `export --output`, `mount --timeline`. An image in use is never written, a
-//! regular file is replaced as a whole or not at all, devices and FIFOs are written into, links are followed as cp does.
+//! Host files as targets: `cp`, `export --output`, `mount --timeline`. An image in use is never written, a regular file
+//! is replaced as a whole or not at all, devices and FIFOs are written to, and links are followed as cp follows them.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -48,7 +48,7 @@ impl Bed {
         format!("{}:{path}", self.join("disk.img").display())
     }
 
-    /// No temporary file is left.
+    /// Checks that no temporary file is left.
     fn is_tidy(&self) {
         for entry in fs::read_dir(self.dir.path()).unwrap() {
             let name = entry.unwrap().file_name();
@@ -57,7 +57,7 @@ impl Bed {
     }
 }
 
-/// A test that fails leaves no mount.
+/// Unmounts even if the test fails.
 impl Drop for Bed {
     fn drop(&mut self) {
         for dir in ["mnt", "second"] {
@@ -100,7 +100,7 @@ fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
     }
 }
 
-/// One file that cannot be read: all others are copied and exported, it is named, the status is 1.
+/// With one unreadable file, all others are copied and exported, the file is named, and the status is 1.
 #[test]
 fn a_bad_file_does_not_keep_the_others_from_their_turn() {
     let bed = Bed::new();
@@ -158,13 +158,13 @@ fn a_bad_file_does_not_keep_the_others_from_their_turn() {
         good(&out);
         let exported = fs::read(out.join("d/bad")).unwrap();
         assert_eq!(exported.len(), bad.len());
-        // The block that cannot be read, and no other.
+        // Exactly the block that cannot be read is zeros.
         let mut expected = bad.clone();
         expected[1_499_136..1_503_232].fill(0);
         assert!(exported == expected);
         assert_eq!(fs::metadata(out.join("d/same")).unwrap().ino(), fs::metadata(out.join("d/bad")).unwrap().ino());
     }
-    // From the host: the image itself is no source.
+    // From the host: the image itself cannot be a source.
     fs::remove_dir_all(bed.join("source")).unwrap();
     let host = bed.join("host");
     fs::create_dir(&host).unwrap();
@@ -174,7 +174,7 @@ fn a_bad_file_does_not_keep_the_others_from_their_turn() {
     assert_eq!(ok(ubtrfs(&["cat", &bed.at("/host/z")])), "after it");
     ok(ubtrfs(&["check", &text(&bed.join("disk.img"))]));
     btrfs_check(&bed.join("disk.img")).unwrap();
-    // An image cannot hold itself.
+    // An image cannot contain itself.
     let inside = bed.join("host/new.img");
     let made = ubtrfs(&["mkfs", "-q", "-r", &text(&host), "-b", "200M", &text(&inside)]);
     refused(&made, &["is the image"]);
@@ -207,7 +207,7 @@ fn an_image_in_use_is_no_target_by_any_path() {
     fs::rename(bed.join("hard"), bed.join("dir/f")).unwrap();
     refused(&ubtrfs(&["cp", &bed.at("/f"), &text(&bed.join("dir"))]), &["in use"]);
     refused(&ubtrfs(&["cp", "-r", &bed.at("/d/."), &text(&bed.join("dir"))]), &["in use"]);
-    // The image is no source of itself either.
+    // The image cannot be a source of a copy into itself either.
     refused(&ubtrfs(&["cp", &text(&image), &bed.at("/copy")]), &["is the image"]);
     for target in ["new.img", "disk.img", "dir/new.img", "symlink"] {
         let target = text(&bed.join(target));
@@ -251,7 +251,7 @@ fn an_image_that_is_mounted_is_no_target() {
         let output = ubtrfs(&["mount", "--timeline", target, &text(&image), &text(&dir)]);
         refused(&output, &[if locked.is_some() { "mounted by the kernel" } else { "in use" }]);
     }
-    // The filesystem was opened and closed; what it holds is whole.
+    // The filesystem was opened and closed; its content is intact.
     btrfs_check(&image).unwrap();
     assert_eq!(fs::read(&image).unwrap().len(), before.len());
     ok(ubtrfs(&["check", &text(&image)]));
@@ -264,7 +264,7 @@ fn devices_and_fifos_are_written_into() {
         return;
     }
     let bed = Bed::new();
-    // Devices of our own: a bug that removes its target must not meet the machine's.
+    // Device nodes made for the test: a bug that removes its target must not hit the machine's nodes.
     let (null, full) = (bed.join("null"), bed.join("full"));
     sh("mknod", [full.as_os_str(), "c".as_ref(), "1".as_ref(), "7".as_ref()]).unwrap();
     sh("mknod", [null.as_os_str(), "c".as_ref(), "1".as_ref(), "3".as_ref()]).unwrap();
@@ -287,7 +287,7 @@ fn devices_and_fifos_are_written_into() {
     ok(ubtrfs(&["cp", &bed.at("/f"), &text(&fifo)]));
     assert!(reader.join().unwrap() == content());
     assert!(fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
-    // Standard output by a name that cannot be removed.
+    // Standard output under a name that cannot be removed.
     assert!(ubtrfs(&["cp", &bed.at("/f"), "/proc/self/fd/1"]).stdout == content());
 }
 
@@ -317,7 +317,7 @@ fn an_error_leaves_the_old_target_whole() {
         return;
     }
     let bed = Bed::new();
-    // Room for the old file and not for the new one.
+    // Space for the old file, but not for the new one.
     let small = Image::empty(16 << 20).unwrap();
     sh("mkfs.ext4", ["-q".as_ref(), small.path().as_os_str()]).unwrap();
     let mnt = bed.join("small");
@@ -340,7 +340,7 @@ fn an_error_leaves_the_old_target_whole() {
     sh("umount", [&mnt]).unwrap();
     full.unwrap();
 
-    // Into an image: a source that cannot be read to its end.
+    // Into an image, from a source that cannot be read to its end.
     ok(ubtrfs(&["mkfs", "-q", "-b", "128M", &text(&bed.join("tiny.img"))]));
     let tiny = |path: &str| format!("{}:{path}", text(&bed.join("tiny.img")));
     fs::write(bed.join("old"), "old").unwrap();
@@ -386,7 +386,7 @@ impl Drop for Loop {
     }
 }
 
-/// A device mapper's device over another one, removed when it is dropped.
+/// A device mapper device over another device, removed when it is dropped.
 struct Mapped(String);
 
 impl Mapped {
@@ -409,7 +409,7 @@ impl Drop for Mapped {
     }
 }
 
-/// An image and the devices that are made of it are one: who uses one keeps the others.
+/// An image and the devices made from it count as one: while one is in use, the others are refused.
 #[test]
 fn a_device_over_an_image_in_use_is_in_use() {
     if !kernel_oracle() || !fuse() {
@@ -425,7 +425,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     let second = text(&bed.join("second"));
     let plain = Loop::over(&image);
     let stacked = Loop::over(&plain.0);
-    // Each way in, in place of `DEVICE`.
+    // Every way to open an image, with the device in place of `DEVICE`.
     let ways: [&[&str]; 12] = [
         &["mkdir", "DEVICE:/new"],
         &["rm", "DEVICE:/f"],
@@ -449,7 +449,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     };
     ok(ubtrfs(&["mount", &image, &point]));
     let before = fs::read(dir.join("f")).unwrap();
-    // Nothing keeps Linux from attaching one later.
+    // Linux may still attach another device later.
     let late = Loop::over(&image);
     for device in [&plain.0, &stacked.0, &late.0] {
         refuse_all(device, "in use");
@@ -468,7 +468,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     ok(ubtrfs(&["umount", &point]));
     btrfs_check(Path::new(&image)).unwrap();
 
-    // Nobody uses it: the device is taken, by one at a time.
+    // Nobody uses the image any more: a device is accepted, one at a time.
     drop(stacked);
     if let Some(mapped) = Mapped::over(&plain.0) {
         ok(ubtrfs(&["mount", &mapped.path(), &point]));

@@ -1,6 +1,6 @@
-//! Commands that walk a directory tree, on images whose trees of files lie: names that lead out, directories inside of
-//! themselves or with two names. Each command ends in good time, does not panic, and leaves everything outside of its
-//! target alone.
+//! Commands that walk a directory tree, on images with lying subvolume trees: names that lead outside, directories
+//! inside themselves or with two names. Each command ends in good time, does not panic, and leaves everything outside
+//! its target alone.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -28,7 +28,7 @@ fn ends(title: &str, dir: &Path, args: &[&str]) -> Output {
     output
 }
 
-/// Everything below a directory but `target`, with its content.
+/// Everything below a directory except `target`, with its content.
 fn outside(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut todo = vec![dir.to_owned()];
@@ -59,7 +59,7 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
     }
     for (title, image) in crafted::hostile_trees().unwrap() {
         let dir = tempfile::tempdir().unwrap();
-        // As many directories above the target as the names lead up.
+        // As many directories above the target as the crafted names climb.
         let work = dir.path().join("1/2/3/4/5/work");
         fs::create_dir_all(work.join("target/deeper")).unwrap();
         fs::write(work.join("x"), "sentinel").unwrap();
@@ -82,12 +82,12 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
                 assert!(is_refused(output), "{title}: {what}: {output:?}");
             }
         }
-        // What could be read is in it, and nothing else.
+        // The archive holds only members inside the tree.
         no_member_leads_out(&title, &fs::read(work.join("target/a.tar")).unwrap_or_default());
         let streamed = ends(&title, &work, &["export", &at("/")]);
         no_member_leads_out(&title, &streamed.stdout);
 
-        // Inside of an image, and from one to another.
+        // Inside an image, and from one image to another.
         let other = Image::empty(128 << 20).unwrap();
         ends(&title, &work, &["mkfs", "-q", &other.path().display().to_string()]);
         ends(&title, &work, &["cp", "-r", &at("/outer"), &format!("{}:/", other.path().display())]);
@@ -100,7 +100,8 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
     }
 }
 
-/// The numbers that chown(2) takes for "leave it as it is" are no owner: the file is named, the others are copied.
+/// An owner with the number that chown(2) reads as "do not change" is refused: the file is named, the others are
+/// copied.
 #[test]
 fn an_owner_that_is_no_user_is_refused() {
     let medium = SeedImage::get(0).edited(&|owner| owner == 5, &|key, data| {
@@ -119,7 +120,7 @@ fn an_owner_that_is_no_user_is_refused() {
     assert!(!refused.status.success());
 }
 
-/// Inputs of the fuzz target `walk` that once were findings.
+/// Former findings of the fuzz target `walk`.
 #[test]
 fn kept_inputs_of_the_fuzzer_are_walked_to_an_end() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit/corpus/walk");
@@ -130,7 +131,7 @@ fn kept_inputs_of_the_fuzzer_are_walked_to_an_end() {
     }
 }
 
-/// Images that Linux made, with random lies whose checksums are right.
+/// Images made by Linux, with random lies and valid checksums.
 #[test]
 fn random_lies_are_walked_to_an_end() {
     let seed = Rng::seed_or(71);
@@ -144,7 +145,7 @@ fn random_lies_are_walked_to_an_end() {
     }
 }
 
-/// All commands that walk, on one image; nothing but their targets changes.
+/// Runs all walking commands on one image; only their targets may change.
 fn walk(title: &str, medium: &Medium) {
     let dir = tempfile::tempdir().unwrap();
     let work = dir.path().join("work");

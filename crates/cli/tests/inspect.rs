@@ -1,7 +1,8 @@
-//! `ubtrfs inspect` against `btrfs inspect-internal` on images that Linux made, and on damaged ones.
+//! `ubtrfs inspect` compared with `btrfs inspect-internal`, on images made by Linux and on damaged ones.
 //!
-//! Method: the two programs print the same image; all but the first line (the program's version) must be equal. Then
-//! blocks are damaged: the walk goes on, says what is wrong, and ends. Needs the kernel's btrfs; skips loudly without.
+//! Method: both programs print one image, and all lines except the first (the program's version) must be equal. Then
+//! blocks are damaged: the walk continues, reports the damage, and ends. Needs the kernel's btrfs; skips loudly
+//! without.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,8 +22,8 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What both print after their version. Names are hidden in trees: they hold line breaks, which this program escapes.
-/// btrfs-progs hides all names but those of subvolumes.
+/// Compares the output of both programs after the version. Names in trees are hidden, because they contain line breaks,
+/// which only this program escapes. btrfs-progs hides all names except those of subvolumes.
 fn assert_same(image: &Path, args: &[&str]) {
     let ours = inspect(image, args);
     assert!(ours.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ours.stderr));
@@ -80,7 +81,7 @@ fn a_damaged_block_is_told_and_the_walk_goes_on() {
     let one_bad = inspect(image.path(), &["dump-tree", "-t", "fs"]);
     assert!(one_bad.status.success());
     assert_eq!(stdout(&one_bad), stdout(&untouched));
-    // All bad.
+    // All copies are bad.
     for copy in &block.copies {
         image.write_at(copy + 2000, b"damage").unwrap();
     }
@@ -109,7 +110,7 @@ fn a_tree_that_points_to_itself_ends() {
     assert!(top.level > 0);
     let raw = image.read_at(top.copies[0], 4096).unwrap();
     let view = NodeView::new(&raw).unwrap();
-    // Every pointer leads to the node itself, or to one and the same child.
+    // Every pointer leads to the node itself, or all lead to one child.
     for target in [top.bytenr, view.child(0).unwrap().0.0] {
         let mut node = NodeBuilder::new(4096);
         for objectid in 256..256 + 100 {
@@ -141,7 +142,7 @@ fn what_is_not_there_is_one_line() {
     for args in [&["dump-super"][..], &["dump-tree"], &["dump-tree", "-t", "nonsense"], &["dump-super", "-s", "2"]] {
         let output = inspect(image.path(), args);
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Wrong arguments have a second one, about their help.
+        // An error in the arguments has a second line, about the help.
         let lines = told.lines().filter(|line| *line != "For more, see: ubtrfs inspect dump-tree --help").count();
         assert!(output.status.code() == Some(1) && lines == 1, "{args:?}: {told}");
         assert!(told.starts_with("ubtrfs: "), "{told}");

@@ -1,5 +1,5 @@
-//! Commands that are interrupted or killed while they write: a file has its name when it is whole, and not before; an image that
-//! existed is no filesystem until it is whole.
+//! Commands that are interrupted or killed while they write: a file gets its name only when it is complete, and an
+//! image that existed is no filesystem until it is complete.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -27,7 +27,7 @@ fn run(line: &str, dir: &Path) -> Output {
     command(line, dir).output().unwrap()
 }
 
-/// `a.img` with `/big`, `tree/` with the same file and small ones, `big.tar`.
+/// A directory with `a.img` that holds `/big`, `tree/` with a copy of it and small files, and `big.tar`.
 struct Bed(TempDir);
 
 const BIG: usize = 192 << 20;
@@ -53,7 +53,7 @@ impl Bed {
         names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Starts a command, and sends it a signal when one of the files in `out` has grown by some MiB.
+    /// Starts a command, and sends it a signal when the files in `out` have grown by some MiB.
     fn interrupt(&self, line: &str, signal: Signal) {
         let blocks = || blocks_below(&self.join("out"));
         let before = blocks();
@@ -69,7 +69,7 @@ impl Bed {
     }
 }
 
-/// Blocks of all files in a directory and below; files come and go meanwhile.
+/// Blocks of all files in a directory and below; files may appear and vanish meanwhile.
 fn blocks_below(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let blocks_of = |entry: fs::DirEntry| match entry.metadata() {
@@ -107,7 +107,7 @@ fn an_interrupted_command_leaves_no_file_that_looks_whole() {
             fs::remove_dir_all(bed.join("out")).unwrap();
             fs::create_dir(bed.join("out")).unwrap();
         }
-        // A file that was there stays as it was.
+        // An existing file stays unchanged.
         for line in ["cp a.img:/big out/old", "export -f out/old a.img:/"] {
             fs::write(bed.join("out/old"), "old").unwrap();
             bed.interrupt(line, signal);
@@ -134,7 +134,7 @@ fn an_image_that_was_being_filled_is_no_filesystem() {
         if capability::kernel_oracle() {
             assert!(LoopMount::new(&image, "ro").is_err(), "Linux does not take it for one either");
         }
-        // Made anew, it is whole.
+        // A new run completes the image.
         ok(run("mkfs -q -r tree out/old.img", bed.0.path()));
         assert!(fs::metadata(bed.join("out/old.img")).unwrap().len() == 1 << 30);
         assert_eq!(ok(run("ls out/old.img", bed.0.path())), "a\nbig\n");
@@ -143,7 +143,7 @@ fn an_image_that_was_being_filled_is_no_filesystem() {
     }
 }
 
-/// A signal that was ignored when the program started, as by nohup, does not end it.
+/// A signal that was ignored at the program's start, as by nohup, does not end it.
 #[test]
 fn an_ignored_signal_stays_ignored() {
     let bed = Bed::new();
@@ -163,7 +163,7 @@ fn an_ignored_signal_stays_ignored() {
     assert_eq!(bed.out(), ["big"]);
 }
 
-/// As cp -r: what cannot be read is named, the rest is copied, the status is 1.
+/// Like cp -r: unreadable files are named, the rest is copied, and the status is 1.
 #[test]
 fn mkfs_goes_on_after_a_file_that_cannot_be_read() {
     if !rustix::process::geteuid().is_root() {
@@ -206,7 +206,7 @@ fn mkfs_goes_on_after_a_file_that_cannot_be_read() {
             btrfs_check(&path.join(image)).unwrap();
         }
     }
-    // A filesystem that is full takes none of the others either: there is no use in the part.
+    // A full filesystem cannot take the other files either, and a partial copy is useless.
     fs::write(path.join("tree/huge"), vec![7; 200 << 20]).unwrap();
     refused(&run("mkfs -q -b 128M -r tree full.img", path), &["space"]);
     assert!(!path.join("full.img").exists());

@@ -1,4 +1,4 @@
-//! What a message says is true and its remedy works: each case is brought about, the message is read, and what it advises is done.
+//! Messages are true and their remedies work: each case is set up, the message is read, and its advice is followed.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -20,7 +20,7 @@ use ubtrfs_testkit::run as sh;
 struct Bed(TempDir);
 
 impl Bed {
-    /// `a.img` with `/f`, and the directory `mnt`.
+    /// Makes `a.img` with `/f`, and the directory `mnt`.
     fn new() -> Self {
         let bed = Self(tempfile::tempdir().unwrap());
         fs::create_dir(bed.join("root")).unwrap();
@@ -44,7 +44,7 @@ impl Bed {
         self.command(line).output().unwrap()
     }
 
-    /// The server of the mount, by the image that it has open.
+    /// The mount's server: the process that has the image open.
     fn server(&self) -> Pid {
         let image = fs::canonicalize(self.join("a.img")).unwrap();
         let has_open = |pid: i32| {
@@ -57,7 +57,7 @@ impl Bed {
     }
 }
 
-/// A test that fails leaves no mount.
+/// Unmounts even if the test fails.
 impl Drop for Bed {
     fn drop(&mut self) {
         for dir in ["mnt", "host"] {
@@ -128,12 +128,12 @@ fn a_subvolume_that_stays_says_which_rule_keeps_it() {
     }
     sh("chattr", ["+a".as_ref(), bed.join("mnt/u").as_os_str()]).unwrap();
     ok(bed.run("umount mnt"));
-    // In an image by the same rules.
+    // An image follows the same rules.
     only(&bed.run("subvolume delete -o subvolid=5 a.img:/u"), &["chattr"]);
     ok(bed.run("check a.img"));
 }
 
-/// Every command that takes a path in a mount, after its server was killed.
+/// Runs every command that takes a path in a mount, after its server was killed.
 #[test]
 fn a_mount_whose_server_has_ended_is_told_as_such() {
     if !kernel_oracle() || !fuse() {
@@ -170,7 +170,7 @@ fn a_mount_whose_server_has_ended_is_told_as_such() {
         assert!(text.contains("server has ended") && text.contains("ubtrfs umount"), "{line}: {text}");
         assert!(!bed.join("b.img").exists());
     }
-    // The last commit is all there is: umount says so, and does its work.
+    // Only the last commit is left: umount says so, and unmounts.
     let output = bed.run("umount mnt");
     assert!(!stderr(&output).contains("os error"), "{}", stderr(&output));
     assert!(fs::read_dir(bed.join("mnt")).unwrap().next().is_none());

@@ -1,8 +1,8 @@
 //! The mount, from the command line down to the disk, judged by Linux.
 //!
-//! Method: the built program mounts an image, plain system calls (or the reference model's random operations) change it,
-//! the program unmounts; then `btrfs check` must be clean and Linux's own mount must show what was written. Needs
-//! /dev/fuse and the kernel's btrfs; without them the tests skip loudly, with CI=true they fail.
+//! Method: the built program mounts an image, plain system calls (or the reference model's random operations) change
+//! it, and the program unmounts. Then `btrfs check` must be clean, and Linux's own mount must show the written data.
+//! Needs /dev/fuse and the kernel's btrfs; without them the tests skip loudly, and with CI=true they fail.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn ready() -> bool {
     capability::fuse() && capability::kernel_oracle()
 }
 
-/// Runs the program; whatever happens it must end by itself.
+/// Runs the program, which must always end by itself.
 fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(UBTRFS).args(args).env("LC_ALL", "C").output().unwrap()
 }
@@ -184,7 +184,7 @@ fn a_killed_server_leaves_what_was_synced() {
     fs::write(mount.join("lost"), vec![2; 100_000]).unwrap();
     let server = server_of(mount.path());
     ok(&Command::new("kill").args(["-9", &server.to_string()]).output().unwrap());
-    // The mount is dead now; taking it away says that changes may be lost.
+    // The mount is dead now; unmounting it reports that changes may be lost.
     let output = ubtrfs(["umount".as_ref(), mount.path().as_os_str()]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("last commit is intact"), "{}", text(&output));
@@ -250,7 +250,7 @@ fn a_second_mount_is_refused() {
     mount.umount();
 }
 
-/// The program said no in one line on stderr that holds these words, with exit status 1.
+/// Checks that the program failed with status 1 and one line on stderr that contains these words.
 fn assert_one_line(output: &Output, words: &[&str]) {
     let said = text(output);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -302,13 +302,13 @@ fn without_fusermount_a_user_hears_what_to_install() {
     assert_one_line(&output, &["fuse"]);
 }
 
-/// What an ordinary user needs: the program, an image and a mount point that are theirs.
+/// Everything that an ordinary user needs: the program, and the user's image and mount point.
 struct UserWorld {
     dir: TempDir,
 }
 
 impl UserWorld {
-    /// nobody: fusermount3 wants a user with a name.
+    /// The user nobody: fusermount3 needs a user with a name.
     const UID: u32 = 65534;
 
     fn new(image: &Path) -> Self {
@@ -323,7 +323,7 @@ impl UserWorld {
         Self { dir }
     }
 
-    /// A shell command that runs the program as the user, in this directory.
+    /// A shell command that runs the program as the user in this directory.
     fn command(&self, args: &[&str]) -> String {
         let (dir, uid) = (self.dir.path().display(), Self::UID);
         format!(
@@ -336,7 +336,7 @@ impl UserWorld {
         Command::new("sh").args(["-c", command]).output().unwrap()
     }
 
-    /// A shell command as the user.
+    /// Runs a shell command as the user.
     fn shell(&self, script: &str) -> Output {
         let uid = Self::UID.to_string();
         Command::new("setpriv")
@@ -353,7 +353,7 @@ fn an_ordinary_user_makes_mounts_and_fills_an_image() {
     if !ready() || !capability::program("setpriv") || !capability::program("fusermount3") {
         return;
     }
-    // As udev sets it up: fusermount3 opens the device as the user.
+    // The mode that udev sets: fusermount3 opens the device as the user.
     let device = fs::metadata("/dev/fuse").unwrap().permissions();
     if device.mode() & 0o006 != 0o006 {
         eprintln!("making /dev/fuse accessible to everyone, as udev does");
@@ -384,8 +384,8 @@ fn mount_and_umount_of_the_system_work() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let dir = TempDir::new().unwrap();
-    // What `mount -t fuse.ubtrfs` runs. It starts the program by the name after the dot, from the PATH; mount(8) itself
-    // would make that the system's, where the program need not be installed for this test.
+    // The command that `mount -t fuse.ubtrfs` runs. It starts the program named after the dot from PATH. mount(8)
+    // itself would use the system's PATH, where the program need not be installed for this test.
     let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let output = Command::new("/usr/sbin/mount.fuse3")
         .args([image.path(), dir.path()])
@@ -451,7 +451,7 @@ fn a_write_that_does_not_fit_fails_when_it_is_made() {
         assert!(taken < 256 << 20, "more was taken than there is");
     };
     assert_eq!(error.raw_os_error(), Some(28), "ENOSPC: {error}");
-    // Everything that was taken is kept.
+    // All accepted data is kept.
     file.sync_all().unwrap();
     drop(file);
     mount.umount();
@@ -483,7 +483,7 @@ fn times_at_the_ends_of_their_range_do_not_end_the_server() {
         utimensat(CWD, &file, &Timestamps { last_access: time, last_modification: time }, AtFlags::empty()).unwrap();
         let metadata = fs::metadata(&file).unwrap();
         assert_eq!(metadata.mtime(), tv_sec);
-        // Linux keeps no fraction at the ends.
+        // Linux drops the fraction at both ends of the range.
         if tv_sec != i64::MIN && tv_sec != i64::MAX {
             assert_eq!(metadata.mtime_nsec(), tv_nsec);
         }
@@ -586,8 +586,8 @@ fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
     mount.umount();
 }
 
-/// Where nobody else may enter, the kernel does not check what root may do, which spares it a request for every file that
-/// root makes or removes. All else is as it is on other mounts.
+/// If only root may enter, the kernel does not check permissions, which saves a request for every file that root makes
+/// or removes. Everything else is as on other mounts.
 #[test]
 fn roots_own_mount_works_without_permission_checks() {
     if !ready() || !capability::program("setpriv") || !capability::program("setfacl") {
@@ -641,8 +641,8 @@ fn roots_own_mount_works_without_permission_checks() {
     theirs.close().unwrap();
 }
 
-/// A confined server serves everything, commits when it is asked to and when it is unmounted, also by a signal; and the
-/// kernel says that it is confined, each thread of it.
+/// A confined server serves everything, and commits on request and when it is unmounted, also by a signal. The kernel
+/// reports each of its threads as confined.
 #[test]
 fn a_confined_server_serves_all_the_same() {
     if !ready() {
@@ -674,7 +674,7 @@ fn a_confined_server_serves_all_the_same() {
             threads += 1;
         }
         assert!(threads > 2, "{threads} threads");
-        // Rings are made before the right to make them is given up.
+        // The rings are made before confinement forbids it.
         let rings = u8::from(ubtrfs_device::has_fuse_rings());
         let stats = ubtrfs(["stats".as_ref(), "--prometheus".as_ref(), mount.path().as_os_str()]);
         assert!(text(&stats).contains(&format!("\nubtrfs_fuse_io_uring {rings}\n")), "{}", text(&stats));
@@ -708,8 +708,8 @@ fn a_confined_server_serves_all_the_same() {
     }
 }
 
-/// Who changes a set-group-id file that its group cannot execute keeps the bit if they are in the group: by any of their
-/// groups, which a server that opens nothing cannot look up by itself.
+/// A caller who changes a set-group-id file that its group cannot execute keeps the bit as a member of the group. Any
+/// of the caller's groups counts, and a confined server cannot look them up by itself.
 fn groups_decide(mount: &Mount) {
     if !capability::program("setpriv") {
         return;

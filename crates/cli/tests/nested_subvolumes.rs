@@ -1,8 +1,8 @@
 //! Nested subvolumes and snapshots as programs see them: find, cp, tar, rsync, du, grep, diff, ls, rm, chown, git.
 //!
-//! Method: the built program mounts an image with subvolumes in subvolumes; each program is run there and on Linux's mount of
-//! the same image, and must print, copy and leave the same. Then what FUSE must do by itself, having one device number for
-//! all subvolumes: every inode number of the mount is another one, and is the same after the next mount.
+//! Method: the built program mounts an image with nested subvolumes. Each program runs there and on Linux's mount of
+//! the image, and must print, copy and leave equal results. A FUSE mount has one device number for all subvolumes, so
+//! the test also checks that all inode numbers of the mount differ, and that they are equal after the next mount.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,8 +71,8 @@ impl Drop for Ours {
     }
 }
 
-/// A home with users' subvolumes, snapshots beside and inside of their sources, and the empty directories that these hold in
-/// place of the subvolumes that they did not take along.
+/// A home with users' subvolumes, with snapshots beside and inside their sources, and with the empty directories that
+/// stand for nested subvolumes in snapshots.
 fn nested() -> Image {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let ours = Ours::new(image.path());
@@ -110,7 +110,7 @@ fn nested() -> Image {
     image
 }
 
-/// What a shell prints there, in the words of POSIX's locale.
+/// The output of a shell script in this directory, in POSIX's locale.
 #[track_caller]
 fn sh(dir: &Path, out: &Path, script: &str) -> String {
     let mut command = Command::new("timeout");
@@ -141,13 +141,14 @@ fn compare(scripts: &[&str], printed: &[String], expected: &[String]) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Programs that read. `$1` is a directory for what they write.
+/// Programs that only read. `$1` is a directory for their output.
 const READERS: &[&str] = &[
     "find . | sort",
     "find . -type f -printf '%p %s %b %n %m\\n' | sort",
     "find home -depth -name 'file1*' | sort",
     "du -s . 2>&1",
-    // With two operands du passes over directories that have one number: those of Linux in place of subvolumes do.
+    // With two operands, du skips directories whose inode number it has seen: Linux's directories in place of
+    // subvolumes share one.
     "du -a home | sort -k2",
     "du -sh --inodes home | cut -f2",
     "grep -rc needle . | sort",
@@ -171,7 +172,7 @@ fn programs_that_read_see_in_nested_subvolumes_what_they_see_on_linux() {
     }
     let image = nested();
     let (our_out, their_out) = (TempDir::with_prefix("ubtrfs-o-").unwrap(), TempDir::with_prefix("ubtrfs-t-").unwrap());
-    // One place for both, so that paths in what is printed are equal.
+    // Both use one output directory, so that printed paths are equal.
     let run = |dir: &Path, out: &Path| -> Vec<String> {
         let shown = out.display().to_string();
         READERS.iter().map(|script| sh(dir, out, script).replace(&shown, "OUT")).collect()
@@ -185,7 +186,7 @@ fn programs_that_read_see_in_nested_subvolumes_what_they_see_on_linux() {
     compare(READERS, &printed, &expected);
     for copy in ["copy", "rsync"] {
         let [ours, theirs] = [&our_out, &their_out].map(|out| walk_path(&out.path().join(copy)).unwrap());
-        // Linux makes up a time for what stands for a subvolume.
+        // Linux makes up the time of a directory in place of a subvolume.
         compare_entries(&ours, &theirs, Compare { mtime: false, ..Compare::COPY }).unwrap();
         assert!(ours.len() > 3000, "{}", ours.len());
     }
@@ -236,7 +237,7 @@ fn programs_that_change_nested_subvolumes_leave_what_they_leave_on_linux() {
     linux.close().unwrap();
 }
 
-/// Each path's `st_ino`; the number in the entry that names it; and the handle of the file.
+/// Prints for each path its `st_ino`, the inode number in its directory entry, and its file handle.
 const NUMBERS: &str = r#"
 import ctypes, json, os, struct, subprocess, sys
 os.chdir(sys.argv[1])
@@ -294,7 +295,7 @@ fn inode_numbers_are_unique_in_a_mount_and_the_same_after_the_next() {
     let (handles, first) = numbers(ours.dir.path());
     let mut seen: HashMap<u64, &str> = HashMap::new();
     for (path, ino) in &first {
-        // Both names of a file.
+        // These two are names of one file.
         let is_link = path.ends_with("/link") || path.ends_with("/large");
         if let Some(other) = seen.insert(*ino, path) {
             assert!(is_link, "{path} and {other} are both {ino}");

@@ -1,4 +1,4 @@
-//! What people meet who use the program for the first time: help, typing errors, sizes, operands that do not exist.
+//! First contact with the program: help, typing errors, sizes, operands that do not exist.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 struct Bed(TempDir);
 
 impl Bed {
-    /// `a.img` with `/f`, `/d/g`.
+    /// Makes `a.img` with `/f` and `/d/g`.
     fn new() -> Self {
         let bed = Self(tempfile::tempdir().unwrap());
         fs::create_dir_all(bed.join("root/d")).unwrap();
@@ -80,7 +80,7 @@ fn sizes_have_fractions_and_a_limit() {
 #[test]
 fn an_image_that_failed_is_not_left() {
     let bed = Bed::new();
-    // Larger than most filesystems take.
+    // Larger than most host filesystems allow.
     refused(&bed.run("mkfs -q -b 7.9E x.img"), &["x.img"]);
     refused(&bed.run("mkfs -q -b 1M x.img"), &[]);
     refused(&bed.run("mkfs -q -r missing x.img"), &[]);
@@ -92,7 +92,7 @@ fn an_image_that_failed_is_not_left() {
     refused(&bed.run("import --create 200M torn.tar x.img:/"), &["torn.tar"]);
     refused(&bed.run("import --create 200M -o no-such-option good.tar x.img:/"), &["no-such-option"]);
     assert!(!bed.join("x.img").exists());
-    // One that was there before stays.
+    // An image that existed before stays.
     refused(&bed.run("import --create 200M torn.tar a.img:/"), &["torn.tar"]);
     ok(bed.run("check a.img"));
 }
@@ -125,7 +125,7 @@ fn o_means_mount_options() {
     for line in ["ls -o ro a.img:/", "export -o ro a.img:/", "export -o subvolid=5 -o ro --output a.tar a.img"] {
         assert!(bed.run(line).status.success(), "{line}");
     }
-    // It meant a file once.
+    // `-o` once meant a file.
     ok(bed.run("export -o b.tar a.img:/"));
     assert!(fs::read(bed.join("a.tar")).unwrap() == fs::read(bed.join("b.tar")).unwrap());
 }
@@ -196,7 +196,7 @@ fn what_a_user_makes_belongs_to_the_user() {
     }
     ok(bed.run("check own.img"));
 
-    // Root keeps the archive's owners, and makes the rest its own.
+    // Root keeps the archive's owners, and owns everything else that it makes.
     for line in ["mkdir a.img:/e", "subvolume create a.img:/s", "import in.tar a.img:/missing"] {
         assert!(root.run(line).status.success(), "{line}");
     }

@@ -1,5 +1,5 @@
-//! The commands without a mount, as processes: what they put into an image is judged by Linux (`btrfs check`, mount,
-//! scrub, comparison file by file), what they take out by GNU tar and a walk of the host's files.
+//! The commands without a mount, run as processes. Linux judges what they write into an image (`btrfs check`, mount,
+//! scrub, comparison file by file); GNU tar and a walk of the host's files judge what they read from it.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ use ubtrfs_testkit::capability::{kernel_oracle, program};
 use common::{ok, refused};
 use ubtrfs_testkit::{Compare, LoopMount, TreeEntry, compare_entries, compare_trees, judge, run as sh, walk_path};
 
-/// What an archive keeps: all but times of the target itself.
+/// Attributes that an archive keeps: all except times of the target itself.
 const ARCHIVED: Compare = Compare::COPY;
 
 fn ready() -> bool {
@@ -41,13 +41,13 @@ impl Dir {
         self.0.path().join(name)
     }
 
-    /// `IMAGE:/path` of `disk.img` in here.
+    /// `IMAGE:/path` for `disk.img` in this directory.
     fn at(&self, path: &str) -> String {
         format!("{}:{path}", self.join("disk.img").display())
     }
 }
 
-/// A tree with one of everything, and an archive of it.
+/// Makes a tree with one file of each type, and an archive of it.
 fn archived() -> (Dir, PathBuf, String) {
     let dir = Dir::new();
     let root = dir.join("root");
@@ -57,7 +57,7 @@ fn archived() -> (Dir, PathBuf, String) {
     (dir, root, tar)
 }
 
-/// A tree with one of everything.
+/// Makes a tree with one file of each type.
 fn fill(root: &Path) {
     fs::create_dir_all(root.join("dir/sub/empty")).unwrap();
     fs::write(root.join("empty"), b"").unwrap();
@@ -125,7 +125,7 @@ fn archive(root: &Path, tar: &Path, args: &[&str]) {
     sh("tar", all).unwrap();
 }
 
-/// Judges `disk.img`: clean for Linux, and `below` equals these entries.
+/// Checks `disk.img`: clean for Linux, and `below` equals these entries.
 fn judged(dir: &Dir, below: &str, expected: &[TreeEntry]) {
     judge(&dir.join("disk.img"), "", &[]).unwrap();
     let mount = LoopMount::new(&dir.join("disk.img"), "ro").unwrap();
@@ -160,7 +160,7 @@ fn what_tar_packs_linux_reads_from_the_image() {
         assert_eq!(summary["entries"], expected.len(), "{summary}");
         judged(&dir, "in/side", &expected);
         if index == 0 {
-            // Once more over itself: everything is replaced, nothing doubled.
+            // Imports again over the result: everything is replaced, nothing is doubled.
             ok(ubtrfs(["import", &tar, &dir.at("/in/side")]));
             judged(&dir, "in/side", &expected);
             continue;
@@ -180,7 +180,7 @@ fn older_formats_keep_what_they_can() {
     let dir = Dir::new();
     let root = dir.join("root");
     fill(&root);
-    // These formats have whole seconds and no attributes.
+    // These formats have times in whole seconds, and no attributes.
     let plain = Compare { mtime: false, xattrs: false, ..ARCHIVED };
     for (format, sparse) in [("gnu", "--sparse"), ("oldgnu", "--sparse"), ("gnu", "--no-recursion")] {
         let tar = dir.join("a.tar").display().to_string();
@@ -206,7 +206,7 @@ fn older_formats_keep_what_they_can() {
             let dir_only = Compare { root: false, ..plain };
             let old = walk_path(&root.join("dir")).unwrap();
             let one_link = |mut entries: Vec<TreeEntry>| {
-                // Links to files that were left out are lost.
+                // Links to files that were left out are missing.
                 for entry in &mut entries {
                     (entry.nlink, entry.link_group) = (1, None);
                 }
@@ -249,7 +249,7 @@ fn an_export_gives_back_what_was_imported() {
         sh("tar", ["-C", &back_text, "-xpf", &out, "--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*"])
             .unwrap();
         compare_trees(&root, &back, ARCHIVED).unwrap();
-        // And by our own import, into another image.
+        // Unpacked by our own import too, into another image.
         let again = dir.join("again.img");
         let _ = fs::remove_file(&again);
         ok(ubtrfs(["import", "--create", "1G", &out, &format!("{}:/", again.display())]));
@@ -285,7 +285,7 @@ fn copies_in_and_out_are_equal() {
     let shared = sh("filefrag", ["-v", &mount.join("second/dir/sub/big").display().to_string()]).unwrap();
     assert!(shared.contains("shared"), "{shared}");
     mount.close().unwrap();
-    // Out again, and over into another image.
+    // Back to the host, and into another image.
     let back = dir.join("back").display().to_string();
     ok(ubtrfs(["cp", "-a", &dir.at("/second"), &back]));
     compare_trees(&root, Path::new(&back), ARCHIVED).unwrap();
@@ -296,7 +296,7 @@ fn copies_in_and_out_are_equal() {
     let mount = LoopMount::new(Path::new(&other), "ro").unwrap();
     compare_trees(&root, &mount.join("copy"), ARCHIVED).unwrap();
     mount.close().unwrap();
-    // One file, to a name and into a directory, following links.
+    // One file, to a new name and into a directory, through links.
     ok(ubtrfs(["cp", "--owner", "5:6", &format!("{source}/link"), &dir.at("/one")]));
     assert_eq!(ok(ubtrfs(["cat", &dir.at("/one")])), "inline\n");
     ok(ubtrfs(["cp", &dir.at("/one"), &format!("{source}/dir/2048"), &dir.at("/copy/dir/")]));
@@ -424,7 +424,8 @@ fn a_file_that_comes_again_replaces_the_one_before() {
     fs::create_dir(&root).unwrap();
     let tar = dir.join("a.tar").display().to_string();
     let root_name = root.display().to_string();
-    // Each round has other contents and sizes; names come again while data of the round before is still written.
+    // Each round has different contents and sizes; names repeat while data of the previous round is still being
+    // written.
     for round in 0..3u32 {
         for index in 0..200u32 {
             let len = (index * 977 + round * 50_021) % 300_000;
@@ -442,7 +443,7 @@ fn a_file_that_comes_again_replaces_the_one_before() {
     let expected = walk_path(&root).unwrap();
     ok(ubtrfs(["import", "--create", "1G", &tar, &dir.at("/")]));
     judged(&dir, "", &expected);
-    // A member in the middle that cannot be made: what came before it is whole.
+    // One member in the middle fails: all members before it are complete.
     fs::write(root.join("f199"), vec![b'z'; 5_000_000]).unwrap();
     sh("tar", ["-C", &root_name, "-cf", &tar, "./f199", "./l3", "./f4"]).unwrap();
     fs::remove_file(dir.join("disk.img")).unwrap();
@@ -487,7 +488,7 @@ fn what_cannot_be_imported_is_refused_in_one_line() {
     ok(ubtrfs(["rm", &dir.at("/f")]));
     ok(ubtrfs(["mkdir", &dir.at("/f")]));
     refused(&ubtrfs(["import", &name("a.tar"), &dir.at("/")]), &["'./f'", "directory of that name"]);
-    // As another process of ours would hold it.
+    // Holds the image as another ubtrfs process would.
     let open = FileDevice::open(&dir.join("disk.img"), Access::ReadWrite).unwrap();
     refused(&ubtrfs(["ls", &dir.at("/")]), &["in use"]);
     drop(open);

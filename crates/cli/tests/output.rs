@@ -1,5 +1,5 @@
-//! What is printed may reach nobody: a full disk, a pipe without a reader, a closed descriptor. Every command, with each of its
-//! outputs on each of them: an error where a result is lost, never a panic, and never a change that is lost with the result.
+//! Lost output: a full disk, a pipe without a reader, a closed descriptor. Every command runs with each of its outputs
+//! lost in each way. A lost result is an error, never a panic, and the change that the command made is kept.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
-/// The names of all commands, from the program's own help; groups with their members.
+/// The names of all commands and of the members of groups, from the program's help.
 fn all_commands() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut todo = vec![String::new()];
@@ -37,14 +37,14 @@ fn all_commands() -> BTreeSet<String> {
 enum Sink {
     Null,
     Pipe,
-    /// A device that takes nothing.
+    /// A device that is always full.
     Full,
     /// A pipe without a reader.
     NoReader,
     Closed,
 }
 
-/// Runs a command with these outputs. An output to `Pipe` is in the answer.
+/// Runs a command with these outputs. The result contains outputs to `Pipe`.
 fn run(line: &str, dir: &Path, stdout: Sink, stderr: Sink) -> Output {
     let close = |sink: Sink, number: u32| if sink == Sink::Closed { format!(" {number}>&-") } else { String::new() };
     let command = format!("exec timeout 60 {PROGRAM} {line}{}{}", close(stdout, 1), close(stderr, 2));
@@ -63,8 +63,8 @@ fn run(line: &str, dir: &Path, stdout: Sink, stderr: Sink) -> Output {
     shell.spawn().unwrap().wait_with_output().unwrap()
 }
 
-/// A device of our own: a command that removes what it writes to must not meet the machine's. Who may make none cannot remove
-/// that either.
+/// A device node made for the test: a command that removes its target must not hit the machine's node. A user who
+/// cannot make one cannot remove the machine's either.
 fn full_device(dir: &Path) -> PathBuf {
     let own = dir.join("full");
     if !own.exists() {
@@ -91,7 +91,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
         Command::new(PROGRAM).args(["export", "-f", "a.tar", "kept.img:/"]).current_dir(work).status().unwrap();
     assert!(exported.success());
 
-    // Those that print a result fail when it is lost; `false`: there is none, or none in this case.
+    // Whether each command prints a result in this case, and so fails when it is lost.
     let lines = [
         ("--help", true),
         ("--version", true),
@@ -177,7 +177,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
                 continue;
             }
             assert_ne!(code, Some(0), "{line} ({lost:?}): its result is lost, which is no success");
-            // cp names the file; some say more.
+            // cp names the file, and some commands print more.
             if ["/proc/self/fd/1", "missing", "-t 99"].iter().any(|part| line.contains(part)) {
                 continue;
             }
@@ -189,7 +189,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
     }
 }
 
-/// What a command has changed stays changed where it cannot say so.
+/// A change stays even if its report is lost.
 #[test]
 fn a_change_is_kept_where_its_report_is_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn a_change_is_kept_where_its_report_is_lost() {
         assert_eq!(String::from_utf8_lossy(&listed.stdout), "s\n", "{lost:?}");
         assert_eq!(run("check a.img", work, Sink::Null, Sink::Null).status.code(), Some(0));
     }
-    // A closed input is no empty archive.
+    // A closed input is not an empty archive.
     let output = run("import - a.img:/ <&-", work, Sink::Null, Sink::Pipe);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && stderr.contains("standard input is closed"), "{stderr}");

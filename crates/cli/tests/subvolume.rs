@@ -1,7 +1,8 @@
-//! `ubtrfs subvolume`, on images and on mounts, and the ways of a mount's server that it stands on.
+//! `ubtrfs subvolume` on images and on mounts, and the server's interfaces that it uses.
 //!
-//! Method: the built program makes, changes and deletes subvolumes; then `btrfs check` is clean, and Linux, which mounts the
-//! image, lists and shows the same as the program and finds the right content in each. What Linux made is listed equal too.
+//! Method: the built program makes, changes and deletes subvolumes. Then `btrfs check` is clean, and Linux mounts the
+//! image, lists and shows the same as the program, and finds the right content in each subvolume. Subvolumes made by
+//! Linux are also listed equally.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,13 +27,13 @@ fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     command.output().unwrap()
 }
 
-/// The program with these words after `subvolume`.
+/// Runs the program with these words after `subvolume`.
 fn subvolume<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> Output {
     let words: Vec<_> = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
     ubtrfs([OsStr::new("subvolume").to_owned()].into_iter().chain(words))
 }
 
-/// btrfs-progs with these words after `subvolume`.
+/// Runs btrfs-progs with these words after `subvolume`.
 fn theirs<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> String {
     let output =
         Command::new("btrfs").arg("subvolume").args(words).env("LC_ALL", "C").env("TZ", "UTC").output().unwrap();
@@ -41,10 +42,10 @@ fn theirs<S: AsRef<OsStr>>(words: impl IntoIterator<Item = S>) -> String {
 
 /// A filesystem that the program works on.
 trait Place {
-    /// A path in it, as the program is told.
+    /// A path in the filesystem, as the program takes it.
     fn at(&self, path: &str) -> String;
     fn write(&self, path: &str, content: &[u8]);
-    /// Ends the work; the image.
+    /// Ends the work and returns the image.
     fn finish(self) -> Image;
 }
 
@@ -115,7 +116,7 @@ fn image() -> Image {
 
 const OPTIONS: [&str; 6] = ["", "-u", "-q", "-uqR", "-s", "-r"];
 
-/// The program's lists and Linux's, of one filesystem.
+/// The lists of one filesystem, with each option.
 fn lists(list: impl Fn(&[&str]) -> String) -> Vec<String> {
     OPTIONS.iter().map(|option| list(if option.is_empty() { &[] } else { std::slice::from_ref(option) })).collect()
 }
@@ -129,7 +130,7 @@ fn their_lists(mount: &LoopMount) -> Vec<String> {
     lists(|options| theirs(["list"].iter().chain(options).chain([&point.as_str()])))
 }
 
-/// What both programs show: without lines of sending, snapshots in any order.
+/// The lines that both programs show: without those about send, and with sorted snapshots.
 fn comparable(show: &str) -> Vec<String> {
     let mut lines: Vec<String> = show
         .lines()
@@ -141,7 +142,7 @@ fn comparable(show: &str) -> Vec<String> {
     lines
 }
 
-/// A subvolume's life: made, filled, snapshots of it, nested ones, deleted ones.
+/// A subvolume's life: it is made, filled and snapshotted, with nested and deleted subvolumes.
 fn live<P: Place>(place: P) -> Image {
     let at = |path: &str| place.at(path);
     let big = Rng::new(9).bytes(3_000_000);
@@ -154,7 +155,7 @@ fn live<P: Place>(place: P) -> Image {
     let said = ok(subvolume(["snapshot", "-r", &at("a"), &at("s")]));
     assert_eq!(said, format!("Create a readonly snapshot of '{}' in '{}'\n", at("a"), at("s")));
     place.write("a/file", b"two");
-    // Into a directory, where it gets the source's name.
+    // Into a directory, where the snapshot gets the source's name.
     let said = ok(subvolume(["snapshot", &at("a"), &at("b")]));
     assert_eq!(said, format!("Create a snapshot of '{}' in '{}'\n", at("a"), at("b/a")));
     place.write("b/a/file", b"three");
@@ -167,7 +168,7 @@ fn live<P: Place>(place: P) -> Image {
     assert_eq!(ok(subvolume(["get-default", &at("")])), "ID 5 (FS_TREE)\n");
     ok(subvolume(["set-default", &at("gone")]));
     assert!(ok(subvolume(["get-default", &at("")])).ends_with(" top level 5 path gone\n"));
-    // Images are opened by their default subvolume.
+    // Opening an image shows its default subvolume.
     refused(&subvolume(["delete", "-o", "subvolid=5", &at("gone")]), &["cannot delete", "default"]);
     ok(subvolume(["set-default", "5", &at("")]));
     refused(&subvolume(["delete", "-c", &at("a")]), &["cannot delete", "other subvolumes"]);
@@ -187,7 +188,7 @@ fn live<P: Place>(place: P) -> Image {
     place.finish()
 }
 
-/// Linux finds what [`live`] left, and lists it alike.
+/// Checks that Linux finds the result of [`live`], and lists it equally.
 fn judge_life(image: &Image) {
     btrfs_check(image.path()).unwrap();
     let ours = our_lists(&image.path().display().to_string());
@@ -204,7 +205,7 @@ fn judge_life(image: &Image) {
         assert_eq!(fs::read(linux.join(path).join("big")).unwrap(), Rng::new(9).bytes(3_000_000), "{path}");
     }
     assert!(!linux.join("a/in").exists() && !linux.join("gone").exists());
-    // Snapshots do not take nested subvolumes along.
+    // Snapshots do not include nested subvolumes.
     assert_eq!(fs::read_dir(linux.join("s/in")).unwrap().count(), 0);
     linux.close().unwrap();
     let linux = LoopMount::new(image.path(), "").unwrap();
@@ -357,7 +358,7 @@ fn what_cannot_be_is_refused_in_one_line() {
     refusals(place);
     let mount = OnMount::new(image(), &[]);
     fs::create_dir(mount.join("dir")).unwrap();
-    // Used by another one: the image is the mount's.
+    // The mount uses the image.
     let locked = format!("{}:/x", mount.image.as_ref().unwrap().path().display());
     refused(&subvolume(["create", &locked]), &[]);
     refusals(mount);
@@ -378,7 +379,7 @@ fn names_show_at_once_as_they_are() {
     let listed = || fs::read_dir(place.dir.path()).unwrap().count();
     for round in 0..10 {
         let name = place.join("a");
-        // The kernel keeps that it is not there, and the directory's content.
+        // The kernel caches that the name does not exist, and the directory's content.
         assert!(!name.exists());
         assert_eq!(listed(), 0);
         ok(subvolume(["create", &place.at("a")]));
@@ -435,7 +436,7 @@ fn users_have_their_own_subvolumes_alone() {
     let place = OnMount::new(image(), &["-o", "user_subvol_rm_allowed"]);
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(place.dir.path(), 0o755);
-    // Where users may run it.
+    // A directory in which users may run the program.
     let bin = TempDir::new().unwrap();
     open(bin.path(), 0o755);
     fs::copy(UBTRFS, bin.path().join("ubtrfs")).unwrap();
@@ -481,7 +482,7 @@ fn users_have_their_own_subvolumes_alone() {
     btrfs_check(place.finish().path()).unwrap();
 }
 
-/// The kernel remembers names long after they were used, and with them what a deleted subvolume would be kept for.
+/// The kernel caches names long after their use, and so could keep a deleted subvolume alive.
 #[test]
 fn the_space_of_a_deleted_subvolume_comes_back_when_its_files_are_closed() {
     if !capability::kernel_oracle() || !capability::fuse() {
@@ -548,7 +549,7 @@ fn attributes_of_the_server_are_not_listed() {
     btrfs_check(place.finish().path()).unwrap();
 }
 
-/// What programs that know btrfs ask by ioctl, in the words of Python.
+/// The ioctls of programs that know btrfs, in Python.
 const IOCTLS: &str = r#"
 import errno, fcntl, os, struct, sys
 os.chdir(sys.argv[1])

@@ -1,8 +1,8 @@
-//! Who may do what with subvolumes, what renames do to them, and what becomes of their open files: as on Linux.
+//! Permissions on subvolumes, renames of them, and their open files after deletion: as on Linux.
 //!
-//! Method: a program (`programs/subvolumes.py`) makes the same calls, by root and two users, on our mount and on Linux's, and prints
-//! what comes of each; both print the same. First every rule by name, then random calls. What our mount left, `btrfs check` and
-//! Linux find whole.
+//! Method: a program (`programs/subvolumes.py`) makes equal calls by root and two users on our mount and on Linux's,
+//! and prints each result; the outputs must be equal. First come all rules by name, then random calls. `btrfs check`
+//! and Linux find our mount's image undamaged.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ fn call(dir: &Path, words: &[&str]) -> String {
     run("timeout", args).unwrap()
 }
 
-/// What the program prints on both mounts, with these mount options and words.
+/// The program's output on both mounts, with these mount options and words.
 fn on_both(options: &str, words: &[&str]) -> (String, String) {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let dir = TempDir::with_prefix("ubtrfs-rules-").unwrap();

@@ -1,8 +1,8 @@
-//! `ubtrfs check`: is an unmounted filesystem whole? Reads everything, changes nothing.
+//! `ubtrfs check`: checks whether an unmounted filesystem is undamaged. Reads everything, changes nothing.
 //!
 //! Invariants:
 //! - I1. Each problem is one line on stdout that begins with its code; `docs/check.md` lists the codes.
-//! - I2. Exit status: 0 clean, 1 problems were found, 2 the filesystem could not be checked.
+//! - I2. Exit status: 0 clean, 1 problems found, 2 the filesystem could not be checked.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Read all data too, and compare every copy with its checksums
     #[arg(long)]
     check_data_csum: bool,
-    /// Print JSON: one object a problem, and one at the end for the whole
+    /// Print JSON: one object for each problem, and a summary at the end
     #[arg(long)]
     json: bool,
     /// Print at most this many problems of each kind; all are counted
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     repair: bool,
 }
 
-/// Exit status of a check that could not be made.
+/// Exit status if the filesystem could not be checked.
 pub(crate) const CANNOT_CHECK: u8 = 2;
 
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// Whether the filesystem is clean.
+/// Checks, and returns whether the filesystem is clean.
 fn checked(args: &Args) -> anyhow::Result<bool> {
     let started = Instant::now();
     if args.repair {
@@ -138,14 +138,14 @@ fn summary(report: &Report, elapsed: Duration, as_json: bool) -> String {
     text
 }
 
-/// A progress bar that begins anew with each part.
+/// A progress bar that restarts for each part.
 #[derive(Default)]
 struct Bar {
     bar: RefCell<Option<ProgressBar>>,
 }
 
 impl Bar {
-    /// Prints without the bar in between.
+    /// Prints with the bar hidden.
     fn suspend<T>(&self, print: &mut dyn FnMut() -> T) -> T {
         match &*self.bar.borrow() {
             Some(bar) => bar.suspend(print),

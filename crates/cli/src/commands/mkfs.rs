@@ -1,10 +1,11 @@
-//! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options are named as mkfs.btrfs names them.
+//! `ubtrfs mkfs`: makes a filesystem on an image file or block device. Options have the names of mkfs.btrfs.
 //!
 //! Invariants:
-//! - I1. An error leaves the target as it was. A new image file has a temporary name until it is whole.
-//! - I2. Superblocks are written last, when the directory was copied (`ubtrfs_mkfs::Unfinished`): a run that fails or is
-//!   interrupted on a target that had content, and was overwritten by request, leaves no filesystem.
-//! - I3. A file that cannot be copied is named, and the others have their turn; the filesystem is finished, the status is 1.
+//! - I1. An error leaves the target unchanged. A new image file has a temporary name until it is complete.
+//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run that fails
+//!   or is interrupted while it overwrites content on request leaves no filesystem.
+//! - I3. A file that cannot be copied is named, and the others are copied. The filesystem is finished, and the exit
+//!   status is 1.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -67,14 +68,14 @@ pub(crate) struct Args {
     /// As --features.
     #[arg(short = 'R', long, value_name = "LIST", value_delimiter = ',')]
     runtime_features: Vec<String>,
-    /// Copy what is in this directory into the new filesystem. A missing image is made large enough if --byte-count is
+    /// Copy the content of this directory into the new filesystem. A missing image is made large enough if --byte-count is
     /// not given.
     #[arg(short = 'r', long, value_name = "DIR")]
     rootdir: Option<PathBuf>,
-    /// Owner of the root directory: the user who runs this, by default.
+    /// Owner of the root directory: the current user, by default.
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     root_owner: Option<(u32, u32)>,
-    /// Overwrite what is on the device.
+    /// Overwrite the content of the device.
     #[arg(short, long)]
     force: bool,
     /// Do not discard the device first.
@@ -153,7 +154,7 @@ fn is_dir(path: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// An image cannot hold itself.
+/// Fails for an image inside the directory: an image cannot contain itself.
 fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     let in_dir = image.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let place = image.canonicalize().or_else(|_| in_dir.canonicalize());
@@ -165,7 +166,7 @@ fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The opened target, by what it was before this run.
+/// The opened target, by its state before this run.
 enum Target {
     Missing(NewImage),
     /// An empty file.
@@ -180,7 +181,7 @@ enum Target {
 }
 
 impl Target {
-    /// Opens the target; makes it, or enlarges an empty file, where the size is given.
+    /// Opens the target. If the size is given, makes a missing file and enlarges an empty one.
     fn open(path: &Path, byte_count: Option<u64>) -> anyhow::Result<Self> {
         if let Some(size) = byte_count
             && !path.exists()
@@ -205,7 +206,7 @@ impl Target {
         }
     }
 
-    /// Where it is now.
+    /// The target's current path.
     fn path(&self) -> &Path {
         match self {
             Self::Missing(image) => image.temporary(),
@@ -220,7 +221,7 @@ impl Target {
         }
     }
 
-    /// I1. Errors are not told: the one that led here counts.
+    /// Restores the target (I1). Ignores errors: the first error is the one to report.
     fn restore(self) {
         if let Self::Empty { device, path } = self {
             drop(device);
@@ -229,31 +230,31 @@ impl Target {
     }
 }
 
-/// Copies a directory into the new filesystem; answers how many files were not copied (I3).
+/// Copies a directory into the new filesystem; returns how many files were not copied (I3).
 fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.display()));
     with_device(target.path(), device, MountOptions::default(), Use::Write, work)
 }
 
-/// A size in which the directory's content fits with room to spare; the image is sparse.
+/// A size with ample room for the directory's content; the image is sparse.
 fn room_for(dir: &Path) -> u64 {
     const MIB: u64 = 1 << 20;
     let (mut data, mut nr_entries) = (0u64, 0u64);
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {
-        // What cannot be read cannot be copied, and is named then.
+        // A directory that cannot be read is reported when it is copied.
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
             let Ok(metadata) = entry.metadata() else { continue };
             nr_entries += 1;
             if metadata.is_dir() {
                 todo.push(entry.path());
             } else if metadata.is_file() {
-                // Blocks on the disk count: holes stay holes.
+                // Counts blocks on disk: holes stay holes.
                 data += metadata.len().min(metadata.blocks() * 512).next_multiple_of(4096);
             }
         }
     }
-    // Items of a file, twice with DUP; checksums take a 1024th, twice.
+    // Items of each file, twice with DUP, and checksums: a 1024th of the data, twice.
     let metadata = nr_entries * 4096 * 2 + data / 512;
     ((data + metadata) / 4 * 5 + 256 * MIB).next_multiple_of(MIB)
 }
@@ -287,7 +288,7 @@ impl Args {
         let sectorsize = size(self.sectorsize, default.sectorsize)?;
         let usual_nodesize = if mixed { sectorsize } else { default.nodesize.max(sectorsize) };
         let (data_profile, metadata_profile) = match mixed {
-            // One profile for both: either may name it.
+            // Data and metadata share one profile, which either option may set.
             true => {
                 let given = self.metadata.or(self.data).unwrap_or(BlockGroupFlags::empty());
                 (self.data.unwrap_or(given), given)
@@ -390,7 +391,7 @@ fn type_name(flags: BlockGroupFlags) -> &'static str {
     }
 }
 
-/// Names of the features that the filesystem has.
+/// Names of the filesystem's features.
 fn feature_names(options: &MkfsOptions) -> Vec<&'static str> {
     let is_set = |feature: &&Feature| match feature.bits {
         Bits::Mixed => options.mixed,
@@ -400,7 +401,7 @@ fn feature_names(options: &MkfsOptions) -> Vec<&'static str> {
     FEATURES.iter().filter(is_set).map(|feature| feature.name).collect()
 }
 
-/// What was made, as mkfs.btrfs prints it.
+/// A description of the new filesystem, in the format of mkfs.btrfs.
 fn summary(options: &MkfsOptions, report: &MkfsReport, path: &Path) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {

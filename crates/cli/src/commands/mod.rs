@@ -1,4 +1,4 @@
-//! The commands: each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
+//! The commands. Each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
 
 pub(crate) mod check;
 pub(crate) mod filesystem;

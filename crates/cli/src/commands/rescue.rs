@@ -1,6 +1,6 @@
-//! `ubtrfs rescue super-recover`: bad copies of the superblock, written anew from a good one. Named as in btrfs-progs.
+//! `ubtrfs rescue super-recover`: rewrites bad copies of the superblock from a good one. Named as in btrfs-progs.
 //!
-//! I1. Nothing is written unless the filesystem can be opened by the copy that the others are made of.
+//! I1. Nothing is written unless the filesystem can be opened with the good copy.
 
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use ubtrfs_volumes::{SuperCopies, SuperCopy};
 
 use crate::common::{print_err, print_out};
 
-/// Repair what keeps a filesystem from being mounted
+/// Repair damage that prevents mounting a filesystem
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -26,10 +26,10 @@ enum Command {
     SuperRecover(SuperRecoverArgs),
 }
 
-/// Write bad copies of the superblock anew, from the newest good one
+/// Rewrite bad copies of the superblock from the newest good one
 ///
-/// Refuses where no copy is good, where the filesystem cannot be opened by it, and while the image is in use. What programs had
-/// made durable by fsync since the last commit may be known to the first copy alone, and is lost with it.
+/// Refuses if no copy is good, if the filesystem cannot be opened with it, and while the image is in use. Changes that
+/// fsync made durable since the last commit may be recorded only in the first copy, and are lost with it.
 #[derive(clap::Args)]
 struct SuperRecoverArgs {
     /// The image file or block device; all of them, if the filesystem has several
@@ -80,7 +80,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks on the terminal.
+/// Asks for confirmation on the terminal.
 fn is_wanted(found: &[(Arc<dyn Device>, SuperCopies)]) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
         bail!("there is no terminal to ask on; see what would be done with -v, and do it with -y");

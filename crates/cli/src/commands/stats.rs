@@ -1,6 +1,7 @@
-//! `ubtrfs stats DIR|IMAGE`: what a mounted filesystem counted since it was mounted, or how full the trees of an image are.
+//! `ubtrfs stats DIR|IMAGE`: prints the counters of a mounted filesystem, or how full the trees of an image are.
 //!
-//! I1. A mount's numbers come as the text that Prometheus reads, over the mount itself; the other forms are made of it.
+//! I1. A mount returns its counters as Prometheus text, through the mount itself; the other formats are made from this
+//!     text.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use ubtrfs_transaction::{Metric, prometheus_text};
 use super::inspect::{TreeStats, tree_stats};
 use crate::common::{format_size, print_out};
 
-/// Show what a mounted filesystem counted, or how full the trees of an image are
+/// Show the counters of a mounted filesystem, or how full the trees of an image are
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A mount point, an image file or a block device
@@ -96,7 +97,7 @@ struct Sample {
     value: f64,
 }
 
-/// Reads the text that [`prometheus_text`] makes: what it does not understand it leaves out.
+/// Parses the text that [`prometheus_text`] makes; ignores lines that it does not understand.
 fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(parse_line).collect()
 }
@@ -112,12 +113,13 @@ fn parse_line(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels: found, value: value.parse().ok()? })
 }
 
-/// Numbers by their names, and a list for each label: `trees`, `phases` and so on, with an object for each of its values.
+/// Makes JSON: numbers by name, and for each label a list (`trees`, `phases` and so on) with an object for each value
+/// of the label.
 fn to_json(samples: &[Sample]) -> Value {
     let mut out = serde_json::Map::new();
     for sample in samples {
         let name = short(&sample.name);
-        // The labels that tell objects of one list apart; `le` is the edge of a bucket.
+        // These labels distinguish the objects of one list; `le` is the upper bound of a bucket.
         let labels: BTreeMap<&String, &String> = sample.labels.iter().filter(|(label, _)| *label != "le").collect();
         let Some(list) = ["tree", "phase"]
             .into_iter()
@@ -127,7 +129,7 @@ fn to_json(samples: &[Sample]) -> Value {
             out.insert(name.to_owned(), json!(sample.value));
             continue;
         };
-        // The prefix says what the list's name says.
+        // The prefix would repeat the list's name.
         let field = name.strip_prefix(list).map_or(name, |rest| rest.trim_start_matches('_'));
         let entry = out.entry(format!("{list}s")).or_insert_with(|| json!([]));
         let Some(objects) = entry.as_array_mut() else { continue };
@@ -152,7 +154,7 @@ fn to_json(samples: &[Sample]) -> Value {
     Value::Object(out)
 }
 
-/// What people read: a table for each label, times by phase, and the rest in lines.
+/// Makes text for people: a table for each label, times by phase, and a line for each other number.
 fn mount_text(samples: &[Sample]) -> String {
     let (phases, others): (Vec<&Sample>, Vec<&Sample>) =
         samples.iter().partition(|sample| sample.name.starts_with("ubtrfs_phase_seconds"));
@@ -180,7 +182,7 @@ fn shown(sample: &Sample) -> String {
     }
 }
 
-/// One line for each value of a label, one column for each name that has it.
+/// Makes a table: one line for each value of a label, one column for each name that has the label.
 fn table(label: &str, samples: &[&Sample]) -> String {
     let of_label: Vec<_> = samples.iter().filter(|sample| sample.labels.contains_key(label)).collect();
     let (mut lines, mut names): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
@@ -195,7 +197,7 @@ fn table(label: &str, samples: &[&Sample]) -> String {
     if names.is_empty() {
         return String::new();
     }
-    // The prefix that a column shares with the others says what the table's label says.
+    // The common prefix of the columns would repeat the table's label.
     let head = |name: &str| short(name).split_once('_').map_or(name, |(_, rest)| rest).to_owned();
     let width = |name: &str| head(name).len().max(10);
     let mut text = format!("{label:14}");

@@ -1,8 +1,8 @@
-//! Tree blocks of a filesystem that may be damaged: read where any copy can be, and told about.
+//! Tree blocks of a filesystem that may be damaged: reads any copy that it can, and reports damage.
 //!
 //! Invariants:
-//! - I1. A block whose checksum is right in any copy is shown from that copy; else the first copy that can be read.
-//! - I2. A walk ends on any input: each address is visited once, and levels descend.
+//! - I1. If any copy of a block has the right checksum, that copy is shown; else the first copy that can be read.
+//! - I2. A walk ends on any input: it visits each address once, and levels only descend.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
@@ -24,13 +24,13 @@ pub(super) struct Blocks {
     nodesize: usize,
 }
 
-/// A block as it was found, and what is wrong with it.
+/// A block as found on disk, and its damage.
 pub(super) struct Block {
     pub(super) raw: Vec<u8>,
     pub(super) damage: Option<String>,
 }
 
-/// Where a block is referred to from.
+/// A reference to a block.
 #[derive(Clone, Copy)]
 pub(super) struct Pointer {
     pub(super) bytenr: Logical,
@@ -41,7 +41,7 @@ pub(super) struct Pointer {
 }
 
 impl Pointer {
-    /// A block of which nothing but its address is known.
+    /// A reference of which only the address is known.
     pub(super) fn bare(bytenr: Logical) -> Self {
         Self { bytenr, tree: None, generation: None, level: None, first_key: None }
     }
@@ -55,7 +55,7 @@ pub(super) enum Order {
 }
 
 impl Blocks {
-    /// Opens the devices and reads the chunk tree, as far as it can be.
+    /// Opens the devices, and reads as much of the chunk tree as possible.
     pub(super) fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         for path in paths {
@@ -68,10 +68,11 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Damage met here is told when the chunk tree itself is shown; blocks that cannot be found tell it anyway.
+    /// Loads the chunks, and warns of bad items. Damaged blocks are reported when the chunk tree itself is shown;
+    /// blocks that cannot be found report it anyway.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
-        // Read to the end first: that uses the system chunks alone.
+        // Reads the whole tree before adding chunks, because reading it only needs the system chunks.
         let walked: Result<(), std::convert::Infallible> =
             self.walk(self.chunk_root(), Order::BreadthFirst, &mut |_, block| {
                 let Ok(view) = NodeView::new(&block.raw) else { return Ok(()) };
@@ -124,7 +125,7 @@ impl Blocks {
         }
     }
 
-    /// The tree of log trees, if there is a log to replay.
+    /// The log root tree, if there is a log to replay.
     pub(super) fn log_root(&self) -> Option<Pointer> {
         let superblock = self.superblock();
         (superblock.log_root != Logical(0)).then_some(Pointer {
@@ -140,7 +141,7 @@ impl Blocks {
         PrintOptions::new(self.superblock())
     }
 
-    /// Reads a block (I1); an error only where no copy can be read at all.
+    /// Reads a block (I1); fails only if no copy can be read at all.
     pub(super) fn read(&self, pointer: &Pointer) -> ubtrfs_error::Result<Block> {
         let mut raw = vec![0; self.nodesize];
         let csum_type = self.superblock().csum_type().unwrap_or_default();
@@ -181,7 +182,7 @@ impl Blocks {
         check_node(raw, &ctx).err().map(|corrupt| corrupt.to_string())
     }
 
-    /// Visits the block and all below it. A block that cannot be read is visited as an empty one with its damage.
+    /// Visits a block and everything below it. A block that cannot be read is visited as an empty one with its damage.
     pub(super) fn walk<E>(
         &self,
         root: Pointer,
@@ -207,7 +208,7 @@ impl Blocks {
     }
 }
 
-/// The children of an internal node, one level down; none where the node is not on the level that it should be on.
+/// The children of an internal node, one level down; none if the node is on the wrong level.
 fn children_of(raw: &[u8], pointer: &Pointer) -> Vec<Pointer> {
     let Ok(view) = NodeView::new(raw) else { return Vec::new() };
     let level = view.level();

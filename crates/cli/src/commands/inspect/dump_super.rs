@@ -1,4 +1,4 @@
-//! `ubtrfs inspect dump-super`: superblocks as they are on the device.
+//! `ubtrfs inspect dump-super`: prints superblocks as they are on the device.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Print the superblock at this offset of the device
     #[arg(long, value_name = "OFFSET", conflicts_with = "mirror")]
     bytenr: Option<u64>,
-    /// Print what does not start as a superblock, too
+    /// Print blocks without the magic of a superblock, too
     #[arg(short = 'F', long)]
     force: bool,
     /// Print as JSON
@@ -56,7 +56,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let device = FileDevice::open(path, Access::ReadOnly)?;
         for offset in args.offsets() {
             match read(&device, offset)? {
-                // Mirrors past the end do not exist.
+                // A mirror past the end does not exist.
                 None if args.all => {}
                 None => bail!("{} ends before {offset}; choose another mirror", path.display()),
                 Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force => {

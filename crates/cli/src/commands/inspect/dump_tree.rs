@@ -1,6 +1,6 @@
-//! `ubtrfs inspect dump-tree`: every block of every tree, or of one tree, or one block.
+//! `ubtrfs inspect dump-tree`: prints every block of every tree, or of one tree, or one block.
 //!
-//! Trees come in this order: root tree, chunk tree, tree of logs, then those of the root tree, then the logs.
+//! The order is: root tree, chunk tree, log root tree, then the trees in the root tree, then the logs.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Print level by level (default)
     #[arg(long)]
     bfs: bool,
-    /// Print HIDDEN in the place of names and values
+    /// Print HIDDEN instead of names and values
     #[arg(long)]
     hide_names: bool,
     /// Print the checksum of each block
@@ -76,7 +76,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A tree that is to be printed: its root, and the key of its root item.
+/// A tree to print: its root, and the key of its root item.
 struct Tree {
     title: &'static str,
     key: Option<Key>,
@@ -111,7 +111,7 @@ impl Dump<'_> {
                 self.output.close_tree()?;
             }
         }
-        // The trees that the superblock names are printed without totals, as blocks are.
+        // Trees that the superblock refers to are printed without totals, like single blocks.
         let of_superblock = [RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::TREE_LOG];
         let is_one = args.tree.is_some_and(|tree| of_superblock.contains(&tree));
         self.output.end(self.blocks, args.block.is_empty() && !is_one)
@@ -133,7 +133,7 @@ impl Dump<'_> {
         self.output.block(&root, &block)
     }
 
-    /// All trees in the order of printing.
+    /// All trees in printing order.
     fn trees(&self) -> Vec<Tree> {
         let (blocks, mut trees) = (self.blocks, Vec::new());
         trees.push(Tree { title: "root tree", key: None, root: blocks.root_tree() });
@@ -146,7 +146,7 @@ impl Dump<'_> {
     }
 }
 
-/// The roots of all trees but logs: tree, title, root block.
+/// The roots of all trees except logs: tree, title, root block.
 pub(super) fn roots(blocks: &Blocks) -> Vec<(RootId, &'static str, Pointer)> {
     let named = [blocks.root_tree(), blocks.chunk_root()].into_iter();
     let of_root_tree = trees_of(blocks, blocks.root_tree()).into_iter().map(|tree| tree.root);
@@ -154,7 +154,8 @@ pub(super) fn roots(blocks: &Blocks) -> Vec<(RootId, &'static str, Pointer)> {
     named.chain(of_root_tree).filter_map(with_id).collect()
 }
 
-/// Without a choice all; a choice of the log means the log trees and the tree of them.
+/// Whether to print a tree. Without a choice all are printed; the choice of the log means the log trees and the log
+/// root tree.
 fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
     choice.is_none_or(|choice| match tree.key {
         Some(key) => RootId(key.objectid) == choice,
@@ -162,7 +163,7 @@ fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
     })
 }
 
-/// The trees that a root tree names. Damage is told where the root tree is printed.
+/// The trees whose root items are in a root tree. Damage is reported when the root tree is printed.
 fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
     let mut trees = Vec::new();
     let walked: Result<(), std::convert::Infallible> = blocks.walk(root, Order::BreadthFirst, &mut |_, block| {
@@ -180,7 +181,8 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
                 root: Pointer {
                     bytenr: item.bytenr,
                     tree: Some(tree),
-                    // A log's root item is written before its root is for the last time.
+                    // The generation in a log's root item may be older: the item is written before the last write of
+                    // the log's root.
                     generation: (tree != RootId::TREE_LOG).then_some(item.generation),
                     level: Some(item.level),
                     first_key: None,
@@ -193,7 +195,7 @@ fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
     trees
 }
 
-/// One line on stderr for a damaged block.
+/// Prints the damage of a block as one line on stderr.
 fn tell_damage(block: &Block) -> bool {
     if let Some(damage) = &block.damage {
         warn(&damage.to_string());
@@ -201,7 +203,7 @@ fn tell_damage(block: &Block) -> bool {
     block.damage.is_some()
 }
 
-/// Where the dump goes.
+/// The format of a dump.
 trait Output {
     fn start(&mut self, blocks: &Blocks) -> io::Result<()>;
     fn open_tree(&mut self, tree: &Tree) -> io::Result<()>;

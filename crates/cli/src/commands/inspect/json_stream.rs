@@ -1,13 +1,13 @@
-//! One JSON document of any size, written piece by piece: `{"name": ..., "trees": [{..., "blocks": [...]}, ...]}`.
+//! One JSON document of any size, written in pieces: `{"name": ..., "trees": [{..., "blocks": [...]}, ...]}`.
 
 use std::io::{self, Write};
 
 use serde_json::Value;
 
-/// Writes arrays inside of objects. Every opened one is closed by [`JsonStream::close`].
+/// Writes nested objects and arrays. [`JsonStream::close`] closes each one that was opened.
 pub(super) struct JsonStream<W> {
     out: W,
-    /// For each open array or object: its closing bracket, and whether it has content yet.
+    /// Each open array or object: its closing bracket, and whether it has content yet.
     open: Vec<(&'static str, bool)>,
 }
 
@@ -51,7 +51,7 @@ impl<W: Write> JsonStream<W> {
         write!(self.out, "{value}")
     }
 
-    /// Closes what was opened last.
+    /// Closes the array or object that was opened last.
     pub(super) fn close(&mut self) -> io::Result<()> {
         let Some((bracket, has_content)) = self.open.pop() else { return Ok(()) };
         let indent = self.open.len();

@@ -1,8 +1,9 @@
-//! `ubtrfs inspect ...`: what is on the disk, damaged or not. Options are named as in `btrfs inspect-internal`.
+//! `ubtrfs inspect ...`: shows the content of the disk, damaged or not. Options are named
+//! as in `btrfs inspect-internal`.
 //!
 //! Invariants:
 //! - I1. Nothing is written to the device, not even a repair.
-//! - I2. Damage is told on stderr, one line for each block, and the rest is shown; the exit status is 1 then.
+//! - I2. Damage is reported on stderr, one line for each block. The rest is shown, and the exit status is 1.
 
 mod blocks;
 mod dump_super;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 pub(crate) use tree_stats::{TreeStats, tree_stats};
 
-/// Show what is on the disk of an unmounted filesystem
+/// Show the on-disk structures of an unmounted filesystem
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

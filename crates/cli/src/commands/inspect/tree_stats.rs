@@ -8,7 +8,7 @@ use ubtrfs_format::{KeyType, RootId};
 use super::blocks::{Blocks, Order};
 use super::dump_tree;
 
-/// Facts of one tree.
+/// Statistics of one tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TreeStats {
     pub(crate) id: RootId,
@@ -17,20 +17,20 @@ pub(crate) struct TreeStats {
     pub(crate) nodes: u64,
     pub(crate) leaves: u64,
     pub(crate) items: u64,
-    /// Bytes that items and their heads take, and could take, in all leaves.
+    /// Bytes that items and their headers use in all leaves, and bytes that they could use.
     pub(crate) used_bytes: u64,
     pub(crate) leaf_bytes: u64,
     /// Leaves that are less than half full.
     pub(crate) sparse_leaves: u64,
-    /// Leaves with items of directories' indexes, and those items.
+    /// Leaves with directory index items, and the number of those items.
     pub(crate) dir_index_leaves: u64,
     pub(crate) dir_index_items: u64,
-    /// Blocks that could not be read or are wrong; the other numbers are without them.
+    /// Blocks that are unreadable or wrong; the other numbers leave them out.
     pub(crate) damaged: u64,
 }
 
 impl TreeStats {
-    /// From 0 to 1.
+    /// How full the leaves are, from 0 to 1.
     pub(crate) fn fill(&self) -> f64 {
         if self.leaf_bytes == 0 { 0.0 } else { self.used_bytes as f64 / self.leaf_bytes as f64 }
     }

@@ -1,8 +1,8 @@
-//! The trees of a filesystem by name and number, as `btrfs inspect-internal dump-tree` takes and prints them.
+//! The names and numbers of trees, as `btrfs inspect-internal dump-tree` takes and prints them.
 
 use ubtrfs_format::RootId;
 
-/// Names that `-t` takes, without `_tree` behind them.
+/// Names for `-t`, without the suffix `_tree`.
 const NAMES: [(&str, RootId); 18] = [
     ("root", RootId::ROOT_TREE),
     ("extent", RootId::EXTENT_TREE),
@@ -24,7 +24,7 @@ const NAMES: [(&str, RootId); 18] = [
     ("data_reloc", RootId::DATA_RELOC_TREE),
 ];
 
-/// Reads a tree's name or number.
+/// Parses a tree's name or number.
 pub(super) fn parse(text: &str) -> Result<RootId, String> {
     if let Ok(id) = text.parse() {
         return Ok(RootId(id));
@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str) -> Result<RootId, String> {
     })
 }
 
-/// What stands above a tree.
+/// The heading of a tree.
 pub(super) fn title(tree: RootId) -> &'static str {
     match tree {
         RootId::ROOT_TREE => "root tree",

@@ -1,4 +1,4 @@
-//! The ways in which mount(8) calls us.
+//! Command lines that mount(8) and umount(8) use for this program.
 //!
 //! | called as                                   | by                                           |
 //! |---------------------------------------------|----------------------------------------------|
@@ -10,7 +10,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// Rewrites these calls to `ubtrfs mount ...` or `ubtrfs umount ...`; others stay as they are.
+/// Rewrites these command lines to `ubtrfs mount ...` or `ubtrfs umount ...`; leaves others unchanged.
 pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
     let name = args.first().map(Path::new).and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or_default();
     if name.starts_with("mount.") {
@@ -31,8 +31,8 @@ pub(crate) fn as_mount_helper(args: Vec<OsString>, commands: &[String]) -> Vec<O
     from_helper("mount", &args[1..])
 }
 
-/// Drops what only concerns mount(8): -s sloppy, -n no mtab, -v verbose, -i no helper, -t type, -N namespace; for umount also
-/// -r, -f. `-f` of mount means to fake it.
+/// Drops options that only concern mount(8): -s sloppy, -n no mtab, -v verbose, -i no helper, -t type, -N namespace;
+/// for umount also -r and -f. For mount, `-f` means a fake mount.
 fn from_helper(command: &str, given: &[OsString]) -> Vec<OsString> {
     let mut out: Vec<OsString> = vec!["ubtrfs".into(), command.into()];
     let mut given = given.iter();

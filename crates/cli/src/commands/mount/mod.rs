@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! C1. What can be wrong with the mount point or FUSE is found before the image is opened, so the image stays untouched.
-//! C2. The command's exit status 0 means that the mount works. Errors are printed by whoever meets them, once.
+//! C1. Mistakes in the mount point or in FUSE are found before the image is opened, so the image stays untouched.
+//! C2. Exit status 0 means that the mount works. The process that meets an error prints it, once.
 
 mod helper;
 mod options;
@@ -41,9 +41,9 @@ pub(crate) struct Args {
     /// Mount options, separated by commas: btrfs's own and the mount point's
     ///
     /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
-    /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit, device=PATH, degraded,
-    /// user_subvol_rm_allowed (users delete subvolumes that they may write to), noacl, notreelog, nologreplay. Others of Linux's
-    /// that tune what happens here by itself are accepted.
+    /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit,
+    /// device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl,
+    /// notreelog, nologreplay. Linux's options that tune what is automatic here are accepted and ignored.
     ///
     /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev, nosuid, noexec,
     /// dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll.
@@ -67,11 +67,12 @@ pub(crate) struct Args {
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp, Landlock),
-    /// and is not root but the owner of the image file, or nobody. The default where an ordinary user mounts an image file
+    /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp,
+    /// Landlock), and is not root but the owner of the image file, or nobody. The default when an ordinary user mounts
+    /// an image file
     #[arg(long, conflicts_with = "no_sandbox")]
     sandbox: bool,
-    /// Leave the server the rights of the user who mounts
+    /// Keep the rights of the current user for the server
     #[arg(long)]
     no_sandbox: bool,
     /// This process unmounts for a confined server
@@ -104,7 +105,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         return start_server(&args, &dir);
     }
     if args.serve {
-        // Away from the terminal: its signals are not for the server.
+        // Leaves the terminal's session: its signals are not meant for the server.
         let _ = rustix::process::setsid();
     } else {
         logging::to_stderr();
@@ -112,13 +113,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let fs = open(&args, &mut config, options)?;
     let mut timeline = None;
     if let Some(path) = &args.timeline {
-        // The image is open by now, so that it is refused as a target.
+        // The image is open by now, so it is refused as a target of the timeline.
         let file = HostFile::named(path, 0o666)?;
         let started = file.file().try_clone().and_then(|file| fs.start_timeline(file));
         started.with_context(|| format!("cannot write {}", path.display()))?;
         timeline = Some(file);
     }
-    // Before the mount: a server that cannot be confined as it was asked to shows nothing.
+    // Before the mount: if the confinement that the user asked for fails, nothing gets mounted.
     let sandbox = match config.sandbox {
         true => Some((start_unmounter(&args, &dir)?, Identity::for_image(&args.device))),
         false => None,
@@ -163,7 +164,7 @@ fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions
     Ok(())
 }
 
-/// Runs the server in the background; returns when the mount works or the server has failed.
+/// Starts the server in the background; returns when the mount works or the server has failed.
 fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program to start it in the background; use -f")?;
     let mut command = Command::new(program);
@@ -205,13 +206,13 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     }
     let status = server.wait().context("the server is gone")?;
     match status.code() {
-        // It has printed why.
+        // The server has printed the reason.
         Some(1) => Ok(ExitCode::FAILURE),
         _ => bail!("the server ended before the mount worked ({status}); try -f to see more"),
     }
 }
 
-/// Whether the server is confined when nothing is said: what an ordinary user mounts as a file often comes from elsewhere.
+/// Whether the server is confined by default: an image file that an ordinary user mounts often comes from elsewhere.
 fn is_image_of_ordinary_user(device: &Path) -> bool {
     let is_block = std::fs::metadata(device).is_ok_and(|meta| meta.file_type().is_block_device());
     !rustix::process::geteuid().is_root() && !is_block
@@ -226,10 +227,10 @@ fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<Unmounter> {
     Unmounter::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
 }
 
-/// Tells the waiting command that the mount works, and lets go of its terminal and directory.
+/// Tells the waiting command that the mount works, and releases its terminal and directory.
 fn announce_and_detach(null: &std::fs::File) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
-    // The command may have been killed; the mount is of use all the same.
+    // The waiting command may have been killed; the mount is still useful.
     let _ = out.write_all(b"R").and_then(|()| out.flush());
     rustix::stdio::dup2_stdin(null)?;
     rustix::stdio::dup2_stdout(null)?;
@@ -237,7 +238,7 @@ fn announce_and_detach(null: &std::fs::File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the filesystem; where it can only be read, says so and mounts read-only.
+/// Opens the filesystem; if it can only be read, says so and mounts read-only.
 fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> anyhow::Result<Arc<Fs>> {
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let made = match args.create {
@@ -251,7 +252,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
     for path in &options.devices {
         devices.push(Arc::new(FileDevice::open(path, access)?));
     }
-    // One more reference to every inode that the kernel knows.
+    // Counts one more reference to every inode that the kernel knows.
     options.track_lookups = true;
     let shown = args.device.display();
     let wanted_read_only = options.read_only;
@@ -282,7 +283,7 @@ fn create(path: &Path, size: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An ordinary user who makes a filesystem wants to write to it.
+/// Gives the root directory to the current user, who made the filesystem and wants to write to it.
 fn own_root(fs: &Fs) -> anyhow::Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };

@@ -1,4 +1,4 @@
-//! Mount options: those of the mount point are ours, all others btrfs's (`ubtrfs_fs::MountOptions`).
+//! Mount options: those of the mount point are handled here, all others by btrfs (`ubtrfs_fs::MountOptions`).
 
 use anyhow::{Context, anyhow};
 use ubtrfs_fs::MountOptions;
@@ -7,7 +7,7 @@ use ubtrfs_fuse::transport::Transport;
 
 use crate::common::parse_memory;
 
-/// Options that speak to mount(8), systemd or libfuse, not to a filesystem.
+/// Options for mount(8), systemd or libfuse, not for a filesystem.
 const IGNORED: &[&str] = &[
     "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "remount", "defaults",
     "silent", "loud",
@@ -19,7 +19,7 @@ pub(super) fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
 }
 
-/// Reads all `-o` arguments.
+/// Parses all `-o` arguments.
 pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptions)> {
     let mut config = MountConfig { allow_other: ubtrfs_fuse::is_root(), ..MountConfig::default() };
     let mut btrfs = Vec::new();
@@ -75,7 +75,7 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
     Ok((config, options))
 }
 
-/// Options that end here; `ro`, `noatime` and the like are of interest further down too.
+/// Whether an option concerns only the mount point; `ro`, `noatime` and the like also concern btrfs.
 fn is_ours(option: &str) -> bool {
     matches!(
         option,

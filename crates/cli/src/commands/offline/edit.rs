@@ -17,10 +17,10 @@ pub(crate) struct RmArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
-    /// Remove directories with all that is in them
+    /// Remove directories and their content
     #[arg(short, long)]
     recursive: bool,
-    /// Pass over what does not exist
+    /// Ignore files that do not exist
     #[arg(short, long)]
     force: bool,
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub(crate) struct MkdirArgs {
     /// Mode of the new directory
     #[arg(short, long, value_name = "OCTAL", default_value = "755", value_parser = parse_mode)]
     mode: u32,
-    /// Owner of new directories: the user who runs this, by default
+    /// Owner of new directories: the current user, by default
     #[arg(long, value_name = "UID:GID", value_parser = super::import::parse_owner)]
     owner: Option<(u32, u32)>,
     #[command(flatten)]
@@ -59,7 +59,7 @@ pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
     for_each_image(&args.paths, &args.image, |fs, path| make_dir(fs, path, &args))
 }
 
-/// Opens each image once for the paths in a row that lie in it.
+/// Opens each image once for all consecutive paths in it.
 fn for_each_image(
     paths: &[ImagePath],
     options: &ImageOptions,
@@ -93,7 +93,7 @@ fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
     remove_tree(fs, parent, name, &attr).with_context(|| format!("cannot remove {path}"))
 }
 
-/// Removes a directory and all below it; its depth is limited by memory, not by the stack.
+/// Removes a directory and everything below it. Memory limits the depth, not the stack.
 pub(super) fn remove_tree(fs: &Fs, parent: InodeId, name: &[u8], dir: &Attr) -> anyhow::Result<()> {
     struct Level {
         parent: InodeId,

@@ -1,9 +1,11 @@
 //! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
 //!
-//! What cannot be read is named on stderr and left out. In the data of a file that was begun, zeros take the place of the blocks
-//! that cannot be read, and of no others. The archive is whole in either case, and the final status is 1.
+//! Files that cannot be read are named on stderr and left out. If blocks of a file turn out to be unreadable after its
+//! header was written, exactly these blocks become zeros. The archive is well-formed in both cases, and the exit status
+//! is 1.
 //!
-//! Names never lead out of the directory that an archive is unpacked in. They are relative to the path, as `tar -C PATH -c .` writes them; sorted, so that equal trees give equal archives.
+//! Names never lead out of the directory in which an archive is unpacked. They are relative to the path, as
+//! `tar -C PATH -c .` writes them, and sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -34,10 +36,10 @@ pub(crate) struct Args {
     /// File to write instead of standard output, compressed as its suffix says: .tar.gz, .tar.xz, .tar.zst
     #[arg(short = 'f', long = "output", visible_alias = "file", value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Mount options by the kernel's names, e.g. subvol=home; what is no mount option is taken as --output
+    /// Mount options by the kernel's names, e.g. subvol=home; any other value is taken as --output
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Write holes of files as such (pax sparse format 1.0)
+    /// Keep holes of files as holes (pax sparse format 1.0)
     #[arg(short = 'S', long)]
     sparse: bool,
     /// Leave extended attributes and ACLs out
@@ -46,7 +48,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// `-o` was short for `--output` here. It means mount options now, as everywhere; a file is still told by its name.
+    /// Sorts the values of `-o`, which was once short for `--output` and now means mount options, as in other commands.
+    /// File names are still recognized.
     fn sort_options(&mut self) -> anyhow::Result<ImageOptions> {
         let mut options = Vec::new();
         for value in std::mem::take(&mut self.options) {
@@ -84,7 +87,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Answers the status that the command ends with, too.
+/// Exports, and also returns the command's exit status.
 fn export<W: Write>(fs: &Fs, args: &Args, start: &Attr, out: W) -> anyhow::Result<(W, ExitCode)> {
     let progress = progress_bytes(None, "export");
     let writer = Writer::new(io::BufWriter::with_capacity(COPY_LEN, out));
@@ -106,17 +109,17 @@ struct Export<'a, W: Write> {
     fs: &'a Fs,
     args: &'a Args,
     writer: Writer<W>,
-    /// Where a file with several links was written.
+    /// First written name of each file with several links.
     first_names: HashMap<InodeId, Vec<u8>>,
     buf: Vec<u8>,
     progress: indicatif::ProgressBar,
     status: ExitCode,
-    /// The archive cannot be written any further.
+    /// Writing to the archive failed.
     out_failed: bool,
 }
 
 impl<W: Write> Export<'_, W> {
-    /// A directory and all below it; its depth is limited by memory, not by the stack.
+    /// Writes a directory and everything below it. Memory limits the depth, not the stack.
     fn dir(&mut self, start: &Attr) -> anyhow::Result<()> {
         let mut passed = PassedDirs::default();
         let mut todo = vec![(start.id, b".".to_vec())];
@@ -132,7 +135,7 @@ impl<W: Write> Export<'_, W> {
         Ok(())
     }
 
-    /// A member; what is below it is to do.
+    /// Writes a member, and queues the entries of a directory.
     fn step(
         &mut self,
         id: InodeId,
@@ -156,7 +159,7 @@ impl<W: Write> Export<'_, W> {
         Ok(())
     }
 
-    /// Names a file that is missing in the archive, or not whole.
+    /// Reports a file that is missing in the archive or incomplete.
     fn failed(&mut self, path: &[u8], error: anyhow::Error) {
         self.status = print_error(&error.context(format!("cannot export '{}'", printable(path))));
     }
@@ -228,7 +231,7 @@ impl<W: Write> Export<'_, W> {
         self.put(Writer::end)
     }
 
-    /// Begins a member. What could not be read up to here is left out, and no other name is a link to it.
+    /// Begins a member. An error before this leaves the file out, and no other name becomes a link to it.
     fn begin(&mut self, attr: &Attr, member: &Member) -> anyhow::Result<()> {
         if member.kind != Kind::Dir && attr.nlink > 1 {
             self.first_names.insert(attr.id, member.path.clone());
@@ -261,7 +264,7 @@ impl<W: Write> Export<'_, W> {
             }
             self.buf = buf;
         }
-        // The header has said how much comes, so the archive has zeros there.
+        // The header has stated the size, so the archive has zeros there.
         if let Some((error, text)) = lost.told() {
             self.failed(&member.path, error.context(text));
         }
@@ -269,7 +272,7 @@ impl<W: Write> Export<'_, W> {
     }
 }
 
-/// Fills a buffer from a file. Zeros take the place of blocks that cannot be read; what ends early is zeros from there.
+/// Fills a buffer from a file. Blocks that cannot be read, and bytes past the end, become zeros.
 fn read_what_can_be_read(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &mut Lost) {
     match fs.read_into(id, at, buf) {
         Ok(count) => buf[count..].fill(0),
@@ -278,7 +281,7 @@ fn read_what_can_be_read(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &m
             lost.note(at, buf.len() as u64, error.into());
         }
         Err(_) => {
-            // At a multiple of the block's size in the file, so that a part holds whole blocks.
+            // Splits at a multiple of the block size in the file, so that both parts hold whole blocks.
             let half = (at + buf.len() as u64 / 2).next_multiple_of(BLOCK_LEN as u64) - at;
             let half = usize::try_from(half).unwrap_or(0).clamp(1, buf.len() - 1);
             let (front, back) = buf.split_at_mut(half);
@@ -288,16 +291,16 @@ fn read_what_can_be_read(fs: &Fs, id: InodeId, at: u64, buf: &mut [u8], lost: &m
     }
 }
 
-/// Data of a file that could not be read.
+/// Ranges of a file that could not be read.
 #[derive(Default)]
 struct Lost {
-    /// As start and end, in order; the first few.
+    /// Start and end of the first few ranges, in order.
     ranges: Vec<(u64, u64)>,
     nr_ranges: u64,
-    /// End of the last one.
+    /// End of the last range.
     end: Option<u64>,
     bytes: u64,
-    /// The first one.
+    /// The first error.
     error: Option<anyhow::Error>,
 }
 
@@ -318,7 +321,7 @@ impl Lost {
         self.end = Some(at + len);
     }
 
-    /// The first error, and which bytes are zeros; nothing where all was read.
+    /// The first error and the zeroed ranges; `None` if everything was read.
     fn told(self) -> Option<(anyhow::Error, String)> {
         let ranges: Vec<String> = self.ranges.iter().map(|(start, end)| format!("{start} to {end}")).collect();
         let more = self.nr_ranges - self.ranges.len() as u64;
@@ -327,9 +330,9 @@ impl Lost {
     }
 }
 
-/// The smallest block of data that has a checksum of its own.
+/// The smallest block of data with a checksum.
 const BLOCK_LEN: usize = 4096;
-/// Ranges that a message names.
+/// Most ranges that a message names.
 const RANGES_TOLD: usize = 4;
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(crate) struct LsArgs {
     /// Show all directories below
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Show directories themselves, not what is in them
+    /// Show directories themselves, not their content
     #[arg(short, long)]
     directory: bool,
     /// Print JSON, one object a line
@@ -53,7 +53,7 @@ pub(crate) struct StatArgs {
     /// Files in images
     #[arg(value_name = "IMAGE:/PATH", value_parser = ImagePathParser::default(), required = true)]
     paths: Vec<ImagePath>,
-    /// Show what a symbolic link leads to
+    /// Show the target of a symbolic link
     #[arg(short = 'L', long)]
     dereference: bool,
     /// Print JSON, one object a line

@@ -2,9 +2,9 @@
 //! `mkdir` with `IMAGE:/path`.
 //!
 //! Invariants:
-//! - I1. An image that was opened is closed on every way out (`with_image`): what was done is committed, and the error
-//!   of the work, if any, is the one reported.
-//! - I2. Paths inside of an image never lead out of it: `..` stops at the image's root.
+//! - I1. `with_image` closes an opened image on every path. Changes made so far are committed, and if the work failed,
+//!   its error is the one reported.
+//! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
 
 mod archive;
 pub(crate) mod copy;
@@ -28,23 +28,23 @@ use ubtrfs_fs::{Attr, Fs, InodeId, MountOptions, mode};
 
 use crate::common::parse_memory;
 
-/// `IMAGE:/path`: a file in an image. The last `:/` splits.
+/// `IMAGE:/path`: a file in an image, split at the last `:/`.
 #[derive(Clone, Debug)]
 pub(crate) struct ImagePath {
     pub(crate) image: PathBuf,
-    /// Absolute, as bytes; ends in `/` where the user wrote that.
+    /// Absolute, as bytes; ends in `/` if the user wrote it so.
     pub(crate) path: Vec<u8>,
 }
 
 impl ImagePath {
-    /// Splits, or `None` for a path of the host.
+    /// Splits the text; `None` for a path of the host.
     pub(crate) fn split(text: &OsStr) -> Option<Self> {
         let bytes = text.as_bytes();
         let at = bytes.windows(2).rposition(|pair| pair == b":/").filter(|at| *at > 0)?;
         Some(Self { image: PathBuf::from(OsStr::from_bytes(&bytes[..at])), path: bytes[at + 1..].to_vec() })
     }
 
-    /// The names of the path, without empty ones and `.`; `..` takes the one before away.
+    /// The names of the path, without empty ones and `.`; `..` removes the name before it.
     pub(crate) fn names(&self) -> Vec<&[u8]> {
         normal_names(&self.path)
     }
@@ -59,7 +59,7 @@ impl fmt::Display for ImagePath {
 /// Clap's parser of `IMAGE:/path`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImagePathParser {
-    /// An image alone means its root directory.
+    /// Accept an image alone, which then means its root directory.
     pub(crate) root_by_default: bool,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn with_image<T>(
     with_device(image, device, options, usage, work)
 }
 
-/// The same on a device that is open already.
+/// Does the work on a device that is open already, and closes the filesystem (I1).
 pub(crate) fn with_device<T>(
     image: &Path,
     device: Arc<dyn Device>,
@@ -138,7 +138,7 @@ pub(crate) fn with_device<T>(
     Ok(done)
 }
 
-/// Closes when a panic unwinds; the ordinary way closes itself, to report errors.
+/// Closes the filesystem when a panic unwinds. The ordinary path closes it explicitly, to report errors.
 struct CloseOnDrop<'a>(&'a Fs);
 
 impl Drop for CloseOnDrop<'_> {
@@ -157,7 +157,7 @@ pub(crate) fn mount_options(options: &ImageOptions) -> anyhow::Result<MountOptio
     Ok(parsed)
 }
 
-/// The names of a path, without empty ones and `.`; `..` takes the one before away (I2).
+/// The names of a path, without empty ones and `.`; `..` removes the name before it (I2).
 pub(crate) fn normal_names(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for name in path.split(|byte| *byte == b'/') {
@@ -170,7 +170,7 @@ pub(crate) fn normal_names(path: &[u8]) -> Vec<&[u8]> {
     names
 }
 
-/// What lies at a path of an image. Symbolic links on the way are followed, the last one only if asked.
+/// Looks up a path of an image. Follows symbolic links on the way, and the last one only with `follow`.
 pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<Attr> {
     fs.lookup_path(&at.path, follow).with_context(|| format!("{at}"))
 }
@@ -189,7 +189,7 @@ pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(I
     Ok((attr.id, name))
 }
 
-/// `/a/b` of `a` and `b`.
+/// Joins names: `/a/b` from `a` and `b`.
 pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     let mut path = vec![b'/'];
     path.extend(names.join(&b'/'));
@@ -226,15 +226,15 @@ pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> 
     Ok(names)
 }
 
-/// Directories that a walk came through. A crafted image may name one twice: loops would never end, and shared directories
-/// below each other would take 2^n steps.
+/// Directories that a walk has visited. A crafted image may name a directory twice: a loop would never end, and
+/// directories shared at each level would take 2^n steps.
 #[derive(Debug, Default)]
 pub(crate) struct PassedDirs(HashSet<InodeId>);
 
 impl PassedDirs {
-    /// Fails where the walk was here before.
+    /// Notes a directory; fails if the walk has visited it before.
     pub(crate) fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
-        // The empty directories in place of subvolumes that a snapshot left out are one inode.
+        // The empty directories in place of subvolumes that a snapshot left out share one inode.
         let is_real = dir.ino >= Ino::ROOT_DIR;
         if is_real && !self.0.insert(dir) {
             bail!("the directory has a second name, as no directory may; look at the image with ubtrfs check");
@@ -243,7 +243,7 @@ impl PassedDirs {
     }
 }
 
-/// Stretches of data of a file of this size; the rest are holes.
+/// Data ranges of a file of this size; the rest are holes.
 pub(crate) fn data_ranges(fs: &Fs, id: InodeId, size: u64) -> ubtrfs_fs::Result<Vec<(u64, u64)>> {
     use ubtrfs_fs::{Error, SeekWhence};
     let mut ranges = Vec::new();
@@ -264,7 +264,7 @@ pub(crate) fn data_ranges(fs: &Fs, id: InodeId, size: u64) -> ubtrfs_fs::Result<
     Ok(ranges)
 }
 
-/// Reads a stretch of a file piece by piece. A file that ends early reads as zeros from there.
+/// Reads a range of a file piece by piece. Bytes past the file's end are zeros.
 pub(crate) fn read_pieces(
     fs: &Fs,
     id: InodeId,
@@ -307,7 +307,7 @@ pub(crate) fn os_string(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }
 
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 pub(crate) const COPY_LEN: usize = 1 << 20;
 
 #[cfg(test)]

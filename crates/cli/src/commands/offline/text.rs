@@ -1,9 +1,9 @@
-//! How paths, modes and times print.
+//! Paths, modes and times as text.
 
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::mode;
 
-/// A name with what could disturb a terminal escaped: control characters and bytes that are not UTF-8.
+/// Escapes the parts of a name that could disturb a terminal: control characters and bytes that are not UTF-8.
 pub(crate) fn printable(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -44,7 +44,7 @@ pub(crate) fn mode_text(bits: u32) -> String {
     text
 }
 
-/// What a file is, in words.
+/// The type of a file, in words.
 pub(crate) fn type_text(bits: u32) -> &'static str {
     match bits & mode::TYPE {
         mode::DIRECTORY => "directory",
@@ -66,16 +66,16 @@ pub(crate) fn time_text(time: Timespec) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:09}", time.nsec)
 }
 
-/// The same to the minute.
+/// `2026-11-21 15:38` in UTC.
 pub(crate) fn short_time_text(time: Timespec) -> String {
     let mut text = time_text(time);
     text.truncate(text.len().saturating_sub("32.000000001".len() + 1));
     text
 }
 
-/// Year, month and day of a day number since 1970, in the proleptic Gregorian calendar.
+/// Converts days since 1970 to year, month and day in the proleptic Gregorian calendar.
 fn civil(days: i64) -> (i64, i64, i64) {
-    // Years begin in March, so that the leap day is the last one; eras are 400 years.
+    // Years begin in March, so that the leap day comes last; an era has 400 years.
     let days = days.saturating_add(719_468);
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(time_text(at(1_795_275_512, 0)), "2026-11-21 15:38:32.000000000");
         assert_eq!(time_text(at(-1, 999_999_999)), "1969-12-31 23:59:59.999999999");
         assert_eq!(short_time_text(at(1_795_275_512, 0)), "2026-11-21 15:38");
-        // Whatever a disk holds.
+        // A disk may hold any value.
         time_text(at(i64::MAX, u32::MAX));
         time_text(at(i64::MIN, 0));
     }

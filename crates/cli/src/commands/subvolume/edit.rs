@@ -18,14 +18,14 @@ pub(super) struct CreateArgs {
     /// New names in mounts or images
     #[arg(value_name = "PATH|IMAGE:/PATH", required = true)]
     paths: Vec<Target>,
-    /// Owner of subvolumes in images: the user who runs this, by default
+    /// Owner of subvolumes in images: the current user, by default
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
     #[command(flatten)]
     image: ImageOptions,
 }
 
-/// Delete subvolumes with all that is in them, but subvolumes
+/// Delete subvolumes with everything in them except other subvolumes
 #[derive(clap::Args)]
 pub(super) struct DeleteArgs {
     /// Subvolumes in mounts or images
@@ -38,7 +38,7 @@ pub(super) struct DeleteArgs {
     image: ImageOptions,
 }
 
-/// Choose the subvolume that is mounted where no option names one
+/// Set the subvolume that is mounted by default
 #[derive(clap::Args)]
 pub(super) struct SetDefaultArgs {
     /// The subvolume; or its id (5 for the top level) and any path in its filesystem
@@ -48,7 +48,7 @@ pub(super) struct SetDefaultArgs {
     image: ImageOptions,
 }
 
-/// Let a subvolume take no changes, or changes again
+/// Make a subvolume read-only or writable
 #[derive(clap::Args)]
 pub(super) struct SetReadOnlyArgs {
     /// The subvolume
@@ -112,7 +112,7 @@ fn give_back_space(fs: &Fs) -> anyhow::Result<()> {
 }
 
 fn delete_mounted(path: &Path, commit: bool) -> anyhow::Result<()> {
-    // Links and `..` are followed: what goes is what the path leads to.
+    // Links and `..` are followed: the subvolume to delete is the one that the path leads to.
     let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.display()))?;
     let subvolume = open_subvolume(path)?;
     let id = subvolume.subvolume().id;
@@ -129,7 +129,7 @@ fn delete_mounted(path: &Path, commit: bool) -> anyhow::Result<()> {
             };
             parent.delete(name).map_err(|error| explain_delete(path.display(), error, why))?;
         }
-        // The root of the mount.
+        // The path is the root of the mount.
         _ => return Err(explain(DELETE, path.display(), busy())),
     }
     if commit {
@@ -177,14 +177,14 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What is done with one path, and at the end with each image.
+/// The work on one path, and the work at the end on each image.
 struct Step<'a> {
     image: &'a dyn Fn(&Fs, &ImagePath) -> anyhow::Result<()>,
     mounted: &'a dyn Fn(&Path) -> anyhow::Result<()>,
     last: &'a dyn Fn(&Fs) -> anyhow::Result<()>,
 }
 
-/// Opens each image once for the paths in a row that lie in it.
+/// Opens each image once for all consecutive paths in it.
 fn for_each(targets: &[Target], options: &ImageOptions, step: Step<'_>) -> anyhow::Result<()> {
     for targets in targets.chunk_by(Target::is_beside) {
         if let Target::Image(first) = &targets[0] {
@@ -193,7 +193,7 @@ fn for_each(targets: &[Target], options: &ImageOptions, step: Step<'_>) -> anyho
                     Target::Image(at) => (step.image)(fs, at),
                     Target::Mounted(_) => Ok(()),
                 });
-                // What was done before a failure is finished, too.
+                // Work done before a failure is completed too.
                 let last = (step.last)(fs);
                 done.and(last)
             })?;

@@ -1,4 +1,4 @@
-//! `ubtrfs subvolume list`, and how a subvolume prints in one line and as JSON.
+//! `ubtrfs subvolume list`, and the formats of a subvolume as a line and as JSON.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::commands::offline::ImageOptions;
 use crate::commands::offline::text::{printable, time_text};
 use crate::common::print_out;
 
-/// List all subvolumes but the top level
+/// List all subvolumes except the top level
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Any path in a mount, or an image
@@ -21,10 +21,10 @@ pub(super) struct Args {
     target: Target,
     #[command(flatten)]
     fields: Fields,
-    /// Only those that take no changes
+    /// Only read-only subvolumes
     #[arg(short)]
     read_only: bool,
-    /// Only snapshots, with the time they were made
+    /// Only snapshots, with their creation times
     #[arg(short)]
     snapshots: bool,
     /// Print JSON: a list of objects
@@ -34,7 +34,7 @@ pub(super) struct Args {
     image: ImageOptions,
 }
 
-/// What a line shows besides.
+/// Additional fields of a line.
 #[derive(clap::Args, Clone, Copy, Default)]
 struct Fields {
     /// Show the transaction that made it
@@ -69,7 +69,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     print_out(&text)
 }
 
-/// As btrfs-progs prints it; UUIDs that are not there as wide as others.
+/// Appends a line in the format of btrfs-progs; a missing UUID takes the width of a UUID.
 fn line(text: &mut String, info: &SubvolumeInfo, fields: Fields, otime: bool) -> std::fmt::Result {
     let wide = |uuid| format!("{:<36}", uuid_text(uuid));
     write!(text, "ID {} gen {}", info.id.0, info.generation.0)?;
@@ -92,7 +92,7 @@ fn line(text: &mut String, info: &SubvolumeInfo, fields: Fields, otime: bool) ->
     writeln!(text, " path {}", printable(&info.path))
 }
 
-/// The plain line.
+/// The line without additional fields.
 pub(super) fn plain_line(info: &SubvolumeInfo) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -142,7 +142,7 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
         "rtime": time_json(info.rtime),
     });
     if std::str::from_utf8(&info.path).is_err() {
-        // The path above has replacement characters.
+        // The path above contains replacement characters.
         value["path_hex"] = ubtrfs_format::node::hex(&info.path).into();
     }
     value

@@ -1,8 +1,9 @@
-//! `ubtrfs subvolume ...`: named and printed as in btrfs-progs, on a path in an image or in a mount of ubtrfs.
+//! `ubtrfs subvolume ...`: commands and output as in btrfs-progs, for a path in an image or in a mount of ubtrfs.
 //!
 //! Invariants:
-//! - I1. A mount is changed by its server alone (`ubtrfs_fuse::MountedPath`), an image by the engine in this process.
-//! - I2. What went wrong reads the same in both (`problem`).
+//! - I1. Only a mount's server changes the mount (`ubtrfs_fuse::MountedPath`). The engine in this process changes an
+//!   image.
+//! - I2. Errors read the same in both cases (`problem`).
 
 mod edit;
 mod list;
@@ -57,7 +58,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where a command works.
+/// The filesystem that a command works on.
 #[derive(Clone, Debug)]
 enum Target {
     Image(ImagePath),
@@ -80,7 +81,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Takes a file or block device for an image.
+    /// Treats a file or block device as an image.
     fn or_image(self) -> Self {
         let is_image = |path: &Path| {
             std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
@@ -91,7 +92,7 @@ impl Target {
         }
     }
 
-    /// Whether both can be worked on by opening one image; two paths in mounts always can.
+    /// Whether opening one image serves both; two paths in mounts always go together.
     fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Image(one), Self::Image(other)) => is_same_file(&one.image, &other.image),
@@ -115,7 +116,7 @@ fn open_mounted(path: &Path) -> anyhow::Result<MountedPath> {
     })
 }
 
-/// The same of a subvolume's root directory.
+/// Opens the root directory of a subvolume in a mount of ubtrfs.
 fn open_subvolume(path: &Path) -> anyhow::Result<MountedPath> {
     let opened = open_mounted(path)?;
     if !opened.is_subvolume() {
@@ -124,7 +125,7 @@ fn open_subvolume(path: &Path) -> anyhow::Result<MountedPath> {
     Ok(opened)
 }
 
-/// The subvolume whose root directory lies at a path of an image.
+/// The subvolume whose root directory is at a path of an image.
 fn lookup_subvolume(fs: &Fs, at: &ImagePath) -> anyhow::Result<RootId> {
     let id = lookup(fs, at, true)?.id;
     if id != InodeId::root_of(id.root) {
@@ -133,9 +134,9 @@ fn lookup_subvolume(fs: &Fs, at: &ImagePath) -> anyhow::Result<RootId> {
     Ok(id.root)
 }
 
-/// All subvolumes.
+/// All subvolumes of a filesystem.
 struct View {
-    /// By id, the top level first.
+    /// In order of id, the top level first.
     list: Vec<SubvolumeInfo>,
 }
 
@@ -165,7 +166,7 @@ fn view(target: &Target, options: &ImageOptions) -> anyhow::Result<View> {
     }
 }
 
-/// The directory and the name in it of something that shall be made or deleted in a mount.
+/// Splits the path of something to make or delete in a mount into directory and name.
 fn split_name(path: &Path) -> anyhow::Result<(&Path, &[u8])> {
     let Some(name) = path.file_name() else {
         bail!("{} does not end in a name; name a subvolume", path.display());

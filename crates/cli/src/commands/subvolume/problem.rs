@@ -1,4 +1,5 @@
-//! Why it failed and what to do, by error number: the engine's in an image, the server's in a mount.
+//! Explains errors by error number, and says what to do. The number comes from the engine for an image, from the server
+//! for a mount.
 
 use std::fmt::Display;
 use std::io;
@@ -6,7 +7,7 @@ use std::io;
 use anyhow::anyhow;
 use rustix::io::Errno;
 
-/// An error with an errno.
+/// An error that has an error number.
 pub(super) trait Coded: std::error::Error + Send + Sync + 'static {
     fn errno(&self) -> Option<Errno>;
 }
@@ -27,7 +28,7 @@ pub(super) fn not_a_subvolume(what: impl Display) -> anyhow::Error {
     anyhow!("{what} is not a subvolume; list them with: ubtrfs subvolume list")
 }
 
-/// `cannot VERB WHAT: why; what to do`.
+/// Makes a message: `cannot VERB WHAT: why; what to do`.
 pub(super) fn explain(verb: &str, what: impl Display, error: impl Coded) -> anyhow::Error {
     let context = format!("cannot {verb} {what}");
     match advice(verb, error.errno()) {
@@ -36,17 +37,17 @@ pub(super) fn explain(verb: &str, what: impl Display, error: impl Coded) -> anyh
     }
 }
 
-/// Why a subvolume may not be deleted, where the error number is that of all these.
+/// Reasons for which a subvolume may not be deleted; all have one error number.
 pub(super) enum Refusal {
-    /// It is what is mounted where nothing else is said.
+    /// It is the default subvolume.
     Default,
     /// It or its directory is immutable or append-only.
     Flags,
-    /// Users delete none in this mount.
+    /// Users may not delete subvolumes in this mount.
     NotAllowed,
 }
 
-/// As [`explain`]; asks `why` where it is not permitted.
+/// Makes a message like [`explain`] for a failed deletion; calls `why` if the deletion is not permitted.
 pub(super) fn explain_delete(what: impl Display, error: impl Coded, why: impl FnOnce() -> Refusal) -> anyhow::Error {
     if error.errno() != Some(Errno::PERM) {
         return explain(DELETE, what, error);

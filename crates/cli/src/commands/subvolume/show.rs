@@ -13,7 +13,7 @@ use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use, with_image};
 use crate::common::print_out;
 
-/// Show what is known of a subvolume
+/// Show all attributes of a subvolume
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The subvolume
@@ -26,7 +26,7 @@ pub(super) struct Args {
     image: ImageOptions,
 }
 
-/// Show which subvolume is mounted where no option names one
+/// Show the subvolume that is mounted by default
 #[derive(clap::Args)]
 pub(super) struct DefaultArgs {
     /// Any path in a mount, or an image
@@ -45,7 +45,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         })?,
         Target::Mounted(path) => {
             let opened = open_subvolume(path)?;
-            // Who may not see other subvolumes sees this one.
+            // A user who may not see other subvolumes sees this one.
             let list = match opened.list() {
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Vec::new(),
                 list => list.map_err(|error| explain("list the subvolumes of", path.display(), error))?,
@@ -53,7 +53,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
             (opened.subvolume().clone(), list)
         }
     };
-    // A subvolume without a UUID has none made of it that say so.
+    // Snapshots of a subvolume without a UUID cannot be recognized.
     let snapshots = list.iter().filter(|other| !info.uuid.is_nil() && other.parent_uuid == info.uuid);
     if args.json {
         let mut value = json_of(&info);
@@ -63,7 +63,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     print_out(&text(&info, snapshots)?)
 }
 
-/// As btrfs-progs prints it, times in UTC.
+/// The text in the format of btrfs-progs, with times in UTC.
 fn text<'a>(
     info: &SubvolumeInfo,
     snapshots: impl Iterator<Item = &'a SubvolumeInfo>,

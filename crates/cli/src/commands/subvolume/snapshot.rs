@@ -17,10 +17,10 @@ pub(super) struct Args {
     /// The subvolume
     #[arg(value_name = "SOURCE")]
     source: Target,
-    /// A new name, or a directory that gets one named like the subvolume; in the same mount or image
+    /// A new name, or a directory for a snapshot with the subvolume's name; in the same mount or image
     #[arg(value_name = "DEST")]
     dest: Target,
-    /// Make a snapshot that takes no changes
+    /// Make the snapshot read-only
     #[arg(short)]
     read_only: bool,
     #[command(flatten)]
@@ -49,7 +49,7 @@ fn elsewhere(args: &Args) -> anyhow::Error {
     )
 }
 
-/// Answers where the snapshot is.
+/// Makes a snapshot in an image; returns its path.
 fn in_image(fs: &Fs, source: &ImagePath, dest: &ImagePath, read_only: bool) -> anyhow::Result<String> {
     let id = lookup_subvolume(fs, source)?;
     let (dir, name, path) = match fs.lookup_path(&dest.path, true) {

@@ -1,4 +1,4 @@
-//! POSIX ACLs: between the text of `SCHILY.acl.*` records, which is where tars look for them, and the attribute's bytes.
+//! POSIX ACLs: conversion between the attribute's bytes and the text of `SCHILY.acl.*` records, which tars use.
 //!
 //! The attribute: version 2 (u32), then entries of tag u16, permissions u16, id u32, sorted by tag and id.
 
@@ -9,8 +9,8 @@ pub(in super::super) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Attribute of the default ACL.
 pub(in super::super) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without an id
-/// is a number or looked up in this system's `/etc/passwd` and `/etc/group`.
+/// Parses `user::rwx,user:NAME:r-x[:ID],group::r-x,mask::r-x,other::r--`, separated by commas or lines. A name without
+/// an id is a number, or is looked up in this system's `/etc/passwd` and `/etc/group`.
 pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
     let text = std::str::from_utf8(text).context("an ACL is not text")?;
     let mut entries = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
         let (Some(kind), Some(mut name)) = (fields.next(), fields.next()) else { bail!(wrong()) };
         let mut perms = fields.next();
         if perms.is_none() && matches!(kind, "mask" | "m" | "other" | "o") {
-            // `other:r--`, the short form.
+            // The short form, `other:r--`.
             perms = Some(std::mem::take(&mut name));
         }
         let bits = perms.and_then(permissions).with_context(wrong)?;
@@ -57,7 +57,7 @@ pub(super) fn from_text(text: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(value)
 }
 
-/// The text of an attribute, with ids as numbers; `None` where its bytes are not an ACL.
+/// The text of an attribute, with ids as numbers; `None` if the bytes are not an ACL.
 pub(super) fn to_text(value: &[u8]) -> Option<String> {
     let entries = value.strip_prefix(&2u32.to_le_bytes())?;
     let mut texts = Vec::new();
@@ -105,7 +105,7 @@ fn id_of(file: &str, name: &str) -> Option<u32> {
     })
 }
 
-// A named entry's tag is twice its owner's.
+// The tag of a named entry is twice the tag of the owner's entry.
 const USER_OBJ: u16 = 1;
 const GROUP_OBJ: u16 = 4;
 const MASK: u16 = 0x10;

@@ -1,11 +1,11 @@
-//! Compression of an archive that is written, by the suffix of its file.
+//! Compression of a written archive, chosen by the file's suffix.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::bail;
 
-/// How an archive is written.
+/// How to compress an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Compression {
     None,
@@ -15,7 +15,7 @@ pub(in super::super) enum Compression {
 }
 
 impl Compression {
-    /// What the suffix of a file asks for; suffixes of methods that cannot be written are refused.
+    /// The compression that a file's suffix asks for; refuses suffixes of methods that cannot be written.
     pub(in super::super) fn of(path: &Path) -> anyhow::Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let ends_in = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
@@ -50,7 +50,7 @@ impl<W: Write> Compressor<W> {
         })
     }
 
-    /// Writes what is left, and gives the writer below back.
+    /// Writes the rest, and returns the inner writer.
     pub(in super::super) fn finish(self) -> io::Result<W> {
         match self {
             Self::None(out) => Ok(out),
@@ -71,7 +71,7 @@ impl<W: Write> Write for Compressor<W> {
         }
     }
 
-    /// Compressors have no use for it: a flush in the middle makes the result larger.
+    /// Does not flush compressors: a flush in the middle makes the result larger.
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::None(out) => out.flush(),
@@ -80,5 +80,5 @@ impl<W: Write> Write for Compressor<W> {
     }
 }
 
-/// That of xz itself.
+/// The default level of xz.
 const XZ_LEVEL: u32 = 6;

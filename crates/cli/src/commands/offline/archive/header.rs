@@ -10,13 +10,13 @@ impl<'a> Header<'a> {
         &self.0[at..at + len]
     }
 
-    /// A text field: up to the first zero.
+    /// Reads a text field, up to the first zero.
     pub(super) fn text(&self, at: usize, len: usize) -> &'a [u8] {
         let field = self.bytes(at, len);
         &field[..field.iter().position(|byte| *byte == 0).unwrap_or(len)]
     }
 
-    /// A number: octal digits, or (first bit set) big-endian two's complement.
+    /// Reads a number: octal digits, or (first bit set) big-endian two's complement.
     pub(super) fn number(&self, at: usize, len: usize) -> Option<i64> {
         let field = self.bytes(at, len);
         if field[0] & 0x80 != 0 {
@@ -35,7 +35,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// Whether the checksum is right, by either way in which tars have summed.
+    /// Whether the checksum is right. Tars have summed in two ways, as signed and as unsigned bytes; either will do.
     pub(super) fn checksum_matches(&self) -> bool {
         let Some(stored) = self.number(148, 8) else { return false };
         let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { self.0[at] };
@@ -52,7 +52,7 @@ impl<'a> Header<'a> {
         self.bytes(257, 8) == b"ustar  \0"
     }
 
-    /// The name, with ustar's prefix.
+    /// The path: ustar's prefix and the name.
     pub(super) fn path(&self) -> Vec<u8> {
         let name = self.text(0, 100);
         let prefix = self.text(345, 155);

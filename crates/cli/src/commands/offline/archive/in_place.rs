@@ -1,7 +1,7 @@
-//! An archive that lies as it is in a file: headers are read here, data by whoever wants it.
+//! An uncompressed archive in a file: this reads headers, and other code reads the data from the file.
 //!
-//! - I1. The system is asked to read on [`AHEAD`] bytes in front of the reader: two threads that read in turn do not look
-//!   sequential to it.
+//! - I1. The system reads [`AHEAD`] bytes ahead on request: it does not recognize two threads that read in turn as
+//!   sequential.
 
 use std::fs::File;
 use std::io;
@@ -17,21 +17,21 @@ pub(super) struct InPlace {
     len: u64,
     at: u64,
     window: Box<[u8]>,
-    /// Where the window's bytes lie in the file.
+    /// Offset of the window's bytes in the file.
     window_at: u64,
     window_len: usize,
-    /// What was asked for ends here (I1).
+    /// End of the requested readahead (I1).
     ahead: u64,
 }
 
 impl InPlace {
-    /// `len` is the length of the file.
+    /// Starts at the beginning of a file of length `len`.
     pub(super) fn new(file: File, len: u64) -> Self {
         let window = vec![0; WINDOW].into();
         Self { file: Arc::new(file), len, at: 0, window, window_at: 0, window_len: 0, ahead: 0 }
     }
 
-    /// The file, and where the bytes that come next lie in it.
+    /// The file, and the offset of the next bytes in it.
     pub(super) fn place(&self) -> (Arc<File>, u64) {
         (Arc::clone(&self.file), self.at)
     }
@@ -56,7 +56,7 @@ impl InPlace {
     fn fill_window(&mut self) -> io::Result<()> {
         if self.at + AHEAD / 2 >= self.ahead {
             self.ahead = self.ahead.max(self.at) + AHEAD;
-            // Only a hint.
+            // An error does not matter: this is only a hint.
             let _ = fadvise(&*self.file, self.at, NonZeroU64::new(self.ahead - self.at), Advice::WillNeed);
         }
         (self.window_at, self.window_len) = (self.at, 0);
@@ -77,6 +77,6 @@ impl InPlace {
     }
 }
 
-/// A header and what may come with it: more would be data, which is read elsewhere.
+/// Length of a header and the records that may follow it. More would be data, which other code reads.
 const WINDOW: usize = 2048;
 const AHEAD: u64 = 16 << 20;

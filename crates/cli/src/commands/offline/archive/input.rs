@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use super::in_place::InPlace;
 use super::stream::Stream;
 
-/// The bytes, in order.
+/// The bytes of an archive, in order.
 pub(in super::super) struct Input {
     source: Source,
     total: Option<u64>,
@@ -22,7 +22,7 @@ enum Source {
 }
 
 impl Input {
-    /// Opens a file, or standard input for `-`, and begins to read it.
+    /// Opens a file, or standard input for `-`, and starts to read it.
     pub(in super::super) fn open(path: &Path) -> anyhow::Result<Self> {
         if path == Path::new("-") {
             if ubtrfs_device::stdin_was_closed() {
@@ -51,7 +51,7 @@ impl Input {
         Ok(Self { source: Source::Stream(Stream::start(io::Cursor::new(magic).chain(source), method)?), total: None })
     }
 
-    /// Bytes taken from the file so far, before decompression.
+    /// Bytes read from the file so far, before decompression.
     pub(in super::super) fn taken(&self) -> u64 {
         match &self.source {
             Source::InPlace(file) => file.taken(),
@@ -59,12 +59,12 @@ impl Input {
         }
     }
 
-    /// Bytes of the file, where known.
+    /// Length of the file, if it is known.
     pub(in super::super) fn total(&self) -> Option<u64> {
         self.total
     }
 
-    /// The file in which the bytes that come next lie as they are, and where in it.
+    /// The file and the offset of the next bytes in it, if the archive is not compressed.
     pub(super) fn place(&self) -> Option<(Arc<File>, u64)> {
         match &self.source {
             Source::InPlace(file) => Some(file.place()),
@@ -72,7 +72,7 @@ impl Input {
         }
     }
 
-    /// What comes next, at most `max` bytes; nothing at the end.
+    /// The next bytes, at most `max`; empty at the end.
     pub(in super::super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         match &mut self.source {
             Source::InPlace(file) => file.next_piece(max),
@@ -80,7 +80,7 @@ impl Input {
         }
     }
 
-    /// Passes over bytes; an error where there are fewer.
+    /// Skips bytes; an error if there are fewer.
     pub(in super::super) fn skip(&mut self, len: u64) -> io::Result<()> {
         match &mut self.source {
             Source::InPlace(file) => file.skip(len),
@@ -88,7 +88,7 @@ impl Input {
         }
     }
 
-    /// Fills a block; `false` at the end of the input, an error in the middle of a block.
+    /// Fills a block; `false` at the end of the input, an error if the input ends within the block.
     pub(in super::super) fn read_block<const N: usize>(&mut self, block: &mut [u8; N]) -> io::Result<bool> {
         let mut have = 0;
         while have < N {
@@ -102,7 +102,8 @@ impl Input {
         Ok(true)
     }
 
-    /// Reads to the end: what is behind the archive must decompress, too, and a writer of a pipe can finish.
+    /// Reads to the end. So bytes after the archive are checked to decompress too, and a program that writes to a pipe
+    /// can finish.
     pub(in super::super) fn drain(&mut self) -> io::Result<()> {
         if let Source::Stream(stream) = &mut self.source {
             while !stream.next_piece(u64::MAX)?.is_empty() {}
@@ -118,11 +119,11 @@ pub(super) enum Method {
     Gzip,
     Xz,
     Zstd,
-    /// Known and not read here: its name and the program for it.
+    /// A known method that cannot be read here: its name, and a program for it.
     Foreign(&'static str, &'static str),
 }
 
-/// The first bytes, and how they say that the rest is compressed.
+/// Reads the first bytes, and finds out from them how the rest is compressed.
 fn begin(source: &mut impl Read, path: &Path) -> anyhow::Result<(Vec<u8>, Method)> {
     let mut magic = Vec::new();
     source
@@ -199,7 +200,7 @@ mod tests {
             assert!(all(bytes).unwrap() == text);
         }
         for bytes in [gz, xz, zst] {
-            // Two in a row are one; a torn one is an error.
+            // Two compressed streams in a row are one input; a truncated one is an error.
             let twice = [&bytes[..], &bytes[..]].concat();
             assert_eq!(all(twice).unwrap().len(), 2 * text.len());
             assert!(all(bytes[..bytes.len() - 20].to_vec()).is_err());

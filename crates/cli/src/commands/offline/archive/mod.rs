@@ -29,10 +29,10 @@ pub(super) mod write;
 
 use ubtrfs_format::item::Timespec;
 
-/// Bytes of a header, and what everything is padded to.
+/// Length of a header; data and headers are padded to multiples of it.
 pub(super) const BLOCK: usize = 512;
 
-/// What a member of an archive is.
+/// The type of an archive member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     File,
@@ -61,25 +61,25 @@ pub(super) struct Member {
     pub(super) minor: u32,
     /// Size of the file.
     pub(super) size: u64,
-    /// Where data lies in the file, as offset and length; `None`: everywhere.
+    /// The file's data as offset and length; `None` if there are no holes.
     pub(super) sparse: Option<Vec<(u64, u64)>>,
     /// Extended attributes: names with their namespace, and values.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Member {
-    /// Where its data lies in the file, as offset and length.
+    /// Ranges of the file that have data, as offset and length.
     pub(super) fn data_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let whole = self.sparse.is_none().then_some((0, self.size));
         whole.into_iter().chain(self.sparse.iter().flatten().copied())
     }
 
-    /// Bytes of its data.
+    /// Length of the member's data, without holes.
     pub(super) fn data_bytes(&self) -> u64 {
         self.data_ranges().map(|(_, len)| len).sum()
     }
 
-    /// Memory that it takes, about.
+    /// The approximate memory that the member takes.
     pub(super) fn memory_bytes(&self) -> usize {
         let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         let sparse = self.sparse.as_ref().map_or(0, |ranges| size_of_val(ranges.as_slice()));
@@ -87,8 +87,8 @@ impl Member {
     }
 }
 
-/// Bytes from here to the end of the block.
+/// Number of bytes from `len` to the next block.
 pub(super) fn padding(len: u64) -> usize {
-    // A block is 512 bytes, so the rest is less.
+    // The remainder is less than a block.
     (len.wrapping_neg() % BLOCK as u64) as usize
 }

@@ -1,9 +1,10 @@
-//! Reading an archive member by member.
+//! Reads an archive member by member.
 //!
 //! Invariants:
-//! - I1. `data_left` is what the input still holds of the current member, padding excluded; `padding_left` follows.
-//! - I2. All that an archive says of one member takes at most `META_MAX` bytes of memory together, all that it says of all
-//!   members at most `GLOBAL_MAX`; nothing that it says panics.
+//! - I1. `data_left` is the length of the current member's data that the input still holds, without padding;
+//!   `padding_left` bytes follow it.
+//! - I2. The headers and records of one member take at most `META_MAX` bytes of memory together, and the global records
+//!   at most `GLOBAL_MAX`. Nothing in an archive causes a panic.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,18 +26,18 @@ pub(in super::super) struct Reader {
     data_left: u64,
     padding_left: usize,
     nr_members: u64,
-    /// What may still be said of this member, and of all (I2).
+    /// Memory that this member's headers and the global records may still take (I2).
     meta_left: usize,
     global_left: usize,
 }
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What comes before a member's own header.
+/// Records that precede a member's header.
 #[derive(Default)]
 struct Extras {
     records: Records,
-    /// `GNU.sparse.offset` and `numbytes`, which repeat (pax sparse 0.0).
+    /// Repeated `GNU.sparse.offset` and `numbytes` (pax sparse 0.0).
     sparse: Vec<u64>,
     long_path: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
@@ -55,12 +56,12 @@ impl Reader {
         }
     }
 
-    /// The bytes below.
+    /// The input of this reader.
     pub(in super::super) fn input(&self) -> &Input {
         &self.input
     }
 
-    /// The next member; data of the one before that was not asked for is passed over.
+    /// Returns the next member; skips data of the previous one that was not read.
     pub(in super::super) fn next_member(&mut self) -> anyhow::Result<Option<Member>> {
         self.skip_rest()?;
         self.meta_left = META_MAX;
@@ -71,7 +72,7 @@ impl Reader {
                 if self.nr_members == 0 {
                     bail!("the archive is empty; give a tar archive");
                 }
-                // Some writers leave the zero blocks at the end out.
+                // Some writers omit the zero blocks at the end.
                 return Ok(None);
             }
             let header = Header(&block);
@@ -110,7 +111,7 @@ impl Reader {
         }
     }
 
-    /// The member's data: each piece with its offset in the file.
+    /// Reads the member's data: each piece with its offset in the file.
     pub(in super::super) fn for_each_piece(
         &mut self,
         member: &Member,
@@ -141,8 +142,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Where the member's data lies, one range after the other, if the archive lies as it is in a file. Who reads it there
-    /// needs nothing of this reader.
+    /// The file and the offset of the member's data ranges in it, one after the other, if the archive is not
+    /// compressed. Other code can then read the data without this reader.
     pub(in super::super) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
         self.input.place()
     }
@@ -183,7 +184,7 @@ impl Reader {
             b'4' => Kind::BlockDevice,
             b'5' | b'D' => Kind::Dir,
             b'6' => Kind::Fifo,
-            // Unknown types are files, says POSIX.
+            // POSIX says to treat unknown types as files.
             _ => Kind::File,
         };
         if kind == Kind::File && path.ends_with(b"/") && matches!(block[156], 0 | b'0') {
@@ -220,7 +221,7 @@ impl Reader {
         Ok(member)
     }
 
-    /// Finds out where the data of a sparse file lies, in any of the four ways to say it.
+    /// Reads where the data of a sparse file is, in any of the four formats.
     fn read_sparse(&mut self, header: &Header<'_>, extras: &Extras, member: &mut Member) -> anyhow::Result<()> {
         let get = |key: &str| extras.records.get(key.as_bytes());
         let decimal = |key: &str| get(key).map(|value| parse_decimal(value)).transpose();
@@ -263,7 +264,7 @@ impl Reader {
         Ok(())
     }
 
-    /// GNU's own map: 4 pairs in the header, 21 in each block after it.
+    /// Reads GNU's sparse map: 4 pairs in the header, 21 in each block after it.
     fn read_gnu_map(&mut self, header: &Header<'_>) -> anyhow::Result<Vec<u64>> {
         let mut map = Vec::new();
         let mut take = |header: &Header<'_>, first: usize, count: usize| -> anyhow::Result<()> {
@@ -292,11 +293,11 @@ impl Reader {
         Ok(map)
     }
 
-    /// pax sparse 1.0: decimal numbers in lines before the data, padded to a block.
+    /// Reads the map of pax sparse 1.0: decimal numbers in lines before the data, padded to a block.
     fn read_data_map(&mut self) -> anyhow::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         let (mut value, mut nr_digits) = (0u64, 0);
-        // The count of pairs comes first.
+        // The first number is the count of pairs.
         let wanted = |numbers: &[u64]| numbers.first().map_or(1, |count| count.saturating_mul(2).saturating_add(1));
         while (numbers.len() as u64) < wanted(&numbers) {
             let mut block = [0; BLOCK];
@@ -339,7 +340,7 @@ impl Reader {
         self.input.skip(len).map_err(|error| self.broken(error))
     }
 
-    /// The data of a header that describes the next member.
+    /// Reads the data of a header that describes the next member.
     fn read_meta(&mut self, size: u64) -> anyhow::Result<Vec<u8>> {
         charge(&mut self.meta_left, usize::try_from(size).unwrap_or(usize::MAX))?;
         let mut data = Vec::new();
@@ -360,7 +361,7 @@ impl Reader {
             return anyhow!("the archive is cut off after member {}; get it again", self.nr_members);
         }
         if error.to_string().contains("memory") {
-            // Of zstd and xz.
+            // This error of zstd and xz means too little memory.
             let what = "it takes more memory to decompress than is allowed here";
             return anyhow!("{what}; use a pipe: zstd -dc --long=31 FILE | ubtrfs import - IMAGE:/");
         }
@@ -378,13 +379,13 @@ fn until_zero(mut data: Vec<u8>) -> Vec<u8> {
     data
 }
 
-/// Takes bytes of memory from what is left (I2).
+/// Subtracts memory from an allowance (I2).
 fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
     *left = left.checked_sub(bytes).context("the archive is damaged: its headers take too much memory")?;
     Ok(())
 }
 
-/// pax records: `LEN KEY=VALUE\n`, LEN counting all of it.
+/// Parses pax records, `LEN KEY=VALUE\n`; LEN counts the whole record.
 fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::Result<()> {
     let mut rest = data;
     // Zeros may pad the end.
@@ -400,7 +401,7 @@ fn parse_records(data: &[u8], extras: &mut Extras, left: &mut usize) -> anyhow::
         charge(left, key.len() + value.len() + RECORD_OVERHEAD)?;
         match key {
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => extras.sparse.push(parse_decimal(value)?),
-            // An empty value takes a global record back.
+            // An empty value cancels a global record.
             _ => drop(extras.records.insert(key.to_vec(), value.to_vec())),
         }
         rest = &rest[len..];
@@ -469,16 +470,16 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
     parsed.with_context(|| format!("'{}' is not a time", printable(text)))
 }
 
-/// The archive's end comes too early.
+/// Message for an archive that ends too early.
 pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its data; get it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
-/// Largest header that describes a member: many attributes of 64 KiB each.
+/// Limit for the headers of one member: many attributes of 64 KiB each.
 const META_MAX: usize = 64 << 20;
-/// Records for all members; each member is looked at with all of them.
+/// Limit for the global records, all of which apply to each member.
 const GLOBAL_MAX: usize = 64 << 10;
-/// Longest path that Linux takes.
+/// Longest path that Linux accepts.
 const PATH_MAX: usize = 4096;
-/// Memory of a record beside its bytes, and of a number of a sparse map, with what is made of it.
+/// Memory of a record beyond its bytes, and of a number of a sparse map and what is made from it.
 const RECORD_OVERHEAD: usize = 128;
 const SPARSE_NUMBER: usize = 16;
 

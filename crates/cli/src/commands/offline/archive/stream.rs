@@ -1,8 +1,8 @@
-//! The bytes of an archive that comes as a stream, decompressed on a thread of their own while the caller works on what
-//! came before.
+//! The bytes of an archive that arrives as a stream. A separate thread decompresses them while the caller works on
+//! earlier ones.
 //!
 //! Invariants:
-//! - I1. At most `QUEUE_LEN` buffers are under way, so memory is bounded; buffers go back and are used again.
+//! - I1. At most `QUEUE_LEN` buffers are in flight, so memory is bounded. Buffers are reused.
 //! - I2. When the stream is dropped, the thread ends at its next send.
 
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ pub(super) struct Stream {
     empty: Sender<Vec<u8>>,
     current: Vec<u8>,
     at: usize,
-    /// Bytes taken from the source, before decompression.
+    /// Bytes read from the source, before decompression.
     taken: Arc<AtomicU64>,
 }
 
@@ -94,7 +94,7 @@ fn buffered<R: Read>(source: R) -> io::BufReader<R> {
     io::BufReader::with_capacity(256 << 10, source)
 }
 
-/// Fills buffers until the end, an error, or until nobody wants them any more.
+/// Fills buffers until the end, an error, or the drop of the stream.
 fn pump(mut decoder: Box<dyn Read>, full: &SyncSender<io::Result<Vec<u8>>>, empty: &Receiver<Vec<u8>>) {
     loop {
         let mut buffer = empty.try_recv().unwrap_or_default();
@@ -141,7 +141,7 @@ impl<R: Read> Read for Counted<R> {
 
 const QUEUE_LEN: usize = 4;
 const BUFFER_LEN: usize = 1 << 20;
-/// 128 MiB: what zstd itself takes unless it is told otherwise. A small archive may ask for a large window.
+/// 128 MiB, the default limit of zstd: a small archive can demand a large window.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
-/// `xz -9` takes 65 MiB.
+/// Enough for `xz -9`, which takes 65 MiB.
 const XZ_MEMORY_MAX: u64 = 256 << 20;

@@ -1,4 +1,4 @@
-//! Writing an archive: ustar headers, with pax records for all that they cannot say.
+//! Writes an archive: ustar headers, with pax records for values that do not fit into them.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use super::{BLOCK, Kind, Member, acl, padding};
 /// Writes members one by one.
 pub(in super::super) struct Writer<W: Write> {
     out: W,
-    /// Bytes of the current member's data that are still to come, and its padding.
+    /// Bytes of the current member's data that are still missing, and its padding.
     left: u64,
     padding_len: usize,
 }
@@ -19,7 +19,7 @@ impl<W: Write> Writer<W> {
         Self { out, left: 0, padding_len: 0 }
     }
 
-    /// Begins a member; `data` must follow with as many bytes as its data takes: the size, or the sum of its sparse map.
+    /// Begins a member. `data` must follow with exactly the member's data: its size, or the sum of its sparse map.
     pub(in super::super) fn begin(&mut self, member: &Member) -> io::Result<()> {
         assert_eq!(self.left, 0, "the member before is complete");
         let map = member.sparse.as_ref().map(|ranges| sparse_map(ranges, member.size));
@@ -52,7 +52,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Data of the current member.
+    /// Writes data of the current member.
     pub(in super::super) fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.left -= bytes.len() as u64;
         self.out.write_all(bytes)
@@ -64,7 +64,7 @@ impl<W: Write> Writer<W> {
         self.out.write_all(&ZEROS[..std::mem::take(&mut self.padding_len)])
     }
 
-    /// Ends the archive: two blocks of zeros, filled up to tar's record of 20 blocks only by those who need that.
+    /// Ends the archive with two blocks of zeros. It is not padded to tar's record of 20 blocks.
     pub(in super::super) fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
@@ -93,7 +93,7 @@ impl Header {
         self.0[at..at + text.len()].copy_from_slice(text);
     }
 
-    /// Octal digits and a zero at the end; 0 where a record says what does not fit.
+    /// Writes octal digits and a final zero. A value that does not fit is written as 0, because a pax record has it.
     fn octal(&mut self, at: usize, len: usize, value: u64) {
         let value = if fits_octal(value, len) { value } else { 0 };
         let text = format!("{value:0width$o}", width = len - 1);
@@ -112,12 +112,12 @@ fn fits_octal(value: u64, len: usize) -> bool {
     value < 1 << (3 * (len - 1))
 }
 
-/// The path as ustar's prefix and name, if it can be cut so.
+/// Splits the path into ustar's prefix and name, if that is possible.
 fn split_path(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if path.len() <= 100 {
         return Some((b"", path));
     }
-    // The slash of a directory at the end is part of its name.
+    // A directory's final slash is part of its name.
     let cut = path[..path.len() - 1].iter().enumerate().skip(path.len().saturating_sub(101));
     cut.filter(|(_, byte)| **byte == b'/')
         .map(|(at, _)| at)
@@ -137,7 +137,7 @@ fn type_byte(kind: Kind) -> u8 {
     }
 }
 
-/// The pax records of a member: what its header cannot say.
+/// The pax records of a member: values that do not fit into its header.
 fn records(member: &Member, stored: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let sparse = member.sparse.is_some();
@@ -183,7 +183,7 @@ fn records(member: &Member, stored: u64) -> Vec<u8> {
     out
 }
 
-/// An attribute's name inside of a key, which ends at its first `=`: encoded as GNU tar does.
+/// Encodes an attribute's name for a key as GNU tar does: a key ends at its first `=`.
 fn keyword(name: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(name.len());
     for byte in name {
@@ -196,7 +196,7 @@ fn keyword(name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// `LEN KEY=VALUE\n`, LEN counting itself.
+/// Appends a record `LEN KEY=VALUE\n`; LEN counts the whole record.
 fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
     let mut len = rest + 1;
@@ -211,7 +211,7 @@ fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     out.push(b'\n');
 }
 
-/// The map in front of the data (pax sparse 1.0). A hole at the end shows as an empty stretch there.
+/// The map before the data (pax sparse 1.0). An empty range at the end stands for a hole there.
 fn sparse_map(ranges: &[(u64, u64)], size: u64) -> Vec<u8> {
     let at_end = ranges.last().is_none_or(|(offset, len)| offset + len < size).then_some((size, 0));
     let mut map = format!("{}\n", ranges.len() + usize::from(at_end.is_some()));
@@ -313,7 +313,7 @@ mod tests {
             }
             assert!(reader.next_member().unwrap().is_none());
         }
-        // Cut off anywhere: an error or a clean end between members, never a panic.
+        // Cut off at any offset, the archive gives an error or ends cleanly between members, never a panic.
         for len in (0..archive.len()).step_by(100) {
             for input in inputs {
                 let mut reader = Reader::new(input(&archive[..len]).unwrap());

@@ -1,9 +1,9 @@
-//! The host's files as an end of a copy.
+//! The host's files as source or target of a copy.
 //!
 //! Invariants:
-//! - I1. A copy to the host stays below the directory that the user named, whatever names an image has and whatever links
-//!   lie there: each directory is opened by openat2 with `RESOLVE_BENEATH`, following no link, and the last name is one
-//!   that cannot lead elsewhere. Links are followed only for the target that the user named.
+//! - I1. A copy to the host stays below the directory that the user named, whatever names an image has and whatever
+//!   links exist there. openat2 with `RESOLVE_BENEATH` opens each directory without following links, and the last name
+//!   is one that cannot lead elsewhere. Links are followed only for the target that the user named.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::warn;
 use crate::host_file::{self, HostFile};
 
-/// This system's files, to read.
+/// The host's files as source.
 pub(super) struct Host;
 
 fn host_path(path: &[u8]) -> PathBuf {
@@ -70,7 +70,8 @@ impl From for Host {
         for name in list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             match rustix::fs::lgetxattr(&path, os_string(name), &mut value[..]) {
                 Ok(len) => xattrs.push((name.to_vec(), value[..len].to_vec())),
-                // Some are listed and not shown (trusted.* to others than root), or went meanwhile.
+                // Some attributes are listed but not readable (trusted.* for others than root), or were removed
+                // meanwhile.
                 Err(Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::NOTSUP) => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("cannot read its attribute {}", printable(name)));
@@ -85,11 +86,11 @@ impl From for Host {
         if !file.metadata()?.is_file() {
             return stream(&mut file, piece);
         }
-        // Some files of the kernel have content and no size.
+        // Some files of the kernel have content, but size 0.
         let len = if info.size == 0 { COPY_LEN } else { usize::try_from(info.size).unwrap_or(COPY_LEN) };
         let mut buf = vec![0; COPY_LEN.min(len)];
         let mut at = 0;
-        // The file may grow or shrink meanwhile: it is copied up to where it ends now.
+        // The file may grow or shrink meanwhile: it is copied up to its current end.
         loop {
             match rustix::fs::seek(&file, SeekFrom::Data(at)) {
                 Ok(start) => at = start,
@@ -111,7 +112,7 @@ impl From for Host {
     }
 }
 
-/// Reads to the end of what has no positions.
+/// Reads a file without offsets, such as a pipe, to its end.
 fn stream(file: &mut File, piece: Piece<'_>) -> anyhow::Result<()> {
     let mut buf = vec![0; COPY_LEN];
     let mut at = 0;
@@ -145,19 +146,19 @@ fn info_of(meta: &fs::Metadata) -> Info {
     }
 }
 
-/// A directory of this system, to write below. Paths begin with a slash that stands for it.
+/// A directory of the host as target. Paths begin with a slash, which stands for this directory.
 pub(super) struct HostTarget {
     base: Rc<OwnedFd>,
     /// The directory as the user named it.
     shown: PathBuf,
-    /// The target in it, where the user did not name a directory.
+    /// The target's name in the directory, if the user named no directory.
     name: Option<Vec<u8>>,
-    /// The directory opened last: neighbours are copied one after the other.
+    /// The directory opened last: consecutive files are often in one directory.
     last_dir: RefCell<Option<(Vec<u8>, Rc<OwnedFd>)>>,
 }
 
 impl HostTarget {
-    /// The directory at `target`, or the one that holds it.
+    /// Opens the directory at `target`, or the directory that contains it.
     pub(super) fn open(target: &Path) -> anyhow::Result<Self> {
         let (dir, name) = match fs::metadata(target).is_ok_and(|meta| meta.is_dir()) {
             true => (target, None),
@@ -171,7 +172,7 @@ impl HostTarget {
         Ok(Self { base, shown: dir.to_owned(), name, last_dir: RefCell::new(None) })
     }
 
-    /// The directory of a path, opened without leaving `base` (I1), and the last name.
+    /// Opens the directory of a path without leaving `base` (I1); returns it and the last name.
     fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Rc<OwnedFd>, &'p [u8])> {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
@@ -190,7 +191,7 @@ impl HostTarget {
         Ok((opened, name))
     }
 
-    /// The path of a name for calls that know no directory but by a path: `/proc` leads to the opened one.
+    /// Passes a path of a name to calls that cannot take an open directory: `/proc` leads to the opened one.
     fn with_path<T>(
         &self,
         path: &[u8],
@@ -205,7 +206,7 @@ impl HostTarget {
         if let Some(owner) = attributes.owner {
             let (uid, gid) = ids_of(owner)?;
             match rustix::fs::fchown(file, Some(uid), Some(gid)) {
-                // As cp -p: ordinary users keep what they can.
+                // Like cp -p: ordinary users keep what they can.
                 Err(Errno::PERM) => {}
                 other => other?,
             }
@@ -222,7 +223,7 @@ impl HostTarget {
         Ok(())
     }
 
-    /// What came of setting an attribute; some cannot be had on this filesystem, or by this user.
+    /// Handles the result of setting an attribute; this filesystem or this user may not be able to have some.
     fn attribute_done(&self, path: &[u8], name: &[u8], done: rustix::io::Result<()>) -> anyhow::Result<()> {
         match done {
             Ok(()) => Ok(()),
@@ -246,12 +247,13 @@ fn timestamps((atime, mtime): Times) -> Timestamps {
     Timestamps { last_access: time(atime), last_modification: time(mtime) }
 }
 
-/// Opens a directory below another one. No link is followed: an image may have put one there.
+/// Opens a directory below another one. Follows no link, because an image may have put one there.
 fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(base, path, flags, Mode::empty(), resolve) {
-        // Linux before 5.6, or a filter of system calls: name by name. Paths longer than Linux takes, too.
+        // Opens name by name on Linux before 5.6, under a filter of system calls, and for paths longer than Linux
+        // accepts.
         Err(Errno::NOSYS | Errno::PERM | Errno::NAMETOOLONG) => {
             let mut dir: Option<OwnedFd> = None;
             for name in path.split(|byte| *byte == b'/') {
@@ -271,7 +273,7 @@ impl To for HostTarget {
         path
     }
 
-    /// I1: links below the directory that the user named are not followed.
+    /// Follows no links below the directory that the user named (I1).
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>> {
         if (named && follow) || path == b"/" {
             return Host.info(self.shown(path).as_os_str().as_bytes(), true);
@@ -302,7 +304,7 @@ impl To for HostTarget {
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
         let (dir, name) = self.place(path)?;
-        // Writable until its end, whatever its mode.
+        // Writable until the directory is complete, whatever its mode.
         rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode((mode & 0o777) | 0o700))?;
         Ok(None)
     }
@@ -348,9 +350,9 @@ impl To for HostTarget {
             end = offset + bytes.len() as u64;
             Ok(file.write_at(offset, bytes)?)
         })?;
-        // A hole at the end.
+        // The file may end in a hole.
         file.set_size(info.size.max(end))?;
-        // A device stays what it is.
+        // A device keeps its attributes.
         if !file.is_direct() {
             self.set_file_attributes(file.file(), path, attributes)?;
         }
@@ -364,7 +366,7 @@ impl To for HostTarget {
 
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()> {
         let (dir, name) = self.place(path)?;
-        // Only what can be opened can be asked whether it is in use.
+        // Only a file that can be opened can be checked for use.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(&*dir, name, flags, Mode::empty()) {
             host_file::refuse_in_use(&File::from(file), &self.shown(path))?;
@@ -376,7 +378,7 @@ impl To for HostTarget {
         let (dir, name) = self.place(path)?;
         let (uid, gid) = ids_of(owner)?;
         match rustix::fs::chownat(&*dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
-            // As cp -p: ordinary users keep what they can.
+            // Like cp -p: ordinary users keep what they can.
             Err(Errno::PERM) => {}
             other => other?,
         }
@@ -407,7 +409,7 @@ impl To for HostTarget {
         rustix::fs::utimensat(&*dir, name, &timestamps(times), flags).context("cannot set its times")
     }
 
-    /// The directory that the user named has no name below itself: it is opened again.
+    /// Opens the directory that the user named once more: it has no name below itself.
     fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
         if path == b"/" && self.name.is_none() {
             if attributes.is_nothing() {
@@ -425,10 +427,10 @@ impl To for HostTarget {
     }
 }
 
-/// Largest attribute, and list of attributes, of Linux.
+/// Linux's limit for an attribute, and for the list of attributes.
 const XATTR_MAX: usize = 64 << 10;
 
-/// A user and a group; an image may name the numbers that chown(2) takes for "leave it as it is".
+/// Checks a user and a group: an image may contain the number that chown(2) reads as "do not change".
 fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
     if uid == u32::MAX || gid == u32::MAX {
         bail!("its owner {uid}:{gid} is no user and group; copy it without -p, or with --owner");
@@ -458,7 +460,7 @@ mod tests {
         }
     }
 
-    /// Even a name that the tree checker let through.
+    /// Even a name that the tree checker should have refused does not lead out.
     #[test]
     fn no_call_leaves_the_target() {
         let dir = tempfile::tempdir().unwrap();
@@ -488,7 +490,7 @@ mod tests {
         assert_eq!(fs::read(outside.join("there")).unwrap(), b"old");
         assert_eq!((before.mode(), before.uid(), before.mtime()), (after.mode(), after.uid(), after.mtime()));
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
-        // A link of the last name is replaced, not followed.
+        // A link at the last name is replaced, not followed.
         to.make_file(b"/way", &info(), false, &plain, &mut |piece| piece(0, b"new")).unwrap();
         assert!(fs::symlink_metadata(target.join("way")).unwrap().is_file());
     }

@@ -1,8 +1,8 @@
-//! An open image as an end of a copy.
+//! An open image as source or target of a copy.
 //!
 //! Invariants:
-//! - I1. Content that is copied to a symbolic link goes to the file that the link leads to, inside of the image: its root
-//!   directory is what `/` and too many `..` mean. A link that this copy made is not followed.
+//! - I1. Content copied to a symbolic link goes to the file that the link leads to, inside the image: `/` and excess
+//!   `..` mean the image's root directory. A link that this copy made is not followed.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -21,15 +21,15 @@ use crate::common::calling_user;
 /// The files of an image.
 pub(super) struct Image<'f> {
     fs: &'f Fs,
-    /// Where copies go.
+    /// The target of the copy.
     top: Vec<u8>,
-    /// The directory looked up last: neighbours are copied one after the other.
+    /// The directory looked up last: consecutive files are often in one directory.
     last_dir: RefCell<Option<(Vec<u8>, InodeId)>>,
     /// Symbolic links that this copy made.
     made_links: RefCell<HashSet<InodeId>>,
 }
 
-/// Where content goes: a name in a directory, and what has that name now.
+/// Where content goes: a name in a directory, and the inode that has the name now.
 struct ContentPlace {
     dir: InodeId,
     name: Vec<u8>,
@@ -169,21 +169,21 @@ impl<'f> Image<'f> {
         Ok(())
     }
 
-    /// Shares all data of a file with a new one; `false` where that cannot be.
+    /// Shares all data of a file with a new one; returns `false` if that is impossible.
     fn share(&self, from: InodeId, to: InodeId, size: u64) -> anyhow::Result<bool> {
         if size == 0 {
             return Ok(true);
         }
         match self.fs.clone_range(from, 0, to, 0, 0) {
             Ok(()) => Ok(true),
-            // A subvolume's border, or checksums on one side only.
+            // The files are in different subvolumes, or only one has checksums.
             Err(Error::CrossDevice | Error::InvalidArgument(_) | Error::NotSupported(_)) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// Copies belong to the user who makes them, as with cp.
+/// The current user, who owns the copies as with cp.
 fn caller() -> Caller {
     let (uid, gid) = calling_user();
     Caller { uid, gid, umask: 0 }
@@ -271,7 +271,7 @@ impl To for Image<'_> {
         self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None }).map(|_| ())
     }
 
-    /// A file that exists stays until the new one is complete. Its owner and mode stay, as where cp writes into it.
+    /// Keeps an existing file until the new one is complete. Its owner and mode stay, as when cp writes into it.
     fn make_file(
         &self,
         path: &[u8],
@@ -297,14 +297,14 @@ impl To for Image<'_> {
             None => Ok(()),
         });
         if done.is_err() {
-            // The error that led here counts.
+            // The first error is the one to report.
             let _ = self.fs.unlink(dir, made);
         }
         done
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        // As cp: of a link whose file took the content, the link.
+        // Like cp: if the content went through a symbolic link, the hard link is one to that link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)
@@ -335,5 +335,5 @@ impl To for Image<'_> {
     }
 }
 
-/// Symbolic links followed on one way, as Linux limits them.
+/// Limit for symbolic links on one path, as on Linux.
 const MAX_LINKS: usize = 40;

@@ -1,6 +1,6 @@
-//! `ubtrfs cp`: between the host and images, and inside of an image, where data is shared instead of copied.
+//! `ubtrfs cp`: copies between the host and images, and inside an image, where data is shared instead of copied.
 //!
-//! A copy has two ends, each the host or an open image: `From` reads, `To` writes; this page walks.
+//! A copy has two ends, each the host or an open image: `From` reads and `To` writes. This module walks the source.
 
 mod host;
 mod image;
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Files to copy, and where to: IMAGE:/PATH or a path of this system
     #[arg(value_name = "PATH", required = true, num_args = 2..)]
     paths: Vec<OsString>,
-    /// Copy directories with all that is in them; symbolic links stay links
+    /// Copy directories and their content; symbolic links stay links
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// Copy symbolic links as links also without -r
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-/// What a copy needs to know of a file.
+/// Attributes of a file that a copy needs.
 #[derive(Clone, Debug)]
 struct Info {
     mode: u32,
@@ -88,7 +88,7 @@ struct Info {
     mtime: Timespec,
     /// Device or subvolume, and inode: equal for names of one file.
     identity: (u64, u64),
-    /// In an image.
+    /// The inode, if the file is in an image.
     id: Option<InodeId>,
 }
 
@@ -98,15 +98,15 @@ impl Info {
     }
 }
 
-/// Names and values.
+/// Names and values of extended attributes.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Of the last access and the last change.
+/// Times of the last access and of the last modification.
 type Times = (Timespec, Timespec);
 
-/// What a copy is to have beside its content; nothing where it is as for any new file.
+/// Attributes that the copy gets besides its content; without them it is like any new file.
 struct Attributes {
-    /// With the mode.
+    /// Owner and group, which are set together with the mode.
     owner: Option<(u32, u32)>,
     mode: u32,
     xattrs: Xattrs,
@@ -119,13 +119,13 @@ impl Attributes {
     }
 }
 
-/// Takes a piece of a file: its offset and bytes.
+/// Receives a piece of a file: its offset and bytes.
 type Piece<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 
-/// Where a copy reads.
+/// The source of a copy.
 trait From {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>>;
-    /// Whether the content of this special file is read where a file is copied, as cp does without -r.
+    /// Whether a file copy reads the content of this special file, as cp does without -r.
     fn is_stream(&self, _info: &Info) -> bool {
         false
     }
@@ -136,17 +136,19 @@ trait From {
     fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()>;
 }
 
-/// Where a copy writes. `named`: the file is one that the user named, not one found in a directory.
+/// The target of a copy. `named` means that the user named the file, and that it was not found in a directory.
 trait To {
     /// The target's path; other paths are below it.
     fn top(&self) -> Vec<u8>;
-    /// What is at a path. `follow`: a symbolic link counts as what it leads to, where a copy goes through it.
+    /// The file at a path, if there is one. With `follow`, a symbolic link through which the copy goes counts as its
+    /// target.
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>>;
-    /// Answers which directory of an image it became.
+    /// Makes a directory; returns its inode if it is in an image.
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()>;
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()>;
-    /// Makes a file of what `fill` hands out, in the place of the one there. An error leaves that as it was.
+    /// Makes a file from the output of `fill`, and replaces the existing one. An error leaves the existing file
+    /// unchanged.
     fn make_file(
         &self,
         path: &[u8],
@@ -160,7 +162,7 @@ trait To {
     fn set_owner(&self, path: &[u8], owner: (u32, u32), mode: u32) -> anyhow::Result<()>;
     fn set_xattrs(&self, path: &[u8], xattrs: &Xattrs) -> anyhow::Result<()>;
     fn set_times(&self, path: &[u8], times: Times) -> anyhow::Result<()>;
-    /// What is not set by [`To::make_file`].
+    /// Sets the attributes that [`To::make_file`] does not set.
     fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
         self.set_each_attribute(path, attributes)
     }
@@ -192,7 +194,8 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     Ok(if all_done { opened } else { ExitCode::FAILURE })
 }
 
-/// Opens the ends and copies; answers whether all was copied. Sources and target may lie in one image, which is opened once.
+/// Opens both ends and copies; returns whether everything was copied. Source and target may be in one image, which is
+/// opened once.
 fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
     let copy = |from: &dyn From, to: &dyn To, shared: bool| Copy::new(args, from, to, shared).run(sources, target);
     let options = &args.image;
@@ -221,8 +224,8 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
     }
 }
 
-/// Copies what is in a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Answers how many files were
-/// not copied, after naming them; an error says that the image takes no more.
+/// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Names each
+/// file that it cannot copy, and returns their number; fails if the image accepts no more.
 pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
     let args = Args {
         paths: Vec::new(),
@@ -263,17 +266,17 @@ struct Copy<'a> {
     to: &'a dyn To,
     /// Both ends are one image.
     shared: bool,
-    /// The image that is written: no source.
+    /// The image being written, which cannot be a source.
     image: Option<(u64, u64)>,
-    /// Directories of an image that it came through.
+    /// Directories of the source image that the copy came through.
     passed: PassedDirs,
-    /// Directories that it made in the image it reads: a crafted name may lead there.
+    /// Directories that the copy made in the image that it reads: a crafted name may lead there.
     made: HashSet<InodeId>,
-    /// Copies of files with several names.
+    /// First copies of files with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
-    /// Directories that are finished at the end, when nothing changes in them any more.
+    /// Directories whose attributes are set at the end, when nothing in them changes any more.
     dirs: Vec<(Vec<u8>, Vec<u8>, Info)>,
-    /// The copy ends where the target takes no more: nobody has use for the part.
+    /// Stop when the target accepts no more: a partial copy is useless.
     ends_with_target: bool,
     /// Files below a source that were not copied.
     nr_failed: u64,
@@ -299,7 +302,7 @@ impl<'a> Copy<'a> {
 
     fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
         let to_path = self.to.top();
-        // A link that leads in a circle is no directory; what goes through it fails there.
+        // A link in a loop counts as no directory; opening it for the copy fails later.
         let there = self.to.there(&to_path, true, true).or_else(|_| self.to.there(&to_path, true, false))?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
         let wants_dir = target.path().ends_with(b"/");
@@ -312,7 +315,7 @@ impl<'a> Copy<'a> {
             let info = self.from.info(&path, !self.args.recursive && !self.args.no_dereference).with_context(at)?;
             let info = info.with_context(|| format!("'{}' does not exist; check the path", printable(&path)))?;
             let new_path = match normal_names(&path).last() {
-                // `DIR/.` means what is in it.
+                // `DIR/.` means the content of the directory.
                 Some(_) if is_dir && path.ends_with(b"/.") => to_path.clone(),
                 Some(name) if is_dir => child_path(&to_path, name),
                 _ if wants_dir && !is_dir && !info.is_dir() => {
@@ -329,7 +332,7 @@ impl<'a> Copy<'a> {
         Ok(copied == ExitCode::SUCCESS && self.nr_failed == 0)
     }
 
-    /// What is said about directories, when nothing changes in them any more.
+    /// Sets the attributes of directories, now that nothing in them changes any more.
     fn finish_dirs(&mut self) -> anyhow::Result<()> {
         for (path, new_path, info) in std::mem::take(&mut self.dirs).into_iter().rev() {
             self.finish(&path, &new_path, &info).or_else(|error| self.failed(&path, error))?;
@@ -337,8 +340,8 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Copies a file, or a directory and all below it; its depth is limited by memory, not by the stack. What fails below
-    /// does not keep the rest from its turn.
+    /// Copies a file, or a directory and everything below it. Memory limits the depth, not the stack. A failure below
+    /// does not stop the rest.
     fn tree(&mut self, path: Vec<u8>, new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
         let mut todo = vec![(path, new_path, Some(info))];
         while let Some((path, new_path, info)) = todo.pop() {
@@ -351,7 +354,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Copies a file or makes a directory; what is below that is to do.
+    /// Copies a file, or makes a directory and queues its entries.
     fn step(
         &mut self,
         path: &[u8],
@@ -365,7 +368,7 @@ impl<'a> Copy<'a> {
             None => self.from.info(path, false)?.context("it is gone")?,
         };
         if let Err(error) = self.one(path, new_path, &info, named) {
-            // Its other names are no links to what was not made.
+            // Its other names cannot be links to a file that was not made.
             if self.first_names.get(&info.identity).is_some_and(|first| first == new_path) {
                 self.first_names.remove(&info.identity);
             }
@@ -383,7 +386,7 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Names a file that could not be copied. The others have their turn, unless none of them would be taken.
+    /// Reports a file that could not be copied. Fails only if the other files could not be copied either.
     fn failed(&mut self, path: &[u8], error: anyhow::Error) -> anyhow::Result<()> {
         let error = error.context(format!("cannot copy '{}'", printable(path)));
         if self.ends_with_target && takes_no_more(&error) {
@@ -400,7 +403,7 @@ impl<'a> Copy<'a> {
         }
         let is_stream = named && !self.args.recursive && self.from.is_stream(info);
         let is_content = is_stream || type_of(info.mode) == mode::REGULAR;
-        // As GNU cp: content goes through a link, a link or a special file takes its place.
+        // Like GNU cp: content is written through a link; a link or special file replaces it.
         let follow = is_content || (info.is_dir() && new_path == self.to.top());
         let there = self.to.there(new_path, named, follow)?;
         if let Some(there) = &there {
@@ -435,7 +438,7 @@ impl<'a> Copy<'a> {
         }
         match type_of(info.mode) {
             _ if is_content => {
-                // Only inside of one image does the source's inode mean anything to the target.
+                // The target can only use the source's inode if both are in one image.
                 let id = info.id.filter(|_| self.shared);
                 let size = if is_stream { 0 } else { info.size };
                 let told = Info { id, size, mode: mode::REGULAR | (info.mode & mode::PERMISSIONS), ..info.clone() };
@@ -465,7 +468,7 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// Whether an error is of the image that is written, and every further file would meet it: full, broken or read-only.
+/// Whether every further file would meet this error, because the image is full, broken or read-only.
 fn takes_no_more(error: &anyhow::Error) -> bool {
     let errnos = [Errno::NOSPC, Errno::IO, Errno::ROFS].map(Errno::raw_os_error);
     error
@@ -473,7 +476,7 @@ fn takes_no_more(error: &anyhow::Error) -> bool {
         .any(|cause| cause.downcast_ref::<ubtrfs_fs::Error>().is_some_and(|error| errnos.contains(&error.errno())))
 }
 
-/// Whether a path of an image is another one or lies below it.
+/// Whether one path of an image equals another or is below it.
 fn is_inside(path: &[u8], dir: &[u8]) -> bool {
     let (path, dir) = (join(&normal_names(path)), join(&normal_names(dir)));
     path == dir || dir == b"/" || path.strip_prefix(&dir[..]).is_some_and(|rest| rest.starts_with(b"/"))

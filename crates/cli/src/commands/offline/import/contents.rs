@@ -1,10 +1,12 @@
-//! Contents and attributes of an archive's files. Where the archive lies as it is in a file, a thread of its own puts them
-//! while names are made, and reads data straight into the memory that writeback takes it from.
+//! Contents and attributes of an archive's files. If the archive is uncompressed in a file, a separate thread writes
+//! them while the main thread makes names, and reads data directly into the memory from which writeback takes it.
 //!
 //! Invariants:
-//! - I1. Whoever makes a file opens its inode; it is released here when it is complete, or has failed.
-//! - I2. Memory of files that are handed over is bounded: [`QUEUE_LEN`] batches and one at either end, of [`BATCH_FILES`]
-//!   files with at most [`LIGHT_BYTES`] of attributes each. Batches, because to wake a thread costs more than a file.
+//! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
+//!   failed.
+//! - I2. Memory for files that are handed over is bounded: [`QUEUE_LEN`] batches and one at either end, each of
+//!   [`BATCH_FILES`] files with at most [`LIGHT_BYTES`] of attributes. Files are batched because waking a thread costs
+//!   more than writing a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,14 +23,14 @@ use super::super::text::printable;
 use super::super::write_all;
 use super::{Args, cannot_import};
 
-/// Puts what members have beside their names.
+/// Writes contents and attributes of members, but no names.
 #[derive(Clone, Copy)]
 pub(super) struct Contents<'a> {
     pub(super) fs: &'a Fs,
     pub(super) args: &'a Args,
 }
 
-/// A file to complete: its data begins at the place in the archive.
+/// A file to complete: its data begins at this place in the archive.
 pub(super) struct Handed {
     id: InodeId,
     member: Member,
@@ -38,7 +40,7 @@ pub(super) struct Handed {
 /// The thread that completes files.
 pub(super) struct ContentsThread<'scope> {
     fs: &'scope Fs,
-    /// Files that are not on their way yet, and bytes of their data.
+    /// Files that are not sent yet, and the length of their data.
     batch: Vec<Handed>,
     batch_bytes: u64,
     batches: SyncSender<Vec<Handed>>,
@@ -46,7 +48,7 @@ pub(super) struct ContentsThread<'scope> {
 }
 
 impl<'a> Contents<'a> {
-    /// Completes an opened file, here or by the thread.
+    /// Completes an opened file, in this thread or in the other one.
     pub(super) fn file(
         self,
         reader: &mut Reader,
@@ -79,7 +81,7 @@ impl<'a> Contents<'a> {
         self.complete(&file.member, file.id, written)
     }
 
-    /// What comes after the data of a file (I1).
+    /// Completes a file after its data is written (I1).
     fn complete(self, member: &Member, id: InodeId, written: anyhow::Result<()>) -> anyhow::Result<()> {
         let end = member.data_ranges().last().map_or(0, |(offset, len)| offset + len);
         let completed = written.and_then(|()| {
@@ -93,8 +95,8 @@ impl<'a> Contents<'a> {
         completed
     }
 
-    /// Owner, mode and times, then extended attributes: an access ACL must come after the mode, file capabilities after
-    /// the data and the owner.
+    /// Sets owner, mode and times, then extended attributes: an access ACL must follow the mode, and file capabilities
+    /// must follow the data and the owner.
     pub(super) fn attributes(self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.fs.setattr(id, &self.set_attr(member), &Caller::ROOT)?;
         self.xattrs(&member.xattrs, id)
@@ -152,12 +154,12 @@ impl<'scope> ContentsThread<'scope> {
         self.batch_bytes = 0;
         self.batches.send(std::mem::take(&mut self.batch)).map_err(|back| {
             back.0.into_iter().for_each(|file| self.fs.release_inode(file.id));
-            // What it failed with comes from `finish`.
+            // `finish` returns the error itself.
             anyhow!("an earlier file failed")
         })
     }
 
-    /// Waits until all files are complete. Its error is that of a file that was handed over before.
+    /// Waits until all files are complete. Its error is the error of a file that was handed over earlier.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         let sent = self.send();
         drop(self.batches);
@@ -192,5 +194,5 @@ fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> anyhow::Result<()> {
 const QUEUE_LEN: usize = 4;
 const BATCH_FILES: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
-/// Memory of a member whose file is handed over.
+/// Most memory of a member whose file is handed over.
 const LIGHT_BYTES: usize = 16 << 10;

@@ -2,12 +2,12 @@
 //!
 //! | name | meaning |
 //! |---|---|
-//! | `.wh.NAME` | `NAME` of the layers below is not there |
-//! | `.wh..wh..opq` | the directory shows nothing of the layers below |
-//! | `.wh..wh.*` | AUFS's own, nothing |
+//! | `.wh.NAME` | hides `NAME` of the layers below |
+//! | `.wh..wh..opq` | hides everything in the directory that the layers below have |
+//! | `.wh..wh.*` | ignored: used internally by AUFS |
 //!
-//! I1. A whiteout removes what was there before this layer, in whatever order the members come; never what the layer has
-//!     brought itself.
+//! I1. A whiteout removes what existed before this layer, whatever the order of the members. It never removes what the
+//!     layer itself added.
 
 use std::collections::HashSet;
 
@@ -17,13 +17,13 @@ use ubtrfs_fs::{Error, Fs, InodeId};
 use super::super::text::printable;
 use super::super::{Name, PassedDirs, read_names};
 
-/// The names that a layer has brought so far.
+/// The names that a layer has added so far.
 #[derive(Default)]
 pub(super) struct Layer {
     names: HashSet<(InodeId, Box<[u8]>)>,
 }
 
-/// What a name of an archive says about the layers below.
+/// The effect of a whiteout on the layers below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whiteout<'n> {
     Name(&'n [u8]),
@@ -31,7 +31,7 @@ pub(super) enum Whiteout<'n> {
     Ignored,
 }
 
-/// Whether a name is a whiteout.
+/// Recognizes whiteouts by name.
 pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
     let Some(hidden) = name.strip_prefix(PREFIX) else { return Ok(None) };
     Ok(Some(match hidden {
@@ -42,7 +42,7 @@ pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
     }))
 }
 
-/// What a walk does with what is older than the layer.
+/// What a walk does with files from layers below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Old {
     Stays,
@@ -50,12 +50,12 @@ enum Old {
 }
 
 impl Layer {
-    /// Memory of a name.
+    /// Memory that a name takes.
     pub(super) fn memory_bytes(name: &[u8]) -> usize {
         2 * size_of::<(InodeId, Box<[u8]>)>() + name.len() + 16
     }
 
-    /// The layer brings this name.
+    /// Notes that the layer adds this name.
     pub(super) fn note(&mut self, dir: InodeId, name: &[u8]) {
         self.names.insert((dir, name.into()));
     }
@@ -84,7 +84,7 @@ impl Layer {
         }
     }
 
-    /// Fails where a directory holds something of this layer. Nothing is removed.
+    /// Fails if a directory contains something of this layer. Removes nothing.
     pub(super) fn check_replaceable(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<()> {
         if !self.walk_old(fs, dir, Old::Stays)? {
             bail!("the layer has both a directory and something else of that name");
@@ -92,7 +92,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Removes a directory of the layers below in whose place this layer has something else.
+    /// Removes a directory of the layers below that this layer replaces.
     pub(super) fn remove_dir(&self, fs: &Fs, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let dir = fs.lookup(parent, name)?;
         self.check_replaceable(fs, dir.id)?;
@@ -100,18 +100,18 @@ impl Layer {
         Ok(fs.rmdir(parent, name)?)
     }
 
-    /// Removes what the layers below have in a directory; answers whether nothing is left.
+    /// Removes what the layers below have in a directory; returns whether the directory is then empty.
     fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
         self.walk_old(fs, dir, Old::Goes)
     }
 
-    /// Walks through what the layers below have in a directory; answers whether there is nothing else. Its depth is limited by
-    /// memory, not by the stack.
+    /// Walks through what the layers below have in a directory; returns whether there is nothing else. Memory limits
+    /// the depth, not the stack.
     fn walk_old(&self, fs: &Fs, dir: InodeId, old: Old) -> anyhow::Result<bool> {
         struct Level {
             id: InodeId,
             left: Vec<Name>,
-            /// Where it is, unless it is where the walk began.
+            /// Parent and name; `None` where the walk began.
             place: Option<(InodeId, Vec<u8>)>,
             is_kept: bool,
         }

@@ -1,15 +1,15 @@
 //! `ubtrfs import TAR|- IMAGE:/path`: unpacks an archive into an image.
 //!
 //! Invariants:
-//! - I1. Nothing is made or changed outside of the target directory: paths are taken apart by name, and a symbolic link
-//!   on the way is followed inside of the target as if that were the root.
-//! - I2. Times of a directory are set after the last change in it, at the end; so are its extended attributes, or new
-//!   files would inherit its default ACL.
-//! - I4. What is kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the names
-//!   of the layer.
-//! - I3. The error that is reported is that of the first member that failed, in the archive's order.
-//! - I5. A member whose name is taken is made under a temporary name first, with its data and attributes. What has the name goes
-//!   when the member is complete and may take its place, so a member that fails removes nothing.
+//! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name, and symbolic links
+//!   on the way are followed as if the target were the root.
+//! - I2. Times of a directory are set at the end, after the last change in it. Its extended attributes are too, because
+//!   otherwise new files would inherit its default ACL.
+//! - I3. The reported error is that of the first failed member in the archive's order.
+//! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the
+//!   names of the layer.
+//! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
+//!   file is removed only when the member is complete and may replace it, so a failed member removes nothing.
 
 mod contents;
 mod layer;
@@ -39,7 +39,7 @@ use crate::new_image::NewImage;
 
 /// Unpack a tar archive into an image, without a mount and without root
 ///
-/// As with tar, files belong to their owners in the archive where root unpacks it, and to any other user who does.
+/// As with tar, files keep the archive's owners if root unpacks it; otherwise they belong to the current user.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Archive, plain or compressed with gzip, xz or zstd; - for standard input
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Give every file to this user and group
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
-    /// Keep the archive's owners: the default for root; of other users' files the owner is who runs this
+    /// Keep the archive's owners: the default for root; for other users, files belong to the current user by default
     #[arg(long, conflicts_with = "owner")]
     same_owner: bool,
     /// The archive is a layer of an OCI image: apply its whiteouts (.wh.NAME, .wh..wh..opq) to what is there
@@ -74,7 +74,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         args.owner.get_or_insert_with(calling_user);
     }
     let started = Instant::now();
-    // An archive that cannot be read must not leave a new image behind.
+    // A failure to read the archive must not leave a new image behind.
     let input = Input::open(&args.tar)?;
     let progress = progress_bytes(input.total(), "import");
     let mut reader = Reader::new(input);
@@ -87,7 +87,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     };
     let image = &args.target.image;
     let counts = match args.create.filter(|_| !image.exists()) {
-        // Half of an archive in an image that was not there before is of no use.
+        // A new image with half of an archive is of no use.
         Some(size) => NewImage::create(image, size).and_then(|made| {
             let options = mount_options(&args.image)?;
             let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
@@ -105,7 +105,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    // The last number stands for no user.
+    // The highest number stands for no user.
     let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
     parsed.ok_or_else(|| format!("'{text}' is no owner; write two numbers, for example 0:0"))
@@ -148,23 +148,24 @@ fn cannot_import(args: &Args, path: &[u8]) -> String {
     format!("cannot import '{}' of {} into {}", printable(path), args.tar.display(), args.target)
 }
 
-/// Names and values.
+/// Names and values of extended attributes.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A directory that is complete at the end.
+/// A directory to complete at the end.
 struct DirToFinish {
     id: InodeId,
     atime: Option<SetTime>,
     mtime: Option<SetTime>,
-    /// Those that new files inherit.
+    /// The attributes that new files would inherit.
     xattrs: Xattrs,
 }
 
-/// Directories by their path below the target, until a link or a directory on the way may have been replaced.
+/// Known directories by their path below the target; forgotten when a link or a directory on the way may have been
+/// replaced.
 #[derive(Default)]
 struct FoundDirs {
     paths: HashMap<Vec<u8>, InodeId>,
-    /// Bytes of the paths.
+    /// Total length of the paths.
     bytes: usize,
 }
 
@@ -183,10 +184,10 @@ impl FoundDirs {
     }
 }
 
-/// An inode of a member.
+/// A new inode for a member.
 struct Made {
     id: InodeId,
-    /// Its name until it takes the place of what has the member's.
+    /// The inode's name until it replaces the file that has the member's name.
     temporary: Option<Vec<u8>>,
 }
 
@@ -202,12 +203,12 @@ struct Import<'a> {
     dirs: FoundDirs,
     /// Times and attributes of directories, to set at the end (I2).
     dirs_to_finish: Vec<DirToFinish>,
-    /// With `--oci-layer`.
+    /// Only with `--oci-layer`.
     layer: Option<Layer>,
-    /// What may still be kept (I4).
+    /// Memory that may still be kept until the end (I4).
     held_left: usize,
     counts: Counts,
-    /// Bytes of file data when the last commit was started.
+    /// Value of the counter of file data when the last commit started.
     committed_bytes: u64,
 }
 
@@ -250,7 +251,7 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut(), progress);
-            // I3: what was handed over came before the member that failed here.
+            // I3: files that were handed over precede the member that failed here.
             thread.map_or(Ok(()), ContentsThread::finish).and(made)
         })?;
         for dir in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
@@ -260,7 +261,7 @@ impl<'a> Import<'a> {
                 .and_then(|()| Ok(self.fs.setattr(dir.id, &times, &Caller::ROOT).map(drop)?));
             let is_gone = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(Error::Stale | Error::NotFound));
             match finished {
-                // A later member took its place.
+                // A later member replaced the directory.
                 Err(error) if self.layer.is_some() && is_gone(&error) => {}
                 finished => finished.context("cannot finish a directory")?,
             }
@@ -280,7 +281,7 @@ impl<'a> Import<'a> {
             let names = normal_names(&member.path);
             if names.len() >= self.args.strip_components.max(1) || member.kind == Kind::Dir {
                 let names = names.get(self.args.strip_components..).unwrap_or_default();
-                // What the stripping leaves nothing of is the target itself, if it is a directory.
+                // A directory without a name is the target itself; one that stripping left without a name is skipped.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
                     self.member(reader, &member, names, thread.as_deref_mut())
                         .with_context(|| cannot_import(self.args, &member.path))?;
@@ -331,7 +332,7 @@ impl<'a> Import<'a> {
                 self.counts.bytes = self.counts.bytes.saturating_add(member.data_bytes());
                 self.counts.xattrs += member.xattrs.len() as u64;
                 let made = self.create(parent, name, member, NewInode::file(member.mode))?;
-                // One that replaces another is completed here, before that goes.
+                // A file that replaces another is completed in this thread, before the old one is removed.
                 let thread = thread.filter(|_| made.temporary.is_none());
                 let id = made.id;
                 self.put_in_place(parent, name, made, |import| {
@@ -365,7 +366,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Makes an inode with this name, or with a temporary one where something has it that may be replaced (I5).
+    /// Makes an inode with this name, or with a temporary one if the name exists and may be replaced (I5).
     fn create(&mut self, parent: InodeId, name: &[u8], member: &Member, new: NewInode<'_>) -> anyhow::Result<Made> {
         let (uid, gid) = self.contents().owner(member);
         let caller = Caller { uid, gid, umask: 0 };
@@ -381,7 +382,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Fails where what has a name must stay. A directory is replaced by a layer alone, and only if all in it is older.
+    /// Fails if the existing file must stay. Only a layer replaces a directory, and only if everything in it is older.
     fn check_replaceable(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         match &self.layer {
@@ -391,7 +392,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Completes what was made. Where it has a temporary name, it takes the place of what has its own (I5).
+    /// Completes a new inode. If its name is temporary, it then replaces the file that has the member's name (I5).
     fn put_in_place(
         &mut self,
         parent: InodeId,
@@ -402,14 +403,14 @@ impl<'a> Import<'a> {
         let Some(temporary) = made.temporary else { return complete(self) };
         let done = complete(self).and_then(|()| self.replace(parent, name, &temporary));
         if done.is_err() {
-            // The error that led here counts.
+            // The first error is the one to report.
             let removed = self.fs.unlink(parent, &temporary);
             let _ = removed.or_else(|_| self.fs.rmdir(parent, &temporary));
         }
         done
     }
 
-    /// What was found through the old name, by a link or in a directory, is forgotten.
+    /// Replaces a name. If the old file is a link or a directory, directories found through it are forgotten.
     fn replace(&mut self, parent: InodeId, name: &[u8], temporary: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         let is_dir = self.fs.lookup(parent, temporary)?.is_dir();
@@ -437,7 +438,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Attributes of a directory: its times and extended attributes come later.
+    /// Sets attributes of a directory, except for times and inheritable attributes, which come at the end.
     fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
         let all = self.contents().set_attr(member);
@@ -446,7 +447,7 @@ impl<'a> Import<'a> {
             member.xattrs.iter().cloned().partition(|(name, _)| is_inherited(name));
         self.counts.xattrs += member.xattrs.len() as u64;
         if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
-            // One that was there before: the archive's files do not inherit it either.
+            // The archive's files must not inherit an ACL that existed before either.
             self.fs.removexattr(id, acl::DEFAULT, &Caller::ROOT)?;
             if !xattrs.iter().any(|(name, _)| name == acl::DEFAULT) {
                 xattrs.push((acl::DEFAULT.to_vec(), acl));
@@ -491,7 +492,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// The directory with these names below the target, made where missing.
+    /// The directory with these names below the target; makes missing ones.
     fn parent_dir(&mut self, names: &[&[u8]]) -> anyhow::Result<InodeId> {
         if names.is_empty() {
             return Ok(self.base);
@@ -506,7 +507,7 @@ impl<'a> Import<'a> {
 
     /// The directories from the target directory to the one with these names.
     fn way_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
-        // Kept for `..` in links, too.
+        // Kept because a link may contain `..`.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;
@@ -545,12 +546,12 @@ impl<'a> Import<'a> {
     }
 }
 
-/// Data between two commits in the background: trees are built while data is written, not all at the end.
+/// Amount of data after which a background commit starts: so trees are built while data is written, not all at the end.
 const COMMIT_BYTES: u64 = 256 << 20;
-/// Symbolic links followed on one way, as Linux limits them.
+/// Limit for symbolic links on one path, as on Linux.
 const MAX_LINKS: usize = 40;
-/// Directories whose inodes are remembered, and bytes of their paths.
+/// Most directories whose inodes are remembered, and the total length of their paths.
 const MAX_DIRS: usize = 1 << 16;
 const MAX_DIRS_BYTES: usize = 8 << 20;
-/// Memory of what is kept until the end (I4): some three million directories.
+/// Most memory kept until the end (I4): about three million directories.
 const HELD_MAX: usize = 256 << 20;
