@@ -409,3 +409,41 @@ fn cutting_off_data_that_waits_leaves_the_size_on_disk() {
         }
     }
 }
+
+/// Pending data at the start of a file holds its size on disk back, while extents that were cloned into it are in the tree
+/// already. A cut inside such an extent must not leave the old bytes behind the new end.
+#[test]
+fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
+    let image = make(&MkfsOptions::default());
+    let options = MountOptions::default();
+    let fs = open(&image, &options);
+    let create = |name: &[u8]| fs.create(fs.root(), name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let set_size = |file, size| {
+        fs.setattr(file, &SetAttr { size: Some(size), ..SetAttr::default() }, &Caller::ROOT).unwrap();
+    };
+    let (source, file) = (create(b"source"), create(b"file"));
+    fs.write(source, 0, &[0xaa; 16_384]).unwrap();
+    fs.write(file, 0, &[1; 1151]).unwrap();
+    fs.sync().unwrap();
+    // The inline data becomes pending data of a sector.
+    set_size(file, 19_343);
+    fs.clone_range(source, 0, file, 8192, 16_384).unwrap();
+    set_size(file, 8192 + 2370);
+    set_size(file, 20_000);
+    let mut expected = vec![0; 4096];
+    expected[..2370].fill(0xaa);
+    let check = |fs: &Fs| {
+        assert!(fs.read(file, 8192, 4096).unwrap() == expected, "bytes of the source are behind the end of the cut");
+    };
+    check(&fs);
+    fs.sync().unwrap();
+    check(&fs);
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(&image, &options);
+    check(&fs);
+    fs.close().unwrap();
+    if program("btrfs") {
+        btrfs_check(image.path()).unwrap();
+    }
+}

@@ -119,7 +119,8 @@ fn shrink(
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector_end = size.next_multiple_of(sectorsize);
     let mut zeroed = None;
-    if size < sector_end && size < state.disk_size {
+    // The size on disk does not tell: pending data may hold it back below extents that are in the tree.
+    if size < sector_end && size < state.item.size {
         zeroed = zeroed_tail(fs, inode, state, size, &mut space)?;
     }
     state.item.size = size;
