@@ -69,7 +69,7 @@ pub(crate) fn find(device: &dyn Device) -> Result<Found> {
         },
         Err(Unusable::NotBtrfs) | Ok(_) => Error::Refused {
             what: format!("{} is not a btrfs filesystem", device.describe()),
-            hint: "check the path, or make a filesystem with `ubtrfs mkfs`",
+            hint: "check the path; if it held one, no copy of its superblock is left: restore it from a backup",
         },
     })
 }

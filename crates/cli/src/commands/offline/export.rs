@@ -65,6 +65,8 @@ impl Args {
 
 pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let options = args.sort_options()?;
+    // As for tar, `-` is the stream.
+    args.output.take_if(|path| path.as_os_str() == "-");
     if args.output.is_none() && stdout().is_terminal() {
         bail!("refusing to write an archive to a terminal; write it to a file with --output, or to a pipe");
     }
