@@ -393,8 +393,8 @@ fn layers_hide_what_their_whiteouts_name() {
 #[test]
 fn a_dash_exports_to_standard_output() {
     let dir = tempfile::tempdir().unwrap();
-    ok(&run(dir.path(), 0, "mkfs -q -b 128M i.img"));
-    ok(&run(dir.path(), 0, "mkdir i.img:/d"));
+    ok(run(dir.path(), 0, "mkfs -q -b 128M i.img"));
+    ok(run(dir.path(), 0, "mkdir i.img:/d"));
     let plain = run(dir.path(), 0, "export i.img");
     let dashed = run(dir.path(), 0, "export i.img -f -");
     assert!(dashed.status.success() && !plain.stdout.is_empty() && dashed.stdout == plain.stdout, "{dashed:?}");
