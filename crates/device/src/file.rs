@@ -340,9 +340,14 @@ impl FileDevice {
     }
 
     /// Fails if the image file is shorter than it was at open (I5 of the crate).
-    fn check_length(&self, metadata: &rustix::fs::Stat) -> io::Result<()> {
-        let len_bytes = u64::try_from(metadata.st_size).unwrap_or(0);
-        if self.is_block || len_bytes >= self.len_bytes {
+    fn check_length(&self) -> io::Result<()> {
+        if self.is_block {
+            return Ok(());
+        }
+        // This runs before every write. Asking for the end is cheaper than fstat: where a filesystem has multigrain
+        // timestamps, each look at the times makes the next write change the inode.
+        let len_bytes = (&self.file).seek(SeekFrom::End(0))?;
+        if len_bytes >= self.len_bytes {
             return Ok(());
         }
         Err(io::Error::other(format!(
@@ -482,7 +487,7 @@ impl Device for FileDevice {
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.check_writable()?;
-        self.check_length(&rustix::fs::fstat(&self.file)?)?;
+        self.check_length()?;
         let total = bufs.iter().map(|buf| buf.len()).sum();
         check_range(offset, total, self.len_bytes, io::ErrorKind::WriteZero)?;
         let mut bufs = bufs.to_vec();
@@ -544,14 +549,13 @@ impl Device for FileDevice {
 
     fn check_in_place(&self) -> io::Result<()> {
         // Of the open file, not of its path: one that was renamed is found again, and a confined process sees no paths.
-        let metadata = rustix::fs::fstat(&self.file)?;
-        if self.had_name && metadata.st_nlink == 0 {
+        if self.had_name && rustix::fs::fstat(&self.file)?.st_nlink == 0 {
             return Err(io::Error::other(
                 "the image was removed or replaced while it was open, and ends when it is closed: copy what you need out of \
                  it, then unmount it and restore the image",
             ));
         }
-        self.check_length(&metadata)
+        self.check_length()
     }
 }
 
