@@ -56,6 +56,9 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
+    /// The caller asked long work to stop.
+    #[error("cancelled")]
+    Cancelled,
     /// The program contradicts itself.
     #[error("{what}; this is a bug of ubtrfs: please report it")]
     Bug {
@@ -97,6 +100,7 @@ impl Error {
             Self::ReadOnly { .. } => Errno::ROFS,
             Self::Unsupported { .. } => Errno::OPNOTSUPP,
             Self::Refused { .. } => Errno::INVAL,
+            Self::Cancelled => Errno::CANCELED,
             Self::Above { errno, .. } => return *errno,
         };
         errno.raw_os_error()

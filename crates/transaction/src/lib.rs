@@ -18,6 +18,7 @@
 //! Beside them, for all:
 //!
 //! - `engine`, `open`: [`Engine`] itself, and how it is opened.
+//! - `job`: progress of long work, and requests to pause or stop it.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ mod engine;
 mod extents;
 mod handle;
 mod health;
+mod job;
 mod nodes;
 mod open;
 mod per_thread;
@@ -48,5 +50,6 @@ pub use handle::trans_handle::{MetadataReservation, TransHandle, TreeChanges};
 pub use health::metric::{Metric, prometheus_text};
 pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;
+pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
 pub use tree_log::{FoundLog, LogStats};
