@@ -107,6 +107,20 @@ impl Space {
         }
     }
 
+    /// Sets type and profile of a block group, and marks it dirty. The type must stay the same.
+    pub fn set_profile(&self, start: Logical, flags: BlockGroupFlags) {
+        if let Some((group, kind)) = self.inner.kind_at(start).filter(|&(group, _)| group == start.0) {
+            self.inner.state(kind).lock().set_profile(group, flags);
+        }
+    }
+
+    /// The parts of a range of a block group that are not free for allocation, in order.
+    pub fn taken_ranges(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let Some((start, kind)) = self.inner.kind_at(Logical(range.start)) else { return Vec::new() };
+        let state = self.inner.state(kind).lock();
+        state.group(start).map(|group| group.free().ranges().gaps(range)).unwrap_or_default()
+    }
+
     /// All block groups, sorted.
     pub fn block_groups(&self) -> Vec<BlockGroup> {
         self.groups_where(|_| true)

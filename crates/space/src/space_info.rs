@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ubtrfs_error::Result;
+use ubtrfs_format::item::BlockGroupFlags;
 use ubtrfs_format::{Generation, Logical};
 
 use crate::block_group::{BlockGroup, Group, corrupt};
@@ -123,6 +124,12 @@ impl SpaceState {
     pub(crate) fn set_read_only(&mut self, start: u64, read_only: bool) {
         self.update(start, |group| group.read_only = read_only);
         self.refill_global();
+    }
+
+    pub(crate) fn set_profile(&mut self, start: u64, flags: BlockGroupFlags) {
+        let types = BlockGroupFlags::TYPES;
+        self.update(start, |group| group.item.flags = (group.item.flags & types) | flags.difference(types));
+        self.dirty.insert(start);
     }
 
     pub(crate) fn mark_dirty(&mut self, start: u64) {

@@ -1,7 +1,7 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
 //! Its parts own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`], [`DataLedger`],
-//! [`PendingChunks`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of each part's file states
+//! [`PendingChunks`], [`Migrations`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of each part's file states
 //! the lock order inside it.
 //!
 //! Lock order between them: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::commit::state::CommitState;
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
+use crate::extents::chunk_migration::Migrations;
 use crate::extents::data_ledger::DataLedger;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
@@ -139,6 +140,7 @@ pub struct Engine {
     pub(crate) roots: Roots,
     pub(crate) ledger: DataLedger,
     pub(crate) pending_chunks: PendingChunks,
+    pub(crate) migrations: Migrations,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
@@ -185,6 +187,7 @@ impl Engine {
             roots: Roots::new(parts.trees),
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             pending_chunks: PendingChunks::default(),
+            migrations: Migrations::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
             abort_state: AbortState::new(reason),
@@ -213,7 +216,10 @@ impl Engine {
 
     /// Whether a commit has anything to write.
     pub fn has_changes(&self) -> bool {
-        self.running.has_changes() || !self.pending_chunks.is_empty() || self.nr_dead_roots() > 0
+        self.running.has_changes()
+            || !self.pending_chunks.is_empty()
+            || self.nr_dead_roots() > 0
+            || self.migrations.have_copied()
     }
 
     /// The generation of the last transaction on disk.

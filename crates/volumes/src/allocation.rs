@@ -11,6 +11,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
+use ubtrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use ubtrfs_format::{DevId, Logical, Physical, RootId};
 use uuid::Uuid;
 
@@ -58,6 +59,21 @@ impl DeviceSpace {
         holes
     }
 
+    /// [`DeviceSpace::holes`], without the 64 KiB at each superblock mirror.
+    pub(crate) fn holes_without_mirrors(&self) -> Vec<Range<u64>> {
+        let mut holes = self.holes();
+        for mirror in SUPERBLOCK_OFFSETS {
+            let mirror = mirror..mirror.saturating_add(STRIPE_LEN);
+            let parts = |hole: Range<u64>| {
+                let before = hole.start..hole.end.min(mirror.start);
+                let behind = hole.start.max(mirror.end)..hole.end;
+                if hole.start < mirror.end && mirror.start < hole.end { [before, behind] } else { [hole, 0..0] }
+            };
+            holes = holes.into_iter().flat_map(parts).filter(|hole| hole.start < hole.end).collect();
+        }
+        holes
+    }
+
     /// Bytes in holes that are large enough for a chunk.
     pub(crate) fn unallocated_bytes(&self) -> u64 {
         self.holes().iter().map(len_bytes).filter(|&len| len >= STRIPE_LEN_MIN).sum()
@@ -75,7 +91,7 @@ pub(crate) fn allocatable_bytes(devices: &[DeviceSpace], flags: BlockGroupFlags)
 }
 
 /// Stripes of a chunk; `None` for profiles that this program does not write.
-fn nr_stripes(flags: BlockGroupFlags) -> Option<NonZeroU64> {
+pub(crate) fn nr_stripes(flags: BlockGroupFlags) -> Option<NonZeroU64> {
     match flags.intersection(BlockGroupFlags::PROFILES) {
         BlockGroupFlags::DUP => NonZeroU64::new(2),
         profile if profile.is_empty() => NonZeroU64::new(1),

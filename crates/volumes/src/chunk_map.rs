@@ -16,6 +16,7 @@ use ubtrfs_error::Result;
 use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, LogicalRange};
 
+use crate::migration::Target;
 use crate::profile::Geometry;
 
 /// A chunk in the map.
@@ -24,6 +25,8 @@ pub(crate) struct Chunk {
     pub(crate) range: LogicalRange,
     pub(crate) geometry: Geometry,
     pub(crate) item: Arc<ChunkItem>,
+    /// What becomes of the chunk, while it is being migrated.
+    pub(crate) target: Option<Arc<Target>>,
 }
 
 impl Chunk {
@@ -44,6 +47,46 @@ struct Inner {
     /// Ends of device extents, by device and start.
     device_extents: BTreeMap<(DevId, u64), u64>,
     next_logical: Logical,
+    migrated: Vec<Migrated>,
+}
+
+/// A chunk as it was before a migration. Readers may still use it.
+#[derive(Debug)]
+struct Migrated {
+    chunk: Arc<Chunk>,
+    /// Devices and starts of the device extents that it left.
+    left: Vec<(DevId, u64)>,
+}
+
+impl Inner {
+    /// Registers device extents that overlap no other.
+    fn add_device_extents(&mut self, logical: Logical, added: &[(DevId, Range<u64>)]) -> Result<()> {
+        for (nr_added, (devid, extent)) in added.iter().enumerate() {
+            let before = self.device_extents.range(..(*devid, extent.end)).next_back();
+            if before.is_some_and(|(&(device, _), &end)| device == *devid && end > extent.start) {
+                for (devid, extent) in added.iter().take(nr_added) {
+                    self.device_extents.remove(&(*devid, extent.start));
+                }
+                return Err(conflict(logical, "expected no overlap with another chunk on the device").into());
+            }
+            self.device_extents.insert((*devid, extent.start), extent.end);
+        }
+        Ok(())
+    }
+
+    /// Frees what migrations left and no reader uses any more (G3 of `migration`).
+    fn free_migrated(&mut self) {
+        let Self { migrated, device_extents, .. } = self;
+        migrated.retain(|old| {
+            let is_used = Arc::strong_count(&old.chunk) > 1;
+            if !is_used {
+                old.left.iter().for_each(|place| {
+                    device_extents.remove(place);
+                });
+            }
+            is_used
+        });
+    }
 }
 
 /// All chunks, by start address.
@@ -63,7 +106,7 @@ impl ChunkMap {
         let corrupt = |cause| Corrupt::new(cause).at(logical);
         let geometry = Geometry::of(logical, &item, sectorsize).map_err(corrupt)?;
         let range = LogicalRange::new("chunk", "length", logical, item.length).map_err(corrupt)?;
-        let chunk = Chunk { range, geometry, item: Arc::new(item) };
+        let chunk = Chunk { range, geometry, item: Arc::new(item), target: None };
         let end = range.end();
         let mut inner = self.inner.write();
         if let Some(before) = inner.chunks.range(..end).next_back().map(|(_, before)| before) {
@@ -74,16 +117,8 @@ impl ChunkMap {
                 return Err(conflict(logical, "expected no overlap with another chunk").into());
             }
         }
-        for (nr_added, (devid, extent)) in chunk.device_extents().enumerate() {
-            let before = inner.device_extents.range(..(devid, extent.end)).next_back();
-            if before.is_some_and(|(&(device, _), &end)| device == devid && end > extent.start) {
-                for (devid, extent) in chunk.device_extents().take(nr_added) {
-                    inner.device_extents.remove(&(devid, extent.start));
-                }
-                return Err(conflict(logical, "expected no overlap with another chunk on the device").into());
-            }
-            inner.device_extents.insert((devid, extent.start), extent.end);
-        }
+        inner.free_migrated();
+        inner.add_device_extents(logical, &chunk.device_extents().collect::<Vec<_>>())?;
         inner.next_logical = inner.next_logical.max(end);
         inner.chunks.insert(logical, Arc::new(chunk));
         Ok(())
@@ -92,15 +127,69 @@ impl ChunkMap {
     pub(crate) fn remove(&self, logical: Logical) -> Option<Arc<Chunk>> {
         let mut inner = self.inner.write();
         let chunk = inner.chunks.remove(&logical)?;
-        for (devid, extent) in chunk.device_extents() {
+        for (devid, extent) in chunk.device_extents().chain(chunk.fresh_extents()) {
             inner.device_extents.remove(&(devid, extent.start));
         }
         Some(chunk)
     }
 
+    /// Gives a chunk a target, whose fresh stripes take their device space at once.
+    pub(crate) fn begin_migration(&self, logical: Logical, target: ChunkItem, sectorsize: u32) -> Result<()> {
+        let geometry = Geometry::of(logical, &target, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
+        let mut inner = self.inner.write();
+        let chunk = inner.chunks.get(&logical).filter(|chunk| chunk.target.is_none());
+        let chunk = chunk.ok_or_else(|| conflict(logical, "expected a chunk that is not being migrated"))?;
+        if !geometry.is_mirrored() || !chunk.geometry.is_mirrored() || target.length != chunk.item.length {
+            return Err(conflict(logical, "expected mirrored chunks of one length").into());
+        }
+        let migrating = Chunk {
+            range: chunk.range,
+            geometry: chunk.geometry,
+            item: Arc::clone(&chunk.item),
+            target: Some(Arc::new(Target::new(&chunk.item, target))),
+        };
+        inner.free_migrated();
+        inner.add_device_extents(logical, &migrating.fresh_extents())?;
+        inner.chunks.insert(logical, Arc::new(migrating));
+        Ok(())
+    }
+
+    /// Puts the target of a chunk in its place.
+    pub(crate) fn finish_migration(&self, logical: Logical, sectorsize: u32) -> Result<()> {
+        let mut inner = self.inner.write();
+        let Some((chunk, target)) =
+            inner.chunks.get(&logical).and_then(|chunk| Some((Arc::clone(chunk), chunk.target.clone()?)))
+        else {
+            return Ok(());
+        };
+        let geometry =
+            Geometry::of(logical, &target.item, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
+        let moved = Chunk { range: chunk.range, geometry, item: Arc::clone(&target.item), target: None };
+        let stays =
+            |place: &(DevId, u64)| target.item.stripes.iter().any(|stripe| (stripe.devid, stripe.offset.0) == *place);
+        let places = chunk.device_extents().map(|(devid, extent)| (devid, extent.start));
+        let left = places.filter(|place| !stays(place)).collect();
+        inner.chunks.insert(logical, Arc::new(moved));
+        inner.migrated.push(Migrated { chunk, left });
+        inner.free_migrated();
+        Ok(())
+    }
+
+    /// Takes the target of a chunk away.
+    pub(crate) fn cancel_migration(&self, logical: Logical) {
+        let mut inner = self.inner.write();
+        let Some(chunk) = inner.chunks.get(&logical).filter(|chunk| chunk.target.is_some()).cloned() else { return };
+        for (devid, extent) in chunk.fresh_extents() {
+            inner.device_extents.remove(&(devid, extent.start));
+        }
+        let (range, geometry, item) = (chunk.range, chunk.geometry, Arc::clone(&chunk.item));
+        inner.chunks.insert(logical, Arc::new(Chunk { range, geometry, item, target: None }));
+    }
+
     /// Device extents of a device, sorted.
     pub(crate) fn device_extents(&self, devid: DevId) -> Vec<Range<u64>> {
-        let inner = self.inner.read();
+        let mut inner = self.inner.write();
+        inner.free_migrated();
         let range = (devid, 0)..=(devid, u64::MAX);
         inner.device_extents.range(range).map(|(&(_, start), &end)| start..end).collect()
     }

@@ -10,9 +10,11 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::Stripe;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Logical};
 
 use crate::chunk_map::Chunk;
+use crate::migration::Target;
 use crate::profile::Segment;
 use crate::set::{Member, Stat, Volumes, unmapped};
 
@@ -111,11 +113,16 @@ impl Volumes {
         if self.read_copy(at, &mut now, good_copy).is_err() || now != good {
             return;
         }
+        let target = chunk.target.as_deref();
+        let _copying = target.map(Target::begin_write);
         for &copy in bad {
             let is_bad = self.read_copy(at, &mut now, copy).is_err() || !is_good(&now);
             if is_bad {
                 let _counted = self.write_copy(&chunk, offset, &[IoSlice::new(good)], good.len(), copy);
             }
+        }
+        if let Some(target) = target {
+            let _counted = self.write_target(target, offset, &[IoSlice::new(good)], good.len());
         }
     }
 
@@ -191,6 +198,8 @@ impl Volumes {
             let left = total.saturating_sub(done);
             let len = usize::try_from(chunk.range.bytes_from(at)).unwrap_or(usize::MAX).min(left);
             let part = if len == total { bufs.to_vec() } else { slice_bufs(bufs, done, len) };
+            let target = chunk.target.as_deref();
+            let _copying = target.map(Target::begin_write);
             let mut first_error = None;
             let mut is_written = false;
             for copy in 0..chunk.geometry.nr_copies() {
@@ -208,6 +217,9 @@ impl Volumes {
             {
                 return Err(error);
             }
+            if let Some(target) = target {
+                self.write_target(target, offset, &part, len)?;
+            }
             done = done.saturating_add(len);
             at = at.advance(len as u64);
         }
@@ -223,16 +235,19 @@ impl Volumes {
         for segment in chunk.geometry.segments(offset, len as u64, copy) {
             let segment_len = segment.len_bytes as usize;
             match segment_len == len {
-                true => self.write_segment(chunk, segment, bufs)?,
-                false => self.write_segment(chunk, segment, &slice_bufs(bufs, done, segment_len))?,
+                true => self.write_stripe(&chunk.item.stripes[segment.stripe], segment, bufs)?,
+                false => {
+                    let part = slice_bufs(bufs, done, segment_len);
+                    self.write_stripe(&chunk.item.stripes[segment.stripe], segment, &part)?;
+                }
             }
             done = done.saturating_add(segment_len);
         }
         Ok(())
     }
 
-    fn write_segment(&self, chunk: &Chunk, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
-        let stripe = &chunk.item.stripes[segment.stripe];
+    /// Writes a segment of a stripe.
+    pub(crate) fn write_stripe(&self, stripe: &Stripe, segment: Segment, bufs: &[IoSlice<'_>]) -> Result<()> {
         let offset = stripe.offset.advance(segment.offset).0;
         let io_error = |device, source| Error::Io {
             op: "write",

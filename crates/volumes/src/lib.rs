@@ -20,6 +20,7 @@ mod allocation;
 mod chunk_map;
 mod features;
 mod io;
+mod migration;
 mod ownership;
 mod profile;
 mod recovery;
@@ -27,6 +28,7 @@ mod set;
 mod superblock;
 
 pub use allocation::DEVICE_RESERVED;
+pub use migration::Placement;
 pub use profile::profile_name;
 pub use recovery::{SuperCopies, SuperCopy};
 pub use set::{DeviceSummary, OpenOptions, Volumes};

@@ -153,6 +153,11 @@ impl Geometry {
         self.profile.nr_copies
     }
 
+    /// Whether each stripe has all bytes of the chunk, at the same offsets.
+    pub(crate) fn is_mirrored(&self) -> bool {
+        !self.profile.is_striped
+    }
+
     /// Whether the profile has parity stripes.
     pub(crate) fn has_parity(&self) -> bool {
         self.profile.nr_parity > 0

@@ -482,6 +482,10 @@ impl Volumes {
         Ok(())
     }
 
+    pub(crate) fn sectorsize(&self) -> u32 {
+        self.superblock.sectorsize
+    }
+
     pub(crate) fn member(&self, devid: DevId) -> Option<Arc<Member>> {
         self.devices.read().get(&devid.0).cloned()
     }
@@ -490,7 +494,7 @@ impl Volumes {
         self.devices.read().values().cloned().collect()
     }
 
-    fn device_spaces(&self, present_only: bool) -> Vec<DeviceSpace> {
+    pub(crate) fn device_spaces(&self, present_only: bool) -> Vec<DeviceSpace> {
         let members = self.members();
         let present = members.iter().filter(|member| !present_only || member.backend.is_some());
         let space = |member: &Arc<Member>| {

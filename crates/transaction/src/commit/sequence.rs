@@ -125,6 +125,7 @@ impl Engine {
         self.flag_quotas(work, transid)?;
         self.store_dev_stats(&mut work.refs, transid)?;
         let removed_chunks = self.remove_block_groups(work, transid)?;
+        let migrated_chunks = self.move_block_groups(work, transid, &mut superblock)?;
         self.run_rounds(work, transid, &mut superblock)?;
         drop(rounds);
 
@@ -142,6 +143,7 @@ impl Engine {
         self.volumes.write_superblock(&superblock)?;
         drop(written);
 
+        self.finish_migrations(&migrated_chunks)?;
         let _unpin = self.stats.span(Span::Unpin);
         self.commit_state.set_committed(superblock, work);
         self.store.written(nodes);
@@ -205,6 +207,20 @@ impl Engine {
         self.apply_batch(&chunk_tree, &removed.chunk_batch, &mut work.refs, transid)?;
         self.apply_batch(&dev_tree, &removed.dev_batch, &mut work.refs, transid)?;
         Ok(removed.chunks)
+    }
+
+    /// Records the chunks that were copied to other places.
+    fn move_block_groups(
+        &self,
+        work: &mut CommitWork,
+        transid: Generation,
+        superblock: &mut Superblock,
+    ) -> Result<Vec<Logical>> {
+        let Some(moved) = self.record_migrations(superblock)? else { return Ok(Vec::new()) };
+        let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
+        self.apply_batch(&chunk_tree, &moved.chunk_batch, &mut work.refs, transid)?;
+        self.apply_batch(&dev_tree, &moved.dev_batch, &mut work.refs, transid)?;
+        Ok(moved.chunks)
     }
 
     /// The tree that holds the block group items.

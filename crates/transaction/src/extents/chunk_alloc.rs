@@ -9,6 +9,7 @@
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
+use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
 use ubtrfs_format::superblock::{SYS_CHUNK_ARRAY_SIZE, Superblock};
 use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, objectid};
@@ -32,7 +33,7 @@ impl PendingChunks {
         self.list.lock().is_empty()
     }
 
-    fn contains(&self, logical: Logical) -> bool {
+    pub(crate) fn contains(&self, logical: Logical) -> bool {
         self.list.lock().iter().any(|(pending, _)| *pending == logical)
     }
 }
@@ -132,7 +133,7 @@ impl Engine {
         Ok(Some((chunk_batch, dev_batch)))
     }
 
-    fn push_dev_items(&self, chunk_batch: &mut Batch) {
+    pub(crate) fn push_dev_items(&self, chunk_batch: &mut Batch) {
         for device in self.volumes.devices() {
             if let Some(item) = self.volumes.dev_item(device.devid) {
                 let key = Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.0);
@@ -172,8 +173,11 @@ impl Engine {
         removed: &mut RemovedGroups,
         free_space: Option<&Tree>,
     ) -> Result<()> {
-        // A chunk that is not recorded yet cannot be removed from the trees.
-        if group.flags.contains(BlockGroupFlags::SYSTEM) || self.pending_chunks.contains(group.start) {
+        // A chunk that is not recorded yet cannot be removed from the trees, nor one that is being moved.
+        if group.flags.contains(BlockGroupFlags::SYSTEM)
+            || self.pending_chunks.contains(group.start)
+            || self.migrations.contains(group.start)
+        {
             return Ok(());
         }
         // Read-only first, then a second look: an allocation may have come in between.
@@ -254,6 +258,22 @@ fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> 
     superblock.sys_chunk_array[start + Key::SIZE..end].copy_from_slice(chunk);
     superblock.sys_chunk_array_size = u32::try_from(end).expect("at most SYS_CHUNK_ARRAY_SIZE");
     Ok(())
+}
+
+/// Puts another item for a system chunk into the superblock's array.
+pub(crate) fn replace_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> Result<()> {
+    let array = superblock.sys_chunk_array.get(..superblock.sys_chunk_array_size as usize).unwrap_or_default().to_vec();
+    superblock.sys_chunk_array_size = 0;
+    superblock.sys_chunk_array.fill(0);
+    let mut reader = Reader::new("sys_chunk_array", &array);
+    while !reader.is_empty() {
+        let found = Key::read(&mut reader)?;
+        let other = ChunkItem::read(&mut reader)?;
+        if found != *key {
+            append_system_chunk(superblock, &found, &other.encode())?;
+        }
+    }
+    append_system_chunk(superblock, key, chunk)
 }
 
 /// A piece of a data extent that is large enough to be an extent.

@@ -211,7 +211,7 @@ impl Engine {
         self.volumes.has_io_uring()
     }
 
-    fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
+    pub(crate) fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
         let sectorsize = self.geometry.sectorsize;
         let csum_size = self.geometry.csum_type.size();
         // The ledger before the tree: I2 of data_ledger.

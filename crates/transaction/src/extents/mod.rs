@@ -1,6 +1,7 @@
 //! Space on disk: extent, csum and free space trees, data extents, chunk allocation.
 
 pub(crate) mod chunk_alloc;
+pub(crate) mod chunk_migration;
 pub(crate) mod csum_tree;
 pub(crate) mod data_io;
 pub(crate) mod data_ledger;

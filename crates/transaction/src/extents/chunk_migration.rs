@@ -1,0 +1,347 @@
+//! [`Migrations`]: block groups that move to other places on the devices, or get another number of copies, as they are.
+//!
+//! The logical addresses of a chunk stay, so no tree block and no reference changes, however many snapshots share them,
+//! and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the devices while
+//! others read, write and allocate in it (`volumes::migration`). Then a commit records the new chunk item, device extents
+//! and profile. A crash before that commit is durable leaves the chunk where it was.
+//!
+//! Owns the state of each migration under one lock, which is a leaf.
+//!
+//! Invariants:
+//! - M1. A block group whose chunk is in the map of migrations is not removed.
+//! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is durable.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent, ExtentFlags, ExtentItem, Stripe};
+use ubtrfs_format::node::{hex, verify_csum};
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{FormatError, Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_tree::{Batch, Cursor};
+use ubtrfs_volumes::Placement;
+
+use crate::engine::Engine;
+use crate::extents::chunk_alloc::replace_system_chunk;
+use crate::job::Job;
+
+/// Chunks that are being migrated.
+#[derive(Debug, Default)]
+pub(crate) struct Migrations {
+    stages: Mutex<BTreeMap<Logical, Stage>>,
+}
+
+/// How far a migration is.
+#[derive(Debug)]
+enum Stage {
+    /// Pieces are copied.
+    Copying,
+    /// The next commit records it (M2).
+    Copied,
+    /// A commit could not record it.
+    Failed(Error),
+}
+
+/// What [`Engine::migrate_chunk`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MigratedChunk {
+    /// Bytes of one copy that were copied.
+    pub copied_bytes: u64,
+    /// Whether the chunk changed at all: not if it already is where and how it was wanted.
+    pub has_changed: bool,
+}
+
+/// Changes of the trees that record migrations.
+#[derive(Debug, Default)]
+pub(crate) struct RecordedMigrations {
+    pub(crate) chunks: Vec<Logical>,
+    pub(crate) chunk_batch: Batch,
+    pub(crate) dev_batch: Batch,
+}
+
+impl Migrations {
+    pub(crate) fn contains(&self, start: Logical) -> bool {
+        self.stages.lock().contains_key(&start)
+    }
+
+    /// Whether the next commit has a migration to record.
+    pub(crate) fn have_copied(&self) -> bool {
+        self.stages.lock().values().any(|stage| matches!(stage, Stage::Copied))
+    }
+
+    fn begin(&self, start: Logical) -> Result<()> {
+        let mut stages = self.stages.lock();
+        if stages.contains_key(&start) {
+            return Err(Error::Refused {
+                what: format!("block group {start} is being moved already"),
+                hint: "wait until it is done",
+            });
+        }
+        stages.insert(start, Stage::Copying);
+        Ok(())
+    }
+
+    fn set(&self, start: Logical, stage: Stage) {
+        self.stages.lock().insert(start, stage);
+    }
+
+    fn copied(&self) -> Vec<Logical> {
+        let stages = self.stages.lock();
+        stages.iter().filter(|(_, stage)| matches!(stage, Stage::Copied)).map(|(start, _)| *start).collect()
+    }
+
+    fn end(&self, start: Logical) -> Option<Stage> {
+        self.stages.lock().remove(&start)
+    }
+
+    /// Takes the failure of a migration that a commit could not record.
+    fn take_failure(&self, start: Logical) -> Option<Error> {
+        match self.stages.lock().get(&start) {
+            Some(Stage::Failed(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl Engine {
+    /// Moves the block group that starts at `start` as it is. Returns when the move is durable. Units of `job` are
+    /// bytes of one copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such block
+    /// group or it is being moved; a failure to read, write or commit. The block group then stays where it was.
+    pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
+        self.check_not_aborted()?;
+        if self.pending_chunks.contains(start) {
+            self.commit()?;
+        }
+        self.migrations.begin(start)?;
+        let moved = self.copy_and_record(start, placement, job);
+        if moved.is_err() && self.migrations.end(start).is_some() {
+            self.volumes.cancel_migration(start);
+        }
+        self.update_unallocated();
+        moved
+    }
+
+    fn copy_and_record(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
+        let group = self.space.block_group_at(start).filter(|group| group.start == start);
+        let chunk = self.volumes.chunk_at(start).filter(|(logical, _)| *logical == start);
+        let (Some(group), Some((_, chunk))) = (group, chunk) else {
+            return Err(Error::Refused {
+                what: format!("there is no block group at {start}"),
+                hint: "see: ubtrfs inspect dump-tree -t chunk",
+            });
+        };
+        let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
+        if target == *chunk {
+            self.migrations.end(start);
+            return Ok(MigratedChunk { copied_bytes: 0, has_changed: false });
+        }
+        let pieces = pieces(start.0..start.advance(group.len_bytes).0);
+        if target.stripes.len() < chunk.stripes.len() {
+            for piece in &pieces {
+                job.check()?;
+                self.repair_first_copy(piece)?;
+            }
+        }
+        self.volumes.begin_migration(start, target)?;
+        job.add_total(group.len_bytes);
+        let mut copied_bytes = 0u64;
+        for piece in pieces {
+            job.check()?;
+            self.check_not_aborted()?;
+            let taken = || joined(self.space.taken_ranges(piece.clone()));
+            copied_bytes = copied_bytes.saturating_add(self.volumes.copy_piece(start, &taken)?);
+            job.advance(len_of(&piece));
+        }
+        self.migrations.set(start, Stage::Copied);
+        while self.migrations.contains(start) {
+            self.commit()?;
+            if let Some(error) = self.migrations.take_failure(start) {
+                return Err(error);
+            }
+        }
+        Ok(MigratedChunk { copied_bytes, has_changed: true })
+    }
+
+    /// Before copies are given up: where copies differ, reads what is there with verification, which repairs the first
+    /// copy, the one that stays.
+    fn repair_first_copy(&self, piece: &Range<u64>) -> Result<()> {
+        for range in joined(self.space.taken_ranges(piece.clone())) {
+            let len = usize::try_from(len_of(&range)).unwrap_or(usize::MAX);
+            let (mut first, mut other) = (vec![0; len], vec![0; len]);
+            let at = Logical(range.start);
+            let is_read = self.volumes.read_copy(at, &mut first, 0).is_ok();
+            for copy in 1..self.volumes.num_copies(at) {
+                let is_same = is_read && self.volumes.read_copy(at, &mut other, copy).is_ok() && first == other;
+                if !is_same {
+                    self.verify_extents(&range)?;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the tree blocks and the checksummed sectors of a range with verification, which repairs bad copies.
+    fn verify_extents(&self, range: &Range<u64>) -> Result<()> {
+        let (nodesize, sectorsize) = (self.geometry.nodesize, self.geometry.sectorsize);
+        let csum_type = self.geometry.csum_type;
+        let extents = self.own_tree(RootId::EXTENT_TREE)?;
+        let (first, end) = (Key::new(range.start, KeyType(0), 0), Key::new(range.end, KeyType(0), 0));
+        let node_len = usize::try_from(nodesize).unwrap_or(usize::MAX);
+        let mut node = vec![0; node_len];
+        extents.with_root(|source, root| {
+            let mut cursor = Cursor::new(source, *root);
+            let mut key = cursor.seek_ge(&first)?;
+            while let Some(found) = key.filter(|key| *key < end) {
+                let is_block = found.item_type == KeyType::METADATA_ITEM
+                    || (found.item_type == KeyType::EXTENT_ITEM
+                        && ExtentItem::decode(found.item_type, cursor.data().unwrap_or_default())?
+                            .flags
+                            .contains(ExtentFlags::TREE_BLOCK));
+                if is_block {
+                    let verify = |_: usize, raw: &[u8]| verify_csum(raw, csum_type);
+                    self.volumes.read(Logical(found.objectid), &mut node, node_len, &verify)?;
+                }
+                key = cursor.next()?;
+            }
+            Ok::<(), Error>(())
+        })?;
+        let csums = self.csums_of(Logical(range.start), len_of(range))?;
+        let sector_len = usize::try_from(sectorsize).unwrap_or(usize::MAX);
+        let mut sector = vec![0; sector_len];
+        for (index, at) in (range.start..range.end).step_by(sector_len).enumerate() {
+            let Some(stored) = csums.get(index) else { continue };
+            let verify = |_: usize, raw: &[u8]| {
+                let computed = csum_type.compute(raw);
+                let computed = &computed[..csum_type.size()];
+                if stored == computed {
+                    return Ok(());
+                }
+                Err(FormatError::Checksum { what: "data sector", found: hex(stored), computed: hex(computed) })
+            };
+            self.volumes.read(Logical(at), &mut sector, sector_len, &verify)?;
+        }
+        Ok(())
+    }
+
+    /// Records copied migrations in the running commit: returns the changes of the chunk tree and the device tree, and
+    /// changes system chunks in `superblock`.
+    pub(crate) fn record_migrations(&self, superblock: &mut Superblock) -> Result<Option<RecordedMigrations>> {
+        let mut recorded = RecordedMigrations::default();
+        for start in self.migrations.copied() {
+            let Some((_, chunk)) = self.volumes.chunk_at(start) else { continue };
+            match self.volumes.record_migration(start) {
+                Ok(target) => self.record_migration(start, &chunk, &target, superblock, &mut recorded)?,
+                Err(error) => self.migrations.set(start, Stage::Failed(error)),
+            }
+        }
+        if recorded.chunks.is_empty() {
+            return Ok(None);
+        }
+        self.push_dev_items(&mut recorded.chunk_batch);
+        recorded.chunk_batch.sort_by_key(|(key, _)| *key);
+        recorded.dev_batch.sort_by_key(|(key, _)| *key);
+        Ok(Some(recorded))
+    }
+
+    fn record_migration(
+        &self,
+        start: Logical,
+        chunk: &ChunkItem,
+        target: &ChunkItem,
+        superblock: &mut Superblock,
+        recorded: &mut RecordedMigrations,
+    ) -> Result<()> {
+        let key = Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, start.0);
+        let bytes = target.encode();
+        if target.flags.contains(BlockGroupFlags::SYSTEM) {
+            replace_system_chunk(superblock, &key, &bytes)?;
+        }
+        recorded.chunk_batch.push((key, Some(bytes.into())));
+        let is_in = |stripe: &Stripe, item: &ChunkItem| {
+            item.stripes.iter().any(|other| (other.devid, other.offset) == (stripe.devid, stripe.offset))
+        };
+        let dev_extent = DevExtent {
+            chunk_tree: RootId::CHUNK_TREE.0,
+            chunk_objectid: objectid::FIRST_CHUNK_TREE,
+            chunk_offset: start.0,
+            length: target.length,
+            chunk_tree_uuid: self.chunk_tree_uuid,
+        };
+        let fresh = target.stripes.iter().filter(|stripe| !is_in(stripe, chunk)).map(|stripe| (stripe, true));
+        let left = chunk.stripes.iter().filter(|stripe| !is_in(stripe, target)).map(|stripe| (stripe, false));
+        for (stripe, is_fresh) in fresh.chain(left) {
+            let key = Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0);
+            recorded.dev_batch.push((key, is_fresh.then(|| dev_extent.encode().into())));
+            if let Some(mut item) = self.volumes.dev_item(stripe.devid) {
+                let used = item.bytes_used;
+                let changed = if is_fresh { used.checked_add(target.length) } else { used.checked_sub(target.length) };
+                item.bytes_used = changed.unwrap_or(used);
+                self.volumes.set_dev_item(&item)?;
+            }
+        }
+        self.space.set_profile(start, target.flags);
+        recorded.chunks.push(start);
+        Ok(())
+    }
+
+    /// Ends the migrations that a durable commit recorded.
+    pub(crate) fn finish_migrations(&self, chunks: &[Logical]) -> Result<()> {
+        for &start in chunks {
+            self.volumes.finish_migration(start)?;
+            self.migrations.end(start);
+        }
+        Ok(())
+    }
+}
+
+/// Cuts a range into pieces. While a piece is copied, writes to its chunk wait.
+fn pieces(range: Range<u64>) -> Vec<Range<u64>> {
+    let starts = (range.start..range.end).step_by(PIECE_BYTES);
+    starts.map(|start| start..start.saturating_add(PIECE_BYTES as u64).min(range.end)).collect()
+}
+
+/// Joins ranges with small gaps between them: copying a gap is cheaper than a request.
+fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start.saturating_sub(last.end) <= GAP_BYTES => last.end = range.end,
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+fn len_of(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
+}
+
+/// Bytes copied at once: about a millisecond.
+const PIECE_BYTES: usize = 4 << 20;
+/// Longest gap that is copied.
+const GAP_BYTES: u64 = 128 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_their_range_and_near_ranges_are_joined() {
+        let piece = PIECE_BYTES as u64;
+        assert_eq!(
+            pieces(5..5 + 2 * piece + 1),
+            [5..5 + piece, 5 + piece..5 + 2 * piece, 5 + 2 * piece..6 + 2 * piece]
+        );
+        assert_eq!(
+            joined(vec![0..1, 1 + GAP_BYTES..2 + GAP_BYTES, 1 << 30..2 << 30]),
+            [0..2 + GAP_BYTES, 1 << 30..2 << 30]
+        );
+    }
+}

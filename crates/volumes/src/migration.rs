@@ -1,0 +1,258 @@
+//! Moving a chunk to other places on the devices, or to another number of copies, while it is read and written.
+//!
+//! Its logical addresses stay, so no tree that refers to them changes. The chunk item that is to come is the chunk's
+//! *target*. Stripes of the target that are not stripes of the chunk are *fresh*.
+//!
+//! ```text
+//! begin_migration -> copy_piece for all pieces -> (a commit records the new chunk item) -> finish_migration
+//!        |                                                                                      |
+//!        +---------------- writes go to the chunk's stripes and to the fresh ones ---------------+
+//! ```
+//!
+//! Invariants:
+//! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have what the chunk's
+//!   copies have: a write holds the target's lock shared while it writes both, the copy of a piece holds it alone.
+//! - G2. No write goes to a chunk without its target: a migration begins and ends under the exclusive repair lock, which
+//!   every write holds shared.
+//! - G3. The device space of stripes that a migration left is free only when no reader uses them any more.
+//! - G4. A migration in which a write to a fresh stripe failed cannot be recorded.
+//! - G5. Once the running commit has recorded the new chunk item, a write that fails on a fresh stripe fails.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use ubtrfs_device::AlignedBuf;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, Stripe};
+use ubtrfs_format::{DevId, Logical};
+
+use crate::allocation::{self, DeviceSpace};
+use crate::chunk_map::Chunk;
+use crate::profile::Segment;
+use crate::set::{Volumes, unmapped};
+
+/// Where a chunk is to lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    /// The profile to come: [`BlockGroupFlags::DUP`], or empty for single.
+    pub profile: BlockGroupFlags,
+    /// Whether stripes of the chunk may stay in their places. If not, all are moved.
+    pub keeps_stripes: bool,
+    /// A device that is to be used only below this offset, in bytes.
+    pub limit: Option<(DevId, u64)>,
+}
+
+/// What becomes of a chunk that is being migrated.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) item: Arc<ChunkItem>,
+    /// Indexes of the fresh stripes in `item`.
+    fresh: Vec<usize>,
+    /// G1
+    pieces: RwLock<()>,
+    /// G4
+    has_failed: AtomicBool,
+    /// G5
+    is_recorded: AtomicBool,
+}
+
+impl Target {
+    pub(crate) fn new(chunk: &ChunkItem, item: ChunkItem) -> Self {
+        let is_fresh = |stripe: &Stripe| !chunk.stripes.iter().any(|old| is_same_place(old, stripe));
+        let fresh = item.stripes.iter().enumerate().filter(|(_, stripe)| is_fresh(stripe)).map(|(n, _)| n).collect();
+        Self {
+            item: Arc::new(item),
+            fresh,
+            pieces: RwLock::new(()),
+            has_failed: AtomicBool::new(false),
+            is_recorded: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn fresh_stripes(&self) -> impl Iterator<Item = &Stripe> {
+        self.fresh.iter().filter_map(|&index| self.item.stripes.get(index))
+    }
+
+    pub(crate) fn begin_write(&self) -> RwLockReadGuard<'_, ()> {
+        self.pieces.read()
+    }
+
+    fn begin_copy(&self) -> RwLockWriteGuard<'_, ()> {
+        self.pieces.write()
+    }
+}
+
+/// Whether two stripes of chunks of one length are the same device extent.
+pub(crate) fn is_same_place(one: &Stripe, other: &Stripe) -> bool {
+    (one.devid, one.offset) == (other.devid, other.offset)
+}
+
+impl Volumes {
+    /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no chunk, no
+    /// room, or a profile that is not single or DUP. The plan equals the chunk's item if nothing is to be done.
+    pub fn plan_migration(&self, logical: Logical, placement: &Placement) -> Option<ChunkItem> {
+        let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
+        if !chunk.geometry.is_mirrored() {
+            return None;
+        }
+        let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | placement.profile;
+        let nr_stripes = allocation::nr_stripes(flags)?;
+        let mut spaces = self.device_spaces(true);
+        if let Some((devid, end)) = placement.limit {
+            let limited = spaces.iter_mut().filter(|space| space.devid == devid);
+            limited.for_each(|space| space.total_bytes = space.total_bytes.min(end));
+        }
+        let fits = |stripe: &Stripe| {
+            let end = stripe.offset.checked_add(chunk.item.length).map(|end| end.0);
+            spaces.iter().any(|space| space.devid == stripe.devid && end.is_some_and(|end| end <= space.total_bytes))
+        };
+        let nr_stripes = usize::try_from(nr_stripes.get()).ok()?;
+        // A stripe that stays keeps its number, so that each fresh stripe is copied from the copy that it replaces.
+        let kept: Vec<Option<Stripe>> = (0..nr_stripes)
+            .map(|copy| chunk.item.stripes.get(copy).copied().filter(|stripe| placement.keeps_stripes && fits(stripe)))
+            .collect();
+        let mut stripes: Vec<Stripe> = Vec::with_capacity(nr_stripes);
+        for kept in kept {
+            stripes.push(kept.or_else(|| place_stripe(&mut spaces, chunk.item.length))?);
+        }
+        Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
+    }
+
+    /// Begins to write everything that goes to the chunk at `logical` also to the stripes of `target`, a plan of
+    /// [`Volumes::plan_migration`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the chunk is being migrated already, if the target contradicts itself or the chunk, or if its place on a
+    /// device is taken.
+    pub fn begin_migration(&self, logical: Logical, target: ChunkItem) -> Result<()> {
+        self.check_writable()?;
+        let _exclusive = self.repair_lock.write();
+        self.chunks.begin_migration(logical, target, self.sectorsize())
+    }
+
+    /// Copies a piece of the chunk at `logical` to the fresh stripes. `used` names the ranges of the piece that hold
+    /// content; it is called while no write to the chunk runs. Returns the bytes copied, of one copy.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a range cannot be read from any copy, or not be written.
+    pub fn copy_piece(&self, logical: Logical, used: &dyn Fn() -> Vec<Range<u64>>) -> Result<u64> {
+        let chunk = self.chunks.get(logical).ok_or_else(|| unmapped(logical))?;
+        let Some(target) = chunk.target.as_deref() else { return Err(not_begun(logical)) };
+        let _alone = target.begin_copy();
+        let mut copied = 0u64;
+        for range in used() {
+            let Some(len_bytes) = range.end.checked_sub(range.start) else { continue };
+            let len = usize::try_from(len_bytes).map_err(|_| unmapped(Logical(range.start)))?;
+            let offset = chunk.range.offset_of(Logical(range.start)).ok_or_else(|| unmapped(Logical(range.start)))?;
+            if chunk.range.bytes_from(Logical(range.start)) < len_bytes {
+                return Err(unmapped(Logical(range.end)));
+            }
+            let mut buf = AlignedBuf::with_capacity(len);
+            let mut last_read = None;
+            for &index in &target.fresh {
+                let copy = index.min(chunk.geometry.nr_copies().saturating_sub(1));
+                if last_read != Some(copy) {
+                    buf.clear();
+                    buf.extend_with(len, |content| self.read_any_copy(Logical(range.start), content, copy))?;
+                    last_read = Some(copy);
+                }
+                let segment = Segment { stripe: index, offset, len_bytes };
+                self.write_stripe(&target.item.stripes[index], segment, &[IoSlice::new(&buf)])?;
+            }
+            copied = copied.saturating_add(len_bytes);
+        }
+        Ok(copied)
+    }
+
+    /// Reads a copy, or else another one. Each stripe is copied from the copy with its number, so that damage in one
+    /// copy does not spread to all.
+    fn read_any_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
+        let error = match self.read_copy(at, buf, copy) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let mut others = (0..self.num_copies(at)).filter(|&other| other != copy);
+        if others.any(|other| self.read_copy(at, buf, other).is_ok()) { Ok(()) } else { Err(error) }
+    }
+
+    /// Writes what was written to a chunk to the fresh stripes of its target. The caller holds
+    /// [`Target::begin_write`] since before it wrote to the chunk (G1).
+    pub(crate) fn write_target(&self, target: &Target, offset: u64, bufs: &[IoSlice<'_>], len: usize) -> Result<()> {
+        for &index in &target.fresh {
+            let segment = Segment { stripe: index, offset, len_bytes: len as u64 };
+            let Err(error) = self.write_stripe(&target.item.stripes[index], segment, bufs) else { continue };
+            tracing::warn!("the new place of a chunk was not written: {error}");
+            target.has_failed.store(true, Ordering::SeqCst);
+            if target.is_recorded.load(Ordering::SeqCst) {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the end of a migration: the running commit records the item that this returns (G5).
+    ///
+    /// # Errors
+    ///
+    /// Fails if a write to the new place failed (G4), or no migration has begun.
+    pub fn record_migration(&self, logical: Logical) -> Result<Arc<ChunkItem>> {
+        let _exclusive = self.repair_lock.write();
+        let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical);
+        let target = chunk.as_ref().and_then(|chunk| chunk.target.as_deref()).ok_or_else(|| not_begun(logical))?;
+        if target.has_failed.load(Ordering::SeqCst) {
+            return Err(Error::Refused {
+                what: format!("a write to the new place of chunk {logical} failed, so the chunk stays where it was"),
+                hint: "see the error counters of the devices: ubtrfs stats",
+            });
+        }
+        target.is_recorded.store(true, Ordering::SeqCst);
+        Ok(Arc::clone(&target.item))
+    }
+
+    /// Ends a migration: the chunk is what its target says. To be called when the new chunk item is durable.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the target contradicts itself, which [`Volumes::begin_migration`] refuses.
+    pub fn finish_migration(&self, logical: Logical) -> Result<()> {
+        let _exclusive = self.repair_lock.write();
+        self.chunks.finish_migration(logical, self.sectorsize())
+    }
+
+    /// Gives a migration up: the chunk stays as it is.
+    pub fn cancel_migration(&self, logical: Logical) {
+        let _exclusive = self.repair_lock.write();
+        self.chunks.cancel_migration(logical);
+    }
+}
+
+impl Chunk {
+    /// The fresh stripes of the target, if there is one.
+    pub(crate) fn fresh_extents(&self) -> Vec<(DevId, Range<u64>)> {
+        let len = self.geometry.stripe_len_bytes();
+        let extent = |stripe: &Stripe| (stripe.devid, stripe.offset.0..stripe.offset.advance(len).0);
+        self.target.iter().flat_map(|target| target.fresh_stripes().map(extent)).collect()
+    }
+}
+
+/// Takes the first hole that holds `len` bytes without a superblock mirror. Logical ranges of a chunk over a mirror
+/// cannot be allocated, and the chunk may use them already.
+fn place_stripe(spaces: &mut [DeviceSpace], len: u64) -> Option<Stripe> {
+    for space in spaces {
+        let start = space.holes_without_mirrors().into_iter().find(|hole| allocation::len_bytes(hole) >= len);
+        let Some(start) = start.map(|hole| hole.start) else { continue };
+        let at = space.used.partition_point(|used| used.start < start);
+        space.used.insert(at, start..start.saturating_add(len));
+        return Some(Stripe { devid: space.devid, offset: ubtrfs_format::Physical(start), dev_uuid: space.uuid });
+    }
+    None
+}
+
+fn not_begun(logical: Logical) -> Error {
+    Error::Bug { what: format!("chunk {logical} is not being migrated") }
+}
