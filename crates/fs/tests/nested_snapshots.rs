@@ -179,7 +179,7 @@ impl Life {
         self.fs().delete_subvolume(self.inode(parent, &path[..at])?, &path[at..], Some(id))?;
         self.content(parent).remove(&path);
         if self.rng.one_in(2) {
-            self.fs().finish_deletions(&mut |_| ())?;
+            self.fs().finish_deletions(&mut |_| Ok(()))?;
         }
         Ok(())
     }
@@ -284,7 +284,7 @@ fn nested_life(seed: u64) -> Result<()> {
     while life.subvolumes.len() > 1 {
         life.delete()?;
     }
-    life.fs().finish_deletions(&mut |_| ())?;
+    life.fs().finish_deletions(&mut |_| Ok(()))?;
     life.close()?;
     second_opinion(image.path())?;
     let mount = LoopMount::new(image.path(), "")?;
@@ -334,7 +334,7 @@ fn nested_cuts(seed: u64) -> Result<()> {
             let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], options.clone())?;
             ensure!(fs.read_only().is_none());
             walk_fs(&fs)?;
-            fs.finish_deletions(&mut |_| ())?;
+            fs.finish_deletions(&mut |_| Ok(()))?;
             fs.close()?;
             check_medium(&device.content()).context("after")
         };

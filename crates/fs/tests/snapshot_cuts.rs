@@ -58,7 +58,7 @@ fn record(seed: u64) -> Result<(Arc<RecordingDevice>, Vec<Snapshot>)> {
                 snapshot.deleted = Some(promise);
                 fs.delete_subvolume(TOP, snapshot.name.as_bytes(), None)?;
                 if rng.one_in(2) {
-                    fs.finish_deletions(&mut |_| ())?;
+                    fs.finish_deletions(&mut |_| Ok(()))?;
                 }
             }
             2 => fs.sync()?,
@@ -89,7 +89,7 @@ fn verify(medium: &Medium, snapshots: &[Snapshot], promised: u64) -> Result<()> 
     let target = open(Arc::clone(&device) as Arc<dyn Device>, "subvolid=5").context("opening")?;
     ensure!(target.fs().read_only().is_none());
     let names: Vec<Vec<u8>> = target.fs().subvolumes()?.into_iter().map(|info| info.path).collect();
-    target.fs().finish_deletions(&mut |_| ())?;
+    target.fs().finish_deletions(&mut |_| Ok(()))?;
     target.close()?;
     check_medium(&device.content()).context("after")?;
     for snapshot in snapshots {

@@ -176,7 +176,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
                     let gone = taken.swap_remove(rng.below(taken.len() as u64) as usize);
                     fs.delete_subvolume(TOP, gone.name.as_bytes(), None)?;
                     if rng.one_in(3) {
-                        fs.finish_deletions(&mut |_| ())?;
+                        fs.finish_deletions(&mut |_| Ok(()))?;
                     }
                 }
                 1 if !taken.is_empty() => {
@@ -202,7 +202,7 @@ fn random_life(mkfs: &[&str], options: &str, default_seed: u64) -> Result<()> {
         let id = fs.lookup(TOP, b"work")?.id;
         fs.snapshot(id.root, TOP, b"heir", false)?;
         fs.delete_subvolume(TOP, b"work", None)?;
-        fs.finish_deletions(&mut |_| ())?;
+        fs.finish_deletions(&mut |_| Ok(()))?;
         taken.push(Taken { name: "heir".to_owned(), id, entries: model.entries() });
     }
     fs.close()?;
@@ -288,7 +288,11 @@ fn a_deletion_is_taken_up_where_it_was() {
         fs.sync().unwrap();
         fs.delete_subvolume(TOP, victim.as_bytes(), None).unwrap();
         let mut cuts = Vec::new();
-        fs.finish_deletions(&mut |_| cuts.push(Image::copy_of(image.path()).unwrap())).unwrap();
+        fs.finish_deletions(&mut |_| {
+            cuts.push(Image::copy_of(image.path()).unwrap());
+            Ok(())
+        })
+        .unwrap();
         fs.close().unwrap();
         drop(fs);
         assert!(cuts.len() >= 3, "keep {keep}: {} commits", cuts.len());
@@ -299,7 +303,7 @@ fn a_deletion_is_taken_up_where_it_was() {
         for (number, cut) in cuts.iter().enumerate() {
             if number % 2 == 0 {
                 let fs = open(cut, "");
-                fs.finish_deletions(&mut |_| ()).unwrap();
+                fs.finish_deletions(&mut |_| Ok(())).unwrap();
                 fs.close().unwrap();
             } else {
                 let mount = LoopMount::new(cut.path(), "").unwrap();
@@ -341,7 +345,7 @@ fn linux_s_deletions_are_finished() {
     drop(open_file);
     mount.close().unwrap();
     let fs = open(&cut, "");
-    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
     fs.close().unwrap();
     drop(fs);
     second_opinion(cut.path()).unwrap();
@@ -370,7 +374,7 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     assert!(fs.lookup(TOP, b"sub").is_err() && fs.lookup(sub, b"file").is_err());
     assert!(fs.create(sub, b"new", NewInode::file(0o600), &ROOT).is_err() && fs.unlink(sub, b"file").is_err());
     assert!(fs.create_subvolume(dir, b"new", &ROOT).is_err() && fs.snapshot(sub.root, TOP, b"new", false).is_err());
-    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
     fs.sync().unwrap();
     fs.write(id, 100_000, &[6; 10]).unwrap();
     fs.fsync(id, false).unwrap();
@@ -382,7 +386,7 @@ fn a_deleted_subvolume_lives_while_a_file_of_it_is_open() {
     fs.release_inode(dir);
     assert!(fs.getattr(made).is_ok(), "the file is open");
     fs.release_inode(id);
-    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
     assert!(fs.getattr(id).is_err());
     assert!(fs.statfs().unwrap().bfree > used.bfree);
     let list: Vec<_> = fs.subvolumes().unwrap().into_iter().map(|info| info.id).collect();
@@ -447,7 +451,7 @@ fn an_id_is_given_once_while_the_filesystem_is_open() {
     drop(fs);
     let fs = open(&image, "");
     fs.delete_subvolume(TOP, b"sub", None).unwrap();
-    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
     let after = fs.create_subvolume(TOP, b"sub", &ROOT).unwrap();
     assert_eq!(fs.lookup(TOP, b"sub").unwrap().id, after);
     assert!(after.root.0 > before.root.0, "{} after {}", after.root, before.root);
@@ -565,7 +569,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
                 fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
             }
             if nr_full % 2 == 0 {
-                fs.finish_deletions(&mut |_| ()).unwrap();
+                fs.finish_deletions(&mut |_| Ok(())).unwrap();
             }
             if gone.is_empty() {
                 for id in files.drain(..files.len() / 2) {
@@ -578,7 +582,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
         for name in &snapshots {
             fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
         }
-        fs.finish_deletions(&mut |_| ()).unwrap();
+        fs.finish_deletions(&mut |_| Ok(())).unwrap();
         fs.close().unwrap();
         drop(fs);
         btrfs_check(image.path()).unwrap();
@@ -614,7 +618,7 @@ fn a_damaged_tree_is_left_where_it_is() {
     assert!(nr_bad >= 1);
     let fs = open(&image, "");
     fs.delete_subvolume(TOP, b"sub", None).unwrap();
-    let error = fs.finish_deletions(&mut |_| ()).unwrap_err();
+    let error = fs.finish_deletions(&mut |_| Ok(())).unwrap_err();
     assert!(error.to_string().contains(&bytenr.to_string()), "{error}");
     assert!(fs.read_only().is_none());
     new_file(&fs, TOP, b"later", b"content");
@@ -622,6 +626,6 @@ fn a_damaged_tree_is_left_where_it_is() {
     drop(fs);
     let fs = open(&image, "");
     assert!(fs.lookup(TOP, b"sub").is_err() && fs.lookup(TOP, b"later").is_ok());
-    assert!(fs.finish_deletions(&mut |_| ()).is_err());
+    assert!(fs.finish_deletions(&mut |_| Ok(())).is_err());
     fs.close().unwrap();
 }

@@ -115,7 +115,7 @@ fn a_subvolume_is_deleted_amid_changes_of_it() {
             std::thread::sleep(Duration::from_millis(rng.below(30)));
             fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
             if rng.one_in(2) {
-                fs.finish_deletions(&mut |_| ()).unwrap();
+                fs.finish_deletions(&mut |_| Ok(())).unwrap();
             } else {
                 fs.sync().unwrap();
             }
@@ -123,7 +123,7 @@ fn a_subvolume_is_deleted_amid_changes_of_it() {
         });
         assert_eq!(fs.read_only(), None, "seed {seed}");
     }
-    fs.finish_deletions(&mut |_| ()).unwrap();
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
     fs.close().unwrap();
     drop(fs);
     btrfs_check(image.path()).unwrap();

@@ -209,12 +209,13 @@ impl Fs {
         self.commit_thread.note_change();
     }
 
-    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes that are left. Fails if the
-    /// tree of one cannot be read; its remainder stays.
-    pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize)) -> Result<()> {
+    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes that are left, and may end the
+    /// work by an error; it goes on in the background then. Fails if the tree of a subvolume cannot be read; its
+    /// remainder stays.
+    pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         loop {
             let nr_left = self.engine.nr_dead_roots();
-            progress(nr_left);
+            progress(nr_left)?;
             if nr_left == 0 {
                 return self.engine.take_drop_failure().map_or(Ok(()), |error| Err(error.into()));
             }

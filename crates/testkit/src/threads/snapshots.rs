@@ -139,7 +139,7 @@ impl Snapshots {
     /// Makes all deletions durable.
     fn settle(&mut self) -> Result<()> {
         if self.rng.one_in(2) {
-            self.target.fs().finish_deletions(&mut |_| ())?;
+            self.target.fs().finish_deletions(&mut |_| Ok(()))?;
         }
         self.target.fs().sync()?;
         let made = self.promises + 1;

@@ -106,7 +106,10 @@ fn delete_in_image(fs: &Fs, at: &ImagePath) -> anyhow::Result<()> {
 
 fn give_back_space(fs: &Fs) -> anyhow::Result<()> {
     let bar = progress_left("freeing the space of deleted subvolumes");
-    let done = fs.finish_deletions(&mut |left| bar.set_position(left as u64));
+    let done = fs.finish_deletions(&mut |left| {
+        bar.set_position(left as u64);
+        Ok(())
+    });
     bar.finish_and_clear();
     done.context("cannot free the space of deleted subvolumes")
 }
