@@ -67,7 +67,10 @@ const FLOORS: &[(&str, &[&str])] = &[
 /// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.
 const ROOMS: &[(&str, &[&str])] = &[
     ("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "mount"]),
-    ("transaction", &["health", "nodes", "delayed", "handle", "extents", "cow", "roots", "tree_log", "commit"]),
+    (
+        "transaction",
+        &["health", "nodes", "delayed", "handle", "extents", "backref", "cow", "roots", "tree_log", "commit"],
+    ),
 ];
 
 /// SPDX licences that require no more than a notice.

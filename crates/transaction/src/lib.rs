@@ -9,6 +9,7 @@
 //! - `tree_log`: fsync without a commit, and the log that is found at open.
 //! - `roots`: making, changing and dropping subvolumes and snapshots.
 //! - `cow`: how nodes and references change when a batch changes a tree.
+//! - `backref`: from an extent to its references, subvolumes and inodes.
 //! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
 //! - `handle`: transaction handles, what they reserve, and what they wait for before they begin.
 //! - `delayed`: item changes in memory, and trees as readers see them with these changes.
@@ -22,6 +23,8 @@
 
 #![forbid(unsafe_code)]
 
+#[allow(dead_code, reason = "accounting and relocation call it")]
+mod backref;
 mod clock;
 mod commit;
 mod cow;
@@ -41,6 +44,7 @@ mod roots;
 mod test_tree;
 mod tree_log;
 
+pub use backref::inodes::ExtentUse;
 pub use delayed::delayed_item::INODES_PER_ROW;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};

@@ -1,0 +1,110 @@
+//! [`extent_refs`]: all references of an extent, inline and keyed, as one version of the extent tree records them.
+//!
+//! Invariants:
+//! - I1. The counts add up to the item's `refs`; an extent whose counts do not is corrupt.
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::{ExtentFlags, ExtentItem, InlineRef};
+use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_space::RefKey;
+use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
+
+/// An extent, and all references to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExtentRefs {
+    /// Its address.
+    pub(crate) bytenr: Logical,
+    /// Its length.
+    pub(crate) len_bytes: u64,
+    /// The sum of all counts.
+    pub(crate) nr_refs: u64,
+    /// Flags.
+    pub(crate) flags: ExtentFlags,
+    /// The transaction that allocated it. For a tree block, also the generation in its header.
+    pub(crate) generation: Generation,
+    /// Level of a tree block; `None` for data.
+    pub(crate) level: Option<u8>,
+    /// The tree that allocated it, where simple quotas recorded that.
+    pub(crate) owner: Option<RootId>,
+    /// References with their counts, in the order of the extent tree.
+    pub(crate) refs: Vec<(RefKey, u64)>,
+}
+
+/// Reads all references of the extent of this address, length and kind. `None` if this version of the extent tree does
+/// not have the extent.
+///
+/// # Errors
+///
+/// Fails if the extent tree is corrupt or cannot be read.
+pub(crate) fn extent_refs(
+    source: &dyn NodeSource,
+    extent_root: &RootPtr,
+    bytenr: Logical,
+    len_bytes: u64,
+    is_tree: bool,
+) -> Result<Option<ExtentRefs>> {
+    let mut cursor = Cursor::new(source, *extent_root);
+    let mut key = cursor.seek_ge(&Key::new(bytenr.0, KeyType::EXTENT_ITEM, 0))?;
+    while let Some(found) = key.filter(|key| key.objectid == bytenr.0 && key.item_type <= KeyType::METADATA_ITEM) {
+        let skinny = is_tree && found.item_type == KeyType::METADATA_ITEM;
+        if skinny || (found.item_type == KeyType::EXTENT_ITEM && found.offset == len_bytes) {
+            let extent = read_refs(&mut cursor, &found, len_bytes)?;
+            return Ok(Some(extent).filter(|extent| extent.level.is_some() == is_tree));
+        }
+        key = cursor.next()?;
+    }
+    Ok(None)
+}
+
+/// Reads all references of the extent whose item the cursor is at. Leaves the cursor behind the extent's items.
+/// `len_bytes` is the extent's length, which the key of a skinny item does not tell.
+pub(crate) fn read_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64) -> Result<ExtentRefs> {
+    let bytenr = Logical(key.objectid);
+    let corrupt = |cause: FormatError| Error::from(Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(bytenr));
+    let item = ExtentItem::decode(key.item_type, cursor.data().unwrap_or_default()).map_err(corrupt)?;
+    let level = match (key.item_type, &item.tree_block) {
+        (KeyType::METADATA_ITEM, _) => Some(u8::try_from(key.offset).unwrap_or(u8::MAX)),
+        (_, Some(info)) => Some(info.level),
+        (_, None) => None,
+    };
+    let mut extent = ExtentRefs {
+        bytenr,
+        len_bytes,
+        nr_refs: item.refs,
+        flags: item.flags,
+        generation: item.generation,
+        level,
+        owner: None,
+        refs: Vec::with_capacity(item.inline_refs.len()),
+    };
+    let mut sum = 0u64;
+    item.inline_refs.iter().for_each(|inline| extent.note(inline, &mut sum));
+    let mut next = cursor.next()?;
+    while let Some(found) = next.filter(|found| is_keyed_ref(found, bytenr)) {
+        let keyed = InlineRef::decode_keyed(&found, cursor.data().unwrap_or_default()).map_err(corrupt)?;
+        extent.note(&keyed, &mut sum);
+        next = cursor.next()?;
+    }
+    if sum != extent.nr_refs {
+        let expected = "expected the sum of all references";
+        return Err(corrupt(FormatError::Value { what: "ExtentItem", field: "refs", value: extent.nr_refs, expected }));
+    }
+    Ok(extent)
+}
+
+impl ExtentRefs {
+    fn note(&mut self, reference: &InlineRef, sum: &mut u64) {
+        if let InlineRef::Owner(root) = reference {
+            self.owner = Some(*root);
+        }
+        let Some(key) = RefKey::of(reference) else { return };
+        let count = u64::from(reference.count());
+        *sum = sum.saturating_add(count);
+        self.refs.push((key, count));
+    }
+}
+
+/// Whether this is the key of a keyed reference to the extent.
+fn is_keyed_ref(key: &Key, bytenr: Logical) -> bool {
+    key.objectid == bytenr.0 && (KeyType::EXTENT_OWNER_REF..=KeyType::SHARED_DATA_REF).contains(&key.item_type)
+}

@@ -1,0 +1,273 @@
+//! [`RootsOf`]: the set of subvolumes that reach an extent.
+//!
+//! ```text
+//! data extent --(root, inode, offset)--> leaves of that tree with such items --+
+//!             --(leaf's address)---------> that leaf -------------------------+--> tree block
+//! tree block  --(root)--> the root itself, or the node of that tree that points to the block --> tree block ...
+//!             --(parent's address)--> the parent --> tree block ...
+//! ```
+//!
+//! A snapshot copies one node and leaves all that is below it implicitly shared, so a single reference may stand for
+//! many subvolumes: the sets of a block's parents decide. The set of each block is remembered, so many extents of a
+//! leaf, and many leaves below a node, cost one climb.
+//!
+//! Invariants:
+//! - I1. A climb goes up one level with each step, whatever the references claim, and a block is climbed from once. So
+//!   crafted references cost time in proportion to the extent tree, and cannot loop.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use ubtrfs_error::Result;
+use ubtrfs_format::node::LEVEL_MAX;
+use ubtrfs_format::{Corrupt, FormatError, Ino, Key, KeyType, Logical, RootId};
+use ubtrfs_space::{Extent, RefKey};
+use ubtrfs_tree::Node;
+
+use super::refs::{ExtentRefs, extent_refs};
+use super::view::{SubvolumeRoot, TreesView};
+use crate::handle::trans_handle::regular_extent;
+
+/// Ids of subvolumes, ascending.
+pub(crate) type RootSet = Arc<[RootId]>;
+
+/// Finds the subvolumes that reach extents, in one view of the trees.
+pub(crate) struct RootsOf<'v> {
+    view: TreesView<'v>,
+    /// The sets of tree blocks found so far.
+    blocks: HashMap<Logical, RootSet>,
+    none: RootSet,
+}
+
+/// File extent items of one leaf that refer to an extent.
+#[derive(Clone, Debug)]
+pub(crate) struct LeafUse {
+    /// The leaf.
+    pub(crate) leaf: Arc<Node>,
+    /// The slots of the items.
+    pub(crate) slots: Vec<usize>,
+}
+
+impl<'v> RootsOf<'v> {
+    /// Begins with nothing known.
+    pub(crate) fn new(view: TreesView<'v>) -> Self {
+        Self { view, blocks: HashMap::new(), none: Arc::new([]) }
+    }
+
+    /// The view that is searched.
+    pub(crate) fn view(&self) -> &TreesView<'v> {
+        &self.view
+    }
+
+    /// The subvolumes that reach an extent; none if it does not exist.
+    pub(crate) fn of_extent(&mut self, extent: Extent, is_tree: bool) -> Result<RootSet> {
+        if is_tree {
+            return self.of_block(extent.bytenr);
+        }
+        let refs = extent_refs(self.view.source(), self.view.extent_root(), extent.bytenr, extent.len_bytes, false)?;
+        match refs {
+            Some(refs) => self.of_refs(&refs),
+            None => Ok(Arc::clone(&self.none)),
+        }
+    }
+
+    /// The subvolumes that reach the extent with these references.
+    pub(crate) fn of_refs(&mut self, extent: &ExtentRefs) -> Result<RootSet> {
+        match extent.level {
+            Some(level) => self.of_block_refs(extent, level),
+            None => self.of_data_refs(extent),
+        }
+    }
+
+    /// The subvolumes that reach a tree block; none if it does not exist.
+    pub(crate) fn of_block(&mut self, bytenr: Logical) -> Result<RootSet> {
+        if let Some(known) = self.blocks.get(&bytenr) {
+            return Ok(Arc::clone(known));
+        }
+        let (source, root) = (self.view.source(), *self.view.extent_root());
+        match extent_refs(source, &root, bytenr, self.view.nodesize(), true)? {
+            Some(ExtentRefs { level: Some(level), ref refs, .. }) if level > LEVEL_MAX || refs.is_empty() => {
+                Err(wrong(bytenr, "level", level.into(), "expected at most 7, and a reference").into())
+            }
+            Some(refs) => self.of_refs(&refs),
+            None => Ok(Arc::clone(&self.none)),
+        }
+    }
+
+    /// The subvolumes that reach a leaf in which a subvolume's items were found.
+    pub(crate) fn of_leaf_in(&mut self, subvolume: &SubvolumeRoot, leaf: &Node) -> Result<RootSet> {
+        if let Some(known) = self.blocks.get(&leaf.bytenr()) {
+            return Ok(Arc::clone(known));
+        }
+        if subvolume.is_private(leaf) {
+            return Ok(self.remember(leaf.bytenr(), [subvolume.ptr.tree]));
+        }
+        self.of_block(leaf.bytenr())
+    }
+
+    fn of_block_refs(&mut self, extent: &ExtentRefs, level: u8) -> Result<RootSet> {
+        let bytenr = extent.bytenr;
+        if let Some(known) = self.blocks.get(&bytenr) {
+            return Ok(Arc::clone(known));
+        }
+        let mut all = BTreeSet::new();
+        let mut node = None;
+        for (reference, _) in &extent.refs {
+            match *reference {
+                RefKey::TreeBlock(id) => {
+                    let Some(subvolume) = self.view.subvolume(id)? else { continue };
+                    if subvolume.ptr.bytenr == bytenr {
+                        all.insert(id);
+                        continue;
+                    }
+                    let node = match &node {
+                        Some(node) => Arc::clone(node),
+                        None => {
+                            let read = self.view.block(bytenr, extent.generation, level, id)?;
+                            Arc::clone(node.insert(read))
+                        }
+                    };
+                    if extent.refs.len() == 1 && subvolume.is_private(&node) {
+                        all.insert(id);
+                        continue;
+                    }
+                    let Some(first_key) = node.first_key() else { continue };
+                    if let Some(parent) = self.view.parent_in(&subvolume, bytenr, &first_key, level)? {
+                        all.extend(self.of_parent(parent.bytenr(), level)?.iter());
+                    }
+                }
+                RefKey::SharedBlock(parent) => all.extend(self.of_parent(parent, level)?.iter()),
+                RefKey::Data { .. } | RefKey::SharedData(_) => {
+                    let expected = "expected references to a tree block";
+                    return Err(wrong(bytenr, "reference type", reference.key_type().0.into(), expected).into());
+                }
+            }
+        }
+        Ok(self.remember(bytenr, all))
+    }
+
+    /// The set of a block's parent, which lies one level above the block (I1).
+    fn of_parent(&mut self, parent: Logical, child_level: u8) -> Result<RootSet> {
+        if let Some(known) = self.blocks.get(&parent) {
+            return Ok(Arc::clone(known));
+        }
+        let level = child_level.saturating_add(1);
+        let (source, root) = (self.view.source(), *self.view.extent_root());
+        let refs = extent_refs(source, &root, parent, self.view.nodesize(), true)?;
+        match refs.filter(|refs| refs.level == Some(level) && level <= LEVEL_MAX) {
+            Some(refs) => self.of_block_refs(&refs, level),
+            None => Err(wrong(parent, "level", level.into(), "expected a parent one level above its child").into()),
+        }
+    }
+
+    fn of_data_refs(&mut self, extent: &ExtentRefs) -> Result<RootSet> {
+        let shared: HashSet<Logical> = shared_leaves(extent);
+        let mut all = BTreeSet::new();
+        let mut last: Option<RootSet> = None;
+        for (reference, count) in &extent.refs {
+            let found = match *reference {
+                RefKey::SharedData(leaf) => vec![self.of_shared_leaf(leaf)?],
+                RefKey::Data { root, ino, offset } => {
+                    let Some(subvolume) = self.view.subvolume(root)? else { continue };
+                    if subvolume.last_snapshot.0 == 0 {
+                        // Neither a snapshot nor the source of one: no block of it has other users.
+                        all.insert(root);
+                        continue;
+                    }
+                    let uses = leaf_uses(&self.view, &subvolume, extent, (ino, offset), *count, &shared)?;
+                    uses.iter().map(|leaf| self.of_leaf_in(&subvolume, &leaf.leaf)).collect::<Result<Vec<_>>>()?
+                }
+                RefKey::TreeBlock(_) | RefKey::SharedBlock(_) => {
+                    let expected = "expected references to data";
+                    return Err(wrong(extent.bytenr, "reference type", reference.key_type().0.into(), expected).into());
+                }
+            };
+            for set in found {
+                all.extend(set.iter());
+                last = Some(set);
+            }
+        }
+        // Most extents have the set of their leaf.
+        match last {
+            Some(set) if set.len() == all.len() => Ok(set),
+            _ => Ok(all.into_iter().collect()),
+        }
+    }
+
+    fn of_shared_leaf(&mut self, leaf: Logical) -> Result<RootSet> {
+        if let Some(known) = self.blocks.get(&leaf) {
+            return Ok(Arc::clone(known));
+        }
+        let (source, root) = (self.view.source(), *self.view.extent_root());
+        let refs = extent_refs(source, &root, leaf, self.view.nodesize(), true)?;
+        match refs.filter(|refs| refs.level == Some(0)) {
+            Some(refs) => self.of_block_refs(&refs, 0),
+            None => Err(wrong(leaf, "level", 0, "expected a leaf that data refers to").into()),
+        }
+    }
+
+    fn remember(&mut self, bytenr: Logical, all: impl IntoIterator<Item = RootId>) -> RootSet {
+        if self.blocks.len() >= BLOCKS_MAX {
+            self.blocks.clear();
+        }
+        let set: RootSet = all.into_iter().collect();
+        self.blocks.insert(bytenr, Arc::clone(&set));
+        set
+    }
+}
+
+/// The leaves whose addresses the references of a data extent name.
+pub(crate) fn shared_leaves(extent: &ExtentRefs) -> HashSet<Logical> {
+    let leaf = |reference: &RefKey| match reference {
+        RefKey::SharedData(leaf) => Some(*leaf),
+        _ => None,
+    };
+    extent.refs.iter().filter_map(|(reference, _)| leaf(reference)).collect()
+}
+
+/// The leaves of a subvolume with the `count` file extent items that a data reference `(inode, offset)` stands for.
+/// Leaves that other subvolumes own, or that the extent's references name by address (`shared`), have references of their
+/// own, and are left out.
+pub(crate) fn leaf_uses(
+    view: &TreesView<'_>,
+    subvolume: &SubvolumeRoot,
+    extent: &ExtentRefs,
+    (ino, offset): (Ino, u64),
+    count: u64,
+    shared: &HashSet<Logical>,
+) -> Result<Vec<LeafUse>> {
+    // An item's file offset minus its offset into the extent is `offset`, which wraps if the item was cloned to a place
+    // before that.
+    let start = if offset > i64::MAX.cast_unsigned() { 0 } else { offset };
+    let end = Key::new(ino.0, KeyType::EXTENT_DATA, offset.wrapping_add(extent.len_bytes.max(MAX_EXTENT_BYTES)));
+    let mut cursor = view.cursor_at(subvolume, &Key::new(ino.0, KeyType::EXTENT_DATA, start))?;
+    let mut uses: Vec<LeafUse> = Vec::new();
+    let mut found = 0;
+    let mut key = cursor.key();
+    while let Some(at) = key.filter(|key| *key <= end && found < count) {
+        let Some((leaf, slot)) = cursor.place() else { break };
+        let is_use = at.item_type == KeyType::EXTENT_DATA
+            && regular_extent(leaf.item(slot))
+                .is_some_and(|item| item.disk_bytenr == extent.bytenr && at.offset.wrapping_sub(item.offset) == offset);
+        if is_use && leaf.owner() == subvolume.ptr.tree && !shared.contains(&leaf.bytenr()) {
+            found += 1;
+            match uses.last_mut() {
+                Some(last) if last.leaf.bytenr() == leaf.bytenr() => last.slots.push(slot),
+                _ => uses.push(LeafUse { leaf: Arc::clone(leaf), slots: vec![slot] }),
+            }
+        }
+        key = cursor.next()?;
+    }
+    Ok(uses)
+}
+
+fn wrong(bytenr: Logical, field: &'static str, value: u64, expected: &'static str) -> Corrupt {
+    Corrupt::new(FormatError::Value { what: "extent item", field, value, expected })
+        .in_tree(RootId::EXTENT_TREE)
+        .at(bytenr)
+}
+
+/// Most bytes of an extent before compression.
+const MAX_EXTENT_BYTES: u64 = 128 << 20;
+/// Most blocks whose sets are remembered.
+const BLOCKS_MAX: usize = 1 << 20;

@@ -1,0 +1,228 @@
+//! [`TreesView`]: the extent tree and the subvolume trees of one moment, all of whose nodes are immutable.
+//!
+//! Two kinds of moments exist: the last commit, and a moment inside a commit. A later step of the same commit may give
+//! an address that was never written new content, so a view of the second kind that outlives its step keeps the nodes
+//! that are only in memory ([`PinnedNodes`]).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::RootItem;
+use ubtrfs_format::node::HEADER_FLAG_RELOC;
+use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId};
+use ubtrfs_tree::{Cursor, Node, NodePtr, NodeSource, RootPtr};
+
+use crate::engine::{Engine, missing_tree};
+use crate::nodes::store::NodeStore;
+
+/// A subvolume's tree in a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SubvolumeRoot {
+    /// Its root.
+    pub(crate) ptr: RootPtr,
+    /// Blocks of this generation or older may be shared with a snapshot.
+    pub(crate) last_snapshot: Generation,
+    /// The first pointer that still exists, and the level of its node, in a deleted tree that is partly dropped.
+    pub(crate) dropped_before: Option<(Key, u8)>,
+}
+
+/// The trees of one moment.
+pub(crate) struct TreesView<'v> {
+    source: &'v dyn NodeSource,
+    extent_root: RootPtr,
+    roots: Roots<'v>,
+    known: RefCell<HashMap<RootId, Option<SubvolumeRoot>>>,
+}
+
+/// How a view finds the roots of subvolumes.
+enum Roots<'v> {
+    /// By their items in this root tree.
+    Items(RootPtr),
+    /// By the trees in memory first, which may be newer than the root tree.
+    Running(&'v Engine),
+    /// Nowhere but in the map.
+    #[cfg(test)]
+    Fixed,
+}
+
+impl SubvolumeRoot {
+    fn new(ptr: RootPtr, last_snapshot: Generation, item: Option<&RootItem>) -> Self {
+        let dropped = item.filter(|item| item.refs == 0 && item.drop_progress != Key::MIN);
+        Self { ptr, last_snapshot, dropped_before: dropped.map(|item| (item.drop_progress, item.drop_level)) }
+    }
+
+    /// Whether no other tree can reach this block of the subvolume. A block that a relocation moved is new, but has the
+    /// users of the block that it replaced.
+    pub(crate) fn is_private(&self, node: &Node) -> bool {
+        node.owner() == self.ptr.tree
+            && node.generation() > self.last_snapshot
+            && node.view().flags() & HEADER_FLAG_RELOC == 0
+    }
+
+    /// The slot of the child that a key belongs to, unless that child was dropped with a part of the tree.
+    fn child_slot(&self, node: &Node, key: &Key) -> Option<usize> {
+        let slot = node.child_slot(key);
+        match self.dropped_before {
+            Some((dropped, level)) if node.level() >= level && slot < node.child_slot(&dropped) => None,
+            _ => Some(slot),
+        }
+    }
+}
+
+impl<'v> TreesView<'v> {
+    /// The trees of the last commit.
+    pub(crate) fn committed(engine: &'v Engine) -> Result<Self> {
+        let (bytenr, generation, level) = {
+            let superblock = engine.commit_state.superblock();
+            (superblock.root, superblock.generation, superblock.root_level)
+        };
+        let root_tree = RootPtr { tree: RootId::ROOT_TREE, bytenr, generation, level };
+        let source: &NodeStore = &engine.store;
+        let (ptr, _) =
+            find_root(source, &root_tree, RootId::EXTENT_TREE)?.ok_or_else(|| missing_tree(RootId::EXTENT_TREE))?;
+        Ok(Self { source, extent_root: ptr, roots: Roots::Items(root_tree), known: RefCell::default() })
+    }
+
+    /// The trees as they are now. The caller holds the commit lock, and changes no tree while it uses the view.
+    pub(crate) fn running(engine: &'v Engine) -> Result<Self> {
+        let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
+        Ok(Self { source: &*engine.store, extent_root, roots: Roots::Running(engine), known: RefCell::default() })
+    }
+
+    /// These trees, read through another source.
+    #[cfg(test)]
+    pub(crate) fn fixed(
+        source: &'v dyn NodeSource,
+        extent_root: RootPtr,
+        roots: impl IntoIterator<Item = SubvolumeRoot>,
+    ) -> Self {
+        let known = roots.into_iter().map(|root| (root.ptr.tree, Some(root))).collect();
+        Self { source, extent_root, roots: Roots::Fixed, known: RefCell::new(known) }
+    }
+
+    /// The source of the view's nodes.
+    pub(crate) fn source(&self) -> &'v dyn NodeSource {
+        self.source
+    }
+
+    /// The root of the extent tree.
+    pub(crate) fn extent_root(&self) -> &RootPtr {
+        &self.extent_root
+    }
+
+    /// Bytes of a tree block.
+    pub(crate) fn nodesize(&self) -> u64 {
+        self.source.nodesize() as u64
+    }
+
+    /// The root of a subvolume; `None` if it does not exist.
+    pub(crate) fn subvolume(&self, id: RootId) -> Result<Option<SubvolumeRoot>> {
+        if !id.is_subvolume() {
+            return Ok(None);
+        }
+        if let Some(known) = self.known.borrow().get(&id) {
+            return Ok(*known);
+        }
+        let found = match &self.roots {
+            Roots::Items(root_tree) => find_root(self.source, root_tree, id)?
+                .map(|(ptr, item)| SubvolumeRoot::new(ptr, item.last_snapshot, Some(&item))),
+            Roots::Running(engine) => match engine.roots.get(id) {
+                Some(tree) => {
+                    let state = tree.root.lock();
+                    Some(SubvolumeRoot::new(tree.root_ptr(), state.last_snapshot, state.item.as_ref()))
+                }
+                None => engine.root_item(id)?.map(|item| {
+                    let ptr = RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level };
+                    SubvolumeRoot::new(ptr, item.last_snapshot, Some(&item))
+                }),
+            },
+            #[cfg(test)]
+            Roots::Fixed => None,
+        };
+        self.known.borrow_mut().insert(id, found);
+        Ok(found)
+    }
+
+    /// Reads the tree block at this address, about which the extent tree tells level and generation.
+    pub(crate) fn block(&self, bytenr: Logical, generation: Generation, level: u8, tree: RootId) -> Result<Arc<Node>> {
+        read(self.source, &NodePtr { tree, bytenr, generation, level, first_key: None })
+    }
+
+    /// The node of a subvolume that points to the block at `child`, whose first key and level are these. `None` if the
+    /// subvolume has no such node.
+    pub(crate) fn parent_in(
+        &self,
+        subvolume: &SubvolumeRoot,
+        child: Logical,
+        first_key: &Key,
+        level: u8,
+    ) -> Result<Option<Arc<Node>>> {
+        if subvolume.ptr.level <= level {
+            return Ok(None);
+        }
+        let mut node = read(self.source, &subvolume.ptr.node_ptr())?;
+        // Levels descend by one with each step, because every child is what its parent promises.
+        loop {
+            let Some(slot) = subvolume.child_slot(&node, first_key) else { return Ok(None) };
+            if node.level() == level.saturating_add(1) {
+                return Ok((node.child(slot).0 == child).then_some(node));
+            }
+            node = read(self.source, &node.child_ptr(slot, subvolume.ptr.tree))?;
+        }
+    }
+
+    /// A cursor at the first item of a subvolume that is not below `key` and still exists.
+    pub(crate) fn cursor_at(&self, subvolume: &SubvolumeRoot, key: &Key) -> Result<Cursor<'v>> {
+        let mut cursor = Cursor::new(self.source, subvolume.ptr);
+        let start = subvolume.dropped_before.map_or(*key, |(dropped, _)| dropped.max(*key));
+        cursor.seek_ge(&start)?;
+        Ok(cursor)
+    }
+}
+
+/// Nodes that are only in memory, kept as they were at one moment, over the store.
+pub(crate) struct PinnedNodes {
+    store: Arc<NodeStore>,
+    nodes: HashMap<Logical, Arc<Node>>,
+}
+
+impl PinnedNodes {
+    /// Keeps all nodes that are not written yet. The caller holds the commit lock.
+    pub(crate) fn new(store: &Arc<NodeStore>) -> Self {
+        let nodes = store.dirty_nodes().into_iter().map(|node| (node.bytenr(), node)).collect();
+        Self { store: Arc::clone(store), nodes }
+    }
+}
+
+impl NodeSource for PinnedNodes {
+    fn read_node(&self, ptr: &NodePtr) -> Result<Arc<Node>> {
+        match self.nodes.get(&ptr.bytenr) {
+            Some(node) if node.generation() == ptr.generation => node.verify(ptr).map(|()| Arc::clone(node)),
+            _ => self.store.read_node(ptr),
+        }
+    }
+
+    fn nodesize(&self) -> usize {
+        self.store.nodesize()
+    }
+}
+
+fn read(source: &dyn NodeSource, ptr: &NodePtr) -> Result<Arc<Node>> {
+    let node = source.read_node(ptr)?;
+    node.verify(ptr)?;
+    Ok(node)
+}
+
+/// The root of a tree by its item in a root tree.
+fn find_root(source: &dyn NodeSource, root_tree: &RootPtr, id: RootId) -> Result<Option<(RootPtr, RootItem)>> {
+    let mut cursor = Cursor::new(source, *root_tree);
+    let found = cursor.seek_le(&Key::new(id.0, KeyType::ROOT_ITEM, u64::MAX))?;
+    if found.is_none_or(|key| key.objectid != id.0 || key.item_type != KeyType::ROOT_ITEM) {
+        return Ok(None);
+    }
+    let item = RootItem::decode_any(cursor.data().unwrap_or_default())
+        .map_err(|cause| Error::from(cause).in_tree(RootId::ROOT_TREE))?;
+    Ok(Some((RootPtr { tree: id, bytenr: item.bytenr, generation: item.generation, level: item.level }, item)))
+}
