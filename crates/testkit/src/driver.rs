@@ -21,8 +21,19 @@ pub struct Driver {
     max_file_bytes: u64,
     names_only: bool,
     ids: Vec<u64>,
+    rest: Option<Rest>,
     report: DriverReport,
     trace: Vec<String>,
+}
+
+/// The second half of making a file or directory. It is a step of its own, because snapshots and power cuts may come in
+/// between.
+#[derive(Debug)]
+enum Rest {
+    /// Set the mode.
+    Mode(Vec<u8>, u32),
+    /// Write this many bytes.
+    Content(Vec<u8>, u64),
 }
 
 /// The operations done by name, and the number of those that failed as predicted.
@@ -51,6 +62,7 @@ impl Driver {
             max_file_bytes: max_file_bytes.max(8192),
             names_only: false,
             ids: Vec::new(),
+            rest: None,
             report: DriverReport::default(),
             trace: Vec::new(),
         }
@@ -74,6 +86,13 @@ impl Driver {
         self.step += 1;
         if self.ids.is_empty() || self.step.is_multiple_of(64) {
             self.ids = model.nodes.iter().filter(|(_, node)| !node.fixed).map(|(id, _)| *id).collect();
+        }
+        match self.rest.take() {
+            Some(Rest::Mode(path, mode)) => {
+                return self.both("chmod", show(&path), model, target, |to| to.chmod(&path, mode));
+            }
+            Some(Rest::Content(path, len)) => return self.write_to(path, 0, len, model, target),
+            None => {}
         }
         let choice = self.rng.below(100);
         match choice {
@@ -137,7 +156,7 @@ impl Driver {
         self.both("create", show(&path), model, target, |to| to.create(&path, NodeKind::File, mode, (0, 0)))?;
         if !self.names_only && self.rng.one_in(2) {
             let len = self.rng.len(self.max_file_bytes / 4);
-            return self.write_to(path, 0, len, model, target);
+            self.rest = Some(Rest::Content(path, len));
         }
         Ok(())
     }
@@ -145,11 +164,11 @@ impl Driver {
     fn make_directory(&mut self, model: &mut Model, target: &mut dyn Target) -> Result<()> {
         let path = self.new_path(model);
         let mode = *self.rng.pick(&[0o755, 0o700, 0o1777, 0o2755]);
-        self.both("mkdir", show(&path), model, target, |to| {
-            to.create(&path, NodeKind::Directory, mode, (0, 0))?;
-            // mkdir keeps only the permission bits and the sticky bit; chmod sets the set-group-id bit.
-            to.chmod(&path, mode)
-        })
+        let made = mode & 0o1777;
+        self.both("mkdir", show(&path), model, target, |to| to.create(&path, NodeKind::Directory, made, (0, 0)))?;
+        // mkdir keeps only the permission bits and the sticky bit; chmod sets and clears the set-group-id bit.
+        self.rest = Some(Rest::Mode(path, mode));
+        Ok(())
     }
 
     fn make_special(&mut self, model: &mut Model, target: &mut dyn Target) -> Result<()> {
