@@ -18,7 +18,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags};
@@ -207,7 +207,7 @@ pub struct FileDevice {
     /// Used by large reads and writes.
     direct: Direct,
     path: PathBuf,
-    len_bytes: u64,
+    len_bytes: AtomicU64,
     access: Access,
     is_block: bool,
     /// The image had a name when it was opened.
@@ -296,7 +296,7 @@ impl FileDevice {
             file,
             direct,
             path: path.to_owned(),
-            len_bytes,
+            len_bytes: AtomicU64::new(len_bytes),
             access,
             is_block,
             had_name: !is_block && metadata.nlink() > 0,
@@ -307,10 +307,10 @@ impl FileDevice {
 
     fn resize(&mut self, size_bytes: u64) -> Result<(), OpenError> {
         if self.is_block {
-            if size_bytes > self.len_bytes {
+            if size_bytes > self.len_bytes() {
                 return Err(OpenError::TooSmall {
                     path: self.path.clone(),
-                    len_bytes: self.len_bytes,
+                    len_bytes: self.len_bytes(),
                     wanted: size_bytes,
                 });
             }
@@ -318,7 +318,7 @@ impl FileDevice {
         }
         let resized = self.file.set_len(size_bytes).and_then(|()| self.file.sync_all());
         resized.map_err(|source| OpenError::Io { path: self.path.clone(), source })?;
-        self.len_bytes = size_bytes;
+        self.len_bytes = AtomicU64::new(size_bytes);
         Ok(())
     }
 
@@ -347,13 +347,13 @@ impl FileDevice {
         // This runs before every write. Asking for the end is cheaper than fstat: where a filesystem has multigrain
         // timestamps, each look at the times makes the next write change the inode.
         let len_bytes = (&self.file).seek(SeekFrom::End(0))?;
-        if len_bytes >= self.len_bytes {
+        if len_bytes >= self.len_bytes() {
             return Ok(());
         }
         Err(io::Error::other(format!(
             "the image was cut to {len_bytes} bytes while it was open, and had {}: unmount it, restore a copy or give it its \
              old size again, and run `ubtrfs check`",
-            self.len_bytes
+            self.len_bytes()
         )))
     }
 }
@@ -466,11 +466,11 @@ pub(crate) const NR_BUFS_MAX: usize = 1024;
 
 impl Device for FileDevice {
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.len_bytes.load(Ordering::Acquire)
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        check_range(offset, buf.len(), self.len_bytes, io::ErrorKind::UnexpectedEof)?;
+        check_range(offset, buf.len(), self.len_bytes(), io::ErrorKind::UnexpectedEof)?;
         let mut done = 0;
         while done < buf.len() {
             match self.direct.read(offset + done as u64, &mut buf[done..])? {
@@ -489,7 +489,7 @@ impl Device for FileDevice {
         self.check_writable()?;
         self.check_length()?;
         let total = bufs.iter().map(|buf| buf.len()).sum();
-        check_range(offset, total, self.len_bytes, io::ErrorKind::WriteZero)?;
+        check_range(offset, total, self.len_bytes(), io::ErrorKind::WriteZero)?;
         let mut bufs = bufs.to_vec();
         let mut rest = bufs.as_mut_slice();
         let mut at = offset;
@@ -525,7 +525,7 @@ impl Device for FileDevice {
 
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         self.check_writable()?;
-        let end = offset.saturating_add(len_bytes).min(self.len_bytes);
+        let end = offset.saturating_add(len_bytes).min(self.len_bytes());
         if offset >= end {
             return Ok(());
         }
@@ -545,6 +545,11 @@ impl Device for FileDevice {
 
     fn has_io_uring(&self) -> bool {
         self.direct.has_rings()
+    }
+
+    fn grow_to_end(&self) -> io::Result<u64> {
+        let len_bytes = (&self.file).seek(SeekFrom::End(0))?;
+        Ok(self.len_bytes.fetch_max(len_bytes, Ordering::AcqRel).max(len_bytes))
     }
 
     fn check_in_place(&self) -> io::Result<()> {

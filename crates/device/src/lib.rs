@@ -38,7 +38,7 @@ pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
 pub use stdio::{stdin_was_closed, stdout_was_closed};
 
-/// A device: a fixed number of bytes with positioned I/O.
+/// A device: a number of bytes with positioned I/O, which changes only in [`Device::grow_to_end`].
 ///
 /// Threads may call all methods concurrently. After overlapping concurrent writes, each byte comes from one of them.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -76,6 +76,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether large reads and writes use io_uring, as several concurrent requests.
     fn has_io_uring(&self) -> bool {
         false
+    }
+
+    /// Takes bytes into use that the image file or block device has gained since it was opened. Returns the size in
+    /// bytes, which never becomes smaller.
+    fn grow_to_end(&self) -> io::Result<u64> {
+        Ok(self.len_bytes())
     }
 
     /// Fails if the content could not be found by opening the device again: the image file was removed, replaced or

@@ -7,6 +7,7 @@
 //! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
+//! - `devices`: sizes of devices, and moving block groups.
 //! - `subvolume`: subvolumes and snapshots.
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
 //! - `file`: file content: reading, writing, truncating, holes, reflinks.
@@ -19,6 +20,7 @@
 
 mod clock;
 mod compression;
+mod devices;
 mod error;
 mod file;
 mod inode;
@@ -40,6 +42,6 @@ pub use types::{
     Attr, Caller, DirEntryOut, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime,
     StatFs, SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,
 };
-pub use ubtrfs_transaction::Metric;
 pub use ubtrfs_transaction::note_panic;
+pub use ubtrfs_transaction::{BlockGroup, Job, Metric, MigratedChunk, Placement, Progress};
 pub use writeback::errors::Descriptor;

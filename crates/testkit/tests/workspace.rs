@@ -66,7 +66,7 @@ const FLOORS: &[(&str, &[&str])] = &[
 
 /// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "mount"]),
+    ("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "devices", "mount"]),
     (
         "transaction",
         &["health", "nodes", "delayed", "handle", "extents", "backref", "cow", "roots", "tree_log", "commit"],

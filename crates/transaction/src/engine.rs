@@ -1,7 +1,7 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
 //! Its parts own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`], [`DataLedger`],
-//! [`PendingChunks`], [`Migrations`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of each part's file states
+//! [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of each part's file states
 //! the lock order inside it.
 //!
 //! Lock order between them: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
@@ -16,7 +16,7 @@ use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, RootId};
-use ubtrfs_space::{Space, SpaceInfo, SpaceKind};
+use ubtrfs_space::{BlockGroup, Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
 use uuid::Uuid;
@@ -26,6 +26,7 @@ use crate::delayed::tree_view::{RootState, Tree};
 use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
 use crate::extents::data_ledger::DataLedger;
+use crate::extents::device_size::Resizes;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
 use crate::health::abort::AbortState;
@@ -141,6 +142,7 @@ pub struct Engine {
     pub(crate) ledger: DataLedger,
     pub(crate) pending_chunks: PendingChunks,
     pub(crate) migrations: Migrations,
+    pub(crate) resizes: Resizes,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
@@ -188,6 +190,7 @@ impl Engine {
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
             pending_chunks: PendingChunks::default(),
             migrations: Migrations::default(),
+            resizes: Resizes::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
             abort_state: AbortState::new(reason),
@@ -220,6 +223,7 @@ impl Engine {
             || !self.pending_chunks.is_empty()
             || self.nr_dead_roots() > 0
             || self.migrations.have_copied()
+            || !self.resizes.is_empty()
     }
 
     /// The generation of the last transaction on disk.
@@ -310,6 +314,11 @@ impl Engine {
             unallocated_bytes: self.volumes.unallocated_bytes(),
             global_reserve: self.global_reserve(&self.space.info(SpaceKind::Metadata)),
         }
+    }
+
+    /// All block groups, by ascending address.
+    pub fn block_groups(&self) -> Vec<BlockGroup> {
+        self.space.block_groups()
     }
 
     /// The counters, which the floors above use too.

@@ -39,10 +39,9 @@ use crate::set::{Volumes, unmapped};
 pub struct Placement {
     /// The profile to come: [`BlockGroupFlags::DUP`], or empty for single.
     pub profile: BlockGroupFlags,
-    /// Whether stripes of the chunk may stay in their places. If not, all are moved.
+    /// Whether stripes of the chunk may stay in their places, if these are below the limits of their devices
+    /// ([`Volumes::limit_device`]). If not, all are moved.
     pub keeps_stripes: bool,
-    /// A device that is to be used only below this offset, in bytes.
-    pub limit: Option<(DevId, u64)>,
 }
 
 /// What becomes of a chunk that is being migrated.
@@ -101,10 +100,6 @@ impl Volumes {
         let flags = chunk.item.flags.difference(BlockGroupFlags::PROFILES) | placement.profile;
         let nr_stripes = allocation::nr_stripes(flags)?;
         let mut spaces = self.device_spaces(true);
-        if let Some((devid, end)) = placement.limit {
-            let limited = spaces.iter_mut().filter(|space| space.devid == devid);
-            limited.for_each(|space| space.total_bytes = space.total_bytes.min(end));
-        }
         let fits = |stripe: &Stripe| {
             let end = stripe.offset.checked_add(chunk.item.length).map(|end| end.0);
             spaces.iter().any(|space| space.devid == stripe.devid && end.is_some_and(|end| end <= space.total_bytes))

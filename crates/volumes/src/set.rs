@@ -71,6 +71,8 @@ pub(crate) struct Member {
     pub(crate) backend: Option<Arc<dyn Device>>,
     /// The primary superblock as last read or written (see `ownership`).
     pub(crate) primary: Mutex<Primary>,
+    /// New chunks end below this offset.
+    limit: AtomicU64,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
 }
@@ -79,7 +81,8 @@ impl Member {
     fn new(item: DevItem, backend: Option<Arc<dyn Device>>) -> Self {
         let primary = Mutex::new(backend.as_deref().map(Primary::read).unwrap_or_default());
         let (stats, stats_changed) = (Default::default(), AtomicBool::new(false));
-        Self { item: RwLock::new(item), backend, primary, stats, stats_changed }
+        let limit = AtomicU64::new(u64::MAX);
+        Self { item: RwLock::new(item), backend, primary, limit, stats, stats_changed }
     }
 
     pub(crate) fn count(&self, stat: Stat) {
@@ -380,6 +383,29 @@ impl Volumes {
         Ok(())
     }
 
+    /// The size of a present device in bytes, with what it has gained since it was opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if it does not tell its size.
+    pub fn device_len(&self, devid: DevId) -> Result<u64> {
+        let member = self.member(devid);
+        let Some(backend) = member.as_ref().and_then(|member| member.backend.as_ref()) else {
+            return Err(Error::Refused {
+                what: format!("the filesystem has no device {devid}, or it was not given"),
+                hint: "see: ubtrfs filesystem show",
+            });
+        };
+        backend.grow_to_end().map_err(|source| Error::io("find the size", backend.describe(), 0, 0, source))
+    }
+
+    /// Plans new chunks on this device only below an offset, or anywhere.
+    pub fn limit_device(&self, devid: DevId, end: Option<u64>) {
+        if let Some(member) = self.member(devid) {
+            member.limit.store(end.unwrap_or(u64::MAX), Ordering::Release);
+        }
+    }
+
     /// Error counters of each device, in this order: write, read, flush, corruption, generation.
     pub fn stats(&self) -> Vec<(DevId, DevStatsItem)> {
         self.devices.read().iter().map(|(&devid, member)| (DevId(devid), member.stats_item())).collect()
@@ -500,6 +526,8 @@ impl Volumes {
         let space = |member: &Arc<Member>| {
             let item = member.item.read();
             let (devid, uuid, total_bytes) = (item.devid, item.uuid, item.total_bytes);
+            let total_bytes =
+                if present_only { total_bytes.min(member.limit.load(Ordering::Acquire)) } else { total_bytes };
             DeviceSpace { devid, uuid, total_bytes, used: self.chunks.device_extents(devid) }
         };
         present.map(space).collect()

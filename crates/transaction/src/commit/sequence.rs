@@ -209,13 +209,16 @@ impl Engine {
         Ok(removed.chunks)
     }
 
-    /// Records the chunks that were copied to other places.
+    /// Records new sizes of devices, and the chunks that were copied to other places.
     fn move_block_groups(
         &self,
         work: &mut CommitWork,
         transid: Generation,
         superblock: &mut Superblock,
     ) -> Result<Vec<Logical>> {
+        if let Some(dev_items) = self.record_resizes(superblock)? {
+            self.apply_batch(&*self.own_tree(RootId::CHUNK_TREE)?, &dev_items, &mut work.refs, transid)?;
+        }
         let Some(moved) = self.record_migrations(superblock)? else { return Ok(Vec::new()) };
         let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
         self.apply_batch(&chunk_tree, &moved.chunk_batch, &mut work.refs, transid)?;

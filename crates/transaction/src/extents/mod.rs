@@ -5,6 +5,7 @@ pub(crate) mod chunk_migration;
 pub(crate) mod csum_tree;
 pub(crate) mod data_io;
 pub(crate) mod data_ledger;
+pub(crate) mod device_size;
 pub(crate) mod extent_tree;
 pub(crate) mod free_space_tree;
 #[cfg(test)]

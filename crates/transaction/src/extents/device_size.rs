@@ -1,0 +1,130 @@
+//! [`Resizes`]: the size of a device as the filesystem uses it.
+//!
+//! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
+//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]), while new chunks are made
+//! only below it.
+//!
+//! Owns the sizes that the next commit records, under a lock, which is a leaf.
+
+use parking_lot::Mutex;
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{DevId, Key, KeyType, Logical, objectid};
+use ubtrfs_tree::Batch;
+use ubtrfs_volumes::Placement;
+
+use crate::engine::Engine;
+use crate::extents::chunk_alloc::stripe_length;
+use crate::job::Job;
+
+/// Sizes of devices that the next commit records.
+#[derive(Debug, Default)]
+pub(crate) struct Resizes {
+    wanted: Mutex<Vec<(DevId, u64)>>,
+}
+
+impl Resizes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.wanted.lock().is_empty()
+    }
+}
+
+/// Least size of a device, in bytes: room for the first superblocks and the smallest chunks.
+pub const DEVICE_LEN_MIN: u64 = 32 << 20;
+
+impl Engine {
+    /// The size of a device: what the filesystem uses of it, and what it has, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if it does not tell its size.
+    pub fn device_size(&self, devid: DevId) -> Result<(u64, u64)> {
+        let has = self.volumes.device_len(devid)?;
+        Ok((self.volumes.dev_item(devid).map_or(0, |item| item.total_bytes), has))
+    }
+
+    /// Sets the number of bytes that the filesystem uses of a device, rounded down to whole sectors. Returns when that is
+    /// durable. Units of `job` are bytes that have to move.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if what
+    /// lies behind the new end finds no room before it; [`Error::Cancelled`]; a failure to read, write or commit. The
+    /// size is then what it was. Chunks that were moved stay where they are.
+    pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
+        self.check_not_aborted()?;
+        let (now, has) = self.device_size(devid)?;
+        let sectorsize = u64::from(self.geometry.sectorsize).max(1);
+        let wanted = len_bytes.saturating_sub(len_bytes.checked_rem(sectorsize).unwrap_or(0));
+        if wanted > has {
+            return Err(Error::Refused {
+                what: format!("device {devid} has {has} bytes, not {wanted}"),
+                hint: "make the device larger first; for an image file: truncate -s SIZE IMAGE",
+            });
+        }
+        if wanted < DEVICE_LEN_MIN {
+            return Err(Error::Refused {
+                what: format!("{wanted} bytes are too few for a device of a filesystem"),
+                hint: "give at least 32M",
+            });
+        }
+        if wanted == now {
+            return Ok(());
+        }
+        self.volumes.limit_device(devid, Some(wanted));
+        let resized = self.drain_behind(devid, wanted, job).and_then(|()| {
+            self.resizes.wanted.lock().push((devid, wanted));
+            self.commit()
+        });
+        self.volumes.limit_device(devid, None);
+        self.update_unallocated();
+        resized
+    }
+
+    /// Moves every chunk that has a stripe behind `end` of a device.
+    fn drain_behind(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
+        // A chunk that was planned before the limit was set is recorded with this commit.
+        self.update_unallocated();
+        self.commit()?;
+        for (start, chunk) in self.volumes.chunks() {
+            let length = stripe_length(&chunk);
+            let is_behind = chunk.stripes.iter().any(|stripe| {
+                stripe.devid == devid && stripe.offset.checked_add(length).is_none_or(|stripe_end| stripe_end.0 > end)
+            });
+            if is_behind {
+                self.move_before_end(start, chunk.flags & BlockGroupFlags::PROFILES, job)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn move_before_end(&self, start: Logical, profile: BlockGroupFlags, job: &Job) -> Result<()> {
+        let placement = Placement { profile, keeps_stripes: true };
+        self.migrate_chunk(start, &placement, job).map(drop)
+    }
+
+    /// Records the sizes that were asked for: changes device items and the superblock, and returns the changes of the
+    /// chunk tree.
+    pub(crate) fn record_resizes(&self, superblock: &mut Superblock) -> Result<Option<Batch>> {
+        let wanted = std::mem::take(&mut *self.resizes.wanted.lock());
+        let mut batch = Batch::new();
+        for (devid, len_bytes) in wanted {
+            let Some(mut item) = self.volumes.dev_item(devid) else { continue };
+            let others = superblock.total_bytes.saturating_sub(item.total_bytes);
+            superblock.total_bytes = others.saturating_add(len_bytes);
+            item.total_bytes = len_bytes;
+            self.volumes.set_dev_item(&item)?;
+            batch.push((Key::new(objectid::DEV_ITEMS, KeyType::DEV_ITEM, devid.0), Some(item.encode().into())));
+        }
+        batch.sort_by_key(|(key, _)| *key);
+        batch.dedup_by(|next, last| {
+            let is_same = next.0 == last.0;
+            if is_same {
+                std::mem::swap(next, last);
+            }
+            is_same
+        });
+        Ok((!batch.is_empty()).then_some(batch))
+    }
+}
