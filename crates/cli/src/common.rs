@@ -226,14 +226,14 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
     bar
 }
 
-/// A progress display that counts down; draws nothing when stderr is not a terminal.
-pub(crate) fn progress_left(what: &'static str) -> indicatif::ProgressBar {
+/// A progress bar over units; draws nothing when stderr is not a terminal.
+pub(crate) fn progress_units(what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
     }
-    let bar = indicatif::ProgressBar::new_spinner();
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{msg} {spinner} {pos} left") {
-        bar.set_style(style);
+    let bar = indicatif::ProgressBar::new(0);
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{msg} [{bar:40}] {pos}/{len} {eta}") {
+        bar.set_style(style.progress_chars("=> "));
     }
     bar.set_message(what);
     bar

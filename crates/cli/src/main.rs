@@ -14,6 +14,7 @@ mod commands;
 mod common;
 mod host_file;
 mod interrupt;
+mod job;
 mod logging;
 mod new_image;
 

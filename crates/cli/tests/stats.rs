@@ -70,5 +70,5 @@ fn a_mount_and_its_image_show_their_numbers() {
 
     let output = Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(["stats", &arg(out.path())]).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && error.contains("not a mount of ubtrfs"), "{error}");
+    assert!(!output.status.success() && error.contains("in a mount of ubtrfs"), "{error}");
 }

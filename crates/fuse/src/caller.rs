@@ -1,13 +1,11 @@
 //! The callers of requests, and the privileges that a file loses when they change it.
 //!
-//! A request carries the user and the primary group; the other groups and the capabilities are in /proc. A process that
-//! is not visible there (it is in another pid namespace, or gone) has no other groups, and the capabilities that its
-//! user id implies. A confined server has no /proc and asks its helper process.
-//!
-//! Capabilities only count in the server's user namespace: in its own namespace any process may have all of them.
+//! A request carries the user and the primary group; the other groups and the capabilities are in /proc
+//! ([`LocalProcesses`]). A confined server has no /proc and asks its helper process.
 
 use std::sync::{Arc, OnceLock};
 
+use ubtrfs_control::{LocalProcesses, Processes};
 use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
 
 use crate::protocol::Request;
@@ -25,29 +23,22 @@ impl Groups {
 
     /// Whether the caller is in a group.
     pub(crate) fn has(&self, req: &Request<'_>, gid: u32) -> bool {
-        let look_up = || match self.0.get() {
-            Some(helper) => helper.is_in_group(req.pid, gid),
-            None => has_group(req.pid, gid),
-        };
-        req.gid == gid || look_up()
+        req.gid == gid || self.is_in_group(req.pid, gid, None)
     }
 
     /// The umask of the calling process, which an ioctl does not carry; 022 if it is unknown.
     pub(crate) fn umask(&self, req: &Request<'_>) -> u32 {
-        let umask = match self.0.get() {
-            Some(helper) => helper.umask_of(req.pid),
-            None => umask_of(req.pid),
-        };
-        umask.unwrap_or(0o022)
+        self.umask_of(req.pid).unwrap_or(0o022)
     }
 
     /// Whether the caller has a capability.
     pub(crate) fn is_capable(&self, req: &Request<'_>, capability: u32) -> bool {
-        let found = match self.0.get() {
-            Some(helper) => helper.has_capability(req.pid, capability),
-            None => has_capability(req.pid, capability),
-        };
-        found.unwrap_or(req.uid == 0)
+        self.has_capability(req.pid, capability).unwrap_or(req.uid == 0)
+    }
+
+    /// The caller of an ioctl, which waits for the answer.
+    pub(crate) fn waiting_caller(&self, req: &Request<'_>) -> ubtrfs_control::Caller {
+        ubtrfs_control::Caller::of_request(req.uid, req.gid, req.pid, Arc::new(self.clone()))
     }
 
     /// Whether the caller may change any inode as if it were the owner.
@@ -94,6 +85,29 @@ impl Groups {
     }
 }
 
+impl Processes for Groups {
+    fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool {
+        match self.0.get() {
+            Some(helper) => helper.is_in_group(pid, gid, uid),
+            None => LocalProcesses.is_in_group(pid, gid, uid),
+        }
+    }
+
+    fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
+        match self.0.get() {
+            Some(helper) => helper.has_capability(pid, capability),
+            None => LocalProcesses.has_capability(pid, capability),
+        }
+    }
+
+    fn umask_of(&self, pid: u32) -> Option<u32> {
+        match self.0.get() {
+            Some(helper) => helper.umask_of(pid),
+            None => LocalProcesses.umask_of(pid),
+        }
+    }
+}
+
 /// The caller as `fs` wants it.
 pub(crate) fn caller(req: &Request<'_>, umask: u32) -> Caller {
     Caller { uid: req.uid, gid: req.gid, umask }
@@ -107,44 +121,11 @@ fn without_suid_sgid(file_mode: u32, in_group: impl FnOnce() -> bool) -> u32 {
     if kept & mode::SETGID != 0 && (kept & GROUP_EXECUTE != 0 || !in_group()) { kept & !mode::SETGID } else { kept }
 }
 
-/// Whether /proc lists the group for a process.
-pub(crate) fn has_group(pid: u32, gid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| groups(&status).any(|group| group == gid))
-}
-
-/// Whether /proc shows a capability of a process as effective; `None` if the process is not visible. In another user
-/// namespace no capability is effective.
-pub(crate) fn has_capability(pid: u32, capability: u32) -> Option<bool> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let has_it = 1u64.checked_shl(capability)? & effective_capabilities(&status)? != 0;
-    let namespace = std::fs::read_link(format!("/proc/{pid}/ns/user")).ok()?;
-    Some(has_it && namespace == std::fs::read_link("/proc/self/ns/user").ok()?)
-}
-
-/// The effective capabilities that a process's status shows.
-fn effective_capabilities(status: &str) -> Option<u64> {
-    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(hex.trim(), 16).ok()
-}
-
 // Numbers of linux/capability.h.
 const CAP_FOWNER: u32 = 3;
 const CAP_FSETID: u32 = 4;
 const CAP_LINUX_IMMUTABLE: u32 = 9;
 const CAP_SYS_ADMIN: u32 = 21;
-
-/// The umask of a process according to /proc.
-pub(crate) fn umask_of(pid: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let octal = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
-    u32::from_str_radix(octal.trim(), 8).ok()
-}
-
-/// The supplementary groups that a process's status lists.
-fn groups(status: &str) -> impl Iterator<Item = u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    line.split_ascii_whitespace().filter_map(|group| group.parse().ok())
-}
 
 #[cfg(test)]
 mod tests {
@@ -157,18 +138,5 @@ mod tests {
         assert_eq!(after(0o102_745, true), 0o102_745);
         assert_eq!(after(0o102_745, false), 0o100_745);
         assert_eq!(after(0o100_644, false), 0o100_644);
-    }
-
-    #[test]
-    fn capabilities_are_read_from_a_status() {
-        assert_eq!(effective_capabilities("CapPrm:\tff\nCapEff:\t0000000000000208\n"), Some(0x208));
-        assert_eq!(effective_capabilities("CapPrm:\tff\n"), None);
-        assert_eq!(has_capability(u32::MAX, CAP_FOWNER), None);
-    }
-
-    #[test]
-    fn groups_are_read_from_a_status() {
-        assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
-        assert_eq!(groups("Groups:\t \n").count() + groups("").count(), 0);
     }
 }

@@ -169,14 +169,6 @@ pub enum MountError {
         /// Why.
         source: io::Error,
     },
-    /// A sync failed.
-    #[error("not everything below {dir} is durable: {reason}")]
-    NotSynced {
-        /// What was to be synced.
-        dir: String,
-        /// Why it failed.
-        reason: String,
-    },
     /// The final commit failed, or its result is unknown.
     #[error("{dir} is unmounted, but its last changes may be lost: {reason}")]
     NotDurable {
@@ -415,6 +407,14 @@ fn refused_by_helper(text: &str) -> MountError {
     MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
 }
 
+/// Makes the error of a path that cannot be opened; says so if it is in a mount whose server has ended.
+pub fn cannot_open(path: &Path, source: io::Error) -> MountError {
+    match has_server_ended(&source) {
+        true => failed_in_mount(path, source),
+        false => MountError::Open { path: path.display().to_string(), source },
+    }
+}
+
 /// Makes the error of a failed call on a path in a mount; says so if the mount's server has ended.
 pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
     if !has_server_ended(&source) {
@@ -438,6 +438,14 @@ pub(crate) struct MountInfo {
     pub(crate) kind: String,
     /// `major:minor`: equal wherever one filesystem is mounted, and reused after it is unmounted.
     pub(crate) device: Vec<u8>,
+}
+
+impl MountInfo {
+    /// The number that `stat` shows as `st_dev`.
+    pub(crate) fn device_number(&self) -> Option<u64> {
+        let (major, minor) = std::str::from_utf8(&self.device).ok()?.split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    }
 }
 
 /// The mount on exactly this directory; the topmost if there are several.

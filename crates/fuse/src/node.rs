@@ -82,6 +82,11 @@ impl Nodes {
         if id == self.root { id.ino.0 } else { self.node(id) }
     }
 
+    /// The inode with this number of `stat`.
+    pub(crate) fn id_of_st_ino(&self, st_ino: u64) -> Option<InodeId> {
+        if st_ino == self.root.ino.0 { Some(self.root) } else { self.id(st_ino) }
+    }
+
     fn by_arithmetic(&self, id: InodeId) -> Option<u64> {
         let (root, number) = (id.root.0, id.ino.0);
         if id == self.root {

@@ -24,7 +24,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use crate::caller;
+use ubtrfs_control::{LocalProcesses, Processes};
+
 use crate::mount::{self, MountError};
 
 /// Result of confining: which measures took effect.
@@ -258,7 +259,7 @@ const ALLOWED: &[i64] = &[
 /// A process that acts for the confined server (X4): it unmounts one directory, and looks up groups, umasks and
 /// capabilities of processes.
 ///
-/// A question is its kind and eight bytes; an answer is two bytes.
+/// A question is its kind and three numbers of four bytes; an answer is two bytes.
 #[derive(Debug)]
 pub struct Unmounter {
     child: Mutex<Child>,
@@ -266,12 +267,14 @@ pub struct Unmounter {
 
 const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
-/// Question: is the process (4 bytes, little-endian) in the group (likewise)?
+/// Question: is the process in the group, while it has the user (or [`ANYBODY`])?
 const GROUP: u8 = b'g';
-/// Question: the umask of the process (4 bytes).
+/// Question: the umask of the process.
 const UMASK: u8 = b'u';
-/// Question: does the process (4 bytes) have the capability (4 bytes)?
+/// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';
+/// No user has this id.
+const ANYBODY: u32 = u32::MAX;
 /// Answers; every umask is a smaller number.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
@@ -288,21 +291,21 @@ impl Unmounter {
     /// Unmounts on behalf of the server.
     pub(crate) fn unmount(&self, dir: &Path, lazy: bool) -> Result<(), MountError> {
         let failed = |source| MountError::Session { dir: dir.display().to_string(), source };
-        match self.ask(if lazy { LAZY } else { PLAIN }, [0; 8]) {
+        match self.ask(if lazy { LAZY } else { PLAIN }, [0; 3]) {
             Ok(YES) => Ok(()),
             Ok(_) => Err(failed(io::Error::other("it is in use, or may not be unmounted"))),
             Err(source) => Err(failed(source)),
         }
     }
 
-    /// Whether a process is in a supplementary group.
-    pub(crate) fn is_in_group(&self, pid: u32, gid: u32) -> bool {
-        self.ask(GROUP, two_numbers(pid, gid)).is_ok_and(|answer| answer == YES)
+    /// Whether a process is in a supplementary group, while it has a user.
+    pub(crate) fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool {
+        self.ask(GROUP, [pid, gid, uid.unwrap_or(ANYBODY)]).is_ok_and(|answer| answer == YES)
     }
 
     /// Whether a process has a capability; `None` if that is unknown.
     pub(crate) fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
-        match self.ask(CAPABILITY, two_numbers(pid, capability)).ok()? {
+        match self.ask(CAPABILITY, [pid, capability, 0]).ok()? {
             YES => Some(true),
             NO => Some(false),
             _ => None,
@@ -311,19 +314,19 @@ impl Unmounter {
 
     /// The umask of a process.
     pub(crate) fn umask_of(&self, pid: u32) -> Option<u32> {
-        self.ask(UMASK, two_numbers(pid, 0)).ok().map(u32::from).filter(|umask| *umask <= 0o777)
+        self.ask(UMASK, [pid, 0, 0]).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
     /// Asks one question at a time. Unmounting does not wait for requests that ask here: it fails at once while
     /// programs use the mount, and later no caller is left.
-    fn ask(&self, kind: u8, text: [u8; 8]) -> io::Result<u16> {
+    fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         let mut child = self.child.lock();
         let child = &mut *child;
         let (Some(to), Some(from)) = (&mut child.stdin, &mut child.stdout) else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe));
         };
-        let mut question = [kind; 9];
-        question[1..].copy_from_slice(&text);
+        let mut question = [kind; 13];
+        question[1..].copy_from_slice(numbers.map(u32::to_le_bytes).as_flattened());
         to.write_all(&question)?;
         let mut answer = [0; 2];
         from.read_exact(&mut answer)?;
@@ -331,26 +334,20 @@ impl Unmounter {
     }
 }
 
-fn two_numbers(first: u32, second: u32) -> [u8; 8] {
-    let mut text = [0; 8];
-    text[..4].copy_from_slice(&first.to_le_bytes());
-    text[4..].copy_from_slice(&second.to_le_bytes());
-    text
-}
-
 /// The process's side: answers questions from standard input on standard output until the server is gone.
 pub fn serve_unmounts(dir: &Path) {
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
-    let mut question = [0; 9];
-    while ask.read_exact(&mut question).is_ok() {
-        let [kind, pid @ .., _, _, _, _] = question;
-        let [_, _, _, _, _, second @ ..] = question;
+    let mut kind = [0];
+    let mut numbers = [[0; 4]; 3];
+    while ask.read_exact(&mut kind).and_then(|()| ask.read_exact(numbers.as_flattened_mut())).is_ok() {
+        let [pid, number, user] = numbers.map(u32::from_le_bytes);
         let yes = |is_so: bool| if is_so { YES } else { NO };
-        let pid = u32::from_le_bytes(pid);
+        let processes = LocalProcesses;
+        let [kind] = kind;
         let answered = match kind {
-            GROUP => yes(caller::has_group(pid, u32::from_le_bytes(second))),
-            CAPABILITY => caller::has_capability(pid, u32::from_le_bytes(second)).map_or(UNKNOWN, yes),
-            UMASK => caller::umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
+            GROUP => yes(processes.is_in_group(pid, number, Some(user).filter(|user| *user != ANYBODY))),
+            CAPABILITY => processes.has_capability(pid, number).map_or(UNKNOWN, yes),
+            UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),
         };
         if answer.write_all(&answered.to_le_bytes()).and_then(|()| answer.flush()).is_err() {

@@ -12,11 +12,11 @@
 //!     kernel's writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
+use ubtrfs_control::CONTROL_XATTR;
 use ubtrfs_fs::{
     Attr, Caller, Error, FallocateMode, Fs, InodeId, NewInode, RenameFlags, Result, SeekWhence, SetAttr, SetTime,
     XattrFlags, mode,
@@ -25,16 +25,14 @@ use ubtrfs_fs::{
 use crate::activity::Activity;
 use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
 use crate::caller::{Groups, caller};
-use crate::control::{CONTROL_XATTR, STATS_XATTR, SYNC_XATTR, TAKES_NO_CHANGES, WHY_XATTR};
 use crate::dir_end::DirEnds;
+use crate::host::MountHost;
 use crate::ioctl::{self, Asker};
 use crate::mount::MountConfig;
 use crate::node::Nodes;
 use crate::protocol::{Entry, Features, Limits, Operation, Reply, Request, Setattr, Statfs};
 use crate::seek::Seeker;
-use crate::subvolume_control::SUBVOLUME_XATTR;
-use crate::subvolume_ioctl;
-use crate::subvolumes::Subvolumes;
+use crate::subvolume_ioctl::{self, Command};
 use crate::transport::{Handler, Place};
 
 /// How long names, and attributes that only requests change, stay valid in the kernel.
@@ -83,26 +81,21 @@ pub(crate) struct Server {
     seeker: Seeker,
     dir_ends: DirEnds,
     groups: Groups,
-    doors: Doors,
-    /// Why the last requested sync failed.
-    sync_failure: Mutex<Option<String>>,
-}
-
-/// Values and objects behind the virtual attributes, which are not on disk.
-#[derive(Debug)]
-pub(crate) struct Doors {
+    host: Arc<MountHost>,
     /// Name of the control socket: the value of [`CONTROL_XATTR`].
-    pub(crate) control: Vec<u8>,
-    /// Whether requests arrive through io_uring; known once the connection exists.
-    pub(crate) has_rings: Arc<OnceLock<bool>>,
-    pub(crate) subvolumes: Subvolumes,
+    control: Vec<u8>,
 }
 
 impl Server {
-    pub(crate) fn new(fs: Arc<Fs>, activity: Arc<Activity>, seeker: Seeker, groups: Groups, doors: Doors) -> Self {
-        let nodes = Arc::clone(&doors.subvolumes.nodes);
-        let (dir_ends, sync_failure) = Default::default();
-        Self { fs, nodes, activity, seeker, dir_ends, groups, doors, sync_failure }
+    pub(crate) fn new(
+        fs: Arc<Fs>,
+        activity: Arc<Activity>,
+        seeker: Seeker,
+        host: Arc<MountHost>,
+        control: Vec<u8>,
+    ) -> Self {
+        let (nodes, groups) = (Arc::clone(&host.nodes), host.groups.clone());
+        Self { fs, nodes, activity, seeker, dir_ends: DirEnds::default(), groups, host, control }
     }
 
     /// The inode of a request. A number that the kernel never got from us is stale.
@@ -197,47 +190,6 @@ impl Server {
             entry.attr_ttl = TTL;
         }
         reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
-    }
-
-    /// The value of a virtual attribute; `None` for an attribute that may be on disk.
-    fn virtual_xattr(&self, req: &Request<'_>, name: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
-        match name {
-            name if name == CONTROL_XATTR.as_bytes() => Some(Ok(self.doors.control.clone())),
-            name if name == SYNC_XATTR.as_bytes() => {
-                let synced = place.aside(|| self.fs.sync());
-                *self.sync_failure.lock() = synced.as_ref().err().map(Error::to_string);
-                Some(synced.map(|()| {
-                    self.activity.note_sync();
-                    b"ok".to_vec()
-                }))
-            }
-            name if name == WHY_XATTR.as_bytes() => Some(Ok(self.why().into_bytes())),
-            name if name == STATS_XATTR.as_bytes() => Some(Ok(self.stats())),
-            name if name.starts_with(SUBVOLUME_XATTR.as_bytes()) => match self.id(req.node) {
-                Ok(id) => self.doors.subvolumes.getxattr(req, id, name, place),
-                Err(error) => Some(Err(error)),
-            },
-            _ => None,
-        }
-    }
-
-    /// The value of [`WHY_XATTR`].
-    fn why(&self) -> String {
-        match self.fs.read_only().filter(|_| !self.fs.options().read_only) {
-            Some(reason) => format!("{TAKES_NO_CHANGES}{reason}"),
-            None => self.sync_failure.lock().clone().unwrap_or_default(),
-        }
-    }
-
-    /// The counters of the engine, and whether requests arrive through io_uring.
-    fn stats(&self) -> Vec<u8> {
-        let has_rings = u8::from(self.doors.has_rings.get().copied().unwrap_or(false));
-        let text = format!(
-            "{}# HELP ubtrfs_fuse_io_uring Requests come in rings of io_uring (1) or through /dev/fuse (0).\n\
-             # TYPE ubtrfs_fuse_io_uring gauge\nubtrfs_fuse_io_uring {has_rings}\n",
-            self.fs.metrics_text()
-        );
-        text.into_bytes()
     }
 
     /// Where the reader that continues at `cookie` must stop.
@@ -492,11 +444,11 @@ impl Server {
                     ..Statfs::default()
                 });
             }
-            Operation::Setxattr { name, value, flags } => self.setxattr(req, name, value, flags, place)?,
+            Operation::Setxattr { name, value, flags } => self.setxattr(req, name, value, flags)?,
             Operation::Getxattr { name, size } => {
-                let value = match self.virtual_xattr(req, name, place) {
-                    Some(value) => value?,
-                    None => self.fs.getxattr(self.id(node)?, name)?,
+                let value = match name == CONTROL_XATTR.as_bytes() {
+                    true => self.control.clone(),
+                    false => self.fs.getxattr(self.id(node)?, name)?,
                 };
                 reply_sized(&value, size, reply)?;
             }
@@ -647,15 +599,10 @@ impl Server {
         Ok(())
     }
 
-    fn setxattr(&self, req: &Request<'_>, name: &[u8], value: &[u8], flags: u32, place: &Place<'_>) -> Result<()> {
+    fn setxattr(&self, req: &Request<'_>, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
         self.activity.note_change();
         let flags = XattrFlags::from_bits(flags).ok_or(Error::InvalidArgument("setxattr flags"))?;
         let id = self.id(req.node)?;
-        if name.starts_with(SUBVOLUME_XATTR.as_bytes())
-            && let Some(done) = self.doors.subvolumes.setxattr(req, id, name, value, place)
-        {
-            return done;
-        }
         self.fs.setxattr(id, name, value, flags, &self.groups.xattr_caller(req, name)?)?;
         if name == ACCESS_ACL {
             let attr = self.fs.getattr(id)?;
@@ -678,9 +625,14 @@ impl Server {
         self.activity.note_change();
         let id = self.id(req.node)?;
         let asker = Asker { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
-        let done = subvolume_ioctl::ioctl(&self.doors.subvolumes, req, id, cmd, data, place)
-            .or_else(|| place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &asker)));
-        let mut answer = done.ok_or(Failure::Errno(Errno::NOTTY))??;
+        let command = Command { fs: &self.fs, host: &self.host, req, id };
+        let mut answer = match subvolume_ioctl::ioctl(&command, cmd, data, place) {
+            Some(done) => done.map_err(|failure| Failure::Errno(failure.errno()))?,
+            None => {
+                let done = place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &asker));
+                done.ok_or(Failure::Errno(Errno::NOTTY))??
+            }
+        };
         if ioctl::changes_attributes(cmd) {
             self.seeker.attributes_changed(req.node);
         }

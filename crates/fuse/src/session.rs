@@ -8,26 +8,23 @@
 //!
 //! R1. `umount` gets "ok" only after the final commit has succeeded and the devices are closed.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use ubtrfs_control::{CONTROL_XATTR, Canceller, Server as Control};
 use ubtrfs_fs::Fs;
 
 use crate::activity::Activity;
 use crate::caller::Groups;
-use crate::control::{self, CONTROL_XATTR, Control, STATS_XATTR, SYNC_XATTR, WHY_XATTR};
+use crate::host::MountHost;
 use crate::mount::{self, MountConfig, MountError, SUBTYPE};
 use crate::name_cache::NameCache;
 use crate::sandbox::{self, Confinement, Identity, Unmounter};
 use crate::seek::Seeker;
-use crate::server::{self, Doors, Server};
-use crate::subvolumes::Subvolumes;
+use crate::server::{self, Server};
 use crate::transport::{Config, Connection};
 
 /// A filesystem that is mounted and ready to be served.
@@ -55,10 +52,9 @@ impl Session {
         let seeker = Seeker::new(notifier.clone(), config.writeback_cache);
         let name = control.name().to_vec();
         let groups = Groups::default();
-        let has_rings = Arc::new(OnceLock::new());
-        let subvolumes = Subvolumes::new(fs.clone(), groups.clone(), NameCache::new(notifier.clone()));
-        let doors = Doors { control: name, has_rings: has_rings.clone(), subvolumes };
-        let server = Server::new(fs.clone(), activity.clone(), seeker, groups.clone(), doors);
+        let names = NameCache::new(notifier.clone());
+        let host = Arc::new(MountHost::new(&fs, groups.clone(), names, activity.clone()));
+        let server = Server::new(fs.clone(), activity.clone(), seeker, host.clone(), name);
         abort_on_panic(Arc::downgrade(&fs));
         let device = mount::mount(dir, config)?;
         let how = Config {
@@ -71,7 +67,9 @@ impl Session {
         match Connection::open(device, &how) {
             Ok(connection) => {
                 let _ = notifier.set(connection.notifier());
-                let _ = has_rings.set(connection.has_rings());
+                let _ = host.has_rings.set(connection.has_rings());
+                host.mounted(dir);
+                control.serve(&fs, host, Arc::new(groups.clone()));
                 mount::set_read_ahead(dir);
                 let (dir, is_read_only) = (dir.to_owned(), config.read_only);
                 Ok(Self { dir, fs, activity, control, connection, server, groups, is_read_only, unmounter: None })
@@ -96,7 +94,7 @@ impl Session {
     pub fn run(self) -> Result<(), MountError> {
         let Self { dir, fs, activity, control, connection, server, is_read_only, unmounter, groups: _ } = self;
         let shown = dir.display().to_string();
-        unmount_on_signals(dir.clone(), unmounter.clone())
+        unmount_on_signals(dir.clone(), unmounter.clone(), control.canceller())
             .map_err(|source| MountError::Session { dir: shown.clone(), source })?;
         let idle = {
             let (activity, fs) = (activity.clone(), fs.clone());
@@ -112,6 +110,7 @@ impl Session {
         if let Ok(idle) = idle {
             let _ = idle.join();
         }
+        control.stop();
         let mut failure = fs.close().err().map(|error| error.to_string());
         if failure.is_none() {
             failure = fs.read_only().filter(|_| !is_read_only);
@@ -145,10 +144,12 @@ fn abort_on_panic(fs: Weak<Fs>) {
 
 /// On SIGTERM, SIGINT or SIGHUP, unmounts as `umount` does. A busy mount is detached, so that this process ends with
 /// everything committed.
-fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>) -> std::io::Result<()> {
+fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>, canceller: Canceller) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for _ in &mut signals {
+            // Files of commands keep the mount busy.
+            canceller.cancel_all();
             match unmount_by(unmounter.as_deref(), &dir, false) {
                 Ok(()) => return,
                 Err(error) => tracing::warn!("{error}; detaching it"),
@@ -178,12 +179,13 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
         return Err(MountError::NotMounted(shown));
     };
     // Fails if the server is dead; then there is nothing to wait for.
-    let server = read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((control::connect(&name)?, name)));
+    let server =
+        read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
     mount::unmount(&full, lazy)?;
     match server {
         // The filesystem is mounted elsewhere too: the server continues.
         Ok((_, name)) if is_mounted_elsewhere(&found, &name) => Ok(()),
-        Ok((server, _)) => match control::wait(server) {
+        Ok((server, _)) => match ubtrfs_control::await_unmount(server) {
             Ok(None) => Ok(()),
             Ok(Some(reason)) => Err(MountError::NotDurable { dir: shown, reason }),
             Err(error) => Err(MountError::NotDurable { dir: shown, reason: error.to_string() }),
@@ -202,51 +204,6 @@ fn is_mounted_elsewhere(unmounted: &mount::MountInfo, control_name: &[u8]) -> bo
         .iter()
         .filter(|other| other.kind == unmounted.kind)
         .any(|other| read_xattr(&other.dir, CONTROL_XATTR).is_ok_and(|name| name == control_name))
-}
-
-/// Makes everything written below `path` durable.
-pub fn sync(path: &Path) -> Result<(), MountError> {
-    let shown = path.display().to_string();
-    let failed = |source: std::io::Error| mount::failed_in_mount(path, source);
-    // First the kernel's dirty pages, then the server's.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-    // A write-back error of some file, perhaps an old one, is reported at the end: everything else is committed first.
-    let handed_over = rustix::fs::syncfs(&file);
-    let mut answer = [0; 16];
-    let not_synced = |reason| MountError::NotSynced { dir: shown.clone(), reason };
-    match rustix::fs::fgetxattr(&file, SYNC_XATTR, &mut answer) {
-        Ok(_) => handed_over.map_err(|errno| {
-            let pages = "the kernel could not hand over what was written to some file, now or earlier";
-            not_synced(format!("{pages} ({}); the file's fsync fails", std::io::Error::from(errno)))
-        }),
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => Err(MountError::NotMounted(shown)),
-        Err(errno) => Err(why(&file).map_or_else(|| failed(errno.into()), not_synced)),
-    }
-}
-
-/// The server's explanation of a failure that an error number does not explain; `file` is open in its mount.
-pub(crate) fn why(file: &OwnedFd) -> Option<String> {
-    let mut text = vec![0; 64 << 10];
-    let len = rustix::fs::fgetxattr(file, WHY_XATTR, &mut text).ok()?;
-    text.truncate(len);
-    Some(String::from_utf8_lossy(&text).into_owned()).filter(|text| !text.is_empty())
-}
-
-/// The counters since the mount of the filesystem that holds `path`, as text for Prometheus.
-pub fn stats(path: &Path) -> Result<String, MountError> {
-    let shown = || path.display().to_string();
-    match read_xattr(path, STATS_XATTR) {
-        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
-        Err(error)
-            if [Errno::NODATA, Errno::OPNOTSUPP]
-                .iter()
-                .any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) =>
-        {
-            Err(MountError::NotMounted(shown()))
-        }
-        Err(source) => Err(mount::failed_in_mount(path, source)),
-    }
 }
 
 fn read_xattr(path: &Path, name: &str) -> std::io::Result<Vec<u8>> {

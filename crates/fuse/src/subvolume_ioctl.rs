@@ -1,5 +1,5 @@
-//! The ioctls on subvolumes whose argument contains no file descriptor: a FUSE server could not follow one. So there is
-//! no ioctl for snapshots.
+//! The ioctls on subvolumes, which end in the commands of crate `control`. None of their arguments contains a file
+//! descriptor: a FUSE server could not follow one. So there is no ioctl for snapshots.
 //!
 //! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, ignored), and a name that ends in a zero byte.
 //!
@@ -18,11 +18,15 @@
 //! | 376    | 64   | ctime, otime, stime, rtime, each seconds (8), nanoseconds (4), 0 (4) |
 //! | 440    | 64   | 0                                                                    |
 
+use rustix::io::Errno;
+use ubtrfs_control::subvolume::{Request as Wanted, Response as Found, Subvolume};
+use ubtrfs_control::{Failure, Host, Request as ControlRequest, Response, Result};
 use ubtrfs_format::RootId;
-use ubtrfs_fs::{Error, InodeId, Result, SubvolumeInfo};
+use ubtrfs_format::item::RootFlags;
+use ubtrfs_fs::{Error, Fs, InodeId};
 
+use crate::host::MountHost;
 use crate::protocol::Request;
-use crate::subvolumes::{Subvolumes, is_read_only, root_of};
 use crate::transport::Place;
 
 const BTRFS_IOC_SUBVOL_CREATE: u32 = 0x5000_940e;
@@ -51,62 +55,100 @@ const OURS: [u32; 8] = [
     BTRFS_IOC_GET_SUBVOL_INFO,
 ];
 
+/// An ioctl's file, and its caller.
+pub(crate) struct Command<'c> {
+    pub(crate) fs: &'c Fs,
+    pub(crate) host: &'c MountHost,
+    pub(crate) req: &'c Request<'c>,
+    pub(crate) id: InodeId,
+}
+
+impl Command<'_> {
+    pub(crate) fn run(&self, request: ControlRequest) -> Result<Response> {
+        self.host.run(self.fs, self.req, self.id, request)
+    }
+
+    fn subvolume(&self, wanted: Wanted) -> Result<Found> {
+        match self.run(ControlRequest::Subvolume(wanted))? {
+            Response::Subvolume(found) => Ok(found),
+            _ => Err(Failure::new(Errno::IO, "an answer of another kind")),
+        }
+    }
+
+    fn create(&self, name: &[u8]) -> Result<Found> {
+        let umask = self.host.groups.umask(self.req);
+        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask })
+    }
+
+    fn delete(&self, name: &[u8]) -> Result<Found> {
+        self.subvolume(Wanted::Delete { dir: 0, name: name.to_vec() })
+    }
+}
+
 /// Answers an ioctl; `None` if it is not about subvolumes.
-pub(crate) fn ioctl(
-    subvolumes: &Subvolumes,
-    req: &Request<'_>,
-    id: InodeId,
-    cmd: u32,
-    data: &[u8],
-    place: &Place<'_>,
-) -> Option<Result<Vec<u8>>> {
+pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<'_>) -> Option<Result<Vec<u8>>> {
     if !OURS.contains(&cmd) {
         return None;
     }
-    let done = place.aside(|| {
-        Some(match cmd {
-            BTRFS_IOC_SUBVOL_CREATE => name_of(data, NAME).and_then(|name| subvolumes.create(req, id, name, None)),
-            BTRFS_IOC_SUBVOL_CREATE_V2 => create_v2(subvolumes, req, id, data),
-            BTRFS_IOC_SNAP_DESTROY => name_of(data, NAME).and_then(|name| subvolumes.delete(req, id, name)),
-            BTRFS_IOC_SNAP_DESTROY_V2 => {
-                flags_v2(data, 0).and_then(|_| name_of(data, NAME_V2)).and_then(|name| subvolumes.delete(req, id, name))
-            }
-            BTRFS_IOC_SUBVOL_SETFLAGS => word(data).and_then(|flags| match flags & !SUBVOL_RDONLY {
-                0 => subvolumes.set_read_only(req, id, flags != 0),
-                _ => Err(Error::NotSupported("this flag of a subvolume")),
-            }),
-            BTRFS_IOC_DEFAULT_SUBVOL => word(data).and_then(|id| {
-                let id = if id == 0 { RootId::FS_TREE } else { RootId(id) };
-                subvolumes.set_default(req, id)
-            }),
-            BTRFS_IOC_SUBVOL_GETFLAGS => return Some(flags(subvolumes, id)),
-            BTRFS_IOC_GET_SUBVOL_INFO => return Some(subvolumes.info(id).map(|info| encode_info(&info))),
-            _ => return None,
-        })
-        .map(|done| done.map(|()| Vec::new()))
-    });
+    let done = place.aside(|| answer(command, cmd, data));
     const CHANGE_NAMES: [u32; 4] =
         [BTRFS_IOC_SUBVOL_CREATE, BTRFS_IOC_SUBVOL_CREATE_V2, BTRFS_IOC_SNAP_DESTROY, BTRFS_IOC_SNAP_DESTROY_V2];
     if CHANGE_NAMES.contains(&cmd) {
         // The kernel does not hold the directory's lock during an ioctl. If no thread is free, the kernel learns of the
         // names later.
-        let _ = place.aside_for_kernel(|| subvolumes.settle());
+        let _ = place.aside_for_kernel(|| command.host.settle());
     }
-    done
+    Some(done)
 }
 
-/// `struct btrfs_ioctl_vol_args_v2`: fd, transid, flags, each 8 bytes; 32 bytes for quota groups; the name.
-fn create_v2(subvolumes: &Subvolumes, req: &Request<'_>, dir: InodeId, data: &[u8]) -> Result<()> {
-    // As on Linux, the flag for read-only is accepted and ignored: nothing could be put into the subvolume.
-    flags_v2(data, SUBVOL_RDONLY)?;
-    subvolumes.create(req, dir, name_of(data, NAME_V2)?, None)
+fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
+    let done = match cmd {
+        BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?),
+        BTRFS_IOC_SUBVOL_CREATE_V2 => {
+            // As on Linux, the flag for read-only is accepted and ignored: nothing could be put into the subvolume.
+            flags_v2(data, SUBVOL_RDONLY)?;
+            command.create(name_of(data, NAME_V2)?)
+        }
+        BTRFS_IOC_SNAP_DESTROY => command.delete(name_of(data, NAME)?),
+        BTRFS_IOC_SNAP_DESTROY_V2 => {
+            flags_v2(data, 0)?;
+            command.delete(name_of(data, NAME_V2)?)
+        }
+        BTRFS_IOC_SUBVOL_SETFLAGS => {
+            let flags = word(data)?;
+            if flags & !SUBVOL_RDONLY != 0 {
+                return Err(Error::NotSupported("this flag of a subvolume").into());
+            }
+            command.subvolume(Wanted::SetReadOnly { of: 0, read_only: flags != 0 })
+        }
+        BTRFS_IOC_DEFAULT_SUBVOL => {
+            let id = word(data)?;
+            command.subvolume(Wanted::SetDefault { id: Some(if id == 0 { RootId::FS_TREE.0 } else { id }) })
+        }
+        BTRFS_IOC_SUBVOL_GETFLAGS | BTRFS_IOC_GET_SUBVOL_INFO => {
+            let Found::Info { is_root, subvolume } = command.subvolume(Wanted::Info { of: 0 })? else {
+                return Err(Failure::new(Errno::IO, "an answer of another kind"));
+            };
+            if cmd == BTRFS_IOC_GET_SUBVOL_INFO {
+                return Ok(encode_info(&subvolume));
+            }
+            if !is_root {
+                return Err(Error::InvalidArgument("not a subvolume").into());
+            }
+            let is_read_only = RootFlags::from_bits_retain(subvolume.flags).contains(RootFlags::RDONLY);
+            return Ok((if is_read_only { SUBVOL_RDONLY } else { 0 }).to_le_bytes().to_vec());
+        }
+        _ => return Err(Failure::new(Errno::NOTTY, "an unknown ioctl")),
+    };
+    done.map(|_| Vec::new())
 }
 
-/// The flags of a `struct btrfs_ioctl_vol_args_v2`; an error if one is not in `known`.
+/// The flags of a `struct btrfs_ioctl_vol_args_v2`: fd, transid, flags, each 8 bytes; 32 bytes for quota groups; the
+/// name. An error if a flag is not in `known`.
 fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
     match word(data.get(16..).unwrap_or_default())? {
         flags if flags & !known == 0 => Ok(flags),
-        _ => Err(Error::NotSupported("this flag of the ioctl")),
+        _ => Err(Error::NotSupported("this flag of the ioctl").into()),
     }
 }
 
@@ -116,42 +158,39 @@ const NAME_V2: usize = 56;
 
 /// The name at an offset.
 fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
-    let name = data.get(at..).ok_or(Error::InvalidArgument("short ioctl argument"))?;
+    let name = data.get(at..).ok_or_else(short)?;
     let end = name.iter().position(|byte| *byte == 0).ok_or(Error::NameTooLong)?;
     Ok(&name[..end])
 }
 
 fn word(data: &[u8]) -> Result<u64> {
-    let bytes = data.first_chunk::<8>().ok_or(Error::InvalidArgument("short ioctl argument"))?;
-    Ok(u64::from_le_bytes(*bytes))
+    Ok(u64::from_le_bytes(*data.first_chunk::<8>().ok_or_else(short)?))
 }
 
-fn flags(subvolumes: &Subvolumes, id: InodeId) -> Result<Vec<u8>> {
-    root_of(id)?;
-    let flags = if is_read_only(&subvolumes.info(id)?) { SUBVOL_RDONLY } else { 0 };
-    Ok(flags.to_le_bytes().to_vec())
+fn short() -> Failure {
+    Error::InvalidArgument("short ioctl argument").into()
 }
 
-fn encode_info(info: &SubvolumeInfo) -> Vec<u8> {
+fn encode_info(info: &Subvolume) -> Vec<u8> {
     let mut out = Vec::with_capacity(INFO_LEN);
     let word = |out: &mut Vec<u8>, word: u64| out.extend(word.to_le_bytes());
-    word(&mut out, info.id.0);
+    word(&mut out, info.id);
     let mut name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
     name.resize(NAME_LEN, 0);
     out.extend(name);
-    word(&mut out, info.parent.map_or(0, |parent| parent.0));
-    word(&mut out, info.dirid.0);
-    word(&mut out, info.generation.0);
-    word(&mut out, info.flags.bits());
+    word(&mut out, info.parent.unwrap_or(0));
+    word(&mut out, info.dirid);
+    word(&mut out, info.generation);
+    word(&mut out, info.flags);
     for uuid in [info.uuid, info.parent_uuid, info.received_uuid] {
         out.extend(uuid.as_bytes());
     }
     for transid in [info.ctransid, info.otransid, info.stransid, info.rtransid] {
-        word(&mut out, transid.0);
+        word(&mut out, transid);
     }
-    for time in [info.ctime, info.otime, info.stime, info.rtime] {
-        out.extend(time.sec.to_le_bytes());
-        out.extend(time.nsec.to_le_bytes());
+    for (sec, nsec) in [info.ctime, info.otime, info.stime, info.rtime] {
+        out.extend(sec.to_le_bytes());
+        out.extend(nsec.to_le_bytes());
         out.extend([0; 4]);
     }
     out.resize(INFO_LEN, 0);
@@ -161,11 +200,29 @@ fn encode_info(info: &SubvolumeInfo) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::subvolumes::example;
 
     #[test]
     fn fields_are_where_the_table_says() {
-        let info = example();
+        // A different value in each field.
+        let info = Subvolume {
+            id: 300,
+            path: b"dir/name".to_vec(),
+            parent: Some(5),
+            dirid: 257,
+            flags: 1,
+            uuid: "01010101-0101-0101-0101-010101010101".parse().unwrap(),
+            parent_uuid: Default::default(),
+            received_uuid: Default::default(),
+            generation: 9,
+            otransid: 7,
+            ctransid: 8,
+            stransid: 6,
+            rtransid: 5,
+            otime: (11, 12),
+            ctime: (13, 14),
+            stime: (-15, 16),
+            rtime: (17, 18),
+        };
         let out = encode_info(&info);
         let at = |offset: usize| u64::from_le_bytes(*out[offset..].first_chunk().unwrap());
         assert_eq!(out.len(), INFO_LEN);

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use ubtrfs_control::Channel;
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_fuse::{MountConfig, Session};
@@ -181,7 +182,7 @@ fn panic_in(kind: &str) {
     let at = |name: &str| dir.join(name);
     assert_eq!(fs::read(at("kept")).unwrap(), kept);
     fs::write(at("synced"), &kept).unwrap();
-    ubtrfs_fuse::sync(&dir).unwrap();
+    Channel::mount(&dir).unwrap().sync().unwrap();
     server.arm();
 
     // This request panics, and its caller gets an error.
@@ -197,7 +198,7 @@ fn panic_in(kind: &str) {
     assert!(failed(File::create(at("later"))), "files are made after a panic");
     assert!(failed(fs::rename(at("kept"), at("moved"))), "files are renamed after a panic");
     assert!(failed(open.and_then(|file| file.write_all_at(b"later", 0).and_then(|()| file.sync_all()))));
-    assert!(ubtrfs_fuse::sync(&dir).is_err(), "sync succeeds after a panic");
+    assert!(Channel::mount(&dir).unwrap().sync().is_err(), "sync succeeds after a panic");
     // Cached data may still be read, and must be right.
     if let Ok(read) = fs::read(at("kept")) {
         assert_eq!(read, kept);

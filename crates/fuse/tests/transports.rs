@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use ubtrfs_control::{Channel, Request, Response, filesystem};
 use ubtrfs_device::{Device, MemoryDevice};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_fuse::transport::Transport;
@@ -129,7 +130,12 @@ fn serve_client(transport: Transport) {
     let session = Session::mount(fs, dir.path(), &MountConfig { transport, ..MountConfig::default() }).unwrap();
     let server = std::thread::spawn(move || session.run());
     let output = Command::new("python3").args(["-c", CLIENT]).current_dir(dir.path()).output().unwrap();
-    let stats = ubtrfs_fuse::stats(dir.path()).unwrap();
+    let request = Request::Filesystem(filesystem::Request::Stats);
+    let Response::Filesystem(filesystem::Response::Stats(stats)) =
+        Channel::mount(dir.path()).unwrap().call(request, &[]).unwrap()
+    else {
+        panic!("another answer")
+    };
     ubtrfs_fuse::unmount(dir.path(), false).unwrap();
     server.join().unwrap().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

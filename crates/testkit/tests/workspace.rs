@@ -40,7 +40,11 @@ const FLOORS: &[(&str, &[&str])] = &[
             "ubtrfs-transaction",
         ],
     ),
-    ("ubtrfs-fuse", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-fs"]),
+    ("ubtrfs-control", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-transaction", "ubtrfs-fs"]),
+    (
+        "ubtrfs-fuse",
+        &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs", "ubtrfs-control"],
+    ),
     (
         "ubtrfs",
         &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-fs", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fuse"],
@@ -57,10 +61,11 @@ const FLOORS: &[(&str, &[&str])] = &[
             "ubtrfs-fs",
             "ubtrfs-mkfs",
             "ubtrfs-check",
+            "ubtrfs-control",
             "ubtrfs-fuse",
         ],
     ),
-    ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-fuse"]),
+    ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
     ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"]),
 ];
 

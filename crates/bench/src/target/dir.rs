@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use ubtrfs_control::{Channel, ConnectError};
 
 use super::{Kind, Meta, Target};
 use crate::machine;
@@ -32,9 +33,18 @@ impl DirTarget {
 }
 
 impl DirTarget {
+    /// The mount of ubtrfs that holds the directory, if one does.
+    fn channel(&self) -> Result<Option<Channel<'static>>> {
+        match Channel::mount(&self.path) {
+            Ok(channel) => Ok(Some(channel)),
+            Err(ConnectError::NotOurs) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Runs `btrfs subvolume`, or `ubtrfs subvolume` if the directory is in a mount of ubtrfs.
     fn subvolume(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
-        let program = match ubtrfs_fuse::MountedPath::open(&self.path)? {
+        let program = match self.channel()? {
             Some(_) => machine::beside("ubtrfs")?,
             None => machine::program("btrfs")?,
         };
@@ -208,9 +218,9 @@ impl Target for DirTarget {
     /// Calls syncfs(2), and syncs a mount of ubtrfs by its own command too, because syncfs(2) does not reach a FUSE server.
     fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(self.root.as_fd()).context("syncfs")?;
-        match ubtrfs_fuse::sync(&self.path) {
-            Ok(()) | Err(ubtrfs_fuse::MountError::NotMounted(_)) => Ok(()),
-            Err(error) => Err(error.into()),
+        match self.channel()? {
+            Some(channel) => Ok(channel.sync()?),
+            None => Ok(()),
         }
     }
 }

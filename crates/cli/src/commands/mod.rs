@@ -6,6 +6,7 @@ pub(crate) mod inspect;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod offline;
+pub(crate) mod place;
 pub(crate) mod rescue;
 pub(crate) mod stats;
 pub(crate) mod subvolume;

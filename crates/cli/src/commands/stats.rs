@@ -1,17 +1,19 @@
 //! `ubtrfs stats DIR|IMAGE`: prints the counters of a mounted filesystem, or how full the trees of an image are.
 //!
-//! I1. A mount returns its counters as Prometheus text, through the mount itself; the other formats are made from this
-//!     text.
+//! I1. A mount returns its counters as Prometheus text; the other formats are made from this text.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use ubtrfs_control::{Request, Response, filesystem};
 use ubtrfs_transaction::{Metric, prometheus_text};
 
 use super::inspect::{TreeStats, tree_stats};
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, with_channel};
 use crate::common::{format_size, print_out};
 
 /// Show the counters of a mounted filesystem, or how full the trees of an image are
@@ -31,7 +33,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let kind = std::fs::metadata(&args.target).with_context(|| format!("{}", args.target.display()))?;
     let (text, trees) = match kind.is_dir() {
-        true => (ubtrfs_fuse::stats(&args.target)?, None),
+        true => (mount_stats(&args.target)?, None),
         false => {
             let trees = tree_stats(&args.target)?;
             (prometheus_text(&metrics_of(&trees)), Some(trees))
@@ -46,6 +48,18 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     print_out(&out)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The counters of a mount, as text for Prometheus.
+fn mount_stats(path: &Path) -> anyhow::Result<String> {
+    let target = Target::Mounted(path.to_owned());
+    with_channel(&target, &ImageOptions::default(), Use::Read, |channel| {
+        let stats = channel.call(Request::Filesystem(filesystem::Request::Stats), &[]);
+        match stats.with_context(|| format!("cannot read the counters of {target}"))? {
+            Response::Filesystem(filesystem::Response::Stats(text)) => Ok(text),
+            _ => bail!("{target}: the server answered something else"),
+        }
+    })
 }
 
 fn metrics_of(trees: &[TreeStats]) -> Vec<Metric> {

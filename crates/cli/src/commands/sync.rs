@@ -2,17 +2,25 @@
 //!
 //! sync(2) and syncfs(2) do not reach a FUSE server; this command does.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
+
+use anyhow::anyhow;
+
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, with_channel};
 
 /// Make everything written to a mounted filesystem durable
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The mount point, or any path below it
-    path: PathBuf,
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    ubtrfs_fuse::sync(&args.path)?;
+    let target = args.path;
+    with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
+        channel.sync().map_err(|failure| anyhow!("not everything below {target} is durable: {failure}"))
+    })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
+use ubtrfs_control::Channel;
 use ubtrfs_device::Device;
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_fuse::{MountConfig, MountError, Session};
@@ -299,7 +300,7 @@ os._exit(0)
 ";
     let mount = Mount::new(fresh(128 << 20), false);
     assert_eq!(python(mount.path(), PROGRAM), "ENOSPC\n");
-    let synced = ubtrfs_fuse::sync(mount.path());
+    let synced = Channel::mount(mount.path()).unwrap().sync();
     let options = MountOptions::parse("ro,nologreplay").unwrap();
     let committed = Fs::open(vec![Arc::new(MediumDevice::new(mount.below.content()))], options).unwrap();
     let small = committed.lookup(committed.root(), b"small");

@@ -1,16 +1,18 @@
-//! `ubtrfs subvolume create`, `delete`, `set-default`, `set-read-only`.
+//! `ubtrfs subvolume create`, `delete`, `set-default`, `set-read-only`, `sync`.
 
-use std::path::Path;
+use anyhow::bail;
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use ubtrfs_control::subvolume::Request;
+use ubtrfs_control::{Channel, Failure};
 
-use anyhow::{Context, bail};
-use ubtrfs_format::RootId;
-use ubtrfs_fs::{Caller, Fs, InodeId};
-
-use super::problem::{DELETE, Refusal, SET_DEFAULT, explain, explain_delete, not_a_subvolume};
-use super::{Target, lookup_subvolume, open_mounted, open_subvolume, split_name};
+use super::open_subvolume;
+use super::problem::{DELETE, SET_DEFAULT, explain};
 use crate::commands::offline::import::parse_owner;
-use crate::commands::offline::{ImageOptions, ImagePath, Use, lookup_parent, with_image};
-use crate::common::{calling_user, print_out, progress_left};
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel, with_channel_of};
+use crate::common::{calling_user, print_out};
+use crate::job::with_progress;
 
 /// Make empty subvolumes
 #[derive(clap::Args)]
@@ -61,155 +63,126 @@ pub(super) struct SetReadOnlyArgs {
     image: ImageOptions,
 }
 
+/// Wait until the space of all deleted subvolumes is free
+#[derive(clap::Args)]
+pub(super) struct SyncArgs {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    target: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
 pub(super) fn create(args: &CreateArgs) -> anyhow::Result<()> {
-    let (uid, gid) = args.owner.unwrap_or_else(calling_user);
-    for_each(
-        &args.paths,
-        &args.image,
-        Step { image: &|fs, at| create_in_image(fs, at, uid, gid), mounted: &create_mounted, last: &|_| Ok(()) },
-    )
+    let owner = args.owner.unwrap_or_else(calling_user);
+    for_each(&args.paths, &args.image, owner, |channel, target| {
+        let (dir, name) = target.split()?;
+        let dir = open(channel, &dir)?;
+        let umask = if channel.is_mount() { umask() } else { DEFAULT_UMASK };
+        let made = channel.subvolume(Request::Create { dir: 0, name, umask }, &[&dir]);
+        made.map_err(|failure| explain("make", target, failure))?;
+        print_out(&format!("Create subvolume '{target}'\n"))
+    })
 }
 
-fn create_in_image(fs: &Fs, at: &ImagePath, uid: u32, gid: u32) -> anyhow::Result<()> {
-    let (dir, name) = lookup_parent(fs, at)?;
-    fs.create_subvolume(dir, name, &Caller { uid, gid, umask: 0o022 }).map_err(|error| explain("make", at, error))?;
-    print_out(&format!("Create subvolume '{at}'\n"))
-}
-
-fn create_mounted(path: &Path) -> anyhow::Result<()> {
-    let (dir, name) = split_name(path)?;
-    open_mounted(dir)?.create(name).map_err(|error| explain("make", path.display(), error))?;
-    print_out(&format!("Create subvolume '{}'\n", path.display()))
+/// The umask of this process.
+fn umask() -> u32 {
+    let umask = rustix::process::umask(Mode::from_raw_mode(0o077));
+    rustix::process::umask(umask);
+    umask.as_raw_mode()
 }
 
 pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
-    let delete_mounted = |path: &Path| delete_mounted(path, args.commit);
-    for_each(
-        &args.paths,
-        &args.image,
-        Step { image: &delete_in_image, mounted: &delete_mounted, last: &give_back_space },
-    )
-}
-
-fn delete_in_image(fs: &Fs, at: &ImagePath) -> anyhow::Result<()> {
-    let id = lookup_subvolume(fs, at)?;
-    let (dir, name) = lookup_parent(fs, at)?;
-    let is_held = |inode| fs.inode_flags(inode).is_ok_and(|flags| flags & (FS_IMMUTABLE_FL | FS_APPEND_FL) != 0);
-    let why = || match () {
-        () if fs.default_subvolume().is_ok_and(|default| default == id) => Refusal::Default,
-        () if is_held(InodeId::root_of(id)) || is_held(dir) => Refusal::Flags,
-        () => Refusal::NotAllowed,
-    };
-    fs.delete_subvolume(dir, name, None).map_err(|error| explain_delete(at, error, why))?;
-    print_out(&format!("Delete subvolume '{at}'\n"))
-}
-
-fn give_back_space(fs: &Fs) -> anyhow::Result<()> {
-    let bar = progress_left("freeing the space of deleted subvolumes");
-    let done = fs.finish_deletions(&mut |left| {
-        bar.set_position(left as u64);
-        Ok(())
-    });
-    bar.finish_and_clear();
-    done.context("cannot free the space of deleted subvolumes")
-}
-
-fn delete_mounted(path: &Path, commit: bool) -> anyhow::Result<()> {
-    // Links and `..` are followed: the subvolume to delete is the one that the path leads to.
-    let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let subvolume = open_subvolume(path)?;
-    let id = subvolume.subvolume().id;
-    let is_held = subvolume.is_immutable_or_append_only();
-    let busy = || std::io::Error::from(rustix::io::Errno::BUSY);
-    let Ok((dir, name)) = split_name(&full) else { return Err(explain(DELETE, path.display(), busy())) };
-    match ubtrfs_fuse::MountedPath::open(dir)? {
-        Some(parent) if parent.is_same_mount(&subvolume)? => {
-            drop(subvolume);
-            let why = || match () {
-                () if parent.default_subvolume().is_ok_and(|default| default == id) => Refusal::Default,
-                () if is_held || parent.is_immutable_or_append_only() => Refusal::Flags,
-                () => Refusal::NotAllowed,
-            };
-            parent.delete(name).map_err(|error| explain_delete(path.display(), error, why))?;
+    for_each(&args.paths, &args.image, calling_user(), |channel, target| {
+        // Links and `..` are followed: the subvolume to delete is the one that the path leads to.
+        let full = target.canonical()?;
+        drop(open_subvolume(channel, target)?);
+        let busy = || explain(DELETE, target, Failure::from(ubtrfs_fs::Error::Busy("it is the root of the mount")));
+        let Ok((dir, name)) = full.split() else { return Err(busy()) };
+        let dir = open(channel, &dir)?;
+        match channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]) {
+            // The path is the root of the mount.
+            Err(failure) if failure.errno() == Errno::XDEV => return Err(busy()),
+            done => done.map_err(|failure| explain(DELETE, target, failure))?,
+        };
+        if args.commit {
+            channel.sync().map_err(|failure| explain("sync", target, failure))?;
         }
-        // The path is the root of the mount.
-        _ => return Err(explain(DELETE, path.display(), busy())),
-    }
-    if commit {
-        ubtrfs_fuse::sync(dir)?;
-    }
-    print_out(&format!("Delete subvolume '{}'\n", path.display()))
+        print_out(&format!("Delete subvolume '{target}'\n"))
+    })
+}
+
+pub(super) fn sync(args: &SyncArgs) -> anyhow::Result<()> {
+    let target = args.target.clone().or_image();
+    with_channel(&target, &args.image, Use::Write, |channel| give_back_space(channel, &target))
+}
+
+fn give_back_space(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+    let what = "freeing the space of deleted subvolumes";
+    let request = ubtrfs_control::Request::Subvolume(Request::Sync);
+    let done = with_progress(what, |job| channel.call_with(request, &[], job));
+    done.map(|_| ()).map_err(|failure| explain("free the space of deleted subvolumes of", target.filesystem(), failure))
 }
 
 pub(super) fn set_default(args: &SetDefaultArgs) -> anyhow::Result<()> {
     let (id, path) = match args.words.as_slice() {
         [path] => (None, path),
         [id, path] => match id.to_str().and_then(|id| id.parse().ok()) {
-            Some(id) => (Some(RootId(id)), path),
+            Some(id) => (Some(id), path),
             None => bail!("'{}' is no id of a subvolume; see: ubtrfs subvolume list", id.display()),
         },
         _ => bail!("name a subvolume"),
     };
     let target = Target::from(path.clone());
-    match if id.is_some() { target.or_image() } else { target } {
-        Target::Image(at) => with_image(&at.image, &args.image, Use::Write, |fs| {
-            let id = id.map_or_else(|| lookup_subvolume(fs, &at), Ok)?;
-            fs.set_default_subvolume(id).map_err(|error| explain(SET_DEFAULT, &at, error))
-        }),
-        Target::Mounted(path) => {
-            let opened = open_mounted(&path)?;
-            if id.is_none() && !opened.is_subvolume() {
-                return Err(not_a_subvolume(path.display()));
-            }
-            let id = id.unwrap_or(opened.subvolume().id);
-            opened.set_default(id).map_err(|error| explain(SET_DEFAULT, path.display(), error))
-        }
-    }
+    let target = if id.is_some() { target.or_image() } else { target };
+    with_channel(&target, &args.image, Use::Write, |channel| {
+        let file = match id {
+            Some(_) => open(channel, &target)?,
+            None => open_subvolume(channel, &target)?.0,
+        };
+        let done = channel.subvolume(Request::SetDefault { id }, &[&file]);
+        done.map(|_| ()).map_err(|failure| explain(SET_DEFAULT, &target, failure))
+    })
 }
 
 pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
-    match &args.path {
-        Target::Image(at) => with_image(&at.image, &args.image, Use::Write, |fs| {
-            let id = lookup_subvolume(fs, at)?;
-            fs.set_subvolume_read_only(id, args.read_only).map_err(|error| explain("change", at, error))
-        }),
-        Target::Mounted(path) => {
-            let opened = open_subvolume(path)?;
-            opened.set_read_only(args.read_only).map_err(|error| explain("change", path.display(), error))
-        }
-    }
+    let (target, read_only) = (&args.path, args.read_only);
+    with_channel(target, &args.image, Use::Write, |channel| {
+        let (file, _) = open_subvolume(channel, target)?;
+        // Later, the server would refuse the kernel's dirty pages.
+        let flushed = if read_only { channel.flush(&file) } else { Ok(()) };
+        let done = flushed.and_then(|()| channel.subvolume(Request::SetReadOnly { of: 0, read_only }, &[&file]));
+        done.map(|_| ()).map_err(|failure| explain("change", target, failure))
+    })
 }
 
-/// The work on one path, and the work at the end on each image.
-struct Step<'a> {
-    image: &'a dyn Fn(&Fs, &ImagePath) -> anyhow::Result<()>,
-    mounted: &'a dyn Fn(&Path) -> anyhow::Result<()>,
-    last: &'a dyn Fn(&Fs) -> anyhow::Result<()>,
-}
-
-/// Opens each image once for all consecutive paths in it.
-fn for_each(targets: &[Target], options: &ImageOptions, step: Step<'_>) -> anyhow::Result<()> {
+/// Opens each image once for all consecutive paths in it. At its end, the space of deleted subvolumes is free.
+fn for_each(
+    targets: &[Target],
+    options: &ImageOptions,
+    owner: (u32, u32),
+    mut work: impl FnMut(&Channel<'_>, &Target) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     for targets in targets.chunk_by(Target::is_beside) {
-        if let Target::Image(first) = &targets[0] {
-            with_image(&first.image, options, Use::Write, |fs| {
-                let done = targets.iter().try_for_each(|target| match target {
-                    Target::Image(at) => (step.image)(fs, at),
-                    Target::Mounted(_) => Ok(()),
-                });
+        if let image @ Target::Image(_) = &targets[0] {
+            with_channel_of(image, options, Use::Write, owner, |channel| {
+                let done = targets.iter().try_for_each(|target| work(channel, target));
                 // Work done before a failure is completed too.
-                let last = (step.last)(fs);
+                let last = give_back_space(channel, image);
                 done.and(last)
             })?;
             continue;
         }
-        targets.iter().try_for_each(|target| match target {
-            Target::Mounted(path) => (step.mounted)(path),
-            Target::Image(_) => Ok(()),
-        })?;
+        for target in targets {
+            // The subvolume itself may not exist yet.
+            let near = target.split().map_or_else(|_| target.clone(), |(dir, _)| dir);
+            let near =
+                if std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir()) { target.clone() } else { near };
+            with_channel_of(&near, options, Use::Write, owner, |channel| work(channel, target))?;
+        }
     }
     Ok(())
 }
 
-/// Flags of inodes, as `chattr` sets them (linux/fs.h).
-const FS_IMMUTABLE_FL: u32 = 0x10;
-const FS_APPEND_FL: u32 = 0x20;
+/// Nobody's umask: that of this process belongs to files of the host.
+const DEFAULT_UMASK: u32 = 0o022;

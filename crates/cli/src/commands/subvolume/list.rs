@@ -8,9 +8,10 @@ use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_fs::SubvolumeInfo;
 use uuid::Uuid;
 
-use super::{Target, view};
-use crate::commands::offline::ImageOptions;
+use super::list;
 use crate::commands::offline::text::{printable, time_text};
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel};
 use crate::common::print_out;
 
 /// List all subvolumes except the top level
@@ -52,7 +53,11 @@ struct Fields {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let list = view(&args.target.or_image(), &args.image)?.list;
+    let target = args.target.or_image();
+    let list = with_channel(&target, &args.image, Use::Read, |channel| {
+        open(channel, &target)?;
+        list(channel, &target)
+    })?;
     let shown = list.iter().filter(|info| {
         info.id != RootId::FS_TREE
             && (!args.read_only || is_read_only(info))

@@ -2,15 +2,17 @@
 
 use std::fmt::Write as _;
 
+use rustix::io::Errno;
 use ubtrfs_format::RootId;
 use ubtrfs_format::item::Timespec;
 use ubtrfs_fs::SubvolumeInfo;
 
 use super::list::{is_read_only, json_of, plain_line, seconds_text, uuid_text};
 use super::problem::explain;
-use super::{Target, View, lookup_subvolume, open_mounted, open_subvolume, view_of_image, view_of_mount};
+use super::{find, list, open_subvolume};
 use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, Use, with_image};
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel};
 use crate::common::print_out;
 
 /// Show all attributes of a subvolume
@@ -37,22 +39,16 @@ pub(super) struct DefaultArgs {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let (info, list) = match &args.path {
-        Target::Image(at) => with_image(&at.image, &args.image, Use::Read, |fs| {
-            let id = lookup_subvolume(fs, at)?;
-            let view = view_of_image(fs, at)?;
-            Ok((view.find(id)?.clone(), view.list))
-        })?,
-        Target::Mounted(path) => {
-            let opened = open_subvolume(path)?;
-            // A user who may not see other subvolumes sees this one.
-            let list = match opened.list() {
-                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Vec::new(),
-                list => list.map_err(|error| explain("list the subvolumes of", path.display(), error))?,
-            };
-            (opened.subvolume().clone(), list)
-        }
-    };
+    let target = &args.path;
+    let (info, list) = with_channel(target, &args.image, Use::Read, |channel| {
+        let (_, info) = open_subvolume(channel, target)?;
+        // A user who may not see other subvolumes sees this one.
+        let list = match channel.subvolumes() {
+            Err(failure) if failure.errno() == Errno::PERM => Vec::new(),
+            list => list.map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))?,
+        };
+        Ok((info, list))
+    })?;
     // Snapshots of a subvolume without a UUID cannot be recognized.
     let snapshots = list.iter().filter(|other| !info.uuid.is_nil() && other.parent_uuid == info.uuid);
     if args.json {
@@ -103,25 +99,14 @@ fn text<'a>(
 }
 
 pub(super) fn get_default(args: DefaultArgs) -> anyhow::Result<()> {
-    let text = match args.target.or_image() {
-        Target::Image(at) => with_image(&at.image, &args.image, Use::Read, |fs| {
-            let id = fs.default_subvolume().map_err(|error| explain(READ, at.image.display(), error))?;
-            default_line(id, || view_of_image(fs, &at))
-        })?,
-        Target::Mounted(path) => {
-            let opened = open_mounted(&path)?;
-            let id = opened.default_subvolume().map_err(|error| explain(READ, path.display(), error))?;
-            default_line(id, || view_of_mount(&path))?
+    let target = args.target.or_image();
+    let text = with_channel(&target, &args.image, Use::Read, |channel| {
+        open(channel, &target)?;
+        let read = |failure| explain("read the default subvolume of", target.filesystem(), failure);
+        match channel.default_subvolume().map_err(read)? {
+            RootId::FS_TREE => Ok("ID 5 (FS_TREE)\n".to_owned()),
+            id => find(&list(channel, &target)?, id).map(plain_line),
         }
-    };
+    })?;
     print_out(&text)
 }
-
-fn default_line(id: RootId, view: impl FnOnce() -> anyhow::Result<View>) -> anyhow::Result<String> {
-    match id {
-        RootId::FS_TREE => Ok("ID 5 (FS_TREE)\n".to_owned()),
-        id => view()?.find(id).map(plain_line),
-    }
-}
-
-const READ: &str = "read the default subvolume of";

@@ -1,14 +1,14 @@
 //! `ubtrfs subvolume snapshot`.
 
-use std::path::Path;
+use anyhow::{anyhow, bail};
+use rustix::io::Errno;
+use ubtrfs_control::subvolume::Request;
+use ubtrfs_control::{Channel, Failure};
 
-use anyhow::{Context, bail};
-use ubtrfs_fs::{Error, Fs};
-
+use super::open_subvolume;
 use super::problem::explain;
-use super::{Target, lookup_subvolume, open_mounted, open_subvolume, split_name};
-use crate::commands::offline::text::printable;
-use crate::commands::offline::{ImageOptions, ImagePath, Use, child_path, lookup_parent, with_image};
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel};
 use crate::common::print_out;
 
 /// Make a snapshot of a subvolume
@@ -28,65 +28,47 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let (source, dest) = (&args.source, &args.dest);
-    let made = match (source, dest) {
-        _ if !source.is_beside(dest) => return Err(elsewhere(args)),
-        (Target::Image(source), Target::Image(dest)) => {
-            with_image(&source.image, &args.image, Use::Write, |fs| in_image(fs, source, dest, args.read_only))?
-        }
-        (Target::Mounted(source), Target::Mounted(dest)) => mounted(source, dest, args)?,
-        _ => return Err(elsewhere(args)),
-    };
+    if !args.source.is_beside(&args.dest) {
+        return Err(elsewhere(args));
+    }
+    let made = with_channel(&args.source, &args.image, Use::Write, |channel| make(channel, args))?;
     let kind = if args.read_only { "readonly snapshot" } else { "snapshot" };
-    print_out(&format!("Create a {kind} of '{source}' in '{made}'\n"))
+    print_out(&format!("Create a {kind} of '{}' in '{made}'\n", args.source))
 }
 
 fn elsewhere(args: &Args) -> anyhow::Error {
-    anyhow::anyhow!(
+    anyhow!(
         "{} and {} are not in the same filesystem; name two paths in one mount or one image",
         args.source,
         args.dest
     )
 }
 
-/// Makes a snapshot in an image; returns its path.
-fn in_image(fs: &Fs, source: &ImagePath, dest: &ImagePath, read_only: bool) -> anyhow::Result<String> {
-    let id = lookup_subvolume(fs, source)?;
-    let (dir, name, path) = match fs.lookup_path(&dest.path, true) {
-        Ok(attr) if attr.is_dir() => {
-            let names = source.names();
-            let Some(name) = names.last() else {
+/// Makes a snapshot; returns its path.
+fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
+    let (source, dest) = (&args.source, &args.dest);
+    let (subvolume, _) = open_subvolume(channel, source)?;
+    let (dir, name, made) = match channel.is_dir(dest.path()) {
+        Ok(Some(true)) => {
+            let Ok((_, name)) = source.canonical()?.split() else {
                 bail!("{source} has no name to give to its snapshot in {dest}; name the snapshot");
             };
-            (attr.id, *name, child_path(&dest.path, name))
+            (dest.clone(), name.clone(), dest.child(&name))
         }
-        Ok(_) => return Err(explain("make", dest, Error::Exists)),
-        Err(Error::NotFound) => {
-            let (dir, name) = lookup_parent(fs, dest)?;
-            (dir, name, dest.path.clone())
+        Ok(Some(false)) => return Err(explain("make", dest, Failure::from(ubtrfs_fs::Error::Exists))),
+        Ok(None) => {
+            let (dir, name) = dest.split()?;
+            (dir, name, dest.clone())
         }
-        Err(error) => return Err(error).with_context(|| format!("{dest}")),
+        Err(failure) => return Err(explain("open", dest, failure)),
     };
-    let made = format!("{}:{}", dest.image.display(), printable(&path));
-    fs.snapshot(id, dir, name, read_only).map_err(|error| explain("make", &made, error))?;
-    Ok(made)
-}
-
-fn mounted(source: &Path, dest: &Path, args: &Args) -> anyhow::Result<String> {
-    let subvolume = open_subvolume(source)?;
-    let full;
-    let (dir, name, made) = if dest.is_dir() {
-        full = std::fs::canonicalize(source).with_context(|| format!("cannot open {}", source.display()))?;
-        let (_, name) = split_name(&full)?;
-        (dest, name, dest.join(full.file_name().unwrap_or_default()))
-    } else {
-        let (dir, name) = split_name(dest)?;
-        (dir, name, dest.to_owned())
-    };
-    let dir = open_mounted(dir)?;
-    if !dir.is_same_mount(&subvolume)? {
-        return Err(elsewhere(args));
+    let dir = open(channel, &dir)?;
+    // Everything written so far belongs to the snapshot.
+    let flushed = channel.flush(&subvolume);
+    let request = Request::Snapshot { source: 0, dir: 1, name, read_only: args.read_only };
+    match flushed.and_then(|()| channel.subvolume(request, &[&subvolume, &dir])) {
+        Err(failure) if failure.errno() == Errno::XDEV => Err(elsewhere(args)),
+        Err(failure) => Err(explain("make", &made, failure)),
+        Ok(_) => Ok(made),
     }
-    dir.snapshot(&subvolume, args.read_only, name).map_err(|error| explain("make", made.display(), error))?;
-    Ok(made.display().to_string())
 }

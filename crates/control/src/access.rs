@@ -6,16 +6,15 @@
 
 use ubtrfs_fs::{Attr, Error, Fs, InodeId, Result};
 
-use crate::caller::Groups;
-use crate::protocol::Request;
+use crate::caller::Caller;
 
 /// Returns the directory's attributes if the caller may add and remove names in it.
-pub(crate) fn may_change_names(fs: &Fs, groups: &Groups, req: &Request<'_>, dir: InodeId) -> Result<Attr> {
+pub(crate) fn may_change_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
     if !attr.is_dir() {
         return Err(Error::NotDirectory);
     }
-    if req.uid == 0 {
+    if caller.overrides_permissions() {
         return Ok(attr);
     }
     let acl = if fs.options().acl {
@@ -28,8 +27,8 @@ pub(crate) fn may_change_names(fs: &Fs, groups: &Groups, req: &Request<'_>, dir:
         None
     };
     let granted = match acl {
-        Some(acl) => by_acl(&acl, &attr, req.uid, |gid| groups.has(req, gid)),
-        None => by_mode(&attr, req.uid, |gid| groups.has(req, gid)),
+        Some(acl) => by_acl(&acl, &attr, caller.uid(), |gid| caller.is_in_group(gid)),
+        None => by_mode(&attr, caller.uid(), |gid| caller.is_in_group(gid)),
     };
     if granted & WANTED == WANTED { Ok(attr) } else { Err(Error::AccessDenied) }
 }

@@ -1,0 +1,180 @@
+//! Paths of commands that work on a mount and on an image alike, through a [`Channel`].
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Display};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use ubtrfs_control::{Channel, ConnectError, OpenedFile};
+
+use super::offline::text::printable;
+use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
+use crate::common::calling_user;
+
+/// A path in the filesystem that a command works on.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    /// In an image.
+    Image(ImagePath),
+    /// In a mount.
+    Mounted(PathBuf),
+}
+
+impl From<OsString> for Target {
+    fn from(text: OsString) -> Self {
+        ImagePath::split(&text).map_or_else(|| Self::Mounted(PathBuf::from(text)), Self::Image)
+    }
+}
+
+impl Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Image(at) => at.fmt(f),
+            Self::Mounted(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Target {
+    /// Treats a file or block device as an image.
+    pub(crate) fn or_image(self) -> Self {
+        let is_image = |path: &Path| {
+            std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
+        };
+        match self {
+            Self::Mounted(path) if is_image(&path) => Self::Image(ImagePath { image: path, path: b"/".to_vec() }),
+            other => other,
+        }
+    }
+
+    /// Whether opening one image serves both; two paths in mounts always go together.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Image(one), Self::Image(other)) => is_same_file(&one.image, &other.image),
+            (Self::Mounted(_), Self::Mounted(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// The path, as the channel takes it.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Image(at) => Path::new(OsStr::from_bytes(&at.path)),
+            Self::Mounted(path) => path,
+        }
+    }
+
+    /// Splits the path of something to make or delete into its directory and its name.
+    pub(crate) fn split(&self) -> anyhow::Result<(Self, Vec<u8>)> {
+        match self {
+            Self::Image(at) => {
+                let names = at.names();
+                let Some((name, dirs)) = names.split_last() else {
+                    bail!("{at} is the image's root directory; name something in it");
+                };
+                Ok((Self::Image(ImagePath { image: at.image.clone(), path: join(dirs) }), name.to_vec()))
+            }
+            Self::Mounted(path) => {
+                let Some(name) = path.file_name() else {
+                    bail!("{} does not end in a name; name a subvolume", path.display());
+                };
+                let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                Ok((Self::Mounted(dir.to_owned()), name.as_encoded_bytes().to_vec()))
+            }
+        }
+    }
+
+    /// A name in this directory.
+    pub(crate) fn child(&self, name: &[u8]) -> Self {
+        match self {
+            Self::Image(at) => Self::Image(ImagePath { image: at.image.clone(), path: child_path(&at.path, name) }),
+            Self::Mounted(path) => Self::Mounted(path.join(os_string(name))),
+        }
+    }
+
+    /// The path without links and `..`, in a mount.
+    pub(crate) fn canonical(&self) -> anyhow::Result<Self> {
+        match self {
+            Self::Image(_) => Ok(self.clone()),
+            Self::Mounted(path) => {
+                let full = std::fs::canonicalize(path).with_context(|| format!("cannot open {}", path.display()))?;
+                Ok(Self::Mounted(full))
+            }
+        }
+    }
+
+    /// The name of the filesystem, for messages.
+    pub(crate) fn filesystem(&self) -> String {
+        match self {
+            Self::Image(at) => at.image.display().to_string(),
+            Self::Mounted(path) => printable(path.as_os_str().as_encoded_bytes()),
+        }
+    }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    one == other || std::fs::canonicalize(one).ok().is_some_and(|one| std::fs::canonicalize(other).ok() == Some(one))
+}
+
+/// Opens the filesystem of a path, does the work, and closes it again. New files of an image belong to the current user.
+pub(crate) fn with_channel<T>(
+    target: &Target,
+    options: &ImageOptions,
+    usage: Use,
+    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    with_channel_of(target, options, usage, calling_user(), work)
+}
+
+/// Like [`with_channel`]; new files of an image belong to `owner`.
+pub(crate) fn with_channel_of<T>(
+    target: &Target,
+    options: &ImageOptions,
+    usage: Use,
+    owner: (u32, u32),
+    work: impl FnOnce(&Channel<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    match target {
+        Target::Image(at) => with_image(&at.image, options, usage, |fs| work(&Channel::image(fs, owner.0, owner.1))),
+        Target::Mounted(path) => work(&connect(path)?),
+    }
+}
+
+/// The mount that holds a path.
+fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
+    Channel::mount(path).map_err(|error| match error {
+        ConnectError::NotOurs => not_ours(path),
+        ConnectError::Open(source) => anyhow::Error::from(ubtrfs_fuse::cannot_open(path, source)),
+        ConnectError::Server(_) => anyhow!("{}: {error}", path.display()),
+    })
+}
+
+/// Says that a path is neither in a mount of ubtrfs nor an image, and what to do.
+fn not_ours(path: &Path) -> anyhow::Error {
+    /// Type of Linux's btrfs in `statfs`.
+    const BTRFS_MAGIC: u64 = 0x9123_683e;
+    let shown = path.display();
+    let is_linux = rustix::fs::statfs(path).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(BTRFS_MAGIC));
+    let is_file = std::fs::metadata(path).is_ok_and(|meta| !meta.is_dir());
+    match () {
+        () if is_linux => {
+            anyhow!(
+                "{shown} is not in a mount of ubtrfs but of Linux's btrfs; use btrfs, or unmount it and name the image"
+            )
+        }
+        () if is_file => {
+            anyhow!("{shown} is not in a mount of ubtrfs; if it is an image, write {shown}:/ and a path in it")
+        }
+        () => anyhow!(
+            "{shown} is neither in a mount of ubtrfs nor an image; mount an image (mounts: findmnt -t fuse.ubtrfs), or write \
+             IMAGE:/path"
+        ),
+    }
+}
+
+/// Opens a file for commands.
+pub(crate) fn open(channel: &Channel<'_>, target: &Target) -> anyhow::Result<OpenedFile> {
+    channel.open(target.path()).with_context(|| format!("cannot open {target}"))
+}

@@ -1,0 +1,135 @@
+//! The caller of a command, and its rights.
+//!
+//! - C1. A process that opened an image itself may do everything: it has the bytes.
+//! - C2. The user of a client is the one who connected (`SO_PEERCRED`). Its groups are looked up later, when the process
+//!   may run another program: they count only while all its users are still that user, and capabilities count only for
+//!   root, who may lack some.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::failure::{Failure, Result};
+use crate::process::Processes;
+
+/// The user who wants a command done.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    uid: u32,
+    gid: u32,
+    process: Option<Process>,
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    pid: u32,
+    processes: Arc<dyn Processes>,
+    /// Whether the process waits for the answer and so cannot run another program meanwhile.
+    waits: bool,
+}
+
+impl Caller {
+    /// The caller on an image, who may do everything (C1); new files get this owner.
+    pub fn of_image(uid: u32, gid: u32) -> Self {
+        Self { uid, gid, process: None }
+    }
+
+    /// The caller of an ioctl, which waits for the answer.
+    pub fn of_request(uid: u32, gid: u32, pid: u32, processes: Arc<dyn Processes>) -> Self {
+        Self { uid, gid, process: Some(Process { pid, processes, waits: true }) }
+    }
+
+    /// The peer of a socket (C2).
+    pub fn of_peer(uid: u32, gid: u32, pid: u32, processes: Arc<dyn Processes>) -> Self {
+        Self { uid, gid, process: Some(Process { pid, processes, waits: false }) }
+    }
+
+    /// Its user.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Its primary group.
+    pub fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    /// Whether it is in a group.
+    pub fn is_in_group(&self, gid: u32) -> bool {
+        self.gid == gid
+            || self.process.as_ref().is_some_and(|process| {
+                let uid = (!process.waits).then_some(self.uid);
+                process.processes.is_in_group(process.pid, gid, uid)
+            })
+    }
+
+    /// Whether it has a capability.
+    pub fn is_capable(&self, capability: u32) -> bool {
+        let Some(process) = &self.process else { return true };
+        if self.uid != 0 && !process.waits {
+            return false;
+        }
+        process.processes.has_capability(process.pid, capability).unwrap_or(self.uid == 0)
+    }
+
+    /// Whether permissions of files do not bind it.
+    pub fn overrides_permissions(&self) -> bool {
+        self.process.is_none() || self.uid == 0
+    }
+
+    /// Whether it may administer filesystems.
+    pub fn is_admin(&self) -> bool {
+        self.is_capable(CAP_SYS_ADMIN)
+    }
+
+    /// The caller as `fs` wants it.
+    pub(crate) fn with_umask(&self, umask: u32) -> ubtrfs_fs::Caller {
+        ubtrfs_fs::Caller { uid: self.uid, gid: self.gid, umask: umask & 0o777 }
+    }
+}
+
+/// A failure because the caller lacks a right.
+pub(crate) fn not_permitted(text: &str) -> Failure {
+    Failure { errno: Errno::PERM.raw_os_error(), text: format!("operation not permitted: {text}"), has_advice: false }
+}
+
+/// Fails with [`not_permitted`] unless `allowed`.
+pub(crate) fn permit(allowed: bool, else_because: &str) -> Result<()> {
+    if allowed { Ok(()) } else { Err(not_permitted(else_because)) }
+}
+
+/// Number in linux/capability.h.
+const CAP_SYS_ADMIN: u32 = 21;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every process has every group and capability.
+    #[derive(Debug)]
+    struct Mighty;
+
+    impl Processes for Mighty {
+        fn is_in_group(&self, _pid: u32, _gid: u32, uid: Option<u32>) -> bool {
+            uid.is_none()
+        }
+
+        fn has_capability(&self, pid: u32, _capability: u32) -> Option<bool> {
+            (pid != 0).then_some(true)
+        }
+
+        fn umask_of(&self, _pid: u32) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_peer_that_runs_a_privileged_program_by_now_gains_nothing() {
+        let peer = |uid, pid| Caller::of_peer(uid, uid, pid, Arc::new(Mighty));
+        assert!(!peer(7, 100).is_admin() && !peer(7, 0).is_admin() && !peer(7, 100).is_in_group(8));
+        assert!(peer(0, 100).is_admin() && peer(0, 0).is_admin() && peer(7, 100).is_in_group(7));
+        let waiting = Caller::of_request(7, 7, 100, Arc::new(Mighty));
+        assert!(waiting.is_admin() && waiting.is_in_group(8) && !waiting.overrides_permissions());
+        assert!(Caller::of_image(7, 7).is_admin() && Caller::of_image(7, 7).overrides_permissions());
+    }
+}

@@ -1,0 +1,401 @@
+//! The client: one way to run commands on a mount and on an image.
+//!
+//! - L1. The socket of a mount is found from any file in it that the user may read, or else from the mount's root.
+//! - L2. Files are opened here, so the kernel checks the user's way to them, and travel as descriptors.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as connect_to, socket_with};
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Fs, InodeId, SubvolumeInfo};
+use ubtrfs_transaction::Job;
+
+use crate::caller::Caller;
+use crate::execute::{Context, OpenFile, PlainHost, execute};
+use crate::failure::{Failure, Result};
+use crate::message::{Answer, Request, Response, decode_answer, encode_request};
+use crate::wire::{ANSWER_MAX, Wire};
+use crate::{CONTROL_XATTR, filesystem, subvolume};
+
+/// Why a mount cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The path is not in a mount of ubtrfs.
+    #[error("it is not in a mount of ubtrfs")]
+    NotOurs,
+    /// The path cannot be opened.
+    #[error(transparent)]
+    Open(io::Error),
+    /// The server does not take the connection.
+    #[error("the mount's server does not answer: {0}")]
+    Server(io::Error),
+}
+
+/// A filesystem that commands run on: a mount, or an image that is open in this process.
+#[derive(Debug)]
+pub enum Channel<'f> {
+    /// Through the control socket.
+    Mount(MountChannel),
+    /// In this process.
+    Image {
+        /// The filesystem.
+        fs: &'f Fs,
+        /// The owner of new files.
+        caller: Caller,
+    },
+}
+
+/// A mount.
+#[derive(Debug)]
+pub struct MountChannel {
+    name: Vec<u8>,
+    /// Proves that this user may enter the mount.
+    file: OwnedFd,
+}
+
+/// A file that is open for commands of one [`Channel`].
+#[derive(Debug)]
+pub enum OpenedFile {
+    /// In a mount.
+    Descriptor(OwnedFd),
+    /// In an image.
+    Inode(InodeId),
+}
+
+impl<'f> Channel<'f> {
+    /// The mount that holds a path.
+    pub fn mount(path: &Path) -> Result<Self, ConnectError> {
+        let file = open(path, OFlags::RDONLY)?;
+        let name = control_name(&file, path)?;
+        Ok(Self::Mount(MountChannel { name, file }))
+    }
+
+    /// A mount whose server has this socket; `file` is any open file of the mount.
+    pub fn at(name: &[u8], file: OwnedFd) -> Self {
+        Self::Mount(MountChannel { name: name.to_vec(), file })
+    }
+
+    /// An image that is open in this process; new files get this owner.
+    pub fn image(fs: &'f Fs, uid: u32, gid: u32) -> Self {
+        Self::Image { fs, caller: Caller::of_image(uid, gid) }
+    }
+
+    /// Opens a file for commands. A path in an image starts at the image's root.
+    pub fn open(&self, path: &Path) -> Result<OpenedFile> {
+        self.open_with(path, OFlags::RDONLY)
+    }
+
+    /// Opens a file for commands that write to it.
+    pub fn open_writable(&self, path: &Path) -> Result<OpenedFile> {
+        self.open_with(path, OFlags::RDWR)
+    }
+
+    fn open_with(&self, path: &Path, flags: OFlags) -> Result<OpenedFile> {
+        match self {
+            Self::Mount(_) => Ok(OpenedFile::Descriptor(open_flags(path, flags).map_err(failure_of)?)),
+            Self::Image { fs, .. } => {
+                Ok(OpenedFile::Inode(fs.lookup_path(path.as_os_str().as_encoded_bytes(), true)?.id))
+            }
+        }
+    }
+
+    /// Whether a path leads to a directory; `None` if it leads nowhere.
+    pub fn is_dir(&self, path: &Path) -> Result<Option<bool>> {
+        let found = match self {
+            Self::Mount(_) => std::fs::metadata(path).map(|meta| meta.is_dir()).map_err(failure_of),
+            Self::Image { fs, .. } => {
+                let found = fs.lookup_path(path.as_os_str().as_encoded_bytes(), true);
+                found.map(|attr| attr.is_dir()).map_err(Failure::from)
+            }
+        };
+        match found {
+            Err(failure) if failure.errno() == Errno::NOENT => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    /// Whether it is a mount.
+    pub fn is_mount(&self) -> bool {
+        matches!(self, Self::Mount(_))
+    }
+
+    /// Hands over what the kernel still has of what was written to the filesystem of a file.
+    pub fn flush(&self, file: &OpenedFile) -> Result<()> {
+        match file {
+            OpenedFile::Descriptor(file) => rustix::fs::syncfs(file).map_err(|errno| failure_of(errno.into())),
+            OpenedFile::Inode(_) => Ok(()),
+        }
+    }
+
+    /// Runs a command.
+    pub fn call(&self, request: Request, files: &[&OpenedFile]) -> Result<Response> {
+        self.call_with(request, files, &Job::new())
+    }
+
+    /// Runs a command; `job` shows its progress, and cancels it.
+    pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
+        match self {
+            Self::Mount(mount) => mount.call(&request, files, job),
+            Self::Image { fs, caller } => {
+                let inode = |file: &&OpenedFile| match file {
+                    OpenedFile::Inode(id) => Ok(OpenFile::of_image(*id)),
+                    OpenedFile::Descriptor(_) => Err(elsewhere()),
+                };
+                let mut files = files.iter().map(inode).collect::<Result<Vec<_>>>()?;
+                if files.is_empty() {
+                    files.push(OpenFile::of_image(fs.root()));
+                }
+                execute(&Context { fs, host: &PlainHost, caller, files: &files, job }, request)
+            }
+        }
+    }
+
+    /// Makes everything written so far durable: first the kernel hands over its dirty pages, then the server commits.
+    pub fn sync(&self) -> Result<()> {
+        // A write-back error of some file, perhaps an old one, is reported at the end: everything else is committed first.
+        let handed_over = match self {
+            Self::Mount(mount) => rustix::fs::syncfs(&mount.file),
+            Self::Image { .. } => Ok(()),
+        };
+        self.call(Request::Filesystem(filesystem::Request::Sync), &[])?;
+        handed_over.map_err(|errno| {
+            let pages = "the kernel could not hand over what was written to some file, now or earlier";
+            Failure::new(errno, format!("{pages} ({}); the file's fsync fails", io::Error::from(errno)))
+        })
+    }
+
+    /// Runs a command on subvolumes.
+    pub fn subvolume(&self, request: subvolume::Request, files: &[&OpenedFile]) -> Result<subvolume::Response> {
+        match self.call(Request::Subvolume(request), files)? {
+            Response::Subvolume(response) => Ok(response),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// All subvolumes in order of id, the top level first.
+    pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        let (mut list, mut from) = (Vec::new(), 0);
+        loop {
+            let subvolume::Response::Page(page) = self.subvolume(subvolume::Request::List { from }, &[])? else {
+                return Err(unexpected());
+            };
+            let Some(last) = page.last() else { return Ok(list) };
+            from = last.id.checked_add(1).filter(|next| *next > from).ok_or_else(unexpected)?;
+            list.extend(page.into_iter().map(SubvolumeInfo::from));
+        }
+    }
+
+    /// The default subvolume.
+    pub fn default_subvolume(&self) -> Result<RootId> {
+        match self.subvolume(subvolume::Request::Default, &[])? {
+            subvolume::Response::Default { id } => Ok(RootId(id)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The subvolume that holds a file, and whether the file is its root directory.
+    pub fn subvolume_of(&self, file: &OpenedFile) -> Result<(SubvolumeInfo, bool)> {
+        match self.subvolume(subvolume::Request::Info { of: 0 }, &[file])? {
+            subvolume::Response::Info { is_root, subvolume } => Ok((subvolume.into(), is_root)),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+impl Channel<'_> {
+    /// Sends a request to a mount and leaves the answer to the caller, who may not want it: for tests of the server.
+    #[doc(hidden)]
+    pub fn send_only(&self, request: &Request) -> io::Result<UnixStream> {
+        let Self::Mount(mount) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let wire = Wire::new(connect(&mount.name)?)?;
+        wire.send(&encode_request(request).map_err(io::Error::other)?, &[mount.file.as_fd()])?;
+        Ok(wire.into_stream())
+    }
+}
+
+impl MountChannel {
+    fn call(&self, request: &Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
+        let mut descriptors = Vec::with_capacity(files.len());
+        for file in files {
+            descriptors.push(match file {
+                OpenedFile::Descriptor(file) => file.as_fd(),
+                OpenedFile::Inode(_) => return Err(elsewhere()),
+            });
+        }
+        if descriptors.is_empty() {
+            descriptors.push(self.file.as_fd());
+        }
+        let frame = encode_request(request)?;
+        let end = Instant::now() + CONNECT_PATIENCE;
+        loop {
+            let wire = connect(&self.name).and_then(Wire::new).map_err(lost)?;
+            // The server may have refused the connection already; then its answer can still be read.
+            let sent = wire.send(&frame, &descriptors);
+            match answer_of(&wire, job) {
+                Err(failure) if failure.errno() == Errno::AGAIN && Instant::now() < end => thread::sleep(RETRY_PAUSE),
+                Err(failure) if failure.errno() == Errno::CONNRESET => return Err(sent.err().map_or(failure, lost)),
+                answer => return answer,
+            }
+        }
+    }
+}
+
+/// Receives messages until the result.
+fn answer_of(wire: &Wire, job: &Job) -> Result<Response> {
+    let mut has_cancelled = false;
+    loop {
+        if !has_cancelled && job.progress().is_cancelled {
+            has_cancelled = true;
+            let _ = wire.send(b"", &[]);
+        }
+        let frame = match wire.receive_within(ANSWER_MAX, LOOK_PAUSE) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Err(lost(io::ErrorKind::ConnectionReset.into())),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(lost(error)),
+        };
+        match decode_answer(&frame.bytes)? {
+            Answer::Progress(progress) => {
+                let before = job.progress();
+                job.add_total(progress.total.saturating_sub(before.total));
+                job.advance(progress.done.saturating_sub(before.done));
+                if progress.step != before.step {
+                    job.set_step(progress.step);
+                }
+            }
+            Answer::Done(response) => return Ok(*response),
+            Answer::Failed(failure) => return Err(failure),
+        }
+    }
+}
+
+/// The name of the control socket of the mount that holds this open file (L1).
+pub fn control_name(file: &OwnedFd, path: &Path) -> Result<Vec<u8>, ConnectError> {
+    let mut name = vec![0; 256];
+    let found = match rustix::fs::fgetxattr(file, CONTROL_XATTR, &mut name) {
+        // The file may be one that only its owner's group, say, may read.
+        Err(Errno::ACCESS | Errno::BADF) => {
+            let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
+            full.ancestors().skip(1).find_map(|dir| rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name).ok())
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
+        Err(errno) => return Err(ConnectError::Open(errno.into())),
+        Ok(len) => Some(len),
+    };
+    name.truncate(found.ok_or(ConnectError::NotOurs)?);
+    Ok(name)
+}
+
+/// Connects to the server with this socket, to hear of the unmount that follows (K3 of `server`).
+pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
+    let wire = Wire::new(connect(name)?)?;
+    let frame = encode_request(&Request::AwaitUnmount).map_err(io::Error::other)?;
+    wire.send(&frame, &[])?;
+    Ok(wire.into_stream())
+}
+
+/// Waits for the end of the server: `Ok(None)` when its last commit is durable, `Ok(Some(reason))` when it failed.
+pub fn await_unmount(stream: UnixStream) -> io::Result<Option<String>> {
+    let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
+    let frame = Wire::new(stream)?.receive(ANSWER_MAX, None)?.ok_or_else(ended)?;
+    match decode_answer(&frame.bytes) {
+        Ok(Answer::Done(_)) => Ok(None),
+        Ok(Answer::Failed(failure)) | Err(failure) => Ok(Some(failure.text)),
+        Ok(Answer::Progress(_)) => Err(ended()),
+    }
+}
+
+fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, ConnectError> {
+    open_flags(path, flags).map_err(ConnectError::Open)
+}
+
+fn open_flags(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// Connects to a socket.
+fn connect(name: &[u8]) -> io::Result<UnixStream> {
+    connect_within(name, CONNECT_PATIENCE)
+}
+
+fn connect_within(name: &[u8], patience: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new_abstract_name(name)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let end = Instant::now() + patience;
+    loop {
+        match connect_to(&socket, &address) {
+            Ok(()) => return Ok(UnixStream::from(socket)),
+            // The queue is full.
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn lost(error: io::Error) -> Failure {
+    let text = match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            "the mount's server ended before it answered; whether the command was done is not known".to_owned()
+        }
+        io::ErrorKind::ConnectionRefused => {
+            "the mount's server has ended; take the mount away with: ubtrfs umount".to_owned()
+        }
+        _ => format!("the mount's server does not answer: {error}"),
+    };
+    Failure::new(Errno::CONNRESET, text)
+}
+
+fn failure_of(error: io::Error) -> Failure {
+    let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+    Failure { errno, text: error.to_string(), has_advice: false }
+}
+
+fn elsewhere() -> Failure {
+    Failure::new(Errno::XDEV, "the files are not in the same filesystem")
+}
+
+pub(crate) fn unexpected() -> Failure {
+    Failure::new(Errno::PROTO, "the server's answer is not understood; is it of another version?")
+}
+
+/// Longer than a running server needs to accept a connection.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause before the next attempt when the server has no room.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// How often a client looks whether it is cancelled.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    use super::*;
+
+    #[test]
+    fn a_queue_that_nobody_takes_from_ends_the_attempt() {
+        let name = format!("ubtrfs-test-{}", std::process::id()).into_bytes();
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let _listener = UnixListener::bind_addr(&address).unwrap();
+        let patience = Duration::from_millis(20);
+        let mut held = Vec::new();
+        let refused = loop {
+            match connect_within(&name, patience) {
+                Ok(stream) => held.push(stream),
+                Err(error) => break error,
+            }
+            assert!(held.len() < 10_000);
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
+    }
+}

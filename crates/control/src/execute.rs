@@ -1,0 +1,131 @@
+//! [`execute`]: the one implementation of every command.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Fs, InodeId};
+use ubtrfs_transaction::Job;
+
+use crate::caller::{Caller, permit};
+use crate::failure::{Failure, Result};
+use crate::message::{Request, Response};
+use crate::{filesystem, subvolume};
+
+/// The number of a file among those that come with a request.
+pub type FileNr = u8;
+
+/// A file that a command works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenFile {
+    /// The inode.
+    pub id: InodeId,
+    /// Whether it is open for reading.
+    pub is_readable: bool,
+    /// Whether it is open for writing.
+    pub is_writable: bool,
+}
+
+impl OpenFile {
+    /// A file of an image that is open in this process.
+    pub fn of_image(id: InodeId) -> Self {
+        Self { id, is_readable: true, is_writable: true }
+    }
+}
+
+/// The surroundings of a filesystem: a mount, or nothing but the engine.
+pub trait Host: Send + Sync {
+    /// The user who mounted, and may administer the mount; `None` if the caller of an image may do everything anyway.
+    fn owner(&self) -> Option<u32>;
+
+    /// The file behind a descriptor that a client sent.
+    fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile>;
+
+    /// Something is about to change.
+    fn note_change(&self) {}
+
+    /// All changes before the command are durable.
+    fn note_sync(&self) {}
+
+    /// A name of a directory changed, so caches of names must forget it; `deleted` is the subvolume that it named.
+    fn forget_name(&self, _dir: InodeId, _name: &[u8], _deleted: Option<RootId>) {}
+
+    /// Waits until the caches of names have forgotten what changed. Not to be called while a cache holds the lock of a
+    /// directory.
+    fn settle(&self) {}
+
+    /// Counters beside those of the engine, as text for Prometheus.
+    fn stats(&self) -> String {
+        String::new()
+    }
+}
+
+/// An image that is open in this process, without a mount.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainHost;
+
+impl Host for PlainHost {
+    fn owner(&self) -> Option<u32> {
+        None
+    }
+
+    fn file(&self, _file: BorrowedFd<'_>) -> Result<OpenFile> {
+        Err(Failure::new(Errno::BADF, "an image has no open files of other programs"))
+    }
+}
+
+/// Everything that a command works with.
+pub struct Context<'c> {
+    /// The filesystem.
+    pub fs: &'c Fs,
+    /// The mount, if there is one.
+    pub host: &'c dyn Host,
+    /// The user who wants it done.
+    pub caller: &'c Caller,
+    /// The files that came with the request.
+    pub files: &'c [OpenFile],
+    /// Progress, and the wish to stop.
+    pub job: &'c Job,
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("caller", self.caller).field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl Context<'_> {
+    /// A file of the request.
+    pub fn file(&self, nr: FileNr) -> Result<OpenFile> {
+        let missing = || Failure::new(Errno::BADF, format!("the request lacks its file {nr}"));
+        self.files.get(usize::from(nr)).copied().ok_or_else(missing)
+    }
+
+    /// The inode of a file of the request.
+    pub fn inode(&self, nr: FileNr) -> Result<InodeId> {
+        self.file(nr).map(|file| file.id)
+    }
+
+    /// Whether the caller is the ordinary user who mounted.
+    pub fn is_mounter(&self) -> bool {
+        self.caller.uid() != 0 && self.host.owner() == Some(self.caller.uid())
+    }
+
+    /// Succeeds if the caller may administer this filesystem: it has CAP_SYS_ADMIN, or is the ordinary user who mounted.
+    pub fn require_admin(&self) -> Result<()> {
+        permit(self.caller.is_admin() || self.is_mounter(), "only root and the user who mounted it may do this")
+    }
+}
+
+/// Does what a request asks for, if its caller may.
+pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    if request.changes() {
+        context.host.note_change();
+    }
+    let done = match request {
+        Request::Subvolume(request) => subvolume::execute(context, request).map(Response::Subvolume),
+        Request::Filesystem(request) => filesystem::execute(context, request).map(Response::Filesystem),
+        Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
+    };
+    done.map_err(|failure| failure.explained(context.fs))
+}

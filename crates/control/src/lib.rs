@@ -1,0 +1,64 @@
+//! The commands that change or show a filesystem as a whole: subvolumes, sync, usage, label and so on.
+//!
+//! Each command has one implementation, [`execute`]. The command line calls it in its own process for an image, and
+//! through the control socket for a mount; ioctls of the mount end in it too.
+//!
+//! ```text
+//! command line --> Channel::image --------------------------------> execute --> fs
+//!              \-> Channel::mount --> socket --> Server (in mount) --^  ^
+//! ioctl(2) ------> kernel --------> fuse ------------------------------/
+//! ```
+//!
+//! | module       | contents                                                                |
+//! |--------------|-------------------------------------------------------------------------|
+//! | `execute`    | [`execute`], and what a command gets: [`Context`]                       |
+//! | `subvolume`, `filesystem` | the commands, each module with a table of its permission rules |
+//! | `caller`     | the caller of a command, and its rights                                 |
+//! | `access`     | whether a caller may change a directory                                 |
+//! | `message`    | what travels through the socket                                         |
+//! | `wire`       | frames: a length, JSON, descriptors                                     |
+//! | `server`     | the mount's end of the socket                                           |
+//! | `client`     | the other end                                                           |
+//!
+//! # How to add a command
+//!
+//! 1. A variant of the `Request` of a module, or a new module with its own `Request` and `Response` enums and a variant
+//!    for it in [`Request`] and [`Response`]. Files that the command works on are no paths: they are numbers
+//!    ([`FileNr`]) of the files that come with the request.
+//! 2. A line in the table of permissions at the head of the module, and a function that checks the rule first and then
+//!    makes one call of `fs`. The function takes a [`Context`]; long work passes on `context.job` and calls
+//!    [`Job::check`](ubtrfs_transaction::Job::check) between its steps.
+//! 3. An arm in the module's `execute`. If the command is new in kind: [`Request::is_long`] says whether it runs long and
+//!    shows progress, [`Request::ends_with_client`] whether it stops when its client goes away, and
+//!    [`Request::changes`] whether it may change the filesystem.
+//! 4. The command line: open a [`Channel`], open the files with [`Channel::open`], call [`Channel::call`].
+//! 5. Tests: a line for each rule in `tests/permissions.rs`, and one run on a mount and on an image with equal output.
+//!
+//! Fields that are added to a request later need `#[serde(default)]`: a client that is older does not send them. An
+//! older server refuses fields and commands that it does not know, by name.
+#![forbid(unsafe_code)]
+
+mod access;
+mod bytes;
+mod caller;
+mod client;
+mod execute;
+mod failure;
+pub mod filesystem;
+mod message;
+mod process;
+mod server;
+pub mod subvolume;
+mod wire;
+
+pub use caller::Caller;
+pub use client::{Channel, ConnectError, MountChannel, OpenedFile, await_unmount, connect_to_unmount, control_name};
+pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
+pub use failure::{Failure, Result};
+pub use message::{Request, Response};
+pub use process::{LocalProcesses, Processes};
+pub use server::{Canceller, Server};
+
+/// Attribute of any file of a mount: the name of the control socket. The only attribute of the server: everything else
+/// goes through the socket.
+pub const CONTROL_XATTR: &str = "ubtrfs.control";

@@ -1,0 +1,183 @@
+//! Messages of the control socket. Each connection carries one request, as a frame of JSON with the files that it works
+//! on, and then the answer: progress, any number of times, and the result.
+//!
+//! ```text
+//! client:  {"version": 1, "request": {"subvolume": {"create": {"dir": 0, "name": "home", "umask": 18}}}}  + descriptors
+//! server:  {"progress": {"done": 3, "total": 10, "step": ""}}
+//! server:  {"done": {"subvolume": "done"}}   or   {"failed": {"errno": 17, "text": "file exists"}}
+//! ```
+//!
+//! - M1. A message says its version first. The other end refuses a version or a command that it does not know, in a line
+//!   that says so.
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Result};
+use crate::{filesystem, subvolume};
+
+/// The version of the messages. It changes when a command that exists is given another meaning; new commands and new
+/// fields do not change it.
+pub(crate) const VERSION: u32 = 1;
+
+/// A command, by the module that does it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Subvolumes and snapshots.
+    Subvolume(subvolume::Request),
+    /// The filesystem as a whole.
+    Filesystem(filesystem::Request),
+    /// The answer comes when the filesystem is unmounted and its last commit is durable.
+    AwaitUnmount,
+}
+
+impl Request {
+    /// Whether it may run for longer than a moment: it gets a thread of its own and shows progress.
+    pub fn is_long(&self) -> bool {
+        match self {
+            Self::Subvolume(request) => request.is_long(),
+            Self::Filesystem(request) => request.is_long(),
+            Self::AwaitUnmount => false,
+        }
+    }
+
+    /// Whether it is cancelled when its client goes away or is interrupted; other commands run to their end.
+    pub fn ends_with_client(&self) -> bool {
+        self.is_long()
+    }
+
+    /// Whether it may change the filesystem.
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Subvolume(request) => request.changes(),
+            Self::Filesystem(request) => request.changes(),
+            Self::AwaitUnmount => false,
+        }
+    }
+}
+
+/// The result of a command, by the module that did it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// Subvolumes and snapshots.
+    Subvolume(subvolume::Response),
+    /// The filesystem as a whole.
+    Filesystem(filesystem::Response),
+    /// The last commit is durable, and the image free.
+    Unmounted,
+}
+
+/// How far a command is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+    #[serde(default)]
+    pub(crate) step: String,
+}
+
+/// A message of the server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Progress(Progress),
+    Done(Box<Response>),
+    Failed(Failure),
+}
+
+#[derive(Serialize)]
+struct Outgoing<'r> {
+    version: u32,
+    /// The program, for messages about versions.
+    program: &'static str,
+    request: &'r Request,
+}
+
+#[derive(Deserialize)]
+struct Incoming {
+    version: u32,
+    #[serde(default)]
+    program: String,
+    request: serde_json::Value,
+}
+
+const PROGRAM: &str = concat!("ubtrfs ", env!("CARGO_PKG_VERSION"));
+
+pub(crate) fn encode_request(request: &Request) -> Result<Vec<u8>> {
+    to_json(&Outgoing { version: VERSION, program: PROGRAM, request })
+}
+
+/// Decodes a request (M1).
+pub(crate) fn decode_request(frame: &[u8]) -> Result<Request> {
+    let incoming: Incoming = serde_json::from_slice(frame)
+        .map_err(|_| Failure::new(Errno::PROTO, "the server does not understand the message; is its sender ubtrfs?"))?;
+    if incoming.version != VERSION {
+        let Incoming { version, program, .. } = incoming;
+        let program: String = program.chars().filter(|c| !c.is_control()).take(40).collect();
+        return Err(Failure::new(
+            Errno::PROTONOSUPPORT,
+            format!(
+                "the mount's server ({PROGRAM}) takes commands of version {VERSION}, not {version} ({program}); \
+                 use the ubtrfs that mounted it, or mount it again"
+            ),
+        ));
+    }
+    serde_json::from_value(incoming.request).map_err(|error| {
+        let error = error.to_string().lines().next().unwrap_or_default().chars().take(200).collect::<String>();
+        Failure::new(
+            Errno::OPNOTSUPP,
+            format!("the mount's server ({PROGRAM}) does not know this command ({error}); unmount and mount it with the newer ubtrfs"),
+        )
+    })
+}
+
+pub(crate) fn encode_answer(answer: &Answer) -> Result<Vec<u8>> {
+    to_json(answer)
+}
+
+pub(crate) fn decode_answer(frame: &[u8]) -> Result<Answer> {
+    serde_json::from_slice(frame).map_err(|_| {
+        let text = format!(
+            "{PROGRAM} does not understand the answer of the mount's server; use the ubtrfs that mounted it, or mount it again"
+        );
+        Failure::new(Errno::PROTO, text)
+    })
+}
+
+fn to_json(message: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(message).map_err(|error| Failure::new(Errno::INVAL, format!("it cannot be sent: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_come_back() {
+        for request in [
+            Request::AwaitUnmount,
+            Request::Filesystem(filesystem::Request::Sync),
+            Request::Subvolume(subvolume::Request::Create { dir: 0, name: b"\xffa".to_vec(), umask: 0o22 }),
+        ] {
+            let frame = encode_request(&request).unwrap();
+            assert_eq!(decode_request(&frame), Ok(request), "{}", String::from_utf8_lossy(&frame));
+        }
+    }
+
+    #[test]
+    fn other_versions_and_unknown_commands_get_a_line_that_says_so() {
+        let told = |text: &str| decode_request(text.as_bytes()).unwrap_err();
+        let newer = told(r#"{"version": 2, "program": "ubtrfs 9", "request": {"whatever": [1]}}"#);
+        assert!(newer.text.contains("version 1, not 2 (ubtrfs 9)") && !newer.text.contains('\n'), "{newer}");
+        let unknown = told(r#"{"version": 1, "request": {"fly": {}}}"#);
+        assert!(unknown.text.contains("does not know this command") && unknown.text.contains("fly"), "{unknown}");
+        let field =
+            r#"{"version":1,"request":{"subvolume":{"create":{"dir":0,"name":"a","umask":0,"shape":"round"}}}}"#;
+        assert!(told(field).text.contains("shape"), "a field that is ignored would change the command");
+        for garbage in ["", "{", "[]", "\"\"", "{\"version\":1}", "\u{0}", "nul"] {
+            assert!(told(garbage).text.contains("does not understand"), "{garbage}");
+        }
+    }
+}

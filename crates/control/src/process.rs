@@ -1,0 +1,96 @@
+//! Groups, capabilities and umasks of processes, from /proc.
+//!
+//! A process that is not visible there (it is in another pid namespace, or gone) has no other groups, and the
+//! capabilities that its user id implies. Capabilities only count in the server's user namespace: in its own namespace
+//! any process may have all of them.
+
+use std::fmt::Debug;
+
+/// Looks up processes: in /proc, or through a helper process where this one is confined.
+pub trait Processes: Debug + Send + Sync {
+    /// Whether a process is in a supplementary group. If `uid` is given, only while the process has this user in all
+    /// four places: a process that runs a set-user-id program by now has other groups than its user.
+    fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool;
+
+    /// Whether a capability of a process is effective; `None` if the process is not visible.
+    fn has_capability(&self, pid: u32, capability: u32) -> Option<bool>;
+
+    /// The umask of a process.
+    fn umask_of(&self, pid: u32) -> Option<u32>;
+}
+
+/// /proc, for processes that are not confined.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LocalProcesses;
+
+impl Processes for LocalProcesses {
+    fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool {
+        status(pid).is_some_and(|status| {
+            uid.is_none_or(|uid| has_user(&status, uid)) && groups(&status).any(|group| group == gid)
+        })
+    }
+
+    fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
+        let has_it = 1u64.checked_shl(capability)? & effective_capabilities(&status(pid)?)? != 0;
+        let namespace = std::fs::read_link(format!("/proc/{pid}/ns/user")).ok()?;
+        Some(has_it && namespace == std::fs::read_link("/proc/self/ns/user").ok()?)
+    }
+
+    fn umask_of(&self, pid: u32) -> Option<u32> {
+        u32::from_str_radix(field(&status(pid)?, "Umask:")?, 8).ok()
+    }
+}
+
+fn status(pid: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).ok()
+}
+
+fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// Whether the real, effective, saved and filesystem user are all this one.
+fn has_user(status: &str, uid: u32) -> bool {
+    let users = field(status, "Uid:").unwrap_or_default();
+    !users.is_empty() && users.split_ascii_whitespace().all(|user| user.parse() == Ok(uid))
+}
+
+/// The effective capabilities that a process's status shows.
+fn effective_capabilities(status: &str) -> Option<u64> {
+    u64::from_str_radix(field(status, "CapEff:")?, 16).ok()
+}
+
+/// The supplementary groups that a process's status lists.
+fn groups(status: &str) -> impl Iterator<Item = u32> {
+    let list = field(status, "Groups:").unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|group| group.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_from_a_status() {
+        assert_eq!(effective_capabilities("CapPrm:\tff\nCapEff:\t0000000000000208\n"), Some(0x208));
+        assert_eq!(effective_capabilities("CapPrm:\tff\n"), None);
+        assert_eq!(LocalProcesses.has_capability(u32::MAX, 3), None);
+    }
+
+    #[test]
+    fn groups_are_read_from_a_status() {
+        assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(groups("Groups:\t \n").count() + groups("").count(), 0);
+    }
+
+    #[test]
+    fn a_process_of_another_user_by_now_is_not_taken_for_the_user() {
+        assert!(has_user("Uid:\t7\t7\t7\t7\n", 7) && !has_user("Uid:\t7\t0\t0\t0\n", 7) && !has_user("", 7));
+        let (pid, uid) = (std::process::id(), rustix::process::getuid().as_raw());
+        let Some(status) = status(pid) else { return };
+        for gid in groups(&status) {
+            assert!(LocalProcesses.is_in_group(pid, gid, Some(uid)) && LocalProcesses.is_in_group(pid, gid, None));
+            assert!(!LocalProcesses.is_in_group(pid, gid, Some(uid + 1)));
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The mount's end of the control socket.
+//!
+//! The server listens on an abstract socket with a random name. The name is the value of an extended attribute that is
+//! not on disk, for everyone who may read a file of the mount. But any user can connect: names of abstract sockets are
+//! no secret. So a request has to come with an open file of the mount, which proves that its sender may enter.
+//!
+//! ```text
+//! connected --request--> executing --result--> closed
+//!     |                      +-- client gone, Canceller --> job cancelled
+//!     +--AwaitUnmount--> waiting --finish()--> answered
+//! ```
+//!
+//! - K1. A thread accepts connections as they arrive, so the listener's queue stays free.
+//! - K2. A user has at most [`USER_MAX`] connections, root and the mount's owner [`OWNER_MAX`] each. All other users have
+//!   at most [`OTHERS_MAX`] together. A connection beyond these limits is told so and closed. Waiting for the unmount has
+//!   limits of its own of the same sizes.
+//! - K3. No end waits for the other for ever (W1 of `wire`). A connection that has not sent its request within
+//!   [`REQUEST_PATIENCE`] is closed.
+//! - K4. Each connection has a thread of its own, so it never holds up another one, or the mount.
+//! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for these, so that the
+//!   devices are closed when umount gets its answer.
+//! - K6. The descriptors of a request are closed before its answer is sent: they keep the mount busy.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use ubtrfs_fs::Fs;
+use ubtrfs_transaction::Job;
+
+use crate::caller::Caller;
+use crate::execute::{Context, Host, execute};
+use crate::failure::{Failure, Result};
+use crate::message::{Answer, Progress, Request, Response, decode_request, encode_answer};
+use crate::process::Processes;
+use crate::wire::{Frame, Outgoing, REQUEST_MAX, Wire};
+
+/// The mount's end of the control socket.
+#[derive(Debug)]
+pub struct Server {
+    listener: Arc<UnixListener>,
+    name: Vec<u8>,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+/// Cancels the commands of a server.
+#[derive(Clone, Debug)]
+pub struct Canceller(Arc<Shared>);
+
+struct Shared {
+    owner: u32,
+    ends: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The filesystem and its surroundings; none before the mount is served, and after it.
+    served: Option<Served>,
+    /// The user of each connection that has a thread.
+    connected: Vec<u32>,
+    /// Commands that hold the filesystem (K5).
+    running: Vec<Arc<Job>>,
+    /// Connections that wait for the unmount, with their users.
+    waiting: Vec<(u32, Wire)>,
+}
+
+#[derive(Clone)]
+struct Served {
+    fs: Weak<Fs>,
+    host: Arc<dyn Host>,
+    processes: Arc<dyn Processes>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Listens. The mount's owner is the user of this process now, even if confinement changes it later.
+    pub fn listen() -> io::Result<Self> {
+        let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        let name = format!("ubtrfs-{}", random.trim()).into_bytes();
+        let listener = Arc::new(UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?);
+        let shared = Arc::new(Shared {
+            owner: rustix::process::getuid().as_raw(),
+            ends: AtomicBool::new(false),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let (from, with) = (Arc::clone(&listener), Arc::clone(&shared));
+        let acceptor = thread::Builder::new().name("control".to_owned()).spawn(move || accept_all(&from, &with))?;
+        Ok(Self { listener, name, shared, acceptor: Some(acceptor) })
+    }
+
+    /// The name of the socket.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// From now on commands are executed on this filesystem. Before, only waiting for the unmount is possible.
+    pub fn serve(&self, fs: &Arc<Fs>, host: Arc<dyn Host>, processes: Arc<dyn Processes>) {
+        self.shared.state.lock().served = Some(Served { fs: Arc::downgrade(fs), host, processes });
+    }
+
+    /// Cancels commands from elsewhere, such as a signal handler.
+    pub fn canceller(&self) -> Canceller {
+        Canceller(Arc::clone(&self.shared))
+    }
+
+    /// Takes no more commands, cancels those that run, and waits for their end (K5).
+    pub fn stop(&self) {
+        self.shared.state.lock().served = None;
+        self.canceller().cancel_all();
+        let mut state = self.shared.state.lock();
+        while !state.running.is_empty() {
+            self.shared.changed.wait(&mut state);
+        }
+    }
+
+    /// Sends the result of the last commit to all that wait for the unmount.
+    pub fn finish(mut self, failure: Option<&str>) {
+        self.stop();
+        // Queued connections are still accepted; later ones are refused.
+        self.shared.ends.store(true, Ordering::SeqCst);
+        if shutdown(&*self.listener, Shutdown::Both).is_err() {
+            return;
+        }
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        // A connection may be about to say that it waits.
+        let mut state = self.shared.state.lock();
+        let until = Instant::now() + LAST_PATIENCE;
+        while !state.connected.is_empty() {
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        let answer = match failure {
+            None => Answer::Done(Box::new(Response::Unmounted)),
+            Some(text) => Answer::Failed(Failure::new(Errno::IO, text)),
+        };
+        for (_, wire) in waiting {
+            answer_at_once(&wire, &answer);
+        }
+    }
+}
+
+impl Canceller {
+    /// Cancels the commands that run now and may be cancelled. The descriptors of others keep the mount busy until they
+    /// are done.
+    pub fn cancel_all(&self) {
+        for job in &self.0.state.lock().running {
+            job.cancel();
+        }
+    }
+}
+
+/// K1
+fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => start(stream, shared),
+            Err(_) if shared.ends.load(Ordering::SeqCst) => return,
+            // For example, too many files are open.
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Starts a thread for a connection (K4), if there is room (K2).
+fn start(stream: UnixStream, shared: &Arc<Shared>) {
+    let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
+    let Ok(wire) = Wire::new(stream) else { return };
+    let user = peer.uid();
+    {
+        let mut state = shared.state.lock();
+        if !has_room(state.connected.iter().copied(), user, shared.owner) {
+            drop(state);
+            let text = "too many commands of this user run already; try it again later";
+            return answer_at_once(&wire, &Answer::Failed(Failure::new(Errno::AGAIN, text)));
+        }
+        state.connected.push(user);
+    }
+    let guard = Connected { shared: Arc::clone(shared), user };
+    let pid = u32::try_from(peer.pid()).unwrap_or(0);
+    let peer = Peer { uid: user, gid: peer.gid(), pid };
+    let thread = thread::Builder::new().name("control-client".to_owned());
+    // If no thread can be started, the guard and the connection are dropped.
+    let _ = thread.spawn(move || {
+        let guard = guard;
+        converse(wire, peer, &guard.shared);
+    });
+}
+
+/// A place in [`State::connected`], given back on drop.
+struct Connected {
+    shared: Arc<Shared>,
+    user: u32,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if let Some(at) = state.connected.iter().position(|user| *user == self.user) {
+            state.connected.swap_remove(at);
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Peer {
+    uid: u32,
+    gid: u32,
+    pid: u32,
+}
+
+/// K2
+fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
+    let is_other = |user: u32| user != 0 && user != owner;
+    let (mut of_user, mut of_others) = (0, 0);
+    for connected in users {
+        of_user += usize::from(connected == user);
+        of_others += usize::from(is_other(connected));
+    }
+    if is_other(user) { of_user < USER_MAX && of_others < OTHERS_MAX } else { of_user < OWNER_MAX }
+}
+
+/// Receives the request of a connection, and answers it.
+fn converse(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
+    let received = wire.receive(REQUEST_MAX, Some(Instant::now() + REQUEST_PATIENCE));
+    let failed = |text: &str| Err(Failure::new(Errno::PROTO, text));
+    let (request, frame) = match received {
+        Ok(Some(frame)) => (decode_request(&frame.bytes), frame),
+        Ok(None) => return,
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => (failed(&error.to_string()), Frame::default()),
+        Err(_) => return,
+    };
+    let answered = match request {
+        Ok(Request::AwaitUnmount) => return wait_for_unmount(wire, peer, shared),
+        Ok(request) => answer(&wire, peer, shared, request, frame),
+        Err(failure) => Err(failure),
+    };
+    let answer = match answered {
+        Ok(response) => Answer::Done(Box::new(response)),
+        Err(failure) => Answer::Failed(failure),
+    };
+    // A client that went away needs no answer.
+    if let Ok(bytes) = encode_answer(&answer) {
+        let _ = wire.send(&bytes, &[]);
+    }
+}
+
+/// Adds a connection to those that wait (K2).
+fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
+    let mut state = shared.state.lock();
+    let users = |state: &State| state.waiting.iter().map(|(user, _)| *user).collect::<Vec<_>>();
+    if !has_room(users(&state).into_iter(), peer.uid, shared.owner) {
+        state.waiting.retain(|(_, wire)| !wire.has_ended());
+    }
+    if has_room(users(&state).into_iter(), peer.uid, shared.owner) {
+        state.waiting.push((peer.uid, wire));
+    }
+}
+
+fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame: Frame) -> Result<Response> {
+    let unmounted = || Failure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
+    let served = shared.state.lock().served.clone().ok_or_else(unmounted)?;
+    // A descriptor may belong to another filesystem, which may never answer. So the filesystem is taken only later (K5).
+    let opened = frame.files.iter().map(|file| served.host.file(file.as_fd())).collect::<Result<Vec<_>>>()?;
+    if opened.is_empty() {
+        return Err(Failure::new(Errno::BADF, "a command has to come with an open file of the mount"));
+    }
+    let caller = Caller::of_peer(peer.uid, peer.gid, peer.pid, Arc::clone(&served.processes));
+    let job = Arc::new(Job::new());
+    let running = Running::start(shared, &job).ok_or_else(unmounted)?;
+    let fs = served.fs.upgrade().ok_or_else(unmounted)?;
+    let ends_with_client = request.ends_with_client();
+    let is_long = request.is_long();
+    let work = {
+        let (job, host) = (Arc::clone(&job), Arc::clone(&served.host));
+        let changes = request.changes();
+        move || {
+            let context = Context { fs: &fs, host: &*host, caller: &caller, files: &opened, job: &job };
+            let done = catch_unwind(AssertUnwindSafe(|| execute(&context, request)));
+            if changes {
+                host.settle();
+            }
+            drop(fs);
+            drop(frame.files);
+            drop(running);
+            done.unwrap_or_else(|_| Err(Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs")))
+        }
+    };
+    if !is_long {
+        return work();
+    }
+    let (send, results) = mpsc::channel();
+    let no_thread = |error: io::Error| Failure::new(Errno::AGAIN, format!("no thread can be started: {error}"));
+    let thread = thread::Builder::new().name("control-command".to_owned());
+    thread
+        .spawn(move || {
+            // Without a client nobody listens.
+            let _ = send.send(work());
+        })
+        .map_err(no_thread)?;
+    watch(wire, &job, &results, ends_with_client)
+}
+
+/// Sends progress until the result is there; cancels the job when the client goes away.
+fn watch(
+    wire: &Wire,
+    job: &Job,
+    results: &mpsc::Receiver<Result<Response>>,
+    ends_with_client: bool,
+) -> Result<Response> {
+    let mut shown = Progress::default();
+    let mut out = Outgoing::nothing();
+    let mut is_gone = false;
+    loop {
+        let result = results.recv_timeout(if is_gone { FOR_EVER } else { PROGRESS_PAUSE });
+        let gone = || Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs");
+        match result {
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
+            Ok(result) => {
+                // The rest of a frame that was begun comes first.
+                let _ = wire.finish(&mut out);
+                return result;
+            }
+        }
+        if !is_gone && wire.has_ended() {
+            is_gone = true;
+            if ends_with_client {
+                job.cancel();
+            }
+        }
+        if is_gone {
+            continue;
+        }
+        let now = job.progress();
+        let now = Progress { done: now.done, total: now.total, step: now.step };
+        // A client that does not read gets less often told (K3).
+        if matches!(wire.push(&mut out, &[]), Ok(true))
+            && now != shown
+            && let Ok(bytes) = encode_answer(&Answer::Progress(now.clone()))
+            && let Ok(next) = Outgoing::new(&bytes)
+        {
+            (shown, out) = (now, next);
+            let _ = wire.push(&mut out, &[]);
+        }
+    }
+}
+
+/// A command that holds the filesystem; it has ended when this is dropped (K5).
+struct Running {
+    shared: Arc<Shared>,
+    job: Arc<Job>,
+}
+
+impl Running {
+    fn start(shared: &Arc<Shared>, job: &Arc<Job>) -> Option<Self> {
+        let mut state = shared.state.lock();
+        state.served.as_ref()?;
+        state.running.push(Arc::clone(job));
+        Some(Self { shared: Arc::clone(shared), job: Arc::clone(job) })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.state.lock().running.retain(|job| !Arc::ptr_eq(job, &self.job));
+        self.shared.changed.notify_all();
+    }
+}
+
+/// Sends as much of an answer as fits at once: into an empty socket, all of it.
+fn answer_at_once(wire: &Wire, answer: &Answer) {
+    if let Ok(bytes) = encode_answer(answer)
+        && let Ok(mut out) = Outgoing::new(&bytes)
+    {
+        let _ = wire.push(&mut out, &[]);
+    }
+}
+
+/// Connections of one ordinary user.
+const USER_MAX: usize = 8;
+/// Connections of root, and of the mount's owner.
+const OWNER_MAX: usize = 128;
+/// Connections of all other users together.
+const OTHERS_MAX: usize = 64;
+const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+/// How often progress is shown, and a client that went away is noticed.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+/// How long the end waits for connections that have said nothing yet.
+const LAST_PATIENCE: Duration = Duration::from_millis(200);

@@ -1,0 +1,352 @@
+//! Commands on subvolumes and snapshots.
+//!
+//! | command            | needs                                                                                    |
+//! |--------------------|------------------------------------------------------------------------------------------|
+//! | info, default      | nothing but the file                                                                     |
+//! | create             | write and search of the directory                                                        |
+//! | snapshot           | write and search of the directory, and ownership of the source's root directory          |
+//! | delete             | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, the rule of unlink for sticky directories, and that the subvolume is not read-only |
+//! | delete, as the user who mounted | write and search of the directory, ownership of the subvolume's root directory, the rule of unlink for sticky directories |
+//! | set read-only      | ownership of the subvolume's root directory                                              |
+//! | set default, list, sync | the rights of an administrator ([`Context::require_admin`])                         |
+//!
+//! rmdir also removes an empty subvolume, and needs the rights that it needs for any directory.
+//!
+//! - U1. Root may do everything. Only root and the user who mounted see the paths of all subvolumes; other users see the
+//!   path of the subvolume that they are in.
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::{Generation, Ino, RootId};
+use ubtrfs_fs::{Error, InodeId, SubvolumeInfo};
+use uuid::Uuid;
+
+use crate::access::may_change_names;
+use crate::caller::permit;
+use crate::execute::{Context, FileNr};
+use crate::failure::{Failure, Result};
+
+/// A command on subvolumes. Ids are those of subvolumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Describes the subvolume that holds a file: [`Response::Info`].
+    Info {
+        /// The file.
+        of: FileNr,
+    },
+    /// All subvolumes in order of id, a page at a time: [`Response::Page`].
+    List {
+        /// The first id.
+        from: u64,
+    },
+    /// Makes an empty subvolume.
+    Create {
+        /// The directory of the name.
+        dir: FileNr,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// The caller's umask.
+        umask: u32,
+    },
+    /// Makes a snapshot.
+    Snapshot {
+        /// The root directory of the subvolume.
+        source: FileNr,
+        /// The directory of the name.
+        dir: FileNr,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// Whether the snapshot is read-only.
+        read_only: bool,
+    },
+    /// Deletes a subvolume with everything in it.
+    Delete {
+        /// The directory of the name.
+        dir: FileNr,
+        /// The name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+    },
+    /// Makes a subvolume read-only or writable.
+    SetReadOnly {
+        /// Its root directory.
+        of: FileNr,
+        /// Whether it is read-only from now on.
+        read_only: bool,
+    },
+    /// The subvolume that is mounted by default: [`Response::Default`].
+    Default,
+    /// Sets the subvolume that is mounted by default.
+    SetDefault {
+        /// Its id; none for the subvolume whose root directory is file 0.
+        id: Option<u64>,
+    },
+    /// Frees the space of deleted subvolumes now.
+    Sync,
+}
+
+/// The result of a command on subvolumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// It is done.
+    Done,
+    /// The subvolume that holds a file.
+    Info {
+        /// Whether the file is its root directory.
+        is_root: bool,
+        /// The subvolume.
+        subvolume: Subvolume,
+    },
+    /// Subvolumes in order of id; empty after the last one.
+    Page(Vec<Subvolume>),
+    /// The default subvolume.
+    Default {
+        /// Its id.
+        id: u64,
+    },
+}
+
+impl Request {
+    /// See [`crate::Request::is_long`].
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(self, Self::Sync)
+    }
+
+    /// See [`crate::Request::changes`].
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self, Self::Info { .. } | Self::List { .. } | Self::Default)
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    let done = |()| Response::Done;
+    match request {
+        Request::Info { of } => info(context, of),
+        Request::List { from } => page(context, RootId(from)).map(Response::Page),
+        Request::Create { dir, name, umask } => create(context, dir, &name, umask).map(done),
+        Request::Snapshot { source, dir, name, read_only } => {
+            snapshot(context, source, dir, &name, read_only).map(done)
+        }
+        Request::Delete { dir, name } => delete(context, dir, &name).map(done),
+        Request::SetReadOnly { of, read_only } => set_read_only(context, of, read_only).map(done),
+        Request::Default => Ok(Response::Default { id: context.fs.default_subvolume()?.0 }),
+        Request::SetDefault { id } => set_default(context, id).map(done),
+        Request::Sync => sync(context).map(done),
+    }
+}
+
+fn info(context: &Context<'_>, of: FileNr) -> Result<Response> {
+    let id = context.inode(of)?;
+    Ok(Response::Info { is_root: root_of(id).is_ok(), subvolume: context.fs.subvolume_info(id.root)?.into() })
+}
+
+fn page(context: &Context<'_>, from: RootId) -> Result<Vec<Subvolume>> {
+    context.require_admin()?;
+    let list = context.fs.subvolumes()?;
+    Ok(list.into_iter().filter(|info| info.id >= from).take(PAGE).map(Subvolume::from).collect())
+}
+
+fn create(context: &Context<'_>, dir: FileNr, name: &[u8], umask: u32) -> Result<()> {
+    check_name(name)?;
+    let (fs, dir) = (context.fs, context.inode(dir)?);
+    may_change_names(fs, context.caller, dir)?;
+    fs.create_subvolume(dir, name, &context.caller.with_umask(umask))?;
+    context.host.forget_name(dir, name, None);
+    Ok(())
+}
+
+fn snapshot(context: &Context<'_>, source: FileNr, dir: FileNr, name: &[u8], read_only: bool) -> Result<()> {
+    check_name(name)?;
+    let (fs, dir) = (context.fs, context.inode(dir)?);
+    let source = root_of(context.inode(source)?)?;
+    may_change_names(fs, context.caller, dir)?;
+    check_owner(context, source)?;
+    fs.snapshot(source, dir, name, read_only)?;
+    context.host.forget_name(dir, name, None);
+    Ok(())
+}
+
+fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    let (fs, caller, dir) = (context.fs, context.caller, context.inode(dir)?);
+    let found = fs.lookup(dir, name)?;
+    fs.forget(found.id, 1);
+    let is_root = caller.overrides_permissions();
+    permit(is_root || fs.options().user_subvol_rm_allowed || context.is_mounter(), "").map_err(|failure| {
+        let text = "users may not delete subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an \
+                    empty one with rmdir";
+        Failure { text: text.to_owned(), has_advice: true, ..failure }
+    })?;
+    if !found.is_dir() && is_root {
+        return Err(Error::NotDirectory.into());
+    }
+    let victim = root_of(found.id)?;
+    if context.is_mounter() {
+        check_owner(context, victim)?;
+    } else if !is_root {
+        may_change_names(fs, caller, found.id)?;
+        fs.check_writable(found.id)?;
+    }
+    let parent = may_change_names(fs, caller, dir)?;
+    let is_sticky = parent.mode & STICKY != 0;
+    let may_unlink = is_root || [parent.uid, found.uid].contains(&caller.uid());
+    permit(!is_sticky || may_unlink, "the directory is sticky")?;
+    fs.delete_subvolume(dir, name, Some(victim)).map_err(|error| why_not_deleted(context, dir, victim, error))?;
+    context.host.forget_name(dir, name, Some(victim));
+    Ok(())
+}
+
+/// Tells apart the reasons for which a subvolume may not be deleted; all have one error number.
+fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: Error) -> Failure {
+    let failure = Failure::from(error);
+    if failure.errno() != Errno::PERM {
+        return failure;
+    }
+    let fs = context.fs;
+    let is_held = |inode| fs.inode_flags(inode).is_ok_and(|flags| flags & (FS_IMMUTABLE_FL | FS_APPEND_FL) != 0);
+    let text = if fs.default_subvolume().is_ok_and(|default| default == victim) {
+        "it is the default subvolume; choose another one first, with: ubtrfs subvolume set-default"
+    } else if is_held(InodeId::root_of(victim)) || is_held(dir) {
+        "it or the directory that it is in is immutable or append-only; mount it, and: chattr -i -a"
+    } else {
+        return failure;
+    };
+    Failure { text: text.to_owned(), has_advice: true, ..failure }
+}
+
+fn set_read_only(context: &Context<'_>, of: FileNr, read_only: bool) -> Result<()> {
+    let id = context.inode(of)?;
+    let is_owner = context.caller.overrides_permissions() || context.fs.getattr(id)?.uid == context.caller.uid();
+    permit(is_owner, "it is somebody else's")?;
+    Ok(context.fs.set_subvolume_read_only(root_of(id)?, read_only)?)
+}
+
+fn set_default(context: &Context<'_>, id: Option<u64>) -> Result<()> {
+    context.require_admin()?;
+    let id = id.map_or_else(|| root_of(context.inode(0)?), |id| Ok(RootId(id)))?;
+    Ok(context.fs.set_default_subvolume(id)?)
+}
+
+fn sync(context: &Context<'_>) -> Result<()> {
+    context.require_admin()?;
+    let job = context.job;
+    let mut most = 0;
+    Ok(context.fs.finish_deletions(&mut |left| {
+        if left > most {
+            job.add_total((left - most) as u64);
+            most = left;
+        }
+        let done = (most - left) as u64;
+        job.advance(done.saturating_sub(job.progress().done));
+        Ok(job.check()?)
+    })?)
+}
+
+fn check_owner(context: &Context<'_>, subvolume: RootId) -> Result<()> {
+    let caller = context.caller;
+    let is_owner =
+        caller.overrides_permissions() || context.fs.getattr(InodeId::root_of(subvolume))?.uid == caller.uid();
+    permit(is_owner, "the subvolume's root directory is somebody else's")
+}
+
+/// The subvolume whose root directory an inode is.
+fn root_of(id: InodeId) -> Result<RootId> {
+    if id == InodeId::root_of(id.root) { Ok(id.root) } else { Err(Error::InvalidArgument("not a subvolume").into()) }
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    let wrong = Error::InvalidArgument("a subvolume's name");
+    Err(match name {
+        b"" | b"." | b".." => wrong.into(),
+        name if name.len() > NAME_MAX => Error::NameTooLong.into(),
+        name if name.iter().any(|byte| matches!(byte, b'/' | 0)) => wrong.into(),
+        _ => return Ok(()),
+    })
+}
+
+/// Most subvolumes of a page.
+const PAGE: usize = 1000;
+const NAME_MAX: usize = 255;
+const STICKY: u32 = 0o1000;
+/// Flags of inodes, as `chattr` sets them (linux/fs.h).
+const FS_IMMUTABLE_FL: u32 = 0x10;
+const FS_APPEND_FL: u32 = 0x20;
+
+/// A subvolume as it travels; the fields are those of [`SubvolumeInfo`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "SubvolumeInfo documents the fields")]
+pub struct Subvolume {
+    pub id: u64,
+    #[serde(with = "crate::bytes")]
+    pub path: Vec<u8>,
+    pub parent: Option<u64>,
+    pub dirid: u64,
+    pub flags: u64,
+    pub uuid: Uuid,
+    pub parent_uuid: Uuid,
+    pub received_uuid: Uuid,
+    pub generation: u64,
+    pub otransid: u64,
+    pub ctransid: u64,
+    pub stransid: u64,
+    pub rtransid: u64,
+    pub otime: (i64, u32),
+    pub ctime: (i64, u32),
+    pub stime: (i64, u32),
+    pub rtime: (i64, u32),
+}
+
+impl From<SubvolumeInfo> for Subvolume {
+    fn from(info: SubvolumeInfo) -> Self {
+        let time = |time: Timespec| (time.sec, time.nsec);
+        Self {
+            id: info.id.0,
+            path: info.path,
+            parent: info.parent.map(|parent| parent.0),
+            dirid: info.dirid.0,
+            flags: info.flags.bits(),
+            uuid: info.uuid,
+            parent_uuid: info.parent_uuid,
+            received_uuid: info.received_uuid,
+            generation: info.generation.0,
+            otransid: info.otransid.0,
+            ctransid: info.ctransid.0,
+            stransid: info.stransid.0,
+            rtransid: info.rtransid.0,
+            otime: time(info.otime),
+            ctime: time(info.ctime),
+            stime: time(info.stime),
+            rtime: time(info.rtime),
+        }
+    }
+}
+
+impl From<Subvolume> for SubvolumeInfo {
+    fn from(subvolume: Subvolume) -> Self {
+        let time = |(sec, nsec)| Timespec { sec, nsec };
+        Self {
+            id: RootId(subvolume.id),
+            path: subvolume.path,
+            parent: subvolume.parent.map(RootId),
+            dirid: Ino(subvolume.dirid),
+            flags: RootFlags::from_bits_retain(subvolume.flags),
+            uuid: subvolume.uuid,
+            parent_uuid: subvolume.parent_uuid,
+            received_uuid: subvolume.received_uuid,
+            generation: Generation(subvolume.generation),
+            otransid: Generation(subvolume.otransid),
+            ctransid: Generation(subvolume.ctransid),
+            stransid: Generation(subvolume.stransid),
+            rtransid: Generation(subvolume.rtransid),
+            otime: time(subvolume.otime),
+            ctime: time(subvolume.ctime),
+            stime: time(subvolume.stime),
+            rtime: time(subvolume.rtime),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Frames: a length (4 bytes, little-endian) and so many bytes. Descriptors travel with the first byte of a frame.
+//!
+//! - W1. No end waits for the other for ever: reading a frame has a deadline, and writing gives up when the other end
+//!   takes nothing for a while.
+//! - W2. A length is believed as far as bytes arrive: memory grows with what the other end has sent.
+//! - W3. A frame that is too long, or comes with too many descriptors, is an error. Descriptors are closed then.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+/// Longest request.
+pub(crate) const REQUEST_MAX: usize = 64 << 10;
+/// Longest answer.
+pub(crate) const ANSWER_MAX: usize = 64 << 20;
+/// Most files of a request.
+pub(crate) const FILES_MAX: usize = 4;
+/// A writer gives up when the other end takes nothing for this long.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes read at once.
+const PIECE: usize = 16 << 10;
+
+/// One end of a connection. It does not block: waiting is done by `poll`, with limits.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: UnixStream,
+}
+
+/// A frame and its files.
+#[derive(Debug, Default)]
+pub(crate) struct Frame {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) files: Vec<OwnedFd>,
+}
+
+impl Wire {
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream })
+    }
+
+    #[cfg(test)]
+    fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    pub(crate) fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+
+    /// Receives a frame as [`Self::receive`] does, once its first byte is there; fails with `WouldBlock` if none comes
+    /// within `patience`.
+    pub(crate) fn receive_within(&self, max: usize, patience: Duration) -> io::Result<Option<Frame>> {
+        match self.wait(PollFlags::IN, Some(Instant::now() + patience)) {
+            Ok(()) if self.has_ended() => self.receive(max, None),
+            Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Receives a frame of at most `max` bytes; `None` if the other end has closed before its first byte.
+    pub(crate) fn receive(&self, max: usize, until: Option<Instant>) -> io::Result<Option<Frame>> {
+        let mut frame = Frame::default();
+        let mut head = [0; 4];
+        if !self.fill(&mut head, &mut frame.files, until)? {
+            return Ok(None);
+        }
+        let len = usize::try_from(u32::from_le_bytes(head)).unwrap_or(usize::MAX);
+        if len > max {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
+        }
+        while frame.bytes.len() < len {
+            let at = frame.bytes.len();
+            frame.bytes.resize(len.min(at + PIECE), 0);
+            if !self.fill(&mut frame.bytes[at..], &mut frame.files, until)? {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(Some(frame))
+    }
+
+    /// Reads exactly this many bytes; `false` if the other end closed before the first one.
+    fn fill(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>, until: Option<Instant>) -> io::Result<bool> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            match recvmsg(&self.stream, &mut [IoSliceMut::new(&mut bytes[at..])], &mut control, flags) {
+                Ok(got) => {
+                    for message in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(received) = message {
+                            files.extend(received);
+                        }
+                    }
+                    if files.len() > FILES_MAX || got.flags.contains(rustix::net::ReturnFlags::CTRUNC) {
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, "too many files come with the message"));
+                    }
+                    match got.bytes {
+                        0 if at == 0 => return Ok(false),
+                        0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                        count => at += count,
+                    }
+                }
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, until)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends a frame with files.
+    pub(crate) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut out = Outgoing::new(bytes)?;
+        while !self.push(&mut out, files)? {
+            self.wait(PollFlags::OUT, Some(Instant::now() + WRITE_PATIENCE))?;
+        }
+        Ok(())
+    }
+
+    /// Sends the rest of a frame.
+    pub(crate) fn finish(&self, out: &mut Outgoing) -> io::Result<()> {
+        while !self.push(out, &[])? {
+            self.wait(PollFlags::OUT, Some(Instant::now() + WRITE_PATIENCE))?;
+        }
+        Ok(())
+    }
+
+    /// Sends as much of a frame as the other end takes now; returns whether all of it is sent.
+    pub(crate) fn push(&self, out: &mut Outgoing, files: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        while out.sent < out.bytes.len() {
+            let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if out.sent == 0 && !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many files"));
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.stream, &[IoSlice::new(&out.bytes[out.sent..])], &mut control, flags) {
+                Ok(count) => out.sent += count,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the other end has closed, or sent something, which a client does only to cancel.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut byte = [0];
+        !matches!(
+            rustix::net::recv(&self.stream, &mut byte, RecvFlags::DONTWAIT | RecvFlags::PEEK),
+            Err(Errno::AGAIN | Errno::INTR)
+        )
+    }
+
+    /// Waits until the stream is ready.
+    fn wait(&self, events: PollFlags, until: Option<Instant>) -> io::Result<()> {
+        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if timeout.is_some_and(|left| left.is_zero()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // An overlong wait is as good as none at all.
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::from_borrowed_fd(self.stream.as_fd(), events)], timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// A frame that is partly sent.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Outgoing {
+    /// A frame of which nothing is left to send.
+    pub(crate) fn nothing() -> Self {
+        Self { bytes: Vec::new(), sent: 0 }
+    }
+
+    pub(crate) fn new(bytes: &[u8]) -> io::Result<Self> {
+        let too_long = |_| io::Error::new(io::ErrorKind::InvalidInput, "the message is too long");
+        let len = u32::try_from(bytes.len()).map_err(too_long)?;
+        Ok(Self { bytes: [&len.to_le_bytes(), bytes].concat(), sent: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn pair() -> (Wire, Wire) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (Wire::new(one).unwrap(), Wire::new(other).unwrap())
+    }
+
+    fn soon() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_secs(5))
+    }
+
+    #[test]
+    fn frames_arrive_with_their_files() {
+        let (near, far) = pair();
+        let big = vec![7; 3 << 20];
+        let file = std::fs::File::open("/dev/null").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                near.send(b"first", &[file.as_fd()]).unwrap();
+                near.send(&big, &[]).unwrap();
+            });
+            let first = far.receive(REQUEST_MAX, soon()).unwrap().unwrap();
+            assert_eq!((first.bytes.as_slice(), first.files.len()), (&b"first"[..], 1));
+            let second = far.receive(ANSWER_MAX, soon()).unwrap().unwrap();
+            assert!(second.bytes == big && second.files.is_empty());
+        });
+        assert!(!far.has_ended());
+        drop(near);
+        assert!(far.has_ended() && far.receive(REQUEST_MAX, soon()).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_long_frame_is_refused_before_it_is_read() {
+        let (near, far) = pair();
+        near.stream().write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert_eq!(far.receive(REQUEST_MAX, soon()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn too_many_files_are_refused() {
+        let (near, far) = pair();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for _ in 0..FILES_MAX + 1 {
+            let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [file.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(near.stream(), &[IoSlice::new(&[5, 0, 0, 0])], &mut control, SendFlags::empty()).unwrap();
+        }
+        let refused = loop {
+            match far.receive(REQUEST_MAX, soon()) {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it was accepted"),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut), "{refused}");
+    }
+
+    #[test]
+    fn an_end_that_says_nothing_is_not_waited_for() {
+        let (near, far) = pair();
+        near.stream().write_all(&[1]).unwrap();
+        let begun = Instant::now();
+        let until = Some(begun + Duration::from_millis(50));
+        assert_eq!(far.receive(REQUEST_MAX, until).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,89 @@
+//! A filesystem in memory, and a host whose descriptors are temporary files in place of inodes.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use ubtrfs_control::{Failure, Host, OpenFile, Processes, Result};
+use ubtrfs_device::MemoryDevice;
+use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
+
+pub const ROOT: Caller = Caller { uid: 0, gid: 0, umask: 0o022 };
+/// The user who mounted.
+pub const OWNER: u32 = 1000;
+pub const OTHER: u32 = 2000;
+
+/// A new filesystem of 256 MiB.
+pub fn filesystem(options: &str) -> Arc<Fs> {
+    let device = Arc::new(MemoryDevice::new(256 << 20));
+    ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+    Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap()
+}
+
+/// Makes a directory of this user at the root.
+pub fn dir(fs: &Fs, name: &str, uid: u32, mode: u32) -> InodeId {
+    let attr = fs.create(fs.root(), name.as_bytes(), NewInode::dir(mode), &Caller { uid, gid: uid, umask: 0 }).unwrap();
+    attr.id
+}
+
+/// A mount that was never made.
+#[derive(Default)]
+pub struct TestHost {
+    owner: Option<u32>,
+    files: Mutex<HashMap<u64, OpenFile>>,
+    /// Called before a command that changes something.
+    pub before_change: Mutex<Option<Box<dyn FnMut() + Send>>>,
+}
+
+impl TestHost {
+    pub fn of(owner: u32) -> Self {
+        Self { owner: Some(owner), ..Self::default() }
+    }
+
+    /// A descriptor that stands for an inode.
+    pub fn open(&self, id: InodeId) -> OwnedFd {
+        let file: File = tempfile::tempfile().unwrap();
+        let ino = rustix::fs::fstat(&file).unwrap().st_ino;
+        self.files.lock().insert(ino, OpenFile { id, is_readable: true, is_writable: false });
+        file.into()
+    }
+}
+
+impl Host for TestHost {
+    fn owner(&self) -> Option<u32> {
+        self.owner
+    }
+
+    fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile> {
+        let ino = rustix::fs::fstat(file).map_err(|errno| Failure::new(errno, "fstat"))?.st_ino;
+        let other = || Failure::new(Errno::XDEV, "the file is not in this mount");
+        self.files.lock().get(&ino).copied().ok_or_else(other)
+    }
+
+    fn note_change(&self) {
+        if let Some(before) = &mut *self.before_change.lock() {
+            before();
+        }
+    }
+}
+
+/// Processes in one group, whose capabilities follow from their users.
+#[derive(Debug)]
+pub struct InGroup(pub u32);
+
+impl Processes for InGroup {
+    fn is_in_group(&self, _pid: u32, gid: u32, _uid: Option<u32>) -> bool {
+        gid == self.0
+    }
+
+    fn has_capability(&self, _pid: u32, _capability: u32) -> Option<bool> {
+        None
+    }
+
+    fn umask_of(&self, _pid: u32) -> Option<u32> {
+        None
+    }
+}

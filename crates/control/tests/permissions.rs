@@ -1,0 +1,141 @@
+//! The permission rules of all commands, by a table: each command is called by root, the user who mounted, the owner of
+//! the files, a member of their group, and another user. The expected error numbers are those of Linux, where Linux has
+//! the command.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
+use rustix::io::Errno;
+use ubtrfs_control::{Caller, Context, Failure, OpenFile, Request, filesystem as whole, subvolume};
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Fs, InodeId};
+use ubtrfs_transaction::Job;
+
+/// Owner of the directories and subvolumes.
+const USER: u32 = 3000;
+/// Member of the group of [`USER`].
+const MEMBER: u32 = 4000;
+const CALLERS: [u32; 5] = [0, OWNER, USER, MEMBER, OTHER];
+
+struct Bed {
+    fs: Arc<Fs>,
+    host: TestHost,
+}
+
+impl Bed {
+    /// Directories `open` (0777), `shared` (0775) and `closed` (0755) of [`USER`], each with subvolumes `a` and `b` of
+    /// mode 0755.
+    fn new(options: &str) -> Self {
+        let fs = filesystem(options);
+        for (name, mode) in [("open", 0o777), ("shared", 0o775), ("closed", 0o755)] {
+            let dir = dir(&fs, name, USER, mode);
+            for name in [b"a", b"b"] {
+                let user = ubtrfs_fs::Caller { uid: USER, gid: USER, umask: 0o022 };
+                fs.create_subvolume(dir, name, &user).unwrap();
+            }
+        }
+        Self { fs, host: TestHost::of(OWNER) }
+    }
+
+    fn id(&self, path: &str) -> InodeId {
+        self.fs.lookup_path(path.as_bytes(), true).unwrap().id
+    }
+
+    fn call(&self, uid: u32, request: Request, files: &[&str]) -> Result<(), Failure> {
+        let files: Vec<OpenFile> =
+            files.iter().map(|path| OpenFile { id: self.id(path), is_readable: true, is_writable: false }).collect();
+        let group = if uid == MEMBER { USER } else { uid };
+        let caller = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(group)));
+        let context = Context { fs: &self.fs, host: &self.host, caller: &caller, files: &files, job: &Job::new() };
+        ubtrfs_control::execute(&context, request).map(|_| ())
+    }
+
+    /// The error numbers of each of [`CALLERS`], each on a new filesystem.
+    fn each(options: &str, request: &Request, files: &[&str]) -> [i32; 5] {
+        CALLERS.map(|uid| {
+            let bed = Self::new(options);
+            bed.call(uid, request.clone(), files).err().map_or(0, |failure| failure.errno)
+        })
+    }
+}
+
+const OK: i32 = 0;
+const PERM: i32 = Errno::PERM.raw_os_error();
+const ACCES: i32 = Errno::ACCESS.raw_os_error();
+
+fn create() -> Request {
+    Request::Subvolume(subvolume::Request::Create { dir: 0, name: b"new".to_vec(), umask: 0 })
+}
+
+fn snapshot() -> Request {
+    Request::Subvolume(subvolume::Request::Snapshot { source: 0, dir: 1, name: b"new".to_vec(), read_only: true })
+}
+
+fn delete() -> Request {
+    Request::Subvolume(subvolume::Request::Delete { dir: 0, name: b"a".to_vec() })
+}
+
+#[test]
+fn each_command_is_for_those_whom_its_rule_names() {
+    let sub = Request::Subvolume;
+    let everyone = [OK; 5];
+    let admins = [OK, OK, PERM, PERM, PERM];
+    // Request, files, and the results for root, the user who mounted, the owner of the files, a member of their group,
+    // another user.
+    let table: Vec<(Request, &[&str], [i32; 5])> = vec![
+        (create(), &["/open"], everyone),
+        (create(), &["/shared"], [OK, ACCES, OK, OK, ACCES]),
+        (create(), &["/closed"], [OK, ACCES, OK, ACCES, ACCES]),
+        (snapshot(), &["/open/a", "/open"], [OK, PERM, OK, PERM, PERM]),
+        (snapshot(), &["/open/a", "/closed"], [OK, ACCES, OK, ACCES, ACCES]),
+        (delete(), &["/open"], [OK, PERM, PERM, PERM, PERM]),
+        (sub(subvolume::Request::SetReadOnly { of: 0, read_only: true }), &["/open/a"], [OK, PERM, OK, PERM, PERM]),
+        (sub(subvolume::Request::SetDefault { id: None }), &["/open/a"], admins),
+        (sub(subvolume::Request::SetDefault { id: Some(5) }), &["/"], admins),
+        (sub(subvolume::Request::List { from: 0 }), &["/"], admins),
+        (sub(subvolume::Request::Sync), &["/"], admins),
+        (sub(subvolume::Request::Info { of: 0 }), &["/closed"], everyone),
+        (sub(subvolume::Request::Default), &["/"], everyone),
+        (Request::Filesystem(whole::Request::Sync), &["/"], everyone),
+        (Request::Filesystem(whole::Request::Stats), &["/"], everyone),
+    ];
+    for (request, files, expected) in table {
+        assert_eq!(Bed::each("", &request, files), expected, "{request:?} {files:?}");
+    }
+}
+
+#[test]
+fn users_delete_subvolumes_where_they_are_allowed_to() {
+    let allowed = "user_subvol_rm_allowed";
+    // The user who mounted needs to own the subvolume; others need to be able to write to it.
+    assert_eq!(Bed::each(allowed, &delete(), &["/open"]), [OK, PERM, OK, ACCES, ACCES]);
+    assert_eq!(Bed::each(allowed, &delete(), &["/closed"]), [OK, PERM, OK, ACCES, ACCES]);
+    let bed = Bed::new("");
+    let own = ubtrfs_fs::Caller { uid: OWNER, gid: OWNER, umask: 0 };
+    bed.fs.create_subvolume(bed.id("/open"), b"own", &own).unwrap();
+    let delete = subvolume::Request::Delete { dir: 0, name: b"own".to_vec() };
+    bed.call(OWNER, Request::Subvolume(delete), &["/open"]).unwrap();
+}
+
+#[test]
+fn refusals_say_why() {
+    let bed = Bed::new("");
+    let text = |uid, request: Request, files: &[&str]| bed.call(uid, request, files).unwrap_err().text;
+    assert!(text(USER, delete(), &["/open"]).contains("user_subvol_rm_allowed"));
+    let id = bed.id("/open/a").root;
+    bed.fs.set_default_subvolume(id).unwrap();
+    assert!(text(0, delete(), &["/open"]).contains("default subvolume"));
+    bed.fs.set_default_subvolume(RootId::FS_TREE).unwrap();
+    const IMMUTABLE: u32 = 0x10;
+    bed.fs.set_inode_flags(bed.id("/open"), IMMUTABLE, &ROOT).unwrap();
+    assert!(text(0, delete(), &["/open"]).contains("chattr"));
+    assert!(text(0, create(), &[]).contains("lacks its file 0"));
+    for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'n'; 256]] {
+        let request = subvolume::Request::Create { dir: 0, name: name.to_vec(), umask: 0 };
+        assert!(bed.call(0, Request::Subvolume(request), &["/closed"]).is_err(), "{name:?}");
+    }
+}

@@ -1,0 +1,313 @@
+//! The control socket between a server and many clients, some of which misbehave: nothing that a client does holds up
+//! another one, and the server ends when it is told to.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{ROOT, TestHost, filesystem};
+use rustix::io::Errno;
+use ubtrfs_control::{
+    Channel, Failure, LocalProcesses, OpenedFile, Request, Server, await_unmount, connect_to_unmount, subvolume,
+};
+use ubtrfs_fs::Fs;
+use ubtrfs_testkit::Rng;
+use ubtrfs_transaction::Job;
+
+struct Bed {
+    fs: Arc<Fs>,
+    host: Arc<TestHost>,
+    server: Server,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let fs = filesystem("");
+        let host = Arc::new(TestHost::of(rustix::process::getuid().as_raw()));
+        let server = Server::listen().unwrap();
+        server.serve(&fs, host.clone(), Arc::new(LocalProcesses));
+        Self { fs, host, server }
+    }
+
+    fn channel(&self) -> Channel<'static> {
+        Channel::at(self.server.name(), self.host.open(self.fs.root()))
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect_addr(&SocketAddr::from_abstract_name(self.server.name()).unwrap()).unwrap()
+    }
+
+    /// Makes subvolume NAME at the root.
+    fn create(&self, name: &str) -> Result<subvolume::Response, Failure> {
+        let dir = OpenedFile::Descriptor(self.host.open(self.fs.root()));
+        let request = subvolume::Request::Create { dir: 0, name: name.into(), umask: 0 };
+        self.channel().subvolume(request, &[&dir])
+    }
+
+    fn works(&self) {
+        assert!(!self.channel().subvolumes().unwrap().is_empty());
+    }
+
+    /// Makes the next changing command wait until the returned sender sends or is dropped; also returns the signal that
+    /// it waits.
+    fn hold_next_change(&self) -> (mpsc::Sender<()>, mpsc::Receiver<()>) {
+        let (go, wait) = mpsc::channel();
+        let (reached, arrived) = mpsc::channel();
+        *self.host.before_change.lock() = Some(Box::new(move || {
+            let _ = reached.send(());
+            let _ = wait.recv();
+        }));
+        (go, arrived)
+    }
+
+    fn end(self) {
+        let waiter = connect_to_unmount(self.server.name()).unwrap();
+        let begun = Instant::now();
+        self.server.stop();
+        self.fs.close().unwrap();
+        assert_eq!(Arc::strong_count(&self.fs), 1, "a client still holds the filesystem");
+        drop(self.fs);
+        self.server.finish(None);
+        assert_eq!(await_unmount(waiter).unwrap(), None);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    }
+}
+
+/// The request to free the space of deleted subvolumes, which is a long one.
+fn long() -> Request {
+    Request::Subvolume(subvolume::Request::Sync)
+}
+
+#[test]
+fn a_hundred_clients_are_served_at_once() {
+    let bed = Bed::new();
+    thread::scope(|scope| {
+        for client in 0..100 {
+            let bed = &bed;
+            scope.spawn(move || {
+                bed.create(&format!("s{client}")).unwrap();
+                bed.works();
+            });
+        }
+    });
+    assert_eq!(bed.channel().subvolumes().unwrap().len(), 101);
+    bed.end();
+}
+
+#[test]
+fn more_subvolumes_than_a_page_are_listed() {
+    let bed = Bed::new();
+    for name in 0..1100 {
+        bed.fs.create_subvolume(bed.fs.root(), format!("s{name}").as_bytes(), &ROOT).unwrap();
+    }
+    let list = bed.channel().subvolumes().unwrap();
+    assert_eq!(list.len(), 1101);
+    assert!(list.windows(2).all(|pair| pair[0].id < pair[1].id));
+    bed.end();
+}
+
+#[test]
+fn garbage_is_refused_and_harms_nobody() {
+    let bed = Bed::new();
+    let seed = Rng::seed_or(20_261_123);
+    println!("UBTRFS_SEED={seed}");
+    let mut rng = Rng::new(seed);
+    for round in 0..3000u64 {
+        let mut stream = bed.connect();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let len = usize::try_from(rng.next_u64() % 600).unwrap();
+        let body = match round % 4 {
+            // Bytes without a meaning.
+            0 => rng.bytes(len),
+            // JSON with a changed byte.
+            1 | 2 => {
+                let text = br#"{"version":1,"request":{"subvolume":{"create":{"dir":0,"name":"a","umask":18}}}}"#;
+                let mut text = text.to_vec();
+                for _ in 0..=round % 3 {
+                    let at = usize::try_from(rng.next_u64()).unwrap() % text.len();
+                    text[at] = rng.bytes(1)[0];
+                }
+                text
+            }
+            // Deep nesting.
+            _ => [b'['].repeat(len * 20),
+        };
+        let told = match round % 8 {
+            0 => u32::MAX,
+            1 => u32::try_from(body.len()).unwrap() + 1,
+            _ => u32::try_from(body.len()).unwrap(),
+        };
+        // The server may close before it has read everything.
+        let _ = stream.write_all(&told.to_le_bytes()).and_then(|()| stream.write_all(&body));
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || String::from_utf8_lossy(&answer).contains("failed"), "{answer:?}");
+        assert!(answer.len() < 1000);
+    }
+    bed.works();
+    bed.end();
+}
+
+#[test]
+fn a_command_needs_an_open_file_of_the_mount() {
+    let bed = Bed::new();
+    let stranger = tempfile::tempfile().unwrap();
+    let channel = Channel::at(bed.server.name(), stranger.into());
+    assert_eq!(channel.subvolumes().unwrap_err().errno(), Errno::XDEV);
+    let mut stream = bed.connect();
+    let text = br#"{"version":1,"request":{"filesystem":"sync"}}"#;
+    stream.write_all(&u32::try_from(text.len()).unwrap().to_le_bytes()).unwrap();
+    stream.write_all(text).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("open file of the mount"), "{answer}");
+    bed.end();
+}
+
+#[test]
+fn clients_that_say_nothing_or_never_read_hold_up_nobody() {
+    let bed = Bed::new();
+    for name in 0..900 {
+        bed.fs.create_subvolume(bed.fs.root(), format!("s{name}").as_bytes(), &ROOT).unwrap();
+    }
+    let silent: Vec<_> = (0..40).map(|_| bed.connect()).collect();
+    let unread: Vec<_> = (0..40)
+        .map(|_| {
+            let channel = bed.channel();
+            channel.send_only(&Request::Subvolume(subvolume::Request::List { from: 0 })).unwrap()
+        })
+        .collect();
+    let begun = Instant::now();
+    bed.works();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    bed.end();
+    drop((silent, unread));
+}
+
+#[test]
+fn a_client_that_goes_away_ends_its_long_command() {
+    let bed = Bed::new();
+    let (go, arrived) = bed.hold_next_change();
+    let client = bed.channel().send_only(&long()).unwrap();
+    arrived.recv().unwrap();
+    bed.works();
+    drop(client);
+    // The server looks for this a few times a second.
+    thread::sleep(Duration::from_millis(700));
+    drop(go);
+    *bed.host.before_change.lock() = None;
+    bed.works();
+    bed.end();
+}
+
+#[test]
+fn a_cancelled_client_is_answered_that_it_is_cancelled() {
+    let bed = Bed::new();
+    let (go, arrived) = bed.hold_next_change();
+    let job = Job::new();
+    thread::scope(|scope| {
+        let client = scope.spawn(|| bed.channel().call_with(long(), &[], &job));
+        arrived.recv().unwrap();
+        job.cancel();
+        thread::sleep(Duration::from_millis(700));
+        drop(go);
+        assert_eq!(client.join().unwrap().unwrap_err().errno(), Errno::CANCELED);
+    });
+    *bed.host.before_change.lock() = None;
+    bed.end();
+}
+
+#[test]
+fn stopping_waits_for_commands_and_cancels_long_ones() {
+    let bed = Bed::new();
+    let (go, arrived) = bed.hold_next_change();
+    thread::scope(|scope| {
+        let client = scope.spawn(|| bed.channel().call(long(), &[]));
+        arrived.recv().unwrap();
+        let stopped = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                bed.server.stop();
+                stopped.store(true, Ordering::SeqCst);
+            });
+            thread::sleep(Duration::from_millis(300));
+            assert!(!stopped.load(Ordering::SeqCst), "the command still holds the filesystem");
+            drop(go);
+        });
+        assert_eq!(client.join().unwrap().unwrap_err().errno(), Errno::CANCELED);
+    });
+    *bed.host.before_change.lock() = None;
+    assert_eq!(bed.create("late").unwrap_err().errno(), Errno::NOTCONN);
+    bed.end();
+}
+
+#[test]
+fn a_server_that_dies_is_an_error_in_one_line() {
+    let bed = Bed::new();
+    let channel = bed.channel();
+    let Bed { server, fs, .. } = bed;
+    server.finish(None);
+    let failure = channel.subvolumes().unwrap_err();
+    assert!(failure.text.contains("server has ended") && !failure.text.contains('\n'), "{failure}");
+    fs.close().unwrap();
+
+    // The server dies after it has taken the request.
+    let name = format!("ubtrfs-test-dying-{}", std::process::id()).into_bytes();
+    let listener =
+        std::os::unix::net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let channel = Channel::at(&name, tempfile::tempfile().unwrap().into());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut byte = [0; 8];
+            stream.read_exact(&mut byte).unwrap();
+        });
+        let failure = channel.subvolumes().unwrap_err();
+        assert!(failure.text.contains("ended before it answered"), "{failure}");
+    });
+}
+
+#[test]
+fn answers_of_another_version_are_an_error_in_one_line() {
+    let name = format!("ubtrfs-test-newer-{}", std::process::id()).into_bytes();
+    let listener =
+        std::os::unix::net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    for answer in [&br#"{"done":{"teleport":{}}}"#[..], br#"{"sung":"la"}"#, b"la"] {
+        let channel = Channel::at(&name, tempfile::tempfile().unwrap().into());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let frame = [&u32::try_from(answer.len()).unwrap().to_le_bytes(), answer].concat();
+                stream.write_all(&frame).unwrap();
+                let _ = stream.read(&mut [0; 4096]);
+            });
+            let failure = channel.subvolumes().unwrap_err();
+            assert!(failure.text.contains("use the ubtrfs that mounted it"), "{failure}");
+        });
+    }
+}
+
+#[test]
+fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
+    let bed = Bed::new();
+    // This is the state after many attempts to unmount a busy mount.
+    for _ in 0..2000 {
+        drop(connect_to_unmount(bed.server.name()));
+    }
+    let held: Vec<_> = (0..20).map(|_| connect_to_unmount(bed.server.name()).unwrap()).collect();
+    bed.works();
+    bed.fs.close().unwrap();
+    bed.server.finish(Some("disk on fire"));
+    for waiter in held {
+        assert_eq!(await_unmount(waiter).unwrap(), Some("disk on fire".to_owned()));
+    }
+}

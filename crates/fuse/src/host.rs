@@ -1,0 +1,124 @@
+//! What the commands of crate `control` need of a mount: inodes behind descriptors, and the kernel's cache of names.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, OnceLock, Weak};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use ubtrfs_control::{Context, Failure, Host, OpenFile, Request, Response, execute};
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Fs, InodeId};
+use ubtrfs_transaction::Job;
+
+use crate::activity::Activity;
+use crate::caller::Groups;
+use crate::mount;
+use crate::name_cache::NameCache;
+use crate::node::Nodes;
+use crate::protocol;
+
+/// A mount, for the commands.
+#[derive(Debug)]
+pub(crate) struct MountHost {
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) groups: Groups,
+    names: NameCache,
+    activity: Arc<Activity>,
+    /// The user who mounted.
+    owner: u32,
+    fs: Weak<Fs>,
+    /// Known once it is mounted.
+    device: OnceLock<u64>,
+    /// Whether requests arrive through io_uring; known once the connection exists.
+    pub(crate) has_rings: OnceLock<bool>,
+}
+
+impl MountHost {
+    /// The mount's owner is the user of this process now, even if confinement changes it later.
+    pub(crate) fn new(fs: &Arc<Fs>, groups: Groups, names: NameCache, activity: Arc<Activity>) -> Self {
+        Self {
+            nodes: Arc::new(Nodes::new(fs.root())),
+            groups,
+            names,
+            activity,
+            owner: rustix::process::getuid().as_raw(),
+            fs: Arc::downgrade(fs),
+            device: OnceLock::new(),
+            has_rings: OnceLock::new(),
+        }
+    }
+
+    /// Notes the device number of the mount. Sends no request to it: nobody would answer yet.
+    pub(crate) fn mounted(&self, dir: &Path) {
+        if let Some(device) = mount::find_mount(dir).and_then(|mount| mount.device_number()) {
+            let _ = self.device.set(device);
+        }
+    }
+
+    /// Runs a command for a request of the kernel that has one inode.
+    pub(crate) fn run(
+        &self,
+        fs: &Fs,
+        req: &protocol::Request<'_>,
+        id: InodeId,
+        request: Request,
+    ) -> ubtrfs_control::Result<Response> {
+        let caller = self.groups.waiting_caller(req);
+        // The kernel does not tell how the file is open.
+        let files = [OpenFile { id, is_readable: true, is_writable: false }];
+        execute(&Context { fs, host: self, caller: &caller, files: &files, job: &Job::new() }, request)
+    }
+}
+
+impl Host for MountHost {
+    fn owner(&self) -> Option<u32> {
+        Some(self.owner)
+    }
+
+    fn file(&self, file: BorrowedFd<'_>) -> ubtrfs_control::Result<OpenFile> {
+        let other = || Failure::new(Errno::XDEV, "the file is not in this mount; name paths in one mount or one image");
+        let flags = rustix::fs::fcntl_getfl(file).map_err(|_| other())?;
+        if flags.contains(OFlags::PATH) {
+            return Err(Failure::new(Errno::BADF, "the file is not open for reading or writing"));
+        }
+        let stat = rustix::fs::fstat(file).map_err(|_| other())?;
+        if self.device.get() != Some(&stat.st_dev) {
+            return Err(other());
+        }
+        let id = self.nodes.id_of_st_ino(stat.st_ino).ok_or_else(other)?;
+        let access = flags & OFlags::RWMODE;
+        Ok(OpenFile { id, is_readable: access != OFlags::WRONLY, is_writable: access != OFlags::RDONLY })
+    }
+
+    fn note_change(&self) {
+        self.activity.note_change();
+    }
+
+    fn note_sync(&self) {
+        self.activity.note_sync();
+    }
+
+    fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {
+        let dir = self.nodes.node(dir);
+        let Some(deleted) = deleted else { return self.names.forget(dir, name) };
+        // By then the filesystem may be closed.
+        let (fs, nodes) = (self.fs.clone(), Arc::clone(&self.nodes));
+        self.names.forget_with(dir, name, move || {
+            let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();
+            used.into_iter().map(|(dir, name)| (nodes.node(dir), name)).collect()
+        });
+    }
+
+    fn settle(&self) {
+        self.names.settle();
+    }
+
+    fn stats(&self) -> String {
+        let has_rings = u8::from(self.has_rings.get().copied().unwrap_or(false));
+        format!(
+            "# HELP ubtrfs_fuse_io_uring Requests come in rings of io_uring (1) or through /dev/fuse (0).\n\
+             # TYPE ubtrfs_fuse_io_uring gauge\nubtrfs_fuse_io_uring {has_rings}\n"
+        )
+    }
+}
