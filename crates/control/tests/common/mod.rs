@@ -1,5 +1,7 @@
 //! A filesystem in memory, and a host whose descriptors are temporary files in place of inodes.
 
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part, and fails by panicking")]
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,40 +13,40 @@ use ubtrfs_control::{Failure, Host, OpenFile, Processes, Result};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 
-pub const ROOT: Caller = Caller { uid: 0, gid: 0, umask: 0o022 };
+pub(crate) const ROOT: Caller = Caller { uid: 0, gid: 0, umask: 0o022 };
 /// The user who mounted.
-pub const OWNER: u32 = 1000;
-pub const OTHER: u32 = 2000;
+pub(crate) const OWNER: u32 = 1000;
+pub(crate) const OTHER: u32 = 2000;
 
 /// A new filesystem of 256 MiB.
-pub fn filesystem(options: &str) -> Arc<Fs> {
+pub(crate) fn filesystem(options: &str) -> Arc<Fs> {
     let device = Arc::new(MemoryDevice::new(256 << 20));
     ubtrfs_mkfs::make(device.as_ref(), &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
     Fs::open(vec![device], MountOptions::parse(options).unwrap()).unwrap()
 }
 
 /// Makes a directory of this user at the root.
-pub fn dir(fs: &Fs, name: &str, uid: u32, mode: u32) -> InodeId {
+pub(crate) fn dir(fs: &Fs, name: &str, uid: u32, mode: u32) -> InodeId {
     let attr = fs.create(fs.root(), name.as_bytes(), NewInode::dir(mode), &Caller { uid, gid: uid, umask: 0 }).unwrap();
     attr.id
 }
 
 /// A mount that was never made.
 #[derive(Default)]
-pub struct TestHost {
+pub(crate) struct TestHost {
     owner: Option<u32>,
     files: Mutex<HashMap<u64, OpenFile>>,
     /// Called before a command that changes something.
-    pub before_change: Mutex<Option<Box<dyn FnMut() + Send>>>,
+    pub(crate) before_change: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
 impl TestHost {
-    pub fn of(owner: u32) -> Self {
+    pub(crate) fn of(owner: u32) -> Self {
         Self { owner: Some(owner), ..Self::default() }
     }
 
     /// A descriptor that stands for an inode.
-    pub fn open(&self, id: InodeId) -> OwnedFd {
+    pub(crate) fn open(&self, id: InodeId) -> OwnedFd {
         let file: File = tempfile::tempfile().unwrap();
         let ino = rustix::fs::fstat(&file).unwrap().st_ino;
         self.files.lock().insert(ino, OpenFile { id, is_readable: true, is_writable: false });
@@ -72,7 +74,7 @@ impl Host for TestHost {
 
 /// Processes in one group, whose capabilities follow from their users.
 #[derive(Debug)]
-pub struct InGroup(pub u32);
+pub(crate) struct InGroup(pub(crate) u32);
 
 impl Processes for InGroup {
     fn is_in_group(&self, _pid: u32, gid: u32, _uid: Option<u32>) -> bool {
