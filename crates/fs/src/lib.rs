@@ -7,6 +7,7 @@
 //! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
+//! - `balance`: emptying block groups.
 //! - `devices`: sizes of devices, and moving block groups.
 //! - `subvolume`: subvolumes and snapshots.
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
@@ -18,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod clock;
 mod compression;
 mod devices;
@@ -43,5 +45,7 @@ pub use types::{
     StatFs, SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,
 };
 pub use ubtrfs_transaction::note_panic;
-pub use ubtrfs_transaction::{BlockGroup, Job, Metric, MigratedChunk, Placement, Progress};
+pub use ubtrfs_transaction::{
+    BlockGroup, Job, Metric, MigratedChunk, Placement, Progress, RelocatedGroup, RelocationFailure,
+};
 pub use writeback::errors::Descriptor;

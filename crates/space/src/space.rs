@@ -121,6 +121,18 @@ impl Space {
         state.group(start).map(|group| group.free().ranges().gaps(range)).unwrap_or_default()
     }
 
+    /// Whether the block group that contains this address takes no allocations.
+    pub fn is_read_only(&self, bytenr: Logical) -> bool {
+        let Some((start, kind)) = self.inner.kind_at(bytenr) else { return false };
+        self.inner.state(kind).lock().group(start).is_some_and(|group| group.read_only)
+    }
+
+    /// Whether nothing in the block group that starts here is used, allocated or pinned.
+    pub fn is_empty(&self, start: Logical) -> bool {
+        let Some((start, kind)) = self.inner.kind_at(start) else { return true };
+        self.inner.state(kind).lock().group(start).is_none_or(Group::is_empty)
+    }
+
     /// All block groups, sorted.
     pub fn block_groups(&self) -> Vec<BlockGroup> {
         self.groups_where(|_| true)

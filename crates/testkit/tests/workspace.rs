@@ -71,10 +71,25 @@ const FLOORS: &[(&str, &[&str])] = &[
 
 /// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("fs", &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "devices", "mount"]),
+    (
+        "fs",
+        &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "devices", "balance", "mount"],
+    ),
     (
         "transaction",
-        &["health", "nodes", "delayed", "handle", "extents", "backref", "cow", "roots", "tree_log", "commit"],
+        &[
+            "health",
+            "nodes",
+            "delayed",
+            "handle",
+            "extents",
+            "backref",
+            "cow",
+            "roots",
+            "relocation",
+            "tree_log",
+            "commit",
+        ],
     ),
 ];
 

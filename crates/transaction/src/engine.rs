@@ -27,6 +27,8 @@ use crate::extents::chunk_alloc::PendingChunks;
 use crate::extents::chunk_migration::Migrations;
 use crate::extents::data_ledger::DataLedger;
 use crate::extents::device_size::Resizes;
+use crate::extents::emptying::Relocations;
+use crate::extents::moved_extents::MovedExtents;
 use crate::handle::admission::Admission;
 use crate::handle::running::RunningTransaction;
 use crate::health::abort::AbortState;
@@ -111,6 +113,14 @@ pub trait Flusher: Send + Sync {
         true
     }
 
+    /// Waits until writes into extents in place that began earlier have ended, with their items. Later ones ask
+    /// [`Engine::extent_is_shared`] again.
+    fn wait_for_writes_in_place(&self) {}
+
+    /// Waits until every thread that looked up the address of data before has read it. Nothing may be kept by such an
+    /// address.
+    fn wait_for_readers(&self) {}
+
     /// Asks a background thread to do this soon, without waiting for it. Returns whether there is such a thread.
     fn do_soon(&self, work: BackgroundWork) -> bool {
         let _ = work;
@@ -140,9 +150,11 @@ pub struct Engine {
     pub(crate) commit_state: CommitState,
     pub(crate) roots: Roots,
     pub(crate) ledger: DataLedger,
+    pub(crate) moved: MovedExtents,
     pub(crate) pending_chunks: PendingChunks,
     pub(crate) migrations: Migrations,
     pub(crate) resizes: Resizes,
+    pub(crate) relocations: Relocations,
     pub(crate) tree_log: TreeLog,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
@@ -188,9 +200,11 @@ impl Engine {
             commit_state: CommitState::new(parts.superblock),
             roots: Roots::new(parts.trees),
             ledger: DataLedger::new(parts.geometry.sectorsize, parts.geometry.csum_type.size()),
+            moved: MovedExtents::default(),
             pending_chunks: PendingChunks::default(),
             migrations: Migrations::default(),
             resizes: Resizes::default(),
+            relocations: Relocations::default(),
             tree_log: TreeLog::new(parts.found_log),
             stats: Stats::default(),
             abort_state: AbortState::new(reason),
@@ -224,6 +238,7 @@ impl Engine {
             || self.nr_dead_roots() > 0
             || self.migrations.have_copied()
             || !self.resizes.is_empty()
+            || self.relocations.have_condemned()
     }
 
     /// The generation of the last transaction on disk.

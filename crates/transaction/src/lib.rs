@@ -6,6 +6,7 @@
 //! The rooms, from the top down; each imports only from rooms below it:
 //!
 //! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
+//! - `relocation`: moving extents out of a block group.
 //! - `tree_log`: fsync without a commit, and the log that is found at open.
 //! - `roots`: making, changing and dropping subvolumes and snapshots.
 //! - `cow`: how nodes and references change when a batch changes a tree.
@@ -39,6 +40,7 @@ mod job;
 mod nodes;
 mod open;
 mod per_thread;
+mod relocation;
 mod roots;
 #[cfg(test)]
 mod test_tree;
@@ -58,6 +60,7 @@ pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;
 pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
+pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;
 pub use ubtrfs_volumes::Placement;

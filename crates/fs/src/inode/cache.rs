@@ -204,6 +204,14 @@ impl InodeCache {
         self.shards.iter().flat_map(of_shard).collect()
     }
 
+    /// All inodes in memory.
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+        let of_shard = |shard: &Shard| -> Vec<Arc<Inode>> {
+            shard.map.lock().inodes.values().map(|cached| Arc::clone(&cached.inode)).collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
+    }
+
     /// Whether lookups or opens refer to the inode.
     pub(crate) fn is_used(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().users.contains_key(&id)

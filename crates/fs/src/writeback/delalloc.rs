@@ -81,6 +81,14 @@ impl Flusher for Fs {
         !FLUSHING.get()
     }
 
+    fn wait_for_writes_in_place(&self) {
+        drop(self.data.in_place.write());
+    }
+
+    fn wait_for_readers(&self) {
+        self.wait_for_extent_users();
+    }
+
     fn do_soon(&self, work: BackgroundWork) -> bool {
         self.commit_thread.do_soon(work)
     }

@@ -25,17 +25,21 @@ use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
+use ubtrfs_space::DelayedRefHead;
 use ubtrfs_tree::{Batch, Node};
 
 use crate::commit::state::CommitWork;
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
+use crate::extents::chunk_alloc::remove_system_chunks;
 use crate::extents::csum_tree;
 use crate::extents::extent_tree::{self, LedgerConfig};
 use crate::extents::free_space_tree;
 use crate::handle::root_change::RootChange;
 use crate::handle::running::EndedTransaction;
 use crate::health::stats::Span;
+use crate::per_thread::Closed;
+use crate::relocation::step::RelocationStep;
 
 impl Engine {
     /// Makes all changes put so far durable. Returns at once if nothing changed.
@@ -71,7 +75,7 @@ impl Engine {
         let has_news = self.has_changes() || (self.read_only().is_none() && self.volumes.have_stats_changed());
         if has_news {
             self.check_writable()?;
-            return self.or_abort("commit", || self.commit_locked(work));
+            return self.or_abort("commit", || self.commit_locked(work, None));
         }
         if self.read_only().is_some() {
             return Ok(());
@@ -109,24 +113,42 @@ impl Engine {
         Ok(())
     }
 
-    fn commit_locked(&self, work: &mut CommitWork) -> Result<()> {
+    /// Commits, and moves extents in the commit. Begins with a commit of its own if data moves, because the gate is closed
+    /// until the data has moved.
+    pub(crate) fn commit_with_step(&self, step: &mut RelocationStep) -> Result<()> {
+        if step.moves_data() {
+            self.commit()?;
+        }
+        self.check_not_aborted()?;
+        let mut work = self.commit_state.lock();
+        self.check_not_failed()?;
+        self.check_writable()?;
+        self.or_abort("commit", || self.commit_locked(&mut work, Some(step)))
+    }
+
+    fn commit_locked(&self, work: &mut CommitWork, step: Option<&mut RelocationStep>) -> Result<()> {
         let _commit = self.stats.span(Span::Commit);
         // Checked before any node is written: a filesystem that another program wrote to is left alone.
         self.volumes.check_superblocks_are_ours()?;
         let mut superblock = self.superblock();
         let _progress = self.admission.begin_flush();
-        let (transid, frozen, root_changes) = self.freeze_transaction()?;
+        let gate = self.running.close_gate();
+        let (transid, frozen, root_changes) = self.freeze_transaction(&gate);
+        // I3 of relocation::step
+        let gate = step.as_ref().is_some_and(|step| step.moves_data()).then_some(gate);
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
         self.change_roots(root_changes, &mut work.refs, transid)?;
-        self.drop_dead_roots(&mut work.refs, transid)?;
+        if gate.is_none() {
+            self.drop_dead_roots(&mut work.refs, transid)?;
+        }
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);
         self.flag_quotas(work, transid)?;
         self.store_dev_stats(&mut work.refs, transid)?;
-        let removed_chunks = self.remove_block_groups(work, transid)?;
+        let removed_chunks = self.remove_block_groups(work, transid, &mut superblock)?;
         let migrated_chunks = self.move_block_groups(work, transid, &mut superblock)?;
-        self.run_rounds(work, transid, &mut superblock)?;
+        self.run_rounds(work, transid, &mut superblock, step, gate)?;
         drop(rounds);
 
         let nodes = self.store.dirty_nodes();
@@ -159,10 +181,9 @@ impl Engine {
     }
 
     /// Ends the running transaction: its items become the frozen ones, and the next transaction begins.
-    fn freeze_transaction(&self) -> Result<(Generation, Vec<Arc<Tree>>, Vec<RootChange>)> {
+    fn freeze_transaction(&self, gate: &Closed<'_>) -> (Generation, Vec<Arc<Tree>>, Vec<RootChange>) {
         let _freeze = self.stats.span(Span::Freeze);
-        let gate = self.running.close_gate();
-        let EndedTransaction { transid, listed, root_changes } = self.running.end(&gate);
+        let EndedTransaction { transid, listed, root_changes } = self.running.end(gate);
         let mut frozen = Vec::with_capacity(listed.len());
         for id in listed {
             // Changes of a deleted subvolume whose tree is being dropped are discarded.
@@ -173,7 +194,7 @@ impl Engine {
         self.ledger.freeze();
         self.freeze_load();
         self.store.set_generation_limit(Generation(transid.0 + 1));
-        Ok((transid, frozen, root_changes))
+        (transid, frozen, root_changes)
     }
 
     /// Marks the quota numbers as inconsistent, because we do not update them. A kernel without the quota state leaves
@@ -196,7 +217,12 @@ impl Engine {
         Ok(())
     }
 
-    fn remove_block_groups(&self, work: &mut CommitWork, transid: Generation) -> Result<Vec<Logical>> {
+    fn remove_block_groups(
+        &self,
+        work: &mut CommitWork,
+        transid: Generation,
+        superblock: &mut Superblock,
+    ) -> Result<Vec<Logical>> {
         let (group_tree, free_space) = (self.block_group_tree()?, self.free_space_tree()?);
         let Some(removed) = self.remove_empty_block_groups(free_space.as_deref())? else { return Ok(Vec::new()) };
         let (chunk_tree, dev_tree) = (self.own_tree(RootId::CHUNK_TREE)?, self.own_tree(RootId::DEV_TREE)?);
@@ -206,6 +232,9 @@ impl Engine {
         }
         self.apply_batch(&chunk_tree, &removed.chunk_batch, &mut work.refs, transid)?;
         self.apply_batch(&dev_tree, &removed.dev_batch, &mut work.refs, transid)?;
+        if removed.has_system {
+            remove_system_chunks(superblock, &removed.chunks)?;
+        }
         Ok(removed.chunks)
     }
 
@@ -240,7 +269,14 @@ impl Engine {
     }
 
     /// Updates the accounting trees until all of them agree.
-    fn run_rounds(&self, work: &mut CommitWork, transid: Generation, superblock: &mut Superblock) -> Result<()> {
+    fn run_rounds(
+        &self,
+        work: &mut CommitWork,
+        transid: Generation,
+        superblock: &mut Superblock,
+        mut step: Option<&mut RelocationStep>,
+        mut gate: Option<Closed<'_>>,
+    ) -> Result<()> {
         let mut csums_done = false;
         for _ in 0..MAX_ROUNDS {
             let mut freed_data = Vec::new();
@@ -248,6 +284,11 @@ impl Engine {
             if !csums_done || !freed_data.is_empty() {
                 busy |= self.update_csums(work, transid, &freed_data, !csums_done)?;
                 csums_done = true;
+            }
+            if let Some(step) = step.take() {
+                self.run_step(step, work, transid)?;
+                gate = None;
+                busy = true;
             }
             busy |= self.update_block_groups(work, transid)?;
             if let Some((chunks, dev_extents)) = self.record_pending_chunks(superblock)? {
@@ -261,6 +302,7 @@ impl Engine {
                 return Ok(());
             }
         }
+        drop(gate);
         Err(Error::Bug { what: format!("the accounting trees still changed after {MAX_ROUNDS} rounds") })
     }
 
@@ -283,6 +325,33 @@ impl Engine {
             return Ok(false);
         }
         let heads = work.refs.take();
+        self.run_heads(heads, work, transid, freed_data)?;
+        Ok(true)
+    }
+
+    /// Moves extents out of a block group. The extent tree records all references of subvolumes.
+    fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
+        let mut moved = self.move_extents(step, &mut work.refs, transid)?;
+        let mut freed_data = Vec::new();
+        // Apart from the other refs: these change no owner.
+        self.run_heads(moved.take(), work, transid, &mut freed_data)?;
+        self.move_own_blocks(step, &mut work.refs, transid)?;
+        if !freed_data.is_empty() {
+            self.update_csums(work, transid, &freed_data, false)?;
+        }
+        Ok(())
+    }
+
+    fn run_heads(
+        &self,
+        heads: impl ExactSizeIterator<Item = DelayedRefHead>,
+        work: &mut CommitWork,
+        transid: Generation,
+        freed_data: &mut Vec<std::ops::Range<u64>>,
+    ) -> Result<()> {
+        if heads.len() == 0 {
+            return Ok(());
+        }
         let extents = self.own_tree(RootId::EXTENT_TREE)?;
         let config = LedgerConfig {
             nodesize: self.geometry.nodesize,
@@ -299,7 +368,7 @@ impl Engine {
             }
         }
         self.apply_batch(&extents, &changes.batch, &mut work.refs, transid)?;
-        Ok(true)
+        Ok(())
     }
 
     fn update_csums(

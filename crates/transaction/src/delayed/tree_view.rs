@@ -342,6 +342,13 @@ impl Tree {
         view.version = self.store.hints.new_version();
     }
 
+    /// Shows the copies of moved nodes to readers, who see the same items. Frozen items stay as they are.
+    pub(crate) fn publish_moved(&self, root: RootPtr) {
+        let mut view = self.view.write();
+        view.root = root;
+        view.version = self.store.hints.new_version();
+    }
+
     /// Seals the tree of a deleted subvolume before it is dropped. From then on, reads of its nodes fail, because their
     /// blocks are reused, and changes put into it are discarded.
     pub(crate) fn seal(&self) {

@@ -18,6 +18,7 @@ use ubtrfs_tree::Batch;
 
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
+use crate::extents::emptying::Emptying;
 use crate::extents::free_space_tree;
 
 /// Chunks that are not in the chunk tree yet.
@@ -73,6 +74,12 @@ impl Engine {
             return Ok(true);
         }
         self.make_chunk(shortage.kind)
+    }
+
+    /// Makes a chunk. Returns `false` if there is no room.
+    pub(crate) fn add_chunk(&self, kind: SpaceKind) -> Result<bool> {
+        let _making = self.pending_chunks.making.lock();
+        self.make_chunk(kind)
     }
 
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
@@ -150,10 +157,16 @@ impl Engine {
         let mut spared = BlockGroupFlags::SYSTEM;
         for group in self.space.empty_groups() {
             let types = group.flags & BlockGroupFlags::TYPES;
-            if spared.contains(types) {
-                self.remove_if_empty(&group, &mut removed, free_space)?;
+            match self.relocations.state_of(group.start) {
+                Some(Emptying::Condemned) => self.remove_if_empty(&group, &mut removed, free_space)?,
+                Some(Emptying::Moving) => {}
+                None => {
+                    if spared.contains(types) && !types.contains(BlockGroupFlags::SYSTEM) {
+                        self.remove_if_empty(&group, &mut removed, free_space)?;
+                    }
+                    spared |= types;
+                }
             }
-            spared |= types;
         }
         if removed.chunks.is_empty() {
             return Ok(None);
@@ -174,17 +187,15 @@ impl Engine {
         free_space: Option<&Tree>,
     ) -> Result<()> {
         // A chunk that is not recorded yet cannot be removed from the trees, nor one that is being moved.
-        if group.flags.contains(BlockGroupFlags::SYSTEM)
-            || self.pending_chunks.contains(group.start)
-            || self.migrations.contains(group.start)
-        {
+        if self.pending_chunks.contains(group.start) || self.migrations.contains(group.start) {
             return Ok(());
         }
         // Read-only first, then a second look: an allocation may have come in between.
+        let was_read_only = self.space.is_read_only(group.start);
         self.space.set_read_only(group.start, true);
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
         let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
-            self.space.set_read_only(group.start, false);
+            self.space.set_read_only(group.start, was_read_only);
             return Ok(());
         };
         self.space.remove_block_group(group.start);
@@ -195,6 +206,7 @@ impl Engine {
             let items = free_space_tree::remove_free_space(tree.source(), &root, logical, group.len_bytes)?;
             removed.free_space_batch.extend(items);
         }
+        removed.has_system |= group.flags.contains(BlockGroupFlags::SYSTEM);
         removed.chunk_batch.push((Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, logical.0), None));
         for stripe in &chunk.stripes {
             removed.dev_batch.push((Key::new(stripe.devid.0, KeyType::DEV_EXTENT, stripe.offset.0), None));
@@ -217,6 +229,8 @@ impl Engine {
 #[derive(Debug, Default)]
 pub(crate) struct RemovedGroups {
     pub(crate) chunks: Vec<Logical>,
+    /// Whether the superblock lists one of the chunks.
+    pub(crate) has_system: bool,
     pub(crate) group_batch: Batch,
     pub(crate) free_space_batch: Batch,
     pub(crate) chunk_batch: Batch,
@@ -274,6 +288,23 @@ pub(crate) fn replace_system_chunk(superblock: &mut Superblock, key: &Key, chunk
         }
     }
     append_system_chunk(superblock, key, chunk)
+}
+
+/// Removes chunks from the superblock's list of system chunks.
+pub(crate) fn remove_system_chunks(superblock: &mut Superblock, chunks: &[Logical]) -> Result<()> {
+    let len = usize::try_from(superblock.sys_chunk_array_size).unwrap_or(usize::MAX);
+    let listed = superblock.sys_chunk_array.get(..len).unwrap_or_default().to_vec();
+    superblock.sys_chunk_array_size = 0;
+    superblock.sys_chunk_array.fill(0);
+    let mut reader = Reader::new("sys_chunk_array", &listed);
+    while !reader.is_empty() {
+        let key = Key::read(&mut reader)?;
+        let chunk = ChunkItem::read(&mut reader)?;
+        if !chunks.contains(&Logical(key.offset)) {
+            append_system_chunk(superblock, &key, &chunk.encode())?;
+        }
+    }
+    Ok(())
 }
 
 /// A piece of a data extent that is large enough to be an extent.

@@ -118,6 +118,12 @@ impl Engine {
         if self.pending_chunks.contains(start) {
             self.commit()?;
         }
+        if self.relocations.state_of(start).is_some() {
+            return Err(Error::Refused {
+                what: format!("block group {start} is being emptied"),
+                hint: "wait until it is done",
+            });
+        }
         self.migrations.begin(start)?;
         let moved = self.copy_and_record(start, placement, job);
         if moved.is_err() && self.migrations.end(start).is_some() {

@@ -180,9 +180,9 @@ impl Engine {
         self.enter();
         let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
         if !verify {
-            return self.volumes.read(at, buf, sectorsize, &|_, _| Ok(()));
+            return self.volumes.read(self.moved.current(at), buf, sectorsize, &|_, _| Ok(()));
         }
-        let csums = self.csums_of(at, buf.len() as u64)?;
+        let (at, csums) = self.current_csums_of(at, buf.len() as u64)?;
         let csum_type = self.geometry.csum_type;
         let bad_sector = std::cell::Cell::new(0);
         let check = |index: usize, sector: &[u8]| {
@@ -211,6 +211,18 @@ impl Engine {
         self.volumes.has_io_uring()
     }
 
+    /// The current address of data, and its checksums.
+    fn current_csums_of(&self, at: Logical, len_bytes: u64) -> Result<(Logical, SectorCsums)> {
+        loop {
+            let current = self.moved.current(at);
+            let csums = self.csums_of(current, len_bytes)?;
+            // If the data moved meanwhile, its checksums may be gone here.
+            if csums.is_complete() || self.moved.current(at) == current {
+                return Ok((current, csums));
+            }
+        }
+    }
+
     pub(crate) fn csums_of(&self, at: Logical, len_bytes: u64) -> Result<SectorCsums> {
         let sectorsize = self.geometry.sectorsize;
         let csum_size = self.geometry.csum_type.size();
@@ -233,6 +245,10 @@ impl Engine {
     ///
     /// Fails if the extent tree is corrupt or cannot be read.
     pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
+        // Nothing is written into a block group that is being emptied.
+        if self.space.is_read_only(extent.disk_bytenr) {
+            return Ok(true);
+        }
         let referrer = (root, ino, file_offset.wrapping_sub(extent.offset));
         let (others, no_item_yet) = self.ledger.other_referrers(extent.disk_bytenr, &referrer);
         if others || no_item_yet {

@@ -6,7 +6,9 @@ pub(crate) mod csum_tree;
 pub(crate) mod data_io;
 pub(crate) mod data_ledger;
 pub(crate) mod device_size;
+pub(crate) mod emptying;
 pub(crate) mod extent_tree;
 pub(crate) mod free_space_tree;
 #[cfg(test)]
 pub(crate) mod ledger_kernel_tests;
+pub(crate) mod moved_extents;

@@ -152,6 +152,19 @@ impl TransHandle<'_> {
         self.engine.running.ask_for(change);
     }
 
+    /// A file extent item with the current address of its extent, if that moved since the item was planned.
+    fn with_current_address(&self, value: &[u8]) -> Option<Vec<u8>> {
+        let extent = regular_extent(value)?;
+        let current = self.engine.moved.current(extent.disk_bytenr);
+        if current == extent.disk_bytenr {
+            return None;
+        }
+        let mut moved = value.to_vec();
+        let place = moved.get_mut(FileExtent::HEADER_SIZE..)?.first_chunk_mut()?;
+        *place = current.0.to_le_bytes();
+        Some(moved)
+    }
+
     fn note_extent(&self, tree: &Tree, key: &Key, value: &[u8]) {
         if let Some(extent) = regular_extent(value) {
             let referrer = (tree.id(), Ino(key.objectid), key.offset.wrapping_sub(extent.offset));
@@ -170,7 +183,10 @@ impl TreeChanges<'_> {
     pub fn put(&mut self, key: Key, value: impl AsRef<[u8]>) {
         let value = value.as_ref();
         if key.item_type == KeyType::EXTENT_DATA && self.tree.id().is_fs_tree() {
+            let moved = self.op.with_current_address(value);
+            let value = moved.as_deref().unwrap_or(value);
             self.op.note_extent(self.tree, &key, value);
+            return self.set(key, Some(value));
         }
         self.set(key, Some(value));
     }

@@ -1,0 +1,30 @@
+//! Emptying one block group, and the waiting that the engine asks for meanwhile.
+//!
+//! Invariants:
+//! - I1. Extents are looked up and read under their file's state lock, and looked up and replaced under its state lock
+//!   or its writeback lock. So a thread that takes both locks of every inode in memory, one inode after the other, has
+//!   waited for everybody who had an address before.
+
+use ubtrfs_transaction::{Job, RelocatedGroup};
+
+use crate::{Fs, Result};
+
+impl Fs {
+    /// Moves all extents out of the block group that starts at `start`, and removes the group.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group).
+    pub fn relocate_block_group(&self, start: ubtrfs_format::Logical, job: &Job) -> Result<RelocatedGroup> {
+        self.check_open()?;
+        Ok(self.engine.relocate_block_group(start, job)?)
+    }
+
+    /// Waits until all threads that had addresses of data before have used them (I1).
+    pub(crate) fn wait_for_extent_users(&self) {
+        for inode in self.inodes.all() {
+            let _writeback = inode.writeback.lock();
+            inode.state.write().data.extents_changed();
+        }
+    }
+}

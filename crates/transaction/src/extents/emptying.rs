@@ -1,0 +1,61 @@
+//! [`Relocations`]: the block groups that are being emptied.
+//!
+//! ```text
+//!  begin -> Emptying -- condemn --> Condemned -- a commit removes the group --> (gone)
+//!              |                        |
+//!              +------- end ------------+----> (an ordinary block group)
+//! ```
+//!
+//! Owns the map, under a lock. Lock order: nothing is taken under it.
+//!
+//! Invariants:
+//! - I1. A group in the map is read-only in space, and is removed only when it is condemned: until then threads may read
+//!   data that has moved.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use ubtrfs_format::Logical;
+
+/// How far a block group is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Emptying {
+    /// Extents are moved out of it.
+    Moving,
+    /// It is empty, and nobody reads from it: the next commit removes it.
+    Condemned,
+}
+
+/// The block groups that are being emptied, by their start.
+#[derive(Debug, Default)]
+pub(crate) struct Relocations {
+    groups: Mutex<BTreeMap<Logical, Emptying>>,
+}
+
+impl Relocations {
+    /// Begins with a group. Returns false if it is being emptied already.
+    pub(crate) fn begin(&self, start: Logical) -> bool {
+        let mut groups = self.groups.lock();
+        let is_new = !groups.contains_key(&start);
+        groups.entry(start).or_insert(Emptying::Moving);
+        is_new
+    }
+
+    pub(crate) fn condemn(&self, start: Logical) {
+        self.groups.lock().insert(start, Emptying::Condemned);
+    }
+
+    pub(crate) fn end(&self, start: Logical) {
+        self.groups.lock().remove(&start);
+    }
+
+    /// The state of a group, if it is being emptied.
+    pub(crate) fn state_of(&self, start: Logical) -> Option<Emptying> {
+        self.groups.lock().get(&start).copied()
+    }
+
+    /// Whether the next commit has a group to remove.
+    pub(crate) fn have_condemned(&self) -> bool {
+        self.groups.lock().values().any(|state| *state == Emptying::Condemned)
+    }
+}

@@ -1,0 +1,72 @@
+//! [`MovedExtents`]: old and new addresses of data extents that relocation moved.
+//!
+//! A thread that looked an extent up before it moved may read it, or refer to it in a new item, afterwards. Its address
+//! is translated here. The old data stays in place, too, until nobody can have the old address any more.
+//!
+//! Owns the map, under a lock. Lock order: nothing is taken under it.
+//!
+//! Invariants:
+//! - I1. A move is noted before the checksums of the old address are deleted: without a checksum there, a second
+//!   lookup finds the new address.
+//! - I2. An address is in the map only while its block group is read-only, so it is not allocated again meanwhile.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+use ubtrfs_format::Logical;
+use ubtrfs_space::Extent;
+
+/// The moves that are still of interest.
+#[derive(Debug, Default)]
+pub(crate) struct MovedExtents {
+    /// Whether the map has entries. Most of the time it has none.
+    any: AtomicBool,
+    /// Length and new address, by the old address.
+    moves: RwLock<BTreeMap<u64, (u64, Logical)>>,
+}
+
+impl MovedExtents {
+    /// The current address of data that was at this address.
+    pub(crate) fn current(&self, at: Logical) -> Logical {
+        if !self.any.load(Ordering::Acquire) {
+            return at;
+        }
+        let moves = self.moves.read();
+        let found = moves.range(..=at.0).next_back().map(|(start, (len_bytes, to))| (at.0 - start, len_bytes, to));
+        found.filter(|(offset, len_bytes, _)| offset < len_bytes).map_or(at, |(offset, _, to)| Logical(to.0 + offset))
+    }
+
+    /// Notes moves.
+    pub(crate) fn note(&self, moves: impl IntoIterator<Item = (Extent, Logical)>) {
+        let mut map = self.moves.write();
+        map.extend(moves.into_iter().map(|(from, to)| (from.bytenr.0, (from.len_bytes, to))));
+        self.any.store(!map.is_empty(), Ordering::Release);
+    }
+
+    /// Forgets the moves out of a range, whose addresses nobody has any more.
+    pub(crate) fn forget(&self, range: Range<u64>) {
+        let mut map = self.moves.write();
+        map.retain(|start, _| !range.contains(start));
+        self.any.store(!map.is_empty(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_inside_moved_extents_are_translated() {
+        let moved = MovedExtents::default();
+        assert_eq!(moved.current(Logical(5)), Logical(5));
+        moved.note([(Extent::new(Logical(4096), 8192), Logical(1 << 20))]);
+        let found = [0, 4095, 4096, 8192, 12287, 12288].map(|at| moved.current(Logical(at)).0);
+        assert_eq!(found, [0, 4095, 1 << 20, (1 << 20) + 4096, (1 << 20) + 8191, 12288]);
+        moved.forget(0..4096);
+        assert_eq!(moved.current(Logical(4096)), Logical(1 << 20));
+        moved.forget(0..8192);
+        assert_eq!(moved.current(Logical(4096)), Logical(4096));
+    }
+}

@@ -1,0 +1,251 @@
+//! Emptying one block group.
+//!
+//! Invariants:
+//! - I1. The group is read-only from the beginning to its removal, or until the relocation ends early. So what it holds
+//!   only becomes less, and each extent needs to be found once.
+//! - I2. An extent that cannot be moved stays with its group, which is writable again afterwards.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_format::{Ino, KeyType, Logical, RootId};
+use ubtrfs_space::{BlockGroup, Extent, RefKey, SpaceKind};
+use ubtrfs_tree::{NodePtr, NodeSource};
+
+use crate::engine::Engine;
+use crate::handle::trans_handle::regular_extent;
+use crate::job::Job;
+use crate::relocation::data_copy::DataCopies;
+use crate::relocation::extent_record::{ExtentRecord, record_at};
+use crate::relocation::step::{RelocationStep, extents_in_group};
+
+/// What a relocation did.
+#[derive(Debug, Default)]
+pub struct RelocatedGroup {
+    /// Extents that moved out of the group.
+    pub nr_moved: u64,
+    /// Tree blocks that were copied because they refer to them.
+    pub nr_ancestors: u64,
+    /// Bytes of data that moved.
+    pub data_bytes: u64,
+    /// Extents that could not be moved. The group stays if there are any.
+    pub failures: Vec<RelocationFailure>,
+}
+
+/// An extent that could not be moved.
+#[derive(Debug)]
+pub struct RelocationFailure {
+    /// Its address.
+    pub bytenr: Logical,
+    /// The reason.
+    pub error: Error,
+    /// Files that use it: subvolume, inode, and offset in the file.
+    pub users: Vec<(RootId, Ino, u64)>,
+}
+
+impl Engine {
+    /// Moves all extents out of the block group that starts at `start`, and removes the group. Returns when the removal
+    /// is durable. Units of `job` are bytes of the group.
+    ///
+    /// The caller must hold no inode lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
+    /// block group or it is being emptied; a failure to write or commit. Extents that have moved stay where they are.
+    pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
+        self.check_writable()?;
+        let group = self.space.block_group_at(start).filter(|group| group.start == start);
+        let group = group.ok_or_else(|| Error::Refused {
+            what: format!("there is no block group at {start}"),
+            hint: "see: ubtrfs inspect dump-tree -t chunk",
+        })?;
+        if self.migrations.contains(start) || !self.relocations.begin(start) {
+            return Err(Error::Refused {
+                what: format!("block group {start} is being moved already"),
+                hint: "wait until it is done",
+            });
+        }
+        let mut emptied = self.empty_group(&group, job);
+        if let Ok(report) = &mut emptied
+            && report.failures.is_empty()
+            && let Err(error) = self.remove_emptied(&group)
+        {
+            emptied = Err(error);
+        }
+        // It is gone, or an ordinary group again (I2).
+        self.relocations.end(start);
+        self.space.set_read_only(start, false);
+        emptied
+    }
+
+    fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
+        let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
+        self.keep_kind(group)?;
+        self.space.set_read_only(group.start, true);
+        if let Some(flusher) = self.flusher() {
+            flusher.wait_for_writes_in_place();
+        }
+        // A chunk or log that lies in the group is recorded or dropped.
+        self.commit()?;
+        job.add_total(group.used);
+        let mut report = RelocatedGroup::default();
+        let mut used = group.used;
+        let mut nr_waits = 0;
+        loop {
+            job.check()?;
+            let done = self.move_some(&range, &mut report)?;
+            let now = self.space.block_group_at(group.start).map_or(0, |group| group.used);
+            job.advance(used.saturating_sub(now));
+            used = now;
+            if done == Moved::Some {
+                nr_waits = 0;
+                continue;
+            }
+            if !report.failures.is_empty() || self.space.is_empty(group.start) {
+                return Ok(report);
+            }
+            // Data on its way to the devices, and what the last commit freed.
+            nr_waits += 1;
+            if nr_waits > MAX_WAITS {
+                return Err(Error::Refused {
+                    what: format!("block group {} does not become empty: {used} bytes are in use", group.start),
+                    hint: "write back what is dirty (sync), then try again",
+                });
+            }
+            self.flush_data()?;
+            self.commit_with_step(&mut RelocationStep::default())?;
+            if nr_waits > 2 {
+                std::thread::sleep(WAIT);
+            }
+        }
+    }
+
+    /// Makes another group first if this is the last of its type: new chunks take their profile from the others.
+    fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
+        let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
+        let groups = self.space.block_groups();
+        if groups.iter().any(|other| other.start != group.start && types(other) == types(group)) {
+            return Ok(());
+        }
+        let kind = if types(group).contains(BlockGroupFlags::SYSTEM) {
+            SpaceKind::System
+        } else if types(group).contains(BlockGroupFlags::METADATA) {
+            SpaceKind::Metadata
+        } else {
+            SpaceKind::Data
+        };
+        if self.add_chunk(kind)? { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// One step. Nothing is left to move when it returns [`Moved::Nothing`], except for failures.
+    fn move_some(&self, range: &Range<u64>, report: &mut RelocatedGroup) -> Result<Moved> {
+        let failed = |bytenr: Logical| report.failures.iter().any(|failure| failure.bytenr == bytenr);
+        let most = STEP_EXTENTS.saturating_add(report.failures.len());
+        let found = extents_in_group(self, range.clone(), most)?;
+        let mut step = RelocationStep::default();
+        let (mut data, mut data_bytes) = (Vec::new(), 0);
+        for record in found.into_iter().filter(|record| !failed(record.extent.bytenr)) {
+            if record.level.is_some() {
+                step.blocks.push(record);
+            } else if data_bytes < STEP_DATA_BYTES {
+                data_bytes += record.extent.len_bytes;
+                data.push(record.extent);
+            }
+        }
+        if step.blocks.is_empty() && data.is_empty() {
+            return Ok(Moved::Nothing);
+        }
+        let mut copies = DataCopies::make(self, &data)?;
+        step.data.clone_from(&copies.copies);
+        step.failures = std::mem::take(&mut copies.failures);
+        self.commit_with_step(&mut step)?;
+        let used: Vec<Extent> =
+            copies.copies.iter().filter(|copy| step.used.contains(&copy.to.bytenr)).map(|copy| copy.to).collect();
+        copies.keep_used(&step.used);
+        report.data_bytes += used.iter().map(|extent| extent.len_bytes).sum::<u64>();
+        report.nr_moved += step.nr_moved;
+        report.nr_ancestors += step.nr_ancestors;
+        for (bytenr, error) in step.failures {
+            if matches!(error, Error::NoSpace) {
+                return Err(error);
+            }
+            let users = self.users_of(bytenr).unwrap_or_default();
+            report.failures.push(RelocationFailure { bytenr, error, users });
+        }
+        Ok(Moved::Some)
+    }
+
+    fn remove_emptied(&self, group: &BlockGroup) -> Result<()> {
+        let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
+        if let Some(flusher) = self.flusher() {
+            flusher.wait_for_readers();
+        }
+        self.moved.forget(range);
+        self.relocations.condemn(group.start);
+        self.commit_with_step(&mut RelocationStep::default())?;
+        if self.space.block_group_at(group.start).is_some() {
+            let what = format!("the empty block group {} was not removed", group.start);
+            return Err(Error::Bug { what });
+        }
+        Ok(())
+    }
+
+    /// The files that use a data extent.
+    fn users_of(&self, bytenr: Logical) -> Result<Vec<(RootId, Ino, u64)>> {
+        let tree = self.own_tree(RootId::EXTENT_TREE)?;
+        let nodesize = self.geometry.nodesize;
+        let record = tree.with_root(|source, root| record_at(source, root, bytenr, nodesize))?;
+        let mut users = Vec::new();
+        for (reference, _) in record.iter().flat_map(|record| &record.refs).take(MAX_USERS) {
+            match *reference {
+                RefKey::Data { root, ino, offset } => users.push((root, ino, offset)),
+                RefKey::SharedData(leaf) => users.extend(self.users_in_leaf(bytenr, leaf)?),
+                RefKey::TreeBlock(_) | RefKey::SharedBlock(_) => {}
+            }
+        }
+        users.sort_unstable();
+        users.dedup();
+        Ok(users)
+    }
+
+    fn users_in_leaf(&self, bytenr: Logical, leaf: Logical) -> Result<Vec<(RootId, Ino, u64)>> {
+        let tree = self.own_tree(RootId::EXTENT_TREE)?;
+        let record: Option<ExtentRecord> =
+            tree.with_root(|source, root| record_at(source, root, leaf, self.geometry.nodesize))?;
+        let Some(record) = record.filter(|record| record.level == Some(0)) else { return Ok(Vec::new()) };
+        let ptr = NodePtr {
+            tree: RootId::TREE_RELOC,
+            bytenr: leaf,
+            generation: record.generation,
+            level: 0,
+            first_key: None,
+        };
+        let node = self.store.read_node(&ptr)?;
+        let user = |slot: usize| {
+            let key = node.key(slot);
+            let extent = (key.item_type == KeyType::EXTENT_DATA).then(|| regular_extent(node.item(slot))).flatten()?;
+            (extent.disk_bytenr == bytenr).then_some((node.owner(), Ino(key.objectid), key.offset))
+        };
+        Ok((0..node.nritems()).filter_map(user).collect())
+    }
+}
+
+/// Whether a step had anything to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moved {
+    Some,
+    Nothing,
+}
+
+/// Most extents of one step.
+const STEP_EXTENTS: usize = 8192;
+/// Bytes of data of one step, about.
+const STEP_DATA_BYTES: u64 = 128 << 20;
+/// Commits for which a group is waited to become empty.
+const MAX_WAITS: u32 = 100;
+const WAIT: Duration = Duration::from_millis(50);
+/// Most references of an extent that are looked at to find its files.
+const MAX_USERS: usize = 256;
