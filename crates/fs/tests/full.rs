@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Error, Fs, MountOptions, NewInode};
 use ubtrfs_testkit::capability::kernel_oracle;
-use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check};
+use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, second_opinion};
 
 const ENOSPC: i32 = 28;
 const MIB: u64 = 1 << 20;
@@ -150,5 +150,49 @@ fn compressed_files_of_many_threads_fill_it() {
 fn mixed_block_groups_fill() {
     if kernel_oracle() {
         fill_and_recover("mixed", 128 * MIB, &["-M"], "", MIB / 2, 2);
+    }
+}
+
+/// Takes a snapshot of the top level in itself, and deletes it again if there was room for it.
+fn try_snapshot(fs: &Fs, name: &str) -> bool {
+    let source = fs.root();
+    match fs.snapshot(source.root, source, name.as_bytes(), false) {
+        Ok(_) => {
+            fs.delete_subvolume(source, name.as_bytes(), None).unwrap();
+            true
+        }
+        Err(error) => !is_full(&error),
+    }
+}
+
+/// Fills a filesystem, asks for snapshots that do not fit, and removes files.
+fn refused_snapshots_and_removals(len_bytes: u64, mkfs: &[&str], max_bytes: u64) {
+    let image = Image::kernel_made(len_bytes, mkfs).unwrap();
+    let mut rng = Rng::new(Rng::seed_or(5));
+    let files = Mutex::new(Files::new());
+    let fs = open(&image, &MountOptions::default());
+    fill(&fs, &mut rng, "big", max_bytes, &files);
+    fill(&fs, &mut rng, "small", 3000, &files);
+    let refused = (0..4).filter(|number| !try_snapshot(&fs, &format!("snapshot {number}"))).count();
+    println!("{mkfs:?}: {refused} of 4 snapshots refused, {} files", files.lock().unwrap().len());
+    let mut files = files.into_inner().unwrap();
+    let names: Vec<_> = files.keys().filter(|_| rng.below(2) == 0).cloned().collect();
+    for name in names {
+        fs.unlink(fs.root(), name.as_bytes()).unwrap_or_else(|error| panic!("{name} stays: {error}"));
+        files.remove(&name);
+    }
+    fs.sync().unwrap();
+    verify(&fs, &files);
+    fs.close().unwrap();
+    drop(fs);
+    second_opinion(image.path()).unwrap();
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_refused_snapshot_leaves_room_for_removals() {
+    if kernel_oracle() {
+        refused_snapshots_and_removals(96 * MIB, &["-M"], 6000);
+        refused_snapshots_and_removals(160 * MIB, &["-m", "single"], 20_000);
     }
 }

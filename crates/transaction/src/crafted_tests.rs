@@ -37,7 +37,7 @@ fn a_missing_tree_is_corruption() {
 #[test]
 fn a_snapshot_of_a_subvolume_that_does_not_exist_is_refused() {
     let (engine, _) = engine();
-    assert!(matches!(engine.prepare_snapshot(RootId(300)), Err(Error::Refused { .. })));
+    assert!(matches!(engine.reserve_for_snapshot(RootId(300), 1), Err(Error::Refused { .. })));
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::data_io::{DataExtent, DataReservation};
 pub use extents::device_size::DEVICE_LEN_MIN;
+#[cfg(debug_assertions)]
+pub use handle::refusal::{end_refusal, refuse_reservation_after};
 pub use handle::root_change::{NewContent, NewSubvolume};
 pub use handle::trans_handle::{MetadataReservation, TransHandle, TreeChanges};
 pub use health::metric::{Metric, prometheus_text};

@@ -88,6 +88,11 @@ impl Engine {
         {
             tracing::warn!("no subvolume can be made, because the highest subvolume id is unknown: {error}");
         }
+        if engine.read_only().is_none()
+            && let Err(error) = engine.note_snapshots()
+        {
+            tracing::warn!("subvolumes are taken to share blocks, because not all root items can be read: {error}");
+        }
         Ok(engine)
     }
 }

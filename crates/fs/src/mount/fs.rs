@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_device::Device;
-use ubtrfs_format::DevId;
 use ubtrfs_format::item::DevStatsItem;
 use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::{DevId, RootId};
 use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
 use crate::error::{Error, Result};
@@ -165,6 +165,13 @@ impl Fs {
         self.check_open()?;
         self.commit_thread.note_change();
         Ok(self.engine.reserve(nr_items)?)
+    }
+
+    /// Reserves metadata for a snapshot of `source` with about `nr_items` item changes (I1).
+    pub(crate) fn reserve_for_snapshot(&self, source: RootId, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        self.check_open()?;
+        self.commit_thread.note_change();
+        Ok(self.engine.reserve_for_snapshot(source, nr_items)?)
     }
 
     /// Reserves metadata for a change that frees space (I1); may use the space kept for that purpose.

@@ -62,7 +62,7 @@ impl Fs {
         if self.subvolumes.is_deleted(source) {
             return Err(Error::NotFound);
         }
-        let reservation = self.reserve(NEW_ITEMS + self.engine.prepare_snapshot(source)?)?;
+        let reservation = self.reserve_for_snapshot(source, NEW_ITEMS)?;
         let _in_place = self.data.in_place.write();
         self.make_subvolume(dir, name, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
@@ -125,8 +125,10 @@ impl Fs {
         }
         let reservation = self.reserve(1)?;
         subvolume.set_read_only(read_only)?;
-        if read_only {
-            self.flush_tagged(Some(id))?;
+        if read_only && let Err(error) = self.flush_tagged(Some(id)) {
+            // On disk it is still writable.
+            subvolume.set_read_only(false)?;
+            return Err(error);
         }
         let op = self.engine.begin(reservation);
         op.set_subvolume_read_only(id, read_only);

@@ -64,6 +64,8 @@ impl Engine {
     /// reclaim.
     pub fn reserve_data(&self, bytes: u64) -> Result<DataReservation> {
         self.check_writable()?;
+        #[cfg(debug_assertions)]
+        crate::handle::refusal::check()?;
         let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
         if self.admission.data_tickets().is_empty()
             && let Some(reservation) = granted()?
@@ -116,6 +118,8 @@ impl Engine {
         hint: Option<Logical>,
     ) -> Result<DataExtent> {
         self.check_writable()?;
+        #[cfg(debug_assertions)]
+        crate::handle::refusal::check()?;
         let extent = self.allocate_or_make_chunk(SpaceKind::Data, want, min, hint)?.ok_or(Error::NoSpace)?;
         reservation.inner.consume(extent.len_bytes.min(reservation.inner.bytes()));
         self.ledger.allocated(extent);

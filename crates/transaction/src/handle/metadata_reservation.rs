@@ -49,6 +49,15 @@ pub(crate) enum Purpose {
     Writeback,
     /// A change that frees space in the end.
     Removal,
+    /// A snapshot. From its grant on, all changes may copy blocks that the snapshot shares.
+    Snapshot,
+}
+
+impl Purpose {
+    /// Whether a reservation waits for its turn, and leaves the global reserve.
+    fn is_ordinary(self) -> bool {
+        matches!(self, Self::Change | Self::Snapshot)
+    }
 }
 
 /// The load of the active transaction so far, and the need of the frozen one.
@@ -58,6 +67,8 @@ pub(crate) struct TransactionLoad {
     names: ChangeCounts,
     /// Changes that reservations may still put, and stocks of the shares.
     nr_reserved: AtomicU64,
+    /// Reservations of snapshots that are granted and not dropped yet. A refused one leaves no trace.
+    nr_snapshots: AtomicU64,
     shares: PerThread<Mutex<Share>>,
     /// Bytes of checksums that the commit will insert.
     csum_bytes: AtomicU64,
@@ -225,8 +236,23 @@ impl TransactionLoad {
         self.frozen_memory.store(0, Ordering::Relaxed);
     }
 
+    /// Begins a reservation.
+    fn begin(&self, nr_items: u64, purpose: Purpose) {
+        self.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
+        if purpose == Purpose::Snapshot {
+            self.nr_snapshots.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Ends a reservation.
-    pub(crate) fn unreserve(&self, nr_items: u64) {
+    pub(crate) fn end(&self, nr_items: u64, purpose: Purpose) {
+        self.unreserve(nr_items);
+        if purpose == Purpose::Snapshot {
+            self.nr_snapshots.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn unreserve(&self, nr_items: u64) {
         let mut share = self.shares.current().lock();
         share.nr_ended += nr_items;
         if share.nr_admitted < nr_items || share.nr_ended >= SHARE_ITEMS {
@@ -342,18 +368,21 @@ impl Engine {
         purpose: Purpose,
     ) -> Result<MetadataReservation<'_>> {
         self.check_writable()?;
+        #[cfg(debug_assertions)]
+        crate::handle::refusal::check()?;
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
-        if purpose != Purpose::Change || self.admission.metadata_tickets.is_empty() {
-            if self.admission.load.take_admitted(most as u64) {
-                return Ok(MetadataReservation::counted(self, most as u64));
+        if !purpose.is_ordinary() || self.admission.metadata_tickets.is_empty() {
+            // The stock was admitted without a snapshot in mind.
+            if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
+                return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }
             if let Some(reservation) = granted() {
                 self.admit_ahead();
                 return Ok(reservation);
             }
         }
-        if purpose != Purpose::Change {
+        if !purpose.is_ordinary() {
             let _waited = self.stats.span(Span::ReserveWait);
             return self.admit_between_commits(&granted, PATIENCE)?.ok_or(Error::NoSpace);
         }
@@ -397,7 +426,7 @@ impl Engine {
         let mut nr_items = most;
         loop {
             if self.admit(nr_items as u64, purpose) {
-                return Some(MetadataReservation::counted(self, nr_items as u64));
+                return Some(MetadataReservation::counted(self, nr_items as u64, purpose));
             }
             if nr_items <= least {
                 return None;
@@ -421,10 +450,10 @@ impl Engine {
 
     fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {
         // Counted before the check, so that two threads that ask at once each see the other's changes.
-        self.admission.load.nr_reserved.fetch_add(nr_items, Ordering::Relaxed);
+        self.admission.load.begin(nr_items, purpose);
         let has_room = self.has_room_for_metadata(purpose);
         if !has_room {
-            self.admission.load.unreserve(nr_items);
+            self.admission.load.end(nr_items, purpose);
         }
         has_room
     }
@@ -553,12 +582,13 @@ impl Engine {
 
     fn metadata_use(&self, metadata: &SpaceInfo, purpose: Purpose) -> MetadataUse {
         // The root item is not read here, because some callers hold its lock.
-        let used = match self.geometry.mixed && purpose != Purpose::Change {
+        let used = match self.geometry.mixed && !purpose.is_ordinary() {
             true => metadata.used.min(self.admission.load.tree_bytes.load(Ordering::Relaxed)),
             false => metadata.used,
         };
         let extent_tree = self.admission.extent_tree_bytes.load(Ordering::Relaxed);
-        let shared_extent_tree = self.roots.shares_blocks().then_some(extent_tree);
+        let shares_blocks = self.roots.shares_blocks() || self.admission.load.nr_snapshots.load(Ordering::Relaxed) > 0;
+        let shared_extent_tree = shares_blocks.then_some(extent_tree);
         MetadataUse { used, nodesize: self.geometry.nodesize.into(), shared_extent_tree }
     }
 
@@ -570,7 +600,7 @@ impl Engine {
     fn metadata_need(&self, metadata: &SpaceInfo, purpose: Purpose) -> u64 {
         let reserve = self.global_reserve(metadata);
         let (load, left) = match purpose {
-            Purpose::Change => (self.admission.load.active() + self.writeback_load(), reserve),
+            Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
             // Changes left room for the items of dirty data (I2), by an estimate that free space in small pieces exceeds.
             Purpose::Writeback => (self.admission.load.active(), reserve / 4),
             Purpose::Removal => (self.admission.load.active(), reserve / 4),

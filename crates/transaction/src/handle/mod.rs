@@ -2,6 +2,8 @@
 
 pub(crate) mod admission;
 pub(crate) mod metadata_reservation;
+#[cfg(debug_assertions)]
+pub(crate) mod refusal;
 pub(crate) mod root_change;
 pub(crate) mod running;
 pub(crate) mod throttle;

@@ -3,10 +3,10 @@
 use std::cell::Cell;
 
 use parking_lot::RwLockReadGuard;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{FileExtent, RegularExtent};
-use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::Extent;
 
 use crate::delayed::delayed_item::LockedItems;
@@ -21,12 +21,13 @@ use crate::handle::root_change::RootChange;
 pub struct MetadataReservation<'e> {
     engine: &'e Engine,
     nr_items: u64,
+    purpose: Purpose,
 }
 
 impl<'e> MetadataReservation<'e> {
     /// A reservation of changes that the engine's load already counts.
-    pub(crate) fn counted(engine: &'e Engine, nr_items: u64) -> Self {
-        Self { engine, nr_items }
+    pub(crate) fn counted(engine: &'e Engine, nr_items: u64, purpose: Purpose) -> Self {
+        Self { engine, nr_items, purpose }
     }
 
     /// Number of changes reserved.
@@ -40,7 +41,7 @@ impl Drop for MetadataReservation<'_> {
         if std::thread::panicking() {
             self.engine.abort("a change panicked".to_owned());
         }
-        self.engine.admission.load.unreserve(self.nr_items);
+        self.engine.admission.load.end(self.nr_items, self.purpose);
     }
 }
 
@@ -96,6 +97,22 @@ impl Engine {
     /// As for [`Engine::reserve`].
     pub fn reserve_for_removal_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
         self.reserve_metadata(most, least, Purpose::Removal)
+    }
+
+    /// Reserves metadata space for a snapshot of this subvolume: for `nr_items` changes and a reference for each child of
+    /// its root. While the reservation exists, all others assume shared blocks, also for changes admitted earlier.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if there is no such subvolume; otherwise as for [`Engine::tree`] and [`Engine::reserve`].
+    pub fn reserve_for_snapshot(&self, source: RootId, nr_items: usize) -> Result<MetadataReservation<'_>> {
+        let tree = self.tree(source)?.ok_or_else(|| Error::Refused {
+            what: format!("subvolume {source} does not exist"),
+            hint: "it may have been deleted: list the subvolumes and choose one of them",
+        })?;
+        let nr_children = tree.with_root(|nodes, root| Ok::<_, Error>(nodes.read_node(&root.node_ptr())?.nritems()))?;
+        let nr_items = nr_items + nr_children;
+        self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
     }
 
     /// Reserves metadata space for the items of dirty data. Their room has been kept since data space was reserved.

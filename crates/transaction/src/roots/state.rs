@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::{Generation, RootId, objectid};
+use ubtrfs_format::{RootId, objectid};
 
 use crate::delayed::tree_view::Tree;
 
@@ -32,13 +32,11 @@ pub(crate) struct Roots {
 impl Roots {
     /// The state with the trees that were loaded at open.
     pub(crate) fn new(trees: HashMap<RootId, Arc<Tree>>) -> Self {
-        let shares_blocks =
-            trees.get(&RootId::FS_TREE).is_some_and(|tree| tree.root.lock().last_snapshot > Generation(0));
         Self {
             trees: RwLock::new(trees),
             dead: Mutex::default(),
             drop_failures: Mutex::default(),
-            shares_blocks: AtomicBool::new(shares_blocks),
+            shares_blocks: AtomicBool::new(false),
             last_id: Mutex::default(),
         }
     }

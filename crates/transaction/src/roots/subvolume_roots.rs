@@ -62,6 +62,16 @@ impl Engine {
         highest.map(drop)
     }
 
+    /// Finds out whether any subvolume may share blocks, before space is reserved. A subvolume that is loaded later must
+    /// not raise the need of changes that are admitted by then.
+    pub(crate) fn note_snapshots(&self) -> Result<()> {
+        let found = self.own_tree(RootId::ROOT_TREE).and_then(|tree| has_snapshots(&tree));
+        if found.as_ref().map_or(true, |found| *found) {
+            self.roots.note_shared_blocks();
+        }
+        found.map(drop)
+    }
+
     /// Returns an id that no subvolume has had since the filesystem was opened.
     ///
     /// # Errors
@@ -69,21 +79,6 @@ impl Engine {
     /// [`Error::NoSpace`] if all ids are used, or the error that kept the last id from being read at open.
     pub fn new_root_id(&self) -> Result<RootId> {
         self.roots.new_id()
-    }
-
-    /// Prepares a snapshot of this subvolume, and returns the number of changes to reserve for it: a reference for each
-    /// child of its root. From then on, reservations assume shared blocks, also for changes admitted earlier.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if there is no such subvolume; otherwise as for [`Engine::tree`].
-    pub fn prepare_snapshot(&self, source: RootId) -> Result<usize> {
-        self.roots.note_shared_blocks();
-        let tree = self.tree(source)?.ok_or_else(|| Error::Refused {
-            what: format!("subvolume {source} does not exist"),
-            hint: "it may have been deleted: list the subvolumes and choose one of them",
-        })?;
-        tree.with_root(|nodes, root| Ok(nodes.read_node(&root.node_ptr())?.nritems()))
     }
 
     /// Makes a subvolume, by a commit. `plan` describes it, given the transaction that it begins in.
@@ -218,6 +213,8 @@ impl Engine {
         refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<RootPtr> {
+        // For good, while the reservation of the snapshot still says so.
+        self.roots.note_shared_blocks();
         let node = self.store.read_node(&source.root_ptr().node_ptr())?;
         let header = self.root_header(id, node.level(), transid)?;
         let mut raw = node.raw().to_vec();
@@ -329,6 +326,27 @@ impl Engine {
         self.commit_state.note_incompat(Incompat::DEFAULT_SUBVOL.bits());
     }
 }
+
+/// Whether a subvolume is a snapshot or the source of one.
+fn has_snapshots(root_tree: &Tree) -> Result<bool> {
+    let mut start = Key::new(RootId::FS_TREE.0, KeyType::ROOT_ITEM, 0);
+    let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_ITEM, u64::MAX);
+    loop {
+        let (mut found, mut last) = (false, start);
+        let nr_items = root_tree.visit(&start, &end, ITEMS_AT_ONCE, |key, item| {
+            last = *key;
+            let is_subvolume = key.item_type == KeyType::ROOT_ITEM && RootId(key.objectid).is_subvolume();
+            found |= is_subvolume && RootItem::decode_any(item).is_ok_and(|item| item.last_snapshot > Generation(0));
+        })?;
+        match last.successor().filter(|_| nr_items == ITEMS_AT_ONCE && !found) {
+            Some(next) => start = next,
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Number of items of the root tree to look at before asking whether one was a snapshot's.
+const ITEMS_AT_ONCE: usize = 256;
 
 /// The root item of a snapshot: the source's, except for the fields that are the snapshot's own.
 fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootItem> {
