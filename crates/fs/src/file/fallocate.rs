@@ -6,13 +6,14 @@
 //! Invariants:
 //! - I1: both locks of the inode are held while changes of its extents are planned and put.
 //! - I2: a preallocated extent is at most [`MAX_PREALLOC`] bytes, has no checksums, and reads as zeros.
+//! - I3: data is dropped, and the size changed, only when the space for the change is reserved.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{FileExtentBody, InodeFlags};
-use ubtrfs_transaction::{DataExtent, DataReservation};
+use ubtrfs_transaction::{DataExtent, DataReservation, MetadataReservation};
 
 use crate::clock::now;
 use crate::file::read::check_regular;
@@ -77,7 +78,7 @@ impl Fs {
         if !inner.is_empty() {
             self.drop_data(inode, state, inner)?;
         }
-        self.put_changed(inode, state)
+        self.put_changed(inode, state, 0)
     }
 
     /// Whether punching a hole changes a file, and with it its times. It does not if the range is a hole already. As on
@@ -128,10 +129,7 @@ impl Fs {
         if let Some(space) = space {
             self.put_prealloc(inode, state, gaps, space)?;
         }
-        if !keep_size && range.end > state.item.size {
-            state.item.size = range.end;
-        }
-        self.put_changed(inode, state)
+        self.put_changed(inode, state, if keep_size { 0 } else { range.end })
     }
 
     /// Returns the parts of a range that have neither an extent nor pending data; with `zero`, also the parts that have
@@ -274,7 +272,6 @@ impl Fs {
         matches: impl Fn(&ExtentAt) -> bool,
     ) -> Result<()> {
         let (tree, ino) = (&inode.home.tree, inode.id.ino);
-        self.drop_pending(state, range.clone());
         let mut before = range.end;
         loop {
             let mut plan = ExtentPlan::default();
@@ -300,8 +297,13 @@ impl Fs {
             if !self.geometry.no_holes && !on_disk.is_empty() {
                 plan.fill_holes(tree, ino, on_disk, self.geometry.sectorsize)?;
             }
-            if !plan.is_empty() {
-                let reservation = self.engine.reserve_for_removal(plan.len() + 4)?;
+            let reservation = match plan.is_empty() {
+                true => None,
+                false => Some(self.engine.reserve_for_removal(plan.len() + 4)?),
+            };
+            // Only now: if no space is left, the data stays.
+            self.drop_pending(state, before.max(range.start)..after);
+            if let Some(reservation) = reservation {
                 state.item.nbytes = plan.nbytes(state.item.nbytes);
                 let op = self.engine.begin(reservation);
                 plan.apply(&op, tree, ino);
@@ -313,21 +315,47 @@ impl Fs {
         }
     }
 
-    /// Puts the inode item of a file that was just changed, with new times.
-    pub(crate) fn put_changed(&self, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+    /// Puts the inode item of a file that was just changed, with new times and a size of at least `size`.
+    fn put_changed(&self, inode: &Arc<Inode>, state: &mut InodeState, size: u64) -> Result<()> {
+        let sizes = (state.item.size, state.disk_size);
+        let mut plan = ExtentPlan::default();
+        let planned = self.plan_size(inode, state, size, &mut plan);
+        let reserved = planned.and_then(|()| Ok(self.engine.reserve_for_removal(plan.len() + 4)?));
+        // The size stays if there is no space for it.
+        let reservation = reserved.inspect_err(|_| (state.item.size, state.disk_size) = sizes)?;
+        self.put_planned(inode, state, plan, reservation);
+        Ok(())
+    }
+
+    /// Raises the size of a file to at least `size`, and plans the items that it needs.
+    pub(crate) fn plan_size(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        size: u64,
+        plan: &mut ExtentPlan,
+    ) -> Result<()> {
+        state.item.size = state.item.size.max(size);
+        let disk_size = state.disk_size;
+        state.advance_disk_size();
+        self.plan_holes(inode, plan, disk_size, state.disk_size)
+    }
+
+    /// Puts planned items and the inode item with new times.
+    pub(crate) fn put_planned(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        plan: ExtentPlan,
+        reservation: MetadataReservation<'_>,
+    ) {
         let time = now();
         state.item.mtime = time;
         state.item.ctime = time;
         state.item.sequence += 1;
-        let mut plan = ExtentPlan::default();
-        let disk_size = state.disk_size;
-        state.advance_disk_size();
-        self.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
-        let reservation = self.engine.reserve_for_removal(plan.len() + 4)?;
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, state);
-        Ok(())
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Invariants:
 //! - I1: the writeback and state locks of both inodes are held, taken in ascending order of their ids, from the first
-//!   look at the source's extents until the last item is put. Neither inode has pending data in its range.
+//!   look at the source's extents until the last item is put. The source has no pending data in its range.
 //! - I2: shared ranges are whole sectors. The one exception is the source's last sector, which may become the last
 //!   sector of the destination.
 //! - I3: one operation both removes a range of the destination and puts the shared extents there, so no commit or log
 //!   shows zeros in place of data.
+//! - I4: pending data of the destination is dropped only when the space for what replaces it is reserved. A copy that
+//!   fails leaves the rest of the range as it was, and no extent past the end of the file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -150,10 +152,16 @@ impl Fs {
                 return self.copy_all(source, src_off, target.id, dst_off, len);
             }
             self.take_out_inline(target, state, dst_off, &mut space)?;
-            self.share_items(source, src_range, target, state, dst_range)?;
-            state.item.size = state.item.size.max(dst_off + len);
-            self.put_changed(target, state)?;
-            return Ok(());
+            // Reserved in advance (I4).
+            let reservation = self.engine.reserve_for_removal(SIZE_ITEMS)?;
+            let mut reached = dst_off;
+            let shared = self.share_items(source, src_range, target, state, dst_range, &mut reached);
+            if reached > dst_off {
+                let mut plan = ExtentPlan::default();
+                self.plan_size(target, state, reached.min(dst_off + len), &mut plan)?;
+                self.put_planned(target, state, plan, reservation);
+            }
+            return shared;
         }
         Err(Error::Busy("the source is being written"))
     }
@@ -169,7 +177,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes the target's items refer to the source's extents, which must not be inline.
+    /// Makes the target's items refer to the source's extents, which must not be inline. `reached` is the end of the
+    /// range that is done, also after an error.
     fn share_items(
         &self,
         source: &Arc<Inode>,
@@ -177,10 +186,10 @@ impl Fs {
         target: &Arc<Inode>,
         state: &mut InodeState,
         dst_range: Range<u64>,
+        reached: &mut u64,
     ) -> Result<()> {
         let sectorsize = self.geometry.sectorsize;
         let tree = &target.home.tree;
-        self.drop_pending(state, dst_range.clone());
         let place = |at: u64| dst_range.start + (at - src_range.start);
         let mut from = src_range.start;
         while from < src_range.end {
@@ -204,11 +213,17 @@ impl Fs {
             if !self.geometry.no_holes && !on_disk.is_empty() {
                 plan.fill_holes(tree, target.id.ino, on_disk, sectorsize)?;
             }
+            let step = place(from)..place(to);
             from = to;
             if plan.is_empty() {
+                self.drop_pending(state, step.clone());
+                *reached = step.end;
                 continue;
             }
             let reservation = self.engine.reserve(plan.len() + 4)?;
+            // Only now (I4).
+            self.drop_pending(state, step.clone());
+            *reached = step.end;
             if prealloc {
                 state.item.flags |= InodeFlags::PREALLOC.bits();
             }
@@ -281,6 +296,8 @@ fn check_mutable(state: &InodeState) -> Result<()> {
 
 /// Bytes copied in one step.
 const COPY_PIECE: u64 = 1 << 20;
+/// Number of items reserved for the new size of the destination.
+const SIZE_ITEMS: usize = 16;
 /// Number of items shared in one operation.
 const STEP: usize = 128;
 /// Number of flushes of a source that is being written at the same time.

@@ -6,12 +6,15 @@
 //! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
 //!   it.
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
+//! - I4: nothing changes before space for it is reserved. A truncation that fails leaves the file as it was, or cut to a
+//!   size between the old one and the new one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::Logical;
-use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
+use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags, Timespec};
 use ubtrfs_transaction::{DataExtent, DataReservation};
 
 use crate::clock::now;
@@ -45,16 +48,11 @@ impl Fs {
         check_regular(&state)?;
         // If the size stays the same, Linux changes no times, except for ftruncate and O_TRUNC, whose callers set the
         // times.
-        if size != state.item.size {
-            let time = now();
-            state.item.mtime = time;
-            state.item.ctime = time;
-            state.item.sequence += 1;
-        }
+        let time = (size != state.item.size).then(now);
         // If the size stays the same, preallocated extents past it are dropped.
         if size < state.item.size || (size == state.item.size && state.has_flags(InodeFlags::PREALLOC)) {
             drop(reservation);
-            return shrink(self, inode, &mut state, size, space);
+            return shrink(self, inode, &mut state, (size, time), space);
         }
         let mut plan = ExtentPlan::default();
         if size > state.item.size {
@@ -65,6 +63,7 @@ impl Fs {
             state.advance_disk_size();
             self.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
         }
+        set_times(&mut state, time);
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         inode.put_item(&op, &mut state);
@@ -78,7 +77,7 @@ pub(crate) fn drop_all_extents(fs: &Fs, inode: &Arc<Inode>) -> Result<()> {
     let _writeback = inode.writeback.lock();
     let mut state = inode.state.write();
     let _no_flush = NoFlush::new();
-    shrink(fs, inode, &mut state, 0, None)
+    shrink(fs, inode, &mut state, (0, None), None)
 }
 
 /// Drops the dirty data of an unlinked regular file. The caller drops its extents with its other items. Locks as
@@ -106,25 +105,20 @@ pub(crate) fn lock(inode: &Inode) -> Result<(ChangeLocks<'_>, RwLockWriteGuard<'
     Ok(((NoFlush::new(), writeback), state))
 }
 
-/// Cuts the file to `size`. The caller holds both locks of the inode; metadata is reserved under them (I2 of
-/// [`crate::writeback::delalloc`]).
+/// Cuts the file to `size`, and sets its times. The caller holds both locks of the inode; metadata is reserved under
+/// them (I2 of [`crate::writeback::delalloc`]).
 fn shrink(
     fs: &Fs,
     inode: &Arc<Inode>,
     state: &mut InodeState,
-    size: u64,
+    (size, time): (u64, Option<Timespec>),
     mut space: Option<DataReservation>,
 ) -> Result<()> {
     let (tree, ino) = (&inode.home.tree, inode.id.ino);
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector_end = size.next_multiple_of(sectorsize);
-    let mut zeroed = None;
     // The size on disk does not tell: pending data may hold it back below extents that are in the tree.
-    if size < sector_end && size < state.item.size {
-        zeroed = zeroed_tail(fs, inode, state, size, &mut space)?;
-    }
-    state.item.size = size;
-    forget_dirty_past(fs, state, size);
+    let cuts_sector = size < sector_end && size < state.item.size;
     // Only delayed deletions lie behind this offset. A search from the end would pass all of them in every step.
     let mut reached = u64::MAX;
     loop {
@@ -145,10 +139,22 @@ fn shrink(
             reached = last.start;
         }
         let is_last = reached == 0 || reached <= sector_end;
-        if is_last && let Some(tail) = &zeroed {
-            tail.plan(inode, &mut plan, fs)?;
+        let mut tail = None;
+        if is_last && cuts_sector {
+            tail = zeroed_tail(fs, inode, state, size, &mut space)?;
+            if let Some(tail) = &tail {
+                tail.plan(inode, &mut plan, fs).inspect_err(|_| tail.release(fs))?;
+            }
         }
-        state.disk_size = state.disk_size.min(if is_last { size } else { reached.max(size) });
+        // The file changes from here on (I4).
+        let cut = if is_last { size } else { reached.max(size) };
+        if tail.is_some() {
+            forget_dirty_in(fs, state, sector_end - sectorsize..sector_end);
+        }
+        forget_dirty_past(fs, state, cut);
+        state.item.size = state.item.size.min(cut);
+        state.disk_size = state.disk_size.min(cut);
+        set_times(state, time);
         if is_last {
             // The pending data that held the size on disk back may have been dropped.
             let disk_size = state.disk_size;
@@ -158,7 +164,7 @@ fn shrink(
         state.item.nbytes = plan.nbytes(state.item.nbytes);
         let op = fs.engine.begin(reservation);
         plan.apply(&op, tree, ino);
-        if let (true, Some(Tail::Sector { extent, csums, .. })) = (is_last, &mut zeroed)
+        if let Some(Tail::Sector { extent, csums, .. }) = &mut tail
             && !csums.is_empty()
         {
             op.add_csums(extent.bytenr, std::mem::take(csums));
@@ -169,6 +175,20 @@ fn shrink(
             return Ok(());
         }
     }
+}
+
+fn set_times(state: &mut InodeState, time: Option<Timespec>) {
+    if let Some(time) = time {
+        state.item.mtime = time;
+        state.item.ctime = time;
+        state.item.sequence += 1;
+    }
+}
+
+fn forget_dirty_in(fs: &Fs, state: &mut InodeState, range: Range<u64>) {
+    let freed = state.data.discard(range);
+    drop(state.data.take_reservation(freed));
+    fs.data.dequeue(&mut state.data);
 }
 
 /// The new content of the last sector.
@@ -197,37 +217,38 @@ impl Tail {
         }
         Ok(())
     }
+
+    /// Gives the extent back, because no item will refer to it.
+    fn release(&self, fs: &Fs) {
+        if let Self::Sector { extent, .. } = self {
+            fs.engine.release_data(*extent);
+        }
+    }
 }
 
-/// Rewrites the last sector with zeros past `size` (I3), if it has data on disk. Pending data of the sector is written
-/// with it.
+/// Writes the last sector anew with zeros past `size` (I3), if it has data on disk. Pending data of the sector is
+/// written with it; the caller forgets that data.
 fn zeroed_tail(
     fs: &Fs,
     inode: &Arc<Inode>,
-    state: &mut InodeState,
+    state: &InodeState,
     size: u64,
     space: &mut Option<DataReservation>,
 ) -> Result<Option<Tail>> {
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector = size - size % sectorsize;
     let range = sector..sector + sectorsize;
-    let extents = extents_in(&inode.home.tree, inode.id.ino, range.clone(), 1, fs.geometry.sectorsize)?;
+    let extents = extents_in(&inode.home.tree, inode.id.ino, range, 1, fs.geometry.sectorsize)?;
     let Some(extent) = extents.first().filter(|extent| extent.is_data()) else { return Ok(None) };
     let mut bytes = vec![0; sectorsize as usize];
     let len = (size - sector) as usize;
     fs.read_merged(inode, state, sector, &mut bytes[..len])?;
-    let forget_dirty = |state: &mut InodeState| {
-        let freed = state.data.discard(range.clone());
-        drop(state.data.take_reservation(freed));
-        fs.data.dequeue(&mut state.data);
-    };
     if extent.is_inline() {
         if extent.extent.compression == Compression::None && extent.extent.ram_bytes <= size && state.data.is_clean() {
             return Ok(None);
         }
         if len <= fs.max_inline() {
             bytes.truncate(len);
-            forget_dirty(state);
             return Ok(Some(Tail::Inline { bytes }));
         }
     }
@@ -244,7 +265,6 @@ fn zeroed_tail(
     if !state.has_flags(InodeFlags::NODATASUM) {
         fs.geometry.csum_type.compute_sectors(&bytes, sectorsize as usize, &mut csums);
     }
-    forget_dirty(state);
     Ok(Some(Tail::Sector { offset: sector, extent, csums }))
 }
 

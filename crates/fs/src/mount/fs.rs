@@ -124,6 +124,7 @@ impl Fs {
         if self.read_only().is_some() && self.options.read_only {
             return Ok(());
         }
+        self.delete_undeleted();
         let flushed = self.flush_all_data();
         // Commit even if some data could not be written.
         self.engine.commit()?;
@@ -149,6 +150,7 @@ impl Fs {
         let flushed = match self.read_only() {
             Some(_) => Ok(()),
             None => {
+                self.delete_undeleted();
                 let deleted = self.delete_unused_orphans();
                 self.flush_all_data().and(deleted)
             }
@@ -190,7 +192,7 @@ impl Fs {
 
     /// Whether any change is not on disk yet.
     pub(crate) fn has_changes(&self) -> bool {
-        self.data.has_dirty() || self.engine.has_changes()
+        self.data.has_dirty() || self.engine.has_changes() || self.names.has_undeleted()
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 //!
 //! - I1. An inode without links has an `ORPHAN_ITEM`, which is deleted in the same operation as its last item.
 //! - I2. Its `INODE_ITEM` is deleted last, so an interrupted deletion can continue.
+//! - I3. An inode whose deletion failed is tried again with each sync, and when the filesystem is closed.
 
 use std::sync::Arc;
 
@@ -141,22 +142,49 @@ impl Fs {
         if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
             return;
         }
-        // The next session deletes leftovers.
         if let Err(error) = self.delete_inode(&inode) {
             tracing::warn!("inode {} of subvolume {}: deleting its items: {error}", id.ino, id.root);
         }
     }
 
+    /// Tries again to delete unlinked inodes that could not be deleted: each sync does so, because their space may be
+    /// needed (I3).
+    pub(crate) fn delete_undeleted(&self) {
+        for inode in self.names.take_undeleted() {
+            let id = inode.id;
+            if !inode.home.is_gone()
+                && let Err(error) = self.delete_items(&inode)
+            {
+                tracing::debug!("inode {} of subvolume {}: deleting its items: {error}", id.ino, id.root);
+            }
+        }
+    }
+
     /// Deletes all items of an inode without links, unless it is used.
     fn delete_inode(&self, inode: &Arc<Inode>) -> Result<()> {
-        let id = inode.id;
         {
             let mut state = inode.state.write();
-            if state.dead || state.item.nlink > 0 || self.inodes.is_used(id) {
+            if state.dead || state.item.nlink > 0 || self.inodes.is_used(inode.id) {
                 return Ok(());
             }
             state.dead = true;
         }
+        self.delete_items(inode)
+    }
+
+    /// Deletes all items of a dead inode. Keeps it for another try if that fails.
+    fn delete_items(&self, inode: &Arc<Inode>) -> Result<()> {
+        let deleted = self.try_delete_items(inode);
+        match &deleted {
+            Ok(()) => self.inodes.remove(inode.id),
+            Err(_) if self.read_only().is_none() => self.names.push_undeleted(Arc::clone(inode)),
+            Err(_) => {}
+        }
+        deleted
+    }
+
+    fn try_delete_items(&self, inode: &Arc<Inode>) -> Result<()> {
+        let id = inode.id;
         let mut has_extents = inode.state.read().is_regular();
         if has_extents {
             crate::file::truncate::forget_all_dirty(self, inode);
@@ -186,24 +214,25 @@ impl Fs {
             if is_last {
                 changes.delete(inode.item_key());
                 changes.delete(orphan_key(id.ino));
-                break;
+                return Ok(());
             }
         }
-        self.inodes.remove(id);
-        Ok(())
     }
 
-    /// Deletes inodes that earlier sessions left without links in a subvolume. Runs once; other calls return at once,
-    /// even while it runs.
+    /// Deletes inodes that earlier sessions left without links in a subvolume. Runs until it has succeeded once; calls
+    /// return at once while it runs, because it uses the subvolume itself. Inodes that cannot be deleted now are tried
+    /// again (I3); one of them does not keep the others.
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
-        if std::mem::replace(&mut *done, true) {
+        if *done {
             return Ok(());
         }
+        let mut failed = None;
         for ino in orphans(subvolume)? {
-            self.delete_orphan(subvolume, ino)?;
+            failed = self.delete_orphan(subvolume, ino).err().or(failed);
         }
-        Ok(())
+        *done = true;
+        failed.map_or(Ok(()), Err)
     }
 
     fn delete_orphan(&self, subvolume: &Arc<Subvolume>, ino: Ino) -> Result<()> {
