@@ -65,6 +65,17 @@ pub enum Error {
         /// The contradiction.
         what: String,
     },
+    /// A change of quota groups that is not possible.
+    #[error("{what}")]
+    Qgroup {
+        /// The reason.
+        what: String,
+        /// The errno that Linux returns for it.
+        errno: i32,
+    },
+    /// A limit of a quota group would be exceeded.
+    #[error("disk quota exceeded")]
+    QuotaExceeded,
     /// The floor above could not do what the engine asked of it.
     #[error("{message}")]
     Above {
@@ -101,7 +112,8 @@ impl Error {
             Self::Unsupported { .. } => Errno::OPNOTSUPP,
             Self::Refused { .. } => Errno::INVAL,
             Self::Cancelled => Errno::CANCELED,
-            Self::Above { errno, .. } => return *errno,
+            Self::QuotaExceeded => Errno::DQUOT,
+            Self::Above { errno, .. } | Self::Qgroup { errno, .. } => return *errno,
         };
         errno.raw_os_error()
     }

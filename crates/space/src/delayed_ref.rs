@@ -4,7 +4,7 @@
 //! are collected here, netted per reference, and run as one sorted batch.
 //!
 //! Invariants:
-//! - I1. A head exists for an extent only while one of its deltas is not zero, or flags are to be set.
+//! - I1. A head exists for an extent only while one of its deltas is not zero, flags are to be set, or quotas count it.
 //! - I2. Heads are sorted by bytenr, with one head per bytenr: two live extents never start at one address, and an
 //!   address that a transaction frees is not reused before it is unpinned.
 
@@ -74,6 +74,19 @@ pub enum ExtentKind {
     Data,
 }
 
+/// What a change of an extent's references means for the accounting of quotas. The later variants win when changes of
+/// an extent meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OwnerMark {
+    /// The same subvolumes reach the extent as before: references are handed over, or the extent was moved.
+    #[default]
+    Same,
+    /// A subvolume may have begun or ceased to reach the extent.
+    Changed,
+    /// So it is, and only the subvolume that ceased to reach it did so before.
+    WasPrivate,
+}
+
 /// All queued changes of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayedRefHead {
@@ -87,6 +100,9 @@ pub struct DelayedRefHead {
     pub set_flags: ExtentFlags,
     /// Generation for a new extent item.
     pub generation: Generation,
+    /// Whether quotas count the extent anew. A marked head stays when its deltas cancel out: references may stand for
+    /// other subvolumes than before.
+    pub owners: OwnerMark,
 }
 
 impl DelayedRefHead {
@@ -99,11 +115,17 @@ impl DelayedRefHead {
     fn absorb(&mut self, other: Self) -> Option<Extent> {
         other.deltas.iter().for_each(|(reference, delta)| self.deltas.add(*reference, delta));
         self.set_flags |= other.set_flags;
+        self.owners = self.owners.max(other.owners);
         (self.extent != other.extent).then_some(other.extent)
     }
 
     fn is_void(&self) -> bool {
-        self.deltas.is_empty() && self.set_flags.is_empty()
+        !self.changes_item() && self.owners == OwnerMark::Same
+    }
+
+    /// Whether the head changes anything in the extent tree.
+    pub fn changes_item(&self) -> bool {
+        !self.deltas.is_empty() || !self.set_flags.is_empty()
     }
 }
 
@@ -121,9 +143,24 @@ impl DelayedRefs {
         Self::default()
     }
 
-    /// Adds (`delta > 0`) or drops (`delta < 0`) references.
+    /// Adds (`delta > 0`) or drops (`delta < 0`) references, which for quotas changes no users.
     pub fn add(&mut self, extent: Extent, kind: ExtentKind, reference: RefKey, delta: i64, generation: Generation) {
         self.change(extent, kind, generation, |head| head.deltas.add(reference, delta));
+    }
+
+    /// Adds or drops references, like [`Self::add`], with a mark for quotas.
+    pub fn add_marked(
+        &mut self,
+        extent: Extent,
+        kind: ExtentKind,
+        (reference, delta): (RefKey, i64),
+        generation: Generation,
+        mark: OwnerMark,
+    ) {
+        self.change(extent, kind, generation, |head| {
+            head.deltas.add(reference, delta);
+            head.owners = head.owners.max(mark);
+        });
     }
 
     /// Sets flags on the extent item.
@@ -221,7 +258,8 @@ impl DelayedRefs {
         match self.heads.entry(extent.bytenr) {
             Entry::Vacant(entry) => {
                 let (deltas, set_flags) = (RefDeltas::default(), ExtentFlags::empty());
-                let mut head = DelayedRefHead { extent, kind, deltas, set_flags, generation };
+                let owners = OwnerMark::Same;
+                let mut head = DelayedRefHead { extent, kind, deltas, set_flags, generation, owners };
                 change(&mut head);
                 if !head.is_void() {
                     entry.insert(head);
@@ -290,6 +328,18 @@ mod tests {
         refs.set_flags(data(4096), kind, ExtentFlags::FULL_BACKREF, GENERATION);
         assert_eq!((refs.net(Logical(4096)), refs.len()), (Some((0, ExtentFlags::FULL_BACKREF)), 1));
         assert!(refs.forget(Logical(4096)).is_some() && refs.is_empty());
+    }
+
+    #[test]
+    fn a_marked_head_stays_when_its_deltas_cancel_out() {
+        let (mut refs, mut others) = (DelayedRefs::new(), DelayedRefs::new());
+        refs.add_marked(data(4096), ExtentKind::Data, (file(257), -1), GENERATION, OwnerMark::Changed);
+        refs.add(data(4096), ExtentKind::Data, file(257), 1, GENERATION);
+        others.add_marked(data(8192), ExtentKind::Data, (file(257), 1), GENERATION, OwnerMark::WasPrivate);
+        refs.add(data(8192), ExtentKind::Data, file(257), -1, GENERATION);
+        refs.append(others);
+        let heads: Vec<_> = refs.take().map(|head| (head.extent.bytenr.0, head.owners, head.changes_item())).collect();
+        assert_eq!(heads, [(4096, OwnerMark::Changed, false), (8192, OwnerMark::WasPrivate, false)]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod space;
 mod space_info;
 
 pub use block_group::BlockGroup;
-pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, RefKey};
+pub use delayed_ref::{DelayedRefHead, DelayedRefs, ExtentKind, OwnerMark, RefKey};
 pub use range_set::{Joined, RangeSet};
 pub use ref_deltas::RefDeltas;
 pub use reservation::{Reservation, Shortage};

@@ -84,6 +84,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "handle",
             "extents",
             "backref",
+            "qgroup",
             "cow",
             "roots",
             "relocation",

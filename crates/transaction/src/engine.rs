@@ -36,6 +36,7 @@ use crate::health::metric::Metric;
 use crate::health::stats::Stats;
 use crate::nodes::leaf_ahead::LeafReadAhead;
 use crate::nodes::store::NodeStore;
+use crate::qgroup::state::Quotas;
 use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
 
@@ -156,6 +157,7 @@ pub struct Engine {
     pub(crate) resizes: Resizes,
     pub(crate) relocations: Relocations,
     pub(crate) tree_log: TreeLog,
+    pub(crate) quotas: Quotas,
     pub(crate) stats: Stats,
     pub(crate) abort_state: AbortState,
     flusher: Mutex<Option<Weak<dyn Flusher>>>,
@@ -206,6 +208,7 @@ impl Engine {
             resizes: Resizes::default(),
             relocations: Relocations::default(),
             tree_log: TreeLog::new(parts.found_log),
+            quotas: Quotas::default(),
             stats: Stats::default(),
             abort_state: AbortState::new(reason),
             flusher: Mutex::new(None),
@@ -236,9 +239,15 @@ impl Engine {
         self.running.has_changes()
             || !self.pending_chunks.is_empty()
             || self.nr_dead_roots() > 0
+            || self.quotas.have_work()
             || self.migrations.have_copied()
             || !self.resizes.is_empty()
             || self.relocations.have_condemned()
+    }
+
+    /// Whether work is left that commits do step by step: dropping deleted subvolumes, and a rescan of quotas.
+    pub fn has_steps_left(&self) -> bool {
+        self.nr_dead_roots() > 0 || self.quotas.is_rescanning()
     }
 
     /// The generation of the last transaction on disk.

@@ -10,6 +10,7 @@
 //! - `tree_log`: fsync without a commit, and the log that is found at open.
 //! - `roots`: making, changing and dropping subvolumes and snapshots.
 //! - `cow`: how nodes and references change when a batch changes a tree.
+//! - `qgroup`: quota groups, and the accounting of extents by their users.
 //! - `backref`: from an extent to its references, subvolumes and inodes.
 //! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
 //! - `handle`: transaction handles, what they reserve, and what they wait for before they begin.
@@ -24,7 +25,6 @@
 
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "accounting and relocation call it")]
 mod backref;
 mod clock;
 mod commit;
@@ -40,6 +40,7 @@ mod job;
 mod nodes;
 mod open;
 mod per_thread;
+mod qgroup;
 mod relocation;
 mod roots;
 #[cfg(test)]
@@ -62,6 +63,8 @@ pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;
 pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
+pub use qgroup::control::{QgroupInfo, QuotaStatus};
+pub use qgroup::groups::QgroupId;
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;

@@ -82,6 +82,7 @@ impl Engine {
             found_log,
         });
         engine.protect_found_log()?;
+        engine.load_quotas()?;
         // The filesystem can be read without it.
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()

@@ -141,8 +141,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
             return;
         }
         let mut synced = fs.sync();
-        // Each commit frees a part of the deleted subvolumes.
-        while fs.read_only().is_none() && fs.engine.nr_dead_roots() > 0 && !shared.stopped.load(Ordering::Acquire) {
+        // Each commit frees a part of the deleted subvolumes, and counts a part for quotas.
+        while fs.read_only().is_none() && fs.engine.has_steps_left() && !shared.stopped.load(Ordering::Acquire) {
             if let Err(error) = fs.engine.commit() {
                 synced = Err(error.into());
                 break;

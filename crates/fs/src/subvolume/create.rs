@@ -9,7 +9,7 @@
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeRef, RootRef, Timespec};
 use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
-use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume};
+use ubtrfs_transaction::{MetadataReservation, NewContent, NewSubvolume, QgroupId};
 use uuid::Uuid;
 
 use crate::Fs;
@@ -26,9 +26,20 @@ impl Fs {
     /// its mode depends on the umask, and is no wider than a default ACL of `dir` allows. As on Linux, it inherits no
     /// group, flag, ACL or property from `dir`. Returns the root directory.
     pub fn create_subvolume(&self, dir: InodeId, name: &[u8], caller: &Caller) -> Result<InodeId> {
+        self.create_subvolume_in(dir, name, caller, &[])
+    }
+
+    /// Creates a subvolume like [`Self::create_subvolume`], whose quota group joins these groups.
+    pub fn create_subvolume_in(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        caller: &Caller,
+        qgroups: &[QgroupId],
+    ) -> Result<InodeId> {
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
-        self.make_subvolume(dir, name, reservation, |time, transid, default_acl| {
+        self.make_subvolume(dir, name, qgroups, reservation, |time, transid, default_acl| {
             let asked = mode::DIRECTORY | 0o777 & !caller.umask;
             let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
             let mut item = new_item(None, mode, caller, time);
@@ -44,7 +55,19 @@ impl Fs {
     /// Creates a snapshot of a subvolume under a name of `dir`, durable on return. It holds everything that was written
     /// before the call (I1). Returns its root directory.
     pub fn snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
-        let id = self.take_snapshot(source, dir, name, read_only)?;
+        self.snapshot_in(source, dir, name, read_only, &[])
+    }
+
+    /// Creates a snapshot like [`Self::snapshot`], whose quota group joins these groups.
+    pub fn snapshot_in(
+        &self,
+        source: RootId,
+        dir: InodeId,
+        name: &[u8],
+        read_only: bool,
+        qgroups: &[QgroupId],
+    ) -> Result<InodeId> {
+        let id = self.take_snapshot(source, dir, name, read_only, qgroups)?;
         // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from
         // it at once, even from a read-only snapshot, which would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
@@ -54,7 +77,14 @@ impl Fs {
         Ok(id)
     }
 
-    fn take_snapshot(&self, source: RootId, dir: InodeId, name: &[u8], read_only: bool) -> Result<InodeId> {
+    fn take_snapshot(
+        &self,
+        source: RootId,
+        dir: InodeId,
+        name: &[u8],
+        read_only: bool,
+        qgroups: &[QgroupId],
+    ) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
         self.flush_tagged(Some(source))?;
@@ -64,7 +94,7 @@ impl Fs {
         }
         let reservation = self.reserve_for_snapshot(source, NEW_ITEMS)?;
         let _in_place = self.data.in_place.write();
-        self.make_subvolume(dir, name, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
+        self.make_subvolume(dir, name, qgroups, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
     /// Creates a subvolume with the content that `content` returns for a time, a transaction and the default ACL of `dir`.
@@ -72,6 +102,7 @@ impl Fs {
         &self,
         dir: InodeId,
         name: &[u8],
+        qgroups: &[QgroupId],
         reservation: MetadataReservation<'_>,
         content: impl FnOnce(Timespec, Generation, Option<Acl>) -> NewContent,
     ) -> Result<InodeId> {
@@ -111,6 +142,7 @@ impl Fs {
                 parent: dir.root,
                 root_ref: RootRef { dirid: dir.ino.0, sequence: index, name: name.to_vec() },
                 entry,
+                qgroups: qgroups.iter().map(|id| id.0).collect(),
             }
         })?;
         Ok(InodeId::root_of(id))

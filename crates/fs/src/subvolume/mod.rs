@@ -1,7 +1,8 @@
-//! Subvolumes and snapshots: creating, deleting, listing, renaming.
+//! Subvolumes and snapshots: creating, deleting, listing, renaming; quotas of them.
 
 pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod list;
+pub(crate) mod quota;
 pub(crate) mod rename;
 pub(crate) mod state;

@@ -1,11 +1,14 @@
 //! [`inodes_of`]: the files that use a data extent, in every subvolume that reaches them.
 
 use ubtrfs_error::Result;
-use ubtrfs_format::{Ino, KeyType, RootId};
+use ubtrfs_format::{Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_space::RefKey;
+use ubtrfs_tree::Cursor;
 
-use super::refs::{ExtentRefs, extent_refs};
+use super::refs::{ExtentRefs, extent_refs, read_refs};
 use super::roots::{LeafUse, RootsOf, leaf_uses, shared_leaves};
+use super::view::TreesView;
+use crate::engine::Engine;
 use crate::handle::trans_handle::regular_extent;
 
 /// A file extent item that refers to an extent.
@@ -21,6 +24,15 @@ pub struct ExtentUse {
     pub extent_offset: u64,
     /// Bytes of the file that the item covers.
     pub len_bytes: u64,
+    /// Whether the extent is compressed.
+    pub compressed: bool,
+}
+
+impl ExtentUse {
+    /// Whether the item covers a byte of the extent. All of a compressed extent is needed to read any part of it.
+    fn covers(&self, inside: u64) -> bool {
+        self.compressed || inside.checked_sub(self.extent_offset).is_some_and(|past| past < self.len_bytes)
+    }
 }
 
 /// Passes every use of a data extent to `found`, until it returns false.
@@ -50,7 +62,8 @@ pub(crate) fn inodes_of(
                 for &root in set.iter() {
                     let (ino, file_offset) = (Ino(key.objectid), key.offset);
                     let (extent_offset, len_bytes) = (item.offset, item.num_bytes);
-                    if !found(ExtentUse { root, ino, file_offset, extent_offset, len_bytes }) {
+                    let compressed = leaf.item(slot).get(COMPRESSION_AT).is_some_and(|kind| *kind != 0);
+                    if !found(ExtentUse { root, ino, file_offset, extent_offset, len_bytes, compressed }) {
                         return Ok(());
                     }
                 }
@@ -61,7 +74,7 @@ pub(crate) fn inodes_of(
 }
 
 /// The items of a leaf with full backrefs that refer to an extent.
-fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: ubtrfs_format::Logical) -> Result<Option<LeafUse>> {
+fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Result<Option<LeafUse>> {
     let view = roots.view();
     let refs = extent_refs(view.source(), view.extent_root(), leaf, view.nodesize(), true)?;
     let Some(refs) = refs.filter(|refs| refs.level == Some(0)) else { return Ok(None) };
@@ -72,4 +85,42 @@ fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: ubtrfs_format::Lo
     };
     let slots = (0..leaf.nritems()).filter(is_use).collect();
     Ok(Some(LeafUse { leaf, slots }))
+}
+
+/// The byte of a file extent item that names the compression: after generation and size.
+const COMPRESSION_AT: usize = 16;
+
+impl Engine {
+    /// The files that use the data at an address, as of the last commit. Only items that cover the address count, unless
+    /// `whole_extent` asks for all uses of its extent. At most `limit`; `None` if no data extent holds the address.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a tree is corrupt or cannot be read.
+    pub fn extent_uses(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
+        // Blocks of the last commit are reused only after the next one.
+        let _work = self.commit_state.lock();
+        let view = TreesView::committed(self)?;
+        let mut cursor = Cursor::new(view.source(), *view.extent_root());
+        let mut key = cursor.seek_le(&Key::new(at.0, KeyType::EXTENT_ITEM, u64::MAX))?;
+        // Items of other kinds, and references of the extent itself, may lie between.
+        while key.is_some_and(|key| key.item_type != KeyType::EXTENT_ITEM) {
+            key = cursor.prev()?;
+        }
+        let Some(key) = key.filter(|key| at.0 - key.objectid < key.offset) else { return Ok(None) };
+        let extent = read_refs(&mut cursor, &key, key.offset)?;
+        if extent.level.is_some() {
+            return Ok(None);
+        }
+        let inside = at.0 - key.objectid;
+        let mut uses = Vec::new();
+        inodes_of(&mut RootsOf::new(view), &extent, &mut |found| {
+            if whole_extent || found.covers(inside) {
+                uses.push(found);
+            }
+            uses.len() < limit
+        })?;
+        uses.sort_unstable();
+        Ok(Some(uses))
+    }
 }

@@ -45,6 +45,7 @@ impl Walked {
                 file_offset: key.offset,
                 extent_offset: item.offset,
                 len_bytes: item.num_bytes,
+                compressed: false,
             });
         }
     }

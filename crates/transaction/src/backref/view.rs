@@ -74,11 +74,7 @@ impl SubvolumeRoot {
 impl<'v> TreesView<'v> {
     /// The trees of the last commit.
     pub(crate) fn committed(engine: &'v Engine) -> Result<Self> {
-        let (bytenr, generation, level) = {
-            let superblock = engine.commit_state.superblock();
-            (superblock.root, superblock.generation, superblock.root_level)
-        };
-        let root_tree = RootPtr { tree: RootId::ROOT_TREE, bytenr, generation, level };
+        let root_tree = committed_root_tree(engine);
         let source: &NodeStore = &engine.store;
         let (ptr, _) =
             find_root(source, &root_tree, RootId::EXTENT_TREE)?.ok_or_else(|| missing_tree(RootId::EXTENT_TREE))?;
@@ -182,7 +178,53 @@ impl<'v> TreesView<'v> {
     }
 }
 
+/// The trees of a moment inside a commit, kept while the commit goes on.
+#[derive(Debug)]
+pub(crate) struct FixedTrees {
+    nodes: PinnedNodes,
+    extent_root: RootPtr,
+    /// The root tree of the last commit, for subvolumes that are not in memory, and therefore did not change.
+    root_tree: RootPtr,
+    known: HashMap<RootId, Option<SubvolumeRoot>>,
+}
+
+impl FixedTrees {
+    /// The trees as they are now. The caller holds the commit lock.
+    pub(crate) fn of(engine: &Engine) -> Result<Self> {
+        let nodes = PinnedNodes::new(&engine.store);
+        let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
+        let subvolumes = engine.roots.all().into_iter().filter(|tree| tree.id().is_subvolume());
+        let known = subvolumes.map(|tree| {
+            let state = tree.root.lock();
+            let root = SubvolumeRoot::new(tree.root_ptr(), state.last_snapshot, state.item.as_ref());
+            (tree.id(), Some(root))
+        });
+        Ok(Self { nodes, extent_root, root_tree: committed_root_tree(engine), known: known.collect() })
+    }
+
+    /// The view of these trees.
+    pub(crate) fn view(&self) -> TreesView<'_> {
+        TreesView {
+            source: &self.nodes,
+            extent_root: self.extent_root,
+            roots: Roots::Items(self.root_tree),
+            known: RefCell::new(self.known.clone()),
+        }
+    }
+}
+
+fn committed_root_tree(engine: &Engine) -> RootPtr {
+    let superblock = engine.commit_state.superblock();
+    RootPtr {
+        tree: RootId::ROOT_TREE,
+        bytenr: superblock.root,
+        generation: superblock.generation,
+        level: superblock.root_level,
+    }
+}
+
 /// Nodes that are only in memory, kept as they were at one moment, over the store.
+#[derive(Debug)]
 pub(crate) struct PinnedNodes {
     store: Arc<NodeStore>,
     nodes: HashMap<Logical, Arc<Node>>,

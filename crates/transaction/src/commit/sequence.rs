@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::{BlockGroupItem, QgroupStatus};
+use ubtrfs_format::item::BlockGroupItem;
 use ubtrfs_format::node::finish_block;
 use ubtrfs_format::superblock::{CompatRo, NR_ROOT_BACKUPS, Superblock};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId, objectid};
@@ -138,14 +138,14 @@ impl Engine {
         let gate = step.as_ref().is_some_and(|step| step.moves_data()).then_some(gate);
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
-        self.change_roots(root_changes, &mut work.refs, transid)?;
+        self.change_roots(root_changes, work, transid)?;
         if gate.is_none() {
-            self.drop_dead_roots(&mut work.refs, transid)?;
+            self.drop_dead_roots(&mut work.refs, &mut work.quota, transid)?;
         }
         drop(apply);
         let rounds = self.stats.span(Span::Rounds);
-        self.flag_quotas(work, transid)?;
         self.store_dev_stats(&mut work.refs, transid)?;
+        self.change_quota_tree(work, transid)?;
         let removed_chunks = self.remove_block_groups(work, transid, &mut superblock)?;
         let migrated_chunks = self.move_block_groups(work, transid, &mut superblock)?;
         self.run_rounds(work, transid, &mut superblock, step, gate)?;
@@ -172,6 +172,7 @@ impl Engine {
         self.ledger.drop_frozen();
         self.unpin(transid);
         self.commit_state.take_retired().into_iter().for_each(|extent| self.space.release(extent));
+        work.quota.reset();
         work.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
         self.note_extent_tree_bytes();
@@ -195,26 +196,6 @@ impl Engine {
         self.freeze_load();
         self.store.set_generation_limit(Generation(transid.0 + 1));
         (transid, frozen, root_changes)
-    }
-
-    /// Marks the quota numbers as inconsistent, because we do not update them. A kernel without the quota state leaves
-    /// the same mark.
-    fn flag_quotas(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
-        if std::mem::replace(&mut work.quota_flagged, true) {
-            return Ok(());
-        }
-        let Some(quotas) = self.tree(RootId::QUOTA_TREE)? else { return Ok(()) };
-        let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
-        let Some(item) = quotas.get(&key)? else { return Ok(()) };
-        let mut status = QgroupStatus::decode(&item)?;
-        if status.flags & QgroupStatus::INCONSISTENT != 0 {
-            return Ok(());
-        }
-        status.flags |= QgroupStatus::INCONSISTENT;
-        let mut bytes = status.encode();
-        bytes.extend_from_slice(item.get(QgroupStatus::SIZE..).unwrap_or_default());
-        self.apply_batch(&quotas, &vec![(key, Some(bytes.into()))], &mut work.refs, transid)?;
-        Ok(())
     }
 
     fn remove_block_groups(
@@ -278,9 +259,10 @@ impl Engine {
         mut gate: Option<Closed<'_>>,
     ) -> Result<()> {
         let mut csums_done = false;
-        for _ in 0..MAX_ROUNDS {
-            let mut freed_data = Vec::new();
-            let mut busy = self.run_delayed_refs(work, transid, &mut freed_data)?;
+        for round in 0..MAX_ROUNDS {
+            let mut busy = self.run_delayed_refs(work, transid)?;
+            busy |= self.update_quotas(work, transid, round == 0)?;
+            let freed_data = std::mem::take(&mut work.freed_data);
             if !csums_done || !freed_data.is_empty() {
                 busy |= self.update_csums(work, transid, &freed_data, !csums_done)?;
                 csums_done = true;
@@ -306,12 +288,8 @@ impl Engine {
         Err(Error::Bug { what: format!("the accounting trees still changed after {MAX_ROUNDS} rounds") })
     }
 
-    fn run_delayed_refs(
-        &self,
-        work: &mut CommitWork,
-        transid: Generation,
-        freed_data: &mut Vec<std::ops::Range<u64>>,
-    ) -> Result<bool> {
+    /// Runs the delayed refs. Returns whether there were any.
+    pub(crate) fn run_delayed_refs(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         if let Some(extent) = work.refs.conflict() {
             let cause = FormatError::Value {
                 what: "FileExtent",
@@ -325,17 +303,18 @@ impl Engine {
             return Ok(false);
         }
         let heads = work.refs.take();
-        self.run_heads(heads, work, transid, freed_data)?;
+        self.run_heads(heads, work, transid)?;
         Ok(true)
     }
 
     /// Moves extents out of a block group. The extent tree records all references of subvolumes.
     fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
-        let mut freed_data = Vec::new();
         // Apart from the other refs: these change no owner.
-        self.run_heads(moved.take(), work, transid, &mut freed_data)?;
+        self.run_heads(moved.take(), work, transid)?;
+        self.quotas_moved(step.nr_moved, transid);
         self.move_own_blocks(step, &mut work.refs, transid)?;
+        let freed_data = std::mem::take(&mut work.freed_data);
         if !freed_data.is_empty() {
             self.update_csums(work, transid, &freed_data, false)?;
         }
@@ -347,7 +326,6 @@ impl Engine {
         heads: impl ExactSizeIterator<Item = DelayedRefHead>,
         work: &mut CommitWork,
         transid: Generation,
-        freed_data: &mut Vec<std::ops::Range<u64>>,
     ) -> Result<()> {
         if heads.len() == 0 {
             return Ok(());
@@ -359,12 +337,13 @@ impl Engine {
             skinny: self.geometry.skinny,
         };
         let changes = extent_tree::run_delayed_refs(extents.source(), &extents.root_ptr(), heads, &config)?;
+        work.quota.changes.extend(changes.owners);
         self.ledger.forget_allocated_all(&changes.added);
         self.space.extents_added(&changes.added)?;
         for (extent, is_data) in changes.removed {
             self.space.extent_removed(extent, transid)?;
             if is_data {
-                freed_data.push(extent.bytenr.0..extent.end());
+                work.freed_data.push(extent.bytenr.0..extent.end());
             }
         }
         self.apply_batch(&extents, &changes.batch, &mut work.refs, transid)?;

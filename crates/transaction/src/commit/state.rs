@@ -14,6 +14,8 @@ use ubtrfs_format::Generation;
 use ubtrfs_format::superblock::Superblock;
 use ubtrfs_space::{DelayedRefs, Extent};
 
+use crate::qgroup::account::QuotaWork;
+
 /// The lock and the result of commits.
 #[derive(Debug)]
 pub(crate) struct CommitState {
@@ -33,7 +35,9 @@ pub(crate) struct CommitWork {
     /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock leads
     /// to may refer to them, so they are free only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
-    pub(crate) quota_flagged: bool,
+    /// Data extents that lost their items, whose checksums go too.
+    pub(crate) freed_data: Vec<std::ops::Range<u64>>,
+    pub(crate) quota: QuotaWork,
     pub(crate) uuid_tree_in_step: bool,
 }
 
@@ -43,7 +47,8 @@ impl CommitState {
         let work = CommitWork {
             refs: DelayedRefs::new(),
             unreferenced: Vec::new(),
-            quota_flagged: false,
+            freed_data: Vec::new(),
+            quota: QuotaWork::default(),
             uuid_tree_in_step: superblock.uuid_tree_generation == superblock.generation.0,
         };
         Self {

@@ -4,7 +4,7 @@
 //! backrefs, under the block's address.
 
 use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
-use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, RefKey};
+use ubtrfs_space::{DelayedRefs, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::Node;
 
 use crate::handle::trans_handle::regular_extent;
@@ -18,6 +18,19 @@ pub(crate) struct ChildRefs {
     pub(crate) nodesize: u32,
     /// The transaction that changes the references.
     pub(crate) transid: Generation,
+    /// Whether quotas want to know of changes of users.
+    pub(crate) tracks: bool,
+}
+
+/// Whether a change of references changes the users of the extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// References are handed over: the same subvolumes reach the extent.
+    Same,
+    /// The tree begins or ceases to use the extent.
+    Change,
+    /// The tree ceases to use the extent, which no other tree could reach.
+    Private,
 }
 
 impl ChildRefs {
@@ -26,22 +39,39 @@ impl ChildRefs {
         Extent::new(bytenr, u64::from(self.nodesize))
     }
 
+    fn mark(&self, users: Users) -> OwnerMark {
+        match users {
+            _ if !self.tracks || !self.owner.is_subvolume() => OwnerMark::Same,
+            Users::Same => OwnerMark::Same,
+            Users::Change => OwnerMark::Changed,
+            Users::Private => OwnerMark::WasPrivate,
+        }
+    }
+
     /// Adds `delta` to a reference of a block.
-    pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64) {
-        refs.add(self.extent_at(node.bytenr()), kind_of(node), reference, delta, self.transid);
+    pub(crate) fn add_node(&self, refs: &mut DelayedRefs, node: &Node, reference: RefKey, delta: i64, users: Users) {
+        let extent = self.extent_at(node.bytenr());
+        refs.add_marked(extent, kind_of(node), (reference, delta), self.transid, self.mark(users));
     }
 
     /// Adds `delta` to a reference of every child of a block: under the address `parent` if the block has full
     /// backrefs, else under the owner's id.
-    pub(crate) fn add_children(&self, refs: &mut DelayedRefs, node: &Node, parent: Option<Logical>, delta: i64) {
+    pub(crate) fn add_children(
+        &self,
+        refs: &mut DelayedRefs,
+        node: &Node,
+        parent: Option<Logical>,
+        delta: i64,
+        users: Users,
+    ) {
         for slot in 0..node.nritems() {
             if node.is_leaf() {
                 let key = node.key(slot);
                 if key.item_type == KeyType::EXTENT_DATA {
-                    self.add_data(refs, &key, node.item(slot), parent, delta);
+                    self.add_data(refs, &key, node.item(slot), (parent, delta), users);
                 }
             } else {
-                self.add_child(refs, node, slot, parent, delta);
+                self.add_child(refs, node, slot, (parent, delta), users);
             }
         }
     }
@@ -52,23 +82,30 @@ impl ChildRefs {
         refs: &mut DelayedRefs,
         node: &Node,
         slot: usize,
-        parent: Option<Logical>,
-        delta: i64,
+        (parent, delta): (Option<Logical>, i64),
+        users: Users,
     ) {
         let (child, _) = node.child(slot);
         let reference = parent.map_or(RefKey::TreeBlock(self.owner), RefKey::SharedBlock);
         let kind = ExtentKind::Tree { level: node.level() - 1, first_key: node.key(slot) };
-        refs.add(self.extent_at(child), kind, reference, delta, self.transid);
+        refs.add_marked(self.extent_at(child), kind, (reference, delta), self.transid, self.mark(users));
     }
 
     /// Adds `delta` to a reference of the extent of one file extent item.
-    pub(crate) fn add_data(&self, refs: &mut DelayedRefs, key: &Key, item: &[u8], parent: Option<Logical>, delta: i64) {
+    pub(crate) fn add_data(
+        &self,
+        refs: &mut DelayedRefs,
+        key: &Key,
+        item: &[u8],
+        (parent, delta): (Option<Logical>, i64),
+        users: Users,
+    ) {
         let Some(extent) = regular_extent(item) else { return };
         let keyed =
             RefKey::Data { root: self.owner, ino: Ino(key.objectid), offset: key.offset.wrapping_sub(extent.offset) };
         let reference = parent.map_or(keyed, RefKey::SharedData);
         let on_disk = Extent::new(extent.disk_bytenr, extent.disk_num_bytes);
-        refs.add(on_disk, ExtentKind::Data, reference, delta, self.transid);
+        refs.add_marked(on_disk, ExtentKind::Data, (reference, delta), self.transid, self.mark(users));
     }
 }
 

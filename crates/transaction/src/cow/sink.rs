@@ -36,7 +36,7 @@ use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{ApplyStats, Changes, Node, NodeSink, NodeSource, PartSink, RootPtr};
 
 use crate::clock::now;
-use crate::cow::child_refs::{ChildRefs, kind_of};
+use crate::cow::child_refs::{ChildRefs, Users, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::extents::extent_tree;
@@ -224,6 +224,8 @@ struct ApplyJob<'a> {
     root_bytenr: Logical,
     last_snapshot: Generation,
     kind: SpaceKind,
+    /// Whether quotas are on.
+    tracks: bool,
     extent_root: Option<RootPtr>,
     progress: &'a ApplyProgress,
     batch_len: usize,
@@ -252,6 +254,7 @@ impl<'a> ApplyJob<'a> {
             root_bytenr: tree.root_ptr().bytenr,
             last_snapshot: tree.root.lock().last_snapshot,
             kind: if owner == RootId::CHUNK_TREE { SpaceKind::System } else { SpaceKind::Metadata },
+            tracks: engine.quotas.is_on(),
             extent_root,
             progress,
             batch_len,
@@ -260,7 +263,8 @@ impl<'a> ApplyJob<'a> {
     }
 
     fn child_refs(&self) -> ChildRefs {
-        ChildRefs { owner: self.owner, nodesize: self.engine.geometry.nodesize, transid: self.transid }
+        let (nodesize, tracks) = (self.engine.geometry.nodesize, self.tracks);
+        ChildRefs { owner: self.owner, nodesize, transid: self.transid, tracks }
     }
 
     /// Number of parts of the batch; each part is enough work for a thread.
@@ -302,12 +306,13 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().extent_at(bytenr)
     }
 
-    fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64) {
-        self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta);
+    fn add_ref(&mut self, node: &Node, reference: RefKey, delta: i64, users: Users) {
+        self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta, users);
     }
 
+    /// Hands over references to a block's children: the copy of the block has the same ones.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
-        self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta);
+        self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, Users::Same);
     }
 
     /// Whether no other tree can use a block of this tree.
@@ -346,7 +351,7 @@ impl<'a> CowSink<'a> {
             // Its extent item was never made.
             self.made.refs.forget(self.job.refs, bytenr);
         } else {
-            self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
+            self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, Users::Change);
         }
         added_now
     }
@@ -449,7 +454,8 @@ impl NodeSink for CowSink<'_> {
             self.job.engine.store.retire(node.bytenr());
         }
         self.made.nr_left += 1;
-        self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1);
+        let users = if self.is_private(node) { Users::Private } else { Users::Change };
+        self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, users);
         Ok(())
     }
 
@@ -464,10 +470,10 @@ impl NodeSink for CowSink<'_> {
         }
         let (child_refs, refs) = (self.job.child_refs(), &mut self.made.refs.added);
         if let Some(old) = old {
-            child_refs.add_data(refs, key, old, None, -1);
+            child_refs.add_data(refs, key, old, (None, -1), Users::Change);
         }
         if let Some(new) = new {
-            child_refs.add_data(refs, key, new, None, 1);
+            child_refs.add_data(refs, key, new, (None, 1), Users::Change);
         }
         Ok(())
     }
@@ -475,7 +481,7 @@ impl NodeSink for CowSink<'_> {
     fn emit(&mut self, node: Arc<Node>) {
         if self.allocated.remove(&node.bytenr()) {
             self.made.nr_made += 1;
-            self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1);
+            self.add_ref(&node, RefKey::TreeBlock(self.job.owner), 1, Users::Change);
         }
         let Some(stream) = self.stream else {
             self.made.emitted.insert(node.bytenr(), node);

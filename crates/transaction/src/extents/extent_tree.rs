@@ -17,7 +17,7 @@ use ubtrfs_format::hash::extent_data_ref_hash;
 use ubtrfs_format::item::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};
 use ubtrfs_format::node::{ITEM_HEAD_SIZE, LeafBuilder};
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId};
-use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, RefKey};
+use ubtrfs_space::{DelayedRefHead, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_tree::{Batch, Cursor, NodeSource, RootPtr};
 
 use crate::nodes::threads::nr_threads;
@@ -42,6 +42,55 @@ pub(crate) struct ExtentChanges {
     pub(crate) added: Vec<Extent>,
     /// Extents that lose their item, and whether they hold data.
     pub(crate) removed: Vec<(Extent, bool)>,
+    /// Extents that quotas count anew.
+    pub(crate) owners: Vec<OwnerChange>,
+}
+
+/// An extent whose users may have changed, for the accounting of quotas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnerChange {
+    /// The extent.
+    pub(crate) extent: Extent,
+    /// Whether it is a tree block.
+    pub(crate) is_tree: bool,
+    /// Its references before.
+    pub(crate) before: Owner,
+    /// Its references now.
+    pub(crate) after: Owner,
+    /// Whether only the subvolume of `before` reached the extent.
+    pub(crate) was_private: bool,
+}
+
+/// The trees whose ids the references of an extent carry. A tree shares blocks with its snapshots, so even one tree may
+/// stand for several users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The extent has no references.
+    None,
+    /// All references carry this tree's id.
+    Sole(RootId),
+    /// References carry ids of several trees, or addresses.
+    Many,
+}
+
+impl Owner {
+    fn of(item: &ExtentItem, has_keyed: bool) -> Self {
+        let mut owner = if item.refs == 0 { Self::None } else { Self::Many };
+        for inline in &item.inline_refs {
+            let root = match inline {
+                InlineRef::TreeBlock(root) => *root,
+                InlineRef::ExtentData(data) => data.root,
+                InlineRef::Owner(_) => continue,
+                InlineRef::SharedBlock(_) | InlineRef::SharedData { .. } => return Self::Many,
+            };
+            owner = match owner {
+                Self::Sole(known) if known != root => return Self::Many,
+                _ if has_keyed => return Self::Many,
+                _ => Self::Sole(root),
+            };
+        }
+        owner
+    }
 }
 
 /// An extent item without its references.
@@ -78,10 +127,11 @@ pub(crate) fn run_delayed_refs(
     });
     let mut changes = ExtentChanges::default();
     for part in parts {
-        let ExtentChanges { batch, added, removed } = part?;
+        let ExtentChanges { batch, added, removed, owners } = part?;
         changes.batch.extend(batch);
         changes.added.extend(added);
         changes.removed.extend(removed);
+        changes.owners.extend(owners);
     }
     Ok(changes)
 }
@@ -225,7 +275,9 @@ impl<'a, 's> Record<'a, 's> {
         if flags.contains(ExtentFlags::DATA) != is_data || flags.contains(ExtentFlags::TREE_BLOCK) == is_data {
             return Err(record.corrupt("flags", flags.bits(), "expected data or tree block, as it is used"));
         }
-        if record.found.is_none() && (record.has_keyed || head.deltas.is_empty()) {
+        // A marked extent may have been made and dropped since its last head was run.
+        let has_only_flags = head.deltas.is_empty() && head.changes_item();
+        if record.found.is_none() && (record.has_keyed || has_only_flags) {
             return Err(record.corrupt("refs", 0, "expected an extent item for what is referred to"));
         }
         Ok(record)
@@ -386,6 +438,7 @@ impl<'a, 's> Record<'a, 's> {
 
     fn finish(mut self, changes: &mut ExtentChanges) -> Result<()> {
         let head = self.head;
+        self.note_owners(changes);
         if self.item.refs == 0 {
             return self.finish_removed(changes);
         }
@@ -402,6 +455,24 @@ impl<'a, 's> Record<'a, 's> {
             }
         }
         Ok(())
+    }
+
+    fn note_owners(&self, changes: &mut ExtentChanges) {
+        if self.head.owners == OwnerMark::Same {
+            return;
+        }
+        let has_keyed = self.has_keyed || self.keyed.values().any(|keyed| keyed.after.is_some());
+        let before = self.before.as_ref().map_or(Owner::None, |before| Owner::of(before, self.has_keyed));
+        let after = Owner::of(&self.item, has_keyed);
+        if (before, after) != (Owner::None, Owner::None) {
+            changes.owners.push(OwnerChange {
+                extent: self.head.extent,
+                is_tree: self.head.kind != ExtentKind::Data,
+                before,
+                after,
+                was_private: self.head.owners == OwnerMark::WasPrivate,
+            });
+        }
     }
 
     fn finish_removed(mut self, changes: &mut ExtentChanges) -> Result<()> {

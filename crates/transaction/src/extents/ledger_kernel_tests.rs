@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem, InlineRef};
 use ubtrfs_format::{Key, KeyType, Logical, RootId, objectid};
-use ubtrfs_space::{BlockGroup, DelayedRefHead, Extent, ExtentKind, RefKey};
+use ubtrfs_space::{BlockGroup, DelayedRefHead, Extent, ExtentKind, OwnerMark, RefKey};
 use ubtrfs_testkit::{KernelImage, KernelImageSpec, capability};
 use ubtrfs_tree::{Cursor, RootPtr};
 
@@ -75,6 +75,7 @@ impl Known {
             deltas: self.refs.iter().map(|(reference, count)| (*reference, sign * count)).collect(),
             set_flags: if sign > 0 { self.item.flags } else { ExtentFlags::empty() },
             generation: self.item.generation,
+            owners: OwnerMark::Same,
         }
     }
 }

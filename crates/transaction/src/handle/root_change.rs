@@ -22,6 +22,8 @@ pub struct NewSubvolume {
     pub root_ref: RootRef,
     /// Items of the directory that holds its name, in the order of their keys.
     pub entry: Batch,
+    /// Ids of quota groups that its own group joins.
+    pub qgroups: Vec<u64>,
 }
 
 /// The content of a new subvolume.

@@ -25,7 +25,7 @@ use ubtrfs_format::{Generation, Key, KeyType, Logical};
 use ubtrfs_space::{DelayedRefs, Extent, RefKey, SpaceKind};
 use ubtrfs_tree::{Node, RootPtr};
 
-use crate::cow::child_refs::{ChildRefs, kind_of};
+use crate::cow::child_refs::{ChildRefs, Users, kind_of};
 use crate::delayed::tree_view::Tree;
 use crate::engine::Engine;
 use crate::handle::trans_handle::regular_extent;
@@ -177,17 +177,19 @@ impl Copying<'_, '_> {
     fn take_over_children(&mut self, member: &Member, copy: &Node) {
         let node = &member.node;
         let full = member.record.has_full_backrefs();
-        let child_refs = ChildRefs { owner: node.owner(), nodesize: self.nodesize, transid: self.transid };
+        // A move leaves the users as they are, so quotas have nothing to count.
+        let (nodesize, transid) = (self.nodesize, self.transid);
+        let child_refs = ChildRefs { owner: node.owner(), nodesize, transid, tracks: false };
         if full {
-            child_refs.add_children(&mut self.refs, node, Some(node.bytenr()), -1);
-            child_refs.add_children(&mut self.refs, copy, Some(copy.bytenr()), 1);
+            child_refs.add_children(&mut self.refs, node, Some(node.bytenr()), -1, Users::Same);
+            child_refs.add_children(&mut self.refs, copy, Some(copy.bytenr()), 1, Users::Same);
             return;
         }
         for slot in 0..node.nritems() {
             if !node.is_leaf() {
                 if self.moved.contains_key(&node.child(slot).0) {
-                    child_refs.add_child(&mut self.refs, node, slot, None, -1);
-                    child_refs.add_child(&mut self.refs, copy, slot, None, 1);
+                    child_refs.add_child(&mut self.refs, node, slot, (None, -1), Users::Same);
+                    child_refs.add_child(&mut self.refs, copy, slot, (None, 1), Users::Same);
                 }
                 continue;
             }
@@ -195,8 +197,8 @@ impl Copying<'_, '_> {
             let is_moved =
                 |item| regular_extent(item).is_some_and(|extent| self.closure.data.contains_key(&extent.disk_bytenr));
             if key.item_type == KeyType::EXTENT_DATA && is_moved(node.item(slot)) {
-                child_refs.add_data(&mut self.refs, &key, node.item(slot), None, -1);
-                child_refs.add_data(&mut self.refs, &key, copy.item(slot), None, 1);
+                child_refs.add_data(&mut self.refs, &key, node.item(slot), (None, -1), Users::Same);
+                child_refs.add_data(&mut self.refs, &key, copy.item(slot), (None, 1), Users::Same);
             }
         }
     }

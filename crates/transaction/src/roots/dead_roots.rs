@@ -30,19 +30,25 @@ use ubtrfs_format::{Generation, Key, KeyType, Logical, RootId, objectid};
 use ubtrfs_space::{DelayedRefs, RefKey};
 use ubtrfs_tree::{Batch, Node, NodePtr, NodeSource, RootPtr};
 
-use crate::cow::child_refs::{ChildRefs, kind_of};
+use crate::cow::child_refs::{ChildRefs, Users, kind_of};
 use crate::cow::sink::no_references;
 use crate::delayed::tree_view::RootState;
 use crate::engine::Engine;
 use crate::extents::extent_tree;
 use crate::handle::metadata_reservation::Purpose;
+use crate::qgroup::account::QuotaWork;
 
 /// The first pointer that was not followed, and the level of the node that it is in.
 type DropProgress = (Key, u8);
 
 impl Engine {
     /// Drops parts of deleted subvolumes. The caller holds the commit lock.
-    pub(crate) fn drop_dead_roots(&self, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
+    pub(crate) fn drop_dead_roots(
+        &self,
+        refs: &mut DelayedRefs,
+        quota: &mut QuotaWork,
+        transid: Generation,
+    ) -> Result<()> {
         let ids = self.roots.dead();
         if ids.is_empty() {
             return Ok(());
@@ -52,7 +58,7 @@ impl Engine {
             if budget <= 0 {
                 break;
             }
-            if self.drop_part(id, refs, transid, &mut budget)? {
+            if self.drop_part(id, refs, quota, transid, &mut budget)? {
                 self.roots.remove_dead(id);
             }
         }
@@ -70,7 +76,14 @@ impl Engine {
     }
 
     /// Drops a part of one subvolume. Returns whether it is finished with it, by success or by failure.
-    fn drop_part(&self, id: RootId, refs: &mut DelayedRefs, transid: Generation, budget: &mut i64) -> Result<bool> {
+    fn drop_part(
+        &self,
+        id: RootId,
+        refs: &mut DelayedRefs,
+        quota: &mut QuotaWork,
+        transid: Generation,
+        budget: &mut i64,
+    ) -> Result<bool> {
         let Some(tree) = self.tree(id)? else { return Ok(true) };
         let root = tree.root_ptr();
         let RootState { key_offset, item, .. } = tree.root.lock().clone();
@@ -85,7 +98,8 @@ impl Engine {
             before: refs,
             refs: DelayedRefs::new(),
             extent_root: self.own_tree(RootId::EXTENT_TREE)?.root_ptr(),
-            child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid },
+            child_refs: ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks: self.quotas.is_on() },
+            left: Vec::new(),
             created: Generation(key_offset),
             budget,
         };
@@ -99,8 +113,11 @@ impl Engine {
                 return Ok(true);
             }
         };
-        let Drop { refs: new_refs, .. } = walk;
+        let Drop { refs: new_refs, left, .. } = walk;
         refs.append(new_refs);
+        if self.quotas.is_on() {
+            quota.left.extend(left.into_iter().map(|ptr| (id, ptr)));
+        }
         if let Some((key, level)) = stopped {
             let mut state = tree.root.lock();
             if let Some(item) = &mut state.item {
@@ -110,6 +127,9 @@ impl Engine {
             return Ok(false);
         }
         self.roots.forget(id);
+        if self.quotas.is_on() {
+            quota.dropped.push(id);
+        }
         // In key order: the objectid of orphans is above all subvolume ids.
         let gone: Batch = vec![
             (Key::new(id.0, KeyType::ROOT_ITEM, key_offset), None),
@@ -133,6 +153,8 @@ struct Drop<'a> {
     created: Generation,
     /// About how many references may still be changed.
     budget: &'a mut i64,
+    /// Shared blocks that the tree stopped using.
+    left: Vec<NodePtr>,
 }
 
 impl Drop<'_> {
@@ -147,7 +169,7 @@ impl Drop<'_> {
         } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
             return Ok(Some(progress));
         }
-        self.child_refs.add_node(&mut self.refs, &node, RefKey::TreeBlock(self.child_refs.owner), -1);
+        self.child_refs.add_node(&mut self.refs, &node, RefKey::TreeBlock(self.child_refs.owner), -1, Users::Change);
         self.engine.store.forget(root.bytenr);
         Ok(None)
     }
@@ -162,7 +184,7 @@ impl Drop<'_> {
         let parent = flags.contains(ExtentFlags::FULL_BACKREF).then_some(node.bytenr());
         if node.is_leaf() {
             *self.budget -= node.nritems() as i64;
-            self.child_refs.add_children(&mut self.refs, node, parent, -1);
+            self.child_refs.add_children(&mut self.refs, node, parent, -1, Users::Change);
             return Ok(None);
         }
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
@@ -175,7 +197,7 @@ impl Drop<'_> {
             if let Some(stopped) = self.drop_child(node, slot, below)? {
                 return Ok(Some(stopped));
             }
-            self.child_refs.add_child(&mut self.refs, node, slot, parent, -1);
+            self.child_refs.add_child(&mut self.refs, node, slot, (parent, -1), Users::Change);
         }
         Ok(None)
     }
@@ -187,6 +209,9 @@ impl Drop<'_> {
         *self.budget -= 1;
         if nr_users > 1 {
             let moved = self.move_refs(&ptr)?;
+            if moved && self.child_refs.tracks {
+                self.left.push(ptr);
+            }
             return Ok((!moved).then(|| (node.key(slot), node.level())));
         }
         let child = self.engine.store.read_node(&ptr)?;
@@ -222,8 +247,8 @@ impl Drop<'_> {
             }
         }
         *self.budget -= 1 + node.nritems() as i64;
-        self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1);
-        self.child_refs.add_children(&mut self.refs, &node, None, -1);
+        self.child_refs.add_children(&mut self.refs, &node, Some(node.bytenr()), 1, Users::Same);
+        self.child_refs.add_children(&mut self.refs, &node, None, -1, Users::Same);
         let extent = self.child_refs.extent_at(node.bytenr());
         self.refs.set_flags(extent, kind_of(&node), ExtentFlags::FULL_BACKREF, self.child_refs.transid);
         Ok(true)

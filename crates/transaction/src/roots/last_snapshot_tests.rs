@@ -59,6 +59,7 @@ fn snapshot(engine: &Engine, (source, id): (u64, u64), (parent, dir): (u64, u64)
         parent: RootId(parent),
         root_ref: RootRef { dirid: dir, sequence: index, name: name.into() },
         entry: batch,
+        qgroups: Vec::new(),
     }
 }
 

@@ -32,12 +32,20 @@ use ubtrfs_space::{DelayedRefs, RefKey, SpaceKind};
 use ubtrfs_tree::{Batch, Node, NodeSource, RootPtr};
 use uuid::Uuid;
 
-use crate::cow::child_refs::ChildRefs;
+use crate::cow::child_refs::{ChildRefs, Users};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
 use crate::handle::root_change::{NewContent, NewSubvolume, RootChange};
 use crate::handle::trans_handle::{MetadataReservation, TransHandle};
 use crate::roots::root_item::blank_root_item;
+
+/// The tree of a new subvolume.
+#[derive(Debug)]
+pub(crate) struct MadeTree {
+    /// Its root.
+    pub(crate) root: RootPtr,
+    received_uuid: Uuid,
+}
 
 impl TransHandle<'_> {
     /// Makes a subvolume read-only or writable, from this transaction's commit on.
@@ -104,39 +112,34 @@ impl Engine {
         committed
     }
 
-    /// Makes the requested changes. The caller holds the commit lock and has applied the frozen items.
-    pub(crate) fn change_roots(
-        &self,
-        changes: Vec<RootChange>,
-        refs: &mut DelayedRefs,
-        transid: Generation,
-    ) -> Result<()> {
-        for change in changes {
-            match change {
-                RootChange::Make(new) => self.make(*new, refs, transid)?,
-                RootChange::SetReadOnly(id, read_only) => self.change_root_item(id, |item| {
-                    let mut flags = RootFlags::from_bits_retain(item.flags);
-                    flags.set(RootFlags::RDONLY, read_only);
-                    item.flags = flags.bits();
-                })?,
-                RootChange::Delete(id) => {
-                    self.change_root_item(id, |item| {
-                        item.refs = 0;
-                        item.flags |= RootFlags::DEAD.bits();
-                        (item.drop_progress, item.drop_level) = (Key::MIN, 0);
-                    })?;
-                    let Some(item) = self.root_item(id)? else { continue };
-                    let uuids = [
-                        (KeyType::UUID_KEY_SUBVOL, item.uuid),
-                        (KeyType::UUID_KEY_RECEIVED_SUBVOL, item.received_uuid),
-                    ];
-                    for uuid in uuids {
-                        self.set_uuid(uuid, id, false, refs, transid)?;
-                    }
+    /// Changes or deletes a subvolume as an operation asked for. The caller holds the commit lock and has applied the
+    /// frozen items. [`RootChange::Make`] has two steps of its own: [`Self::make_tree`] and [`Self::name_tree`].
+    pub(crate) fn change_root(&self, change: RootChange, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
+        match change {
+            RootChange::Make(new) => {
+                let made = self.make_tree(&new, refs, transid)?;
+                self.name_tree(*new, &made, refs, transid)
+            }
+            RootChange::SetReadOnly(id, read_only) => self.change_root_item(id, |item| {
+                let mut flags = RootFlags::from_bits_retain(item.flags);
+                flags.set(RootFlags::RDONLY, read_only);
+                item.flags = flags.bits();
+            }),
+            RootChange::Delete(id) => {
+                self.change_root_item(id, |item| {
+                    item.refs = 0;
+                    item.flags |= RootFlags::DEAD.bits();
+                    (item.drop_progress, item.drop_level) = (Key::MIN, 0);
+                })?;
+                let Some(item) = self.root_item(id)? else { return Ok(()) };
+                let uuids =
+                    [(KeyType::UUID_KEY_SUBVOL, item.uuid), (KeyType::UUID_KEY_RECEIVED_SUBVOL, item.received_uuid)];
+                for uuid in uuids {
+                    self.set_uuid(uuid, id, false, refs, transid)?;
                 }
+                Ok(())
             }
         }
-        Ok(())
     }
 
     fn change_root_item(&self, id: RootId, change: impl FnOnce(&mut RootItem)) -> Result<()> {
@@ -149,31 +152,48 @@ impl Engine {
         Ok(())
     }
 
-    fn make(&self, new: NewSubvolume, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
-        let NewSubvolume { id, uuid, otime, content, parent, root_ref, entry } = new;
-        let (root, mut item, key_offset) = match content {
+    /// Makes the tree of a new subvolume. Nothing leads to it until [`Self::name_tree`].
+    pub(crate) fn make_tree(
+        &self,
+        new: &NewSubvolume,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<MadeTree> {
+        let id = new.id;
+        let (root, mut item, key_offset) = match &new.content {
             NewContent::Items(items) => {
-                let root = self.make_root_leaf(id, &items, refs, transid)?;
+                let root = self.make_root_leaf(id, items, refs, transid)?;
                 let mut item = blank_root_item(&root, self.geometry.nodesize);
                 item.inode.flags = InodeFlags::ROOT_ITEM_INIT.bits();
                 item.bytes_used = self.geometry.nodesize.into();
                 (item.root_dirid, item.refs) = (objectid::FIRST_FREE, 1);
-                (item.ctransid, item.ctime) = (transid, otime);
+                (item.ctransid, item.ctime) = (transid, new.otime);
                 (root, item, 0)
             }
             NewContent::SnapshotOf { source, read_only } => {
-                let source = self.own_tree(source)?;
+                let source = self.own_tree(*source)?;
                 let root = self.copy_root_node(&source, id, refs, transid)?;
-                let item = snapshot_item(&source, &root, read_only)?;
+                let item = snapshot_item(&source, &root, *read_only)?;
                 (root, item, transid.0)
             }
         };
-        (item.uuid, item.otransid, item.otime) = (uuid, transid, otime);
+        (item.uuid, item.otransid, item.otime) = (new.uuid, transid, new.otime);
         let received_uuid = item.received_uuid;
         let mut state = RootState::new(key_offset, item);
         state.changed = true;
         self.roots.keep(Arc::new(Tree::new(root, Arc::clone(&self.store), state)));
+        Ok(MadeTree { root, received_uuid })
+    }
 
+    /// Puts the name and the references of a new subvolume.
+    pub(crate) fn name_tree(
+        &self,
+        new: NewSubvolume,
+        made: &MadeTree,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+    ) -> Result<()> {
+        let NewSubvolume { id, uuid, parent, root_ref, entry, .. } = new;
         self.apply_batch(&*self.own_tree(parent)?, &entry, refs, transid)?;
         let value = root_ref.encode();
         let mut links: Batch = vec![
@@ -182,14 +202,15 @@ impl Engine {
         ];
         links.sort_by_key(|(key, _)| *key);
         self.apply_batch(&*self.own_tree(RootId::ROOT_TREE)?, &links, refs, transid)?;
-        for uuid in [(KeyType::UUID_KEY_SUBVOL, uuid), (KeyType::UUID_KEY_RECEIVED_SUBVOL, received_uuid)] {
+        let received = (KeyType::UUID_KEY_RECEIVED_SUBVOL, made.received_uuid);
+        for uuid in [(KeyType::UUID_KEY_SUBVOL, uuid), received] {
             self.set_uuid(uuid, id, true, refs, transid)?;
         }
         Ok(())
     }
 
     /// Makes a leaf with these items, which is the root of a new tree.
-    fn make_root_leaf(
+    pub(crate) fn make_root_leaf(
         &self,
         id: RootId,
         items: &[(Key, Vec<u8>)],
@@ -202,7 +223,7 @@ impl Engine {
             return Err(Error::Bug { what: format!("the root directory of subvolume {id} does not fit into a leaf") });
         }
         let header = self.root_header(id, 0, transid)?;
-        self.put_root_node(leaf.finish(&header), id, refs, transid)
+        self.put_root_node(leaf.finish(&header), id, refs, transid, Users::Change)
     }
 
     /// Copies a tree's root node. The copy is the root of a new tree, which shares all blocks and data below.
@@ -219,15 +240,16 @@ impl Engine {
         let header = self.root_header(id, node.level(), transid)?;
         let mut raw = node.raw().to_vec();
         write_header(&mut raw, &header, node.nritems());
-        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid };
-        child_refs.add_children(refs, &node, None, 1);
+        // Quotas share out the numbers by arithmetic ([`crate::qgroup`]), so the new users of the children are no change.
+        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks: false };
+        child_refs.add_children(refs, &node, None, 1, Users::Same);
         let mut state = source.root.lock();
         state.last_snapshot = transid;
         state.changed = true;
         if let Some(item) = &mut state.item {
             item.last_snapshot = transid;
         }
-        self.put_root_node(raw, id, refs, transid)
+        self.put_root_node(raw, id, refs, transid, Users::Same)
     }
 
     fn root_header(&self, id: RootId, level: u8, transid: Generation) -> Result<NodeHeader> {
@@ -244,10 +266,18 @@ impl Engine {
         })
     }
 
-    fn put_root_node(&self, raw: Vec<u8>, id: RootId, refs: &mut DelayedRefs, transid: Generation) -> Result<RootPtr> {
+    fn put_root_node(
+        &self,
+        raw: Vec<u8>,
+        id: RootId,
+        refs: &mut DelayedRefs,
+        transid: Generation,
+        users: Users,
+    ) -> Result<RootPtr> {
         let node = Arc::new(Node::new(raw.into_boxed_slice())?);
-        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid };
-        child_refs.add_node(refs, &node, RefKey::TreeBlock(id), 1);
+        let tracks = self.quotas.is_on();
+        let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks };
+        child_refs.add_node(refs, &node, RefKey::TreeBlock(id), 1, users);
         let root = RootPtr { tree: id, bytenr: node.bytenr(), generation: transid, level: node.level() };
         self.store.put_dirty(node);
         Ok(root)

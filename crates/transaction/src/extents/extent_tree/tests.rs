@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use ubtrfs_format::Ino;
-use ubtrfs_space::DelayedRefs;
+use ubtrfs_space::{DelayedRefs, OwnerMark};
 
 use super::*;
 use crate::test_tree::TestTree;
@@ -34,6 +34,7 @@ fn head(bytenr: u64, kind: ExtentKind, deltas: &[(RefKey, i64)]) -> DelayedRefHe
         deltas: deltas.iter().copied().collect(),
         set_flags: ExtentFlags::empty(),
         generation: Generation(7),
+        owners: OwnerMark::Same,
     }
 }
 

@@ -1,0 +1,284 @@
+//! Quotas: the numbers after each commit, against a count by btrfs-progs and by Linux's rescan.
+//!
+//! Method: random writes, overwrites of shared data, reflinks, snapshots into groups, deletions and remounts. After each
+//! round `btrfs check --qgroup-report` counts every group of every level from nothing; at the end Linux rescans.
+//! `UBTRFS_SEED` repeats a failure.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::RootId;
+use ubtrfs_fs::{Caller, FallocateMode, Fs, InodeId, Job, MountOptions, NewInode, QgroupId};
+use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, btrfs_check_output, capability, run};
+
+const ROOT: Caller = Caller::ROOT;
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: ubtrfs_format::Ino::ROOT_DIR };
+
+fn open(image: &Image, options: &str) -> Arc<Fs> {
+    let options = MountOptions::parse(options).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
+    Fs::open(vec![device], options).unwrap()
+}
+
+fn settle(fs: &Fs) {
+    fs.sync().unwrap();
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
+    fs.wait_for_quota_rescan(&Job::new()).unwrap();
+}
+
+/// Referenced and exclusive bytes of each group: as btrfs-progs counts them, and as they are on disk.
+type Numbers = BTreeMap<String, (u64, u64)>;
+
+fn report(image: &Path) -> (Numbers, Numbers) {
+    let (_, text) = btrfs_check_output(image, &["--readonly", "--qgroup-report"]).unwrap();
+    let (mut ours, mut disk) = (Numbers::new(), Numbers::new());
+    let mut group = String::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let Some(id) = line.strip_prefix("Counts for qgroup id: ") {
+            group = id.split_whitespace().next().unwrap().to_owned();
+        }
+        let side = match words.first() {
+            Some(&"our:") => &mut ours,
+            Some(&"disk:") => &mut disk,
+            _ => continue,
+        };
+        let numbers = side.entry(group.clone()).or_default();
+        let bytes: u64 = words[2].parse().unwrap();
+        match words[1] {
+            "referenced" => numbers.0 = bytes,
+            _ => numbers.1 = bytes,
+        }
+    }
+    assert!(!ours.is_empty(), "{text}");
+    (ours, disk)
+}
+
+/// Fails unless the numbers on disk are those that btrfs-progs counts.
+fn judge_numbers(image: &Path, what: &str) {
+    let (counted, disk) = report(image);
+    let wrong: Vec<_> = counted.iter().filter(|(id, numbers)| disk.get(*id) != Some(numbers)).collect();
+    let shown: Vec<String> =
+        wrong.iter().map(|(id, counted)| format!("{id}: {:?}, counted {counted:?}", disk[*id])).collect();
+    assert!(wrong.is_empty(), "{what}: {}", shown.join("; "));
+}
+
+/// The numbers that Linux shows, before and after its rescan.
+fn numbers_of_linux(image: &Path) -> (Numbers, Numbers) {
+    let mount = LoopMount::new(image, "").unwrap();
+    let point = mount.path().to_string_lossy().into_owned();
+    let show = || {
+        let text = run("btrfs", ["qgroup", "show", "--raw", &point]).unwrap();
+        assert!(!text.contains("inconsistent"), "{text}");
+        let lines = text.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_digit()));
+        let of = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            (words[0].to_owned(), (words[1].parse().unwrap(), words[2].parse().unwrap()))
+        };
+        lines.map(of).collect::<Numbers>()
+    };
+    let before = show();
+    run("btrfs", ["quota", "rescan", "-w", &point]).unwrap();
+    let after = show();
+    let complaints = mount.kernel_complaints();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    mount.close().unwrap();
+    (before, after)
+}
+
+fn write(fs: &Fs, dir: InodeId, name: &str, at: u64, content: &[u8]) {
+    let id = match fs.lookup(dir, name.as_bytes()) {
+        Ok(attr) => attr.id,
+        Err(_) => fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id,
+    };
+    fs.write(id, at, content).unwrap();
+}
+
+#[test]
+fn enabled_quotas_count_what_exists_and_what_follows() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &["-n", "4096"]).unwrap();
+    let fs = open(&image, "");
+    let a = fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    for number in 0..300 {
+        write(&fs, a, &format!("f{number}"), 0, &vec![7; 100 * number]);
+    }
+    fs.snapshot(a.root, TOP, b"s", false).unwrap();
+    assert!(fs.quota_status().is_none() && fs.qgroups().is_err());
+    fs.enable_quotas().unwrap();
+    settle(&fs);
+    let status = fs.quota_status().unwrap();
+    assert!(status.consistent && status.rescan.is_none());
+    judge_numbers(image.path(), "after the first rescan");
+    write(&fs, a, "f299", 0, &[1; 5000]);
+    write(&fs, a, "new", 0, &[1; 50000]);
+    fs.sync().unwrap();
+    judge_numbers(image.path(), "after writes");
+    fs.snapshot(a.root, TOP, b"t", false).unwrap();
+    judge_numbers(image.path(), "after a snapshot");
+    fs.delete_subvolume(TOP, b"s", None).unwrap();
+    settle(&fs);
+    judge_numbers(image.path(), "after a deletion");
+    assert!(!fs.qgroups().unwrap().iter().any(|group| group.id == QgroupId(257)), "its group went with it");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    let (ours, theirs) = numbers_of_linux(image.path());
+    assert_eq!(ours, theirs);
+    let fs = open(&image, "");
+    assert!(fs.quota_status().unwrap().consistent);
+    fs.disable_quotas().unwrap();
+    assert!(fs.quota_status().is_none());
+    fs.enable_quotas().unwrap();
+    settle(&fs);
+    judge_numbers(image.path(), "enabled again");
+    fs.disable_quotas().unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+/// The state of random rounds.
+struct Rounds {
+    rng: Rng,
+    /// Names of subvolumes in the top level.
+    names: Vec<String>,
+    next: u32,
+}
+
+impl Rounds {
+    fn step(&mut self, fs: &Fs) {
+        let name = self.names[self.rng.index(self.names.len())].clone();
+        let dir = fs.lookup(TOP, name.as_bytes()).unwrap().id;
+        let file = format!("f{}", self.rng.below(60));
+        match self.rng.below(20) {
+            0..=6 => {
+                let (at, len) = (self.rng.below(300_000), 1 + self.rng.len(60_000) as usize);
+                let content = self.rng.bytes(len);
+                write(fs, dir, &file, at, &content);
+            }
+            7..=8 => {
+                for number in 0..self.rng.below(80) {
+                    write(fs, dir, &format!("small{number}"), 0, &[1; 3000]);
+                }
+            }
+            9..=10 => drop(fs.unlink(dir, file.as_bytes())),
+            11..=12 => {
+                let other = self.names[self.rng.index(self.names.len())].clone();
+                let to = fs.lookup(TOP, other.as_bytes()).unwrap().id;
+                let Ok(source) = fs.lookup(dir, file.as_bytes()) else { return };
+                write(fs, to, "copy", 0, b"x");
+                let target = fs.lookup(to, b"copy").unwrap().id;
+                let len = source.size / 4096 * 4096;
+                if len > 0 && source.id != target {
+                    fs.clone_range(source.id, 0, target, 4096 * self.rng.below(20), len).unwrap();
+                }
+            }
+            13 => {
+                let Ok(target) = fs.lookup(dir, file.as_bytes()) else { return };
+                fs.fallocate(target.id, self.rng.below(100) * 4096, 100_000, FallocateMode::KEEP_SIZE).unwrap();
+            }
+            14..=16 if self.names.len() < 12 => {
+                let new = format!("s{}", self.next);
+                self.next += 1;
+                let groups: Vec<QgroupId> = fs
+                    .qgroups()
+                    .map(|groups| groups.iter().map(|group| group.id).filter(|id| id.level() > 0).collect())
+                    .unwrap_or_default();
+                let groups: Vec<QgroupId> = groups.into_iter().filter(|_| self.rng.below(3) == 0).collect();
+                if self.rng.below(4) == 0 {
+                    fs.create_subvolume_in(TOP, new.as_bytes(), &ROOT, &groups).unwrap();
+                } else {
+                    fs.snapshot_in(dir.root, TOP, new.as_bytes(), false, &groups).unwrap();
+                }
+                self.names.push(new);
+            }
+            17..=18 if self.names.len() > 2 => {
+                let at = self.rng.index(self.names.len());
+                let gone = self.names.remove(at);
+                fs.delete_subvolume(TOP, gone.as_bytes(), None).unwrap();
+            }
+            _ => fs.sync().unwrap(),
+        }
+    }
+}
+
+fn random_rounds(seed: u64, image: &Image, nr_rounds: usize, with_groups: bool) {
+    eprintln!("UBTRFS_SEED={seed}");
+    let mut rounds = Rounds { rng: Rng::new(seed), names: vec!["a".to_owned()], next: 0 };
+    let mut fs = open(image, "");
+    if fs.lookup(TOP, b"a").is_err() {
+        fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    }
+    if fs.quota_status().is_none() {
+        fs.enable_quotas().unwrap();
+    }
+    if with_groups {
+        let id = |level, number| QgroupId::new(level, number).unwrap();
+        for group in [id(1, 1), id(1, 2), id(2, 1)] {
+            fs.create_qgroup(group).unwrap();
+        }
+        fs.assign_qgroup(id(1, 1), id(2, 1)).unwrap();
+        let a = fs.lookup(TOP, b"a").unwrap().id.root;
+        if fs.assign_qgroup(QgroupId::of_subvolume(a), id(1, 1)).unwrap() && fs.quota_status().unwrap().rescan.is_none()
+        {
+            fs.start_quota_rescan().unwrap();
+        }
+    }
+    for round in 0..nr_rounds {
+        for _ in 0..1 + rounds.rng.below(12) {
+            rounds.step(&fs);
+        }
+        settle(&fs);
+        judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} round {round}"));
+        if rounds.rng.below(8) == 0 {
+            fs.close().unwrap();
+            drop(fs);
+            fs = open(image, "");
+        }
+    }
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    let (ours, theirs) = numbers_of_linux(image.path());
+    assert_eq!(ours, theirs, "UBTRFS_SEED={seed}");
+}
+
+#[test]
+fn numbers_after_each_commit_equal_a_count() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    random_rounds(Rng::seed_or(1), &image, 25, false);
+}
+
+#[test]
+fn numbers_of_higher_groups_equal_a_count() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    random_rounds(Rng::seed_or(2), &image, 25, true);
+}
+
+#[test]
+fn quotas_of_linux_stay_consistent_under_our_writes() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let script = "btrfs -q subvolume create a; for f in $(seq 60); do head -c $((f * 2000)) /dev/urandom > a/f$f; done
+        btrfs -q subvolume snapshot a old; cp --reflink=always a/f60 old/copy; sync";
+    run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
+    mount.enable_quota().unwrap();
+    mount.close().unwrap();
+    random_rounds(Rng::seed_or(3), &image, 15, false);
+}

@@ -1,0 +1,262 @@
+//! Counts the extents whose users changed in a transaction.
+//!
+//! Invariants:
+//! - I1. Every extent of subvolumes whose set of users changed is counted once in a phase: by its own [`OwnerChange`], by
+//!   the arithmetic of a snapshot, or by the trace of a dropped tree.
+//! - I2. The set before is read from trees that no longer change: those of the last commit, or those right after the last
+//!   snapshot of this commit ([`QuotaWork::base`]).
+//! - I3. A failure to account never fails the commit: the numbers are marked as inconsistent instead, as Linux does.
+
+use std::collections::{HashMap, HashSet};
+
+use ubtrfs_error::Result;
+use ubtrfs_format::item::QgroupStatus;
+use ubtrfs_format::{Generation, KeyType, Logical, RootId};
+use ubtrfs_space::Extent;
+use ubtrfs_tree::NodePtr;
+
+use super::groups::QgroupId;
+use crate::backref::roots::{RootSet, RootsOf};
+use crate::backref::view::{FixedTrees, TreesView};
+use crate::engine::Engine;
+use crate::extents::extent_tree::{Owner, OwnerChange};
+use crate::handle::trans_handle::regular_extent;
+
+/// Accounting that a commit has not done yet.
+#[derive(Debug, Default)]
+pub(crate) struct QuotaWork {
+    /// Extents whose users changed, recorded in the extent tree.
+    pub(crate) changes: Vec<OwnerChange>,
+    /// Shared blocks that a dropped subvolume stopped using, whose blocks below it stopped using by that.
+    pub(crate) left: Vec<(RootId, NodePtr)>,
+    /// Subvolumes that are dropped completely.
+    pub(crate) dropped: Vec<RootId>,
+    /// The trees that changes are counted from, if not those of the last commit.
+    base: Option<FixedTrees>,
+}
+
+impl QuotaWork {
+    /// Ends the transaction.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Engine {
+    /// Counts all pending changes. The caller holds the commit lock, and has run the delayed refs.
+    pub(crate) fn account_quotas(&self, work: &mut QuotaWork, transid: Generation) {
+        let (changes, left) = (std::mem::take(&mut work.changes), std::mem::take(&mut work.left));
+        let dropped = std::mem::take(&mut work.dropped);
+        if !self.quotas.is_on() {
+            return;
+        }
+        if (!changes.is_empty() || !left.is_empty())
+            && let Err(error) = self.count_changes(work.base.as_ref(), &changes, &left, transid)
+        {
+            // I3
+            tracing::error!("quota numbers are not reliable until a rescan: {error}");
+            self.quotas.mark_inconsistent();
+        }
+        let mut state = self.quotas.lock();
+        let Some(state) = &mut *state else { return };
+        for root in dropped {
+            state.groups.remove(QgroupId::of_subvolume(root));
+        }
+        if state.groups.take_underflow() && !state.status.has(QgroupStatus::INCONSISTENT) {
+            tracing::error!("quota numbers would have become negative, and are not reliable until a rescan");
+            state.status.flags |= QgroupStatus::INCONSISTENT;
+        }
+    }
+
+    /// Notes that extents moved, which changes no numbers. But a running rescan, which counts by address, would miss
+    /// extents that moved to addresses behind it, or count others twice, so it begins anew.
+    pub(crate) fn quotas_moved(&self, nr_extents: u64, transid: Generation) {
+        if let Some(state) = &mut *self.quotas.lock()
+            && nr_extents > 0
+            && state.is_rescanning()
+        {
+            state.start_rescan(transid);
+        }
+    }
+
+    /// From here on, changes are counted from the trees as they are now.
+    pub(crate) fn rebase_quotas(&self, work: &mut QuotaWork) -> Result<()> {
+        if self.quotas.is_on() {
+            work.base = Some(FixedTrees::of(self)?);
+        }
+        Ok(())
+    }
+
+    fn count_changes(
+        &self,
+        base: Option<&FixedTrees>,
+        changes: &[OwnerChange],
+        left: &[(RootId, NodePtr)],
+        transid: Generation,
+    ) -> Result<()> {
+        let before = match base {
+            Some(base) => base.view(),
+            None => TreesView::committed(self)?,
+        };
+        let mut account = Account {
+            engine: self,
+            before: RootsOf::new(before),
+            after: RootsOf::new(TreesView::running(self)?),
+            transid,
+            limit: self.quotas.lock().as_ref().filter(|state| state.is_rescanning()).map(|state| state.status.rescan),
+            alone: HashMap::new(),
+        };
+        changes.iter().try_for_each(|change| account.change(change))?;
+        account.finish_alone();
+        if !left.is_empty() {
+            let mut seen: HashSet<Logical> = changes.iter().map(|change| change.extent.bytenr).collect();
+            left.iter().try_for_each(|(root, ptr)| account.trace(*root, ptr, &mut seen))?;
+        }
+        Ok(())
+    }
+}
+
+/// One accounting.
+struct Account<'a> {
+    engine: &'a Engine,
+    before: RootsOf<'a>,
+    after: RootsOf<'a>,
+    transid: Generation,
+    /// The first address that a running rescan has not come to.
+    limit: Option<u64>,
+    /// Bytes that each subvolume gained and lost, of extents without other users.
+    alone: HashMap<RootId, (u64, u64)>,
+}
+
+impl Account<'_> {
+    fn change(&mut self, change: &OwnerChange) -> Result<()> {
+        let extent = change.extent;
+        if self.limit.is_some_and(|limit| extent.bytenr.0 >= limit) {
+            return Ok(());
+        }
+        let before = match change.before {
+            Owner::None => Users::None,
+            Owner::Sole(root) if !root.is_subvolume() => Users::None,
+            Owner::Sole(root) if change.was_private || self.shares_nothing(true, change, root)? => Users::Alone(root),
+            _ => Users::Set(self.before.of_extent(extent, change.is_tree)?),
+        };
+        let after = match change.after {
+            Owner::None => Users::None,
+            Owner::Sole(root) if !root.is_subvolume() => Users::None,
+            Owner::Sole(root)
+                if (change.before == Owner::None && self.is_unshared_since(root)?)
+                    || self.shares_nothing(false, change, root)? =>
+            {
+                Users::Alone(root)
+            }
+            _ => Users::Set(self.after.of_extent(extent, change.is_tree)?),
+        };
+        self.count(&before, &after, extent.len_bytes);
+        Ok(())
+    }
+
+    /// Whether a subvolume was never part of a snapshot, so a data extent to which only its items refer is its own.
+    fn shares_nothing(&self, in_before: bool, change: &OwnerChange, root: RootId) -> Result<bool> {
+        let roots = if in_before { &self.before } else { &self.after };
+        Ok(!change.is_tree && roots.view().subvolume(root)?.is_some_and(|found| found.last_snapshot.0 == 0))
+    }
+
+    /// Whether no snapshot of a subvolume was taken in this transaction, so what it made is its own.
+    fn is_unshared_since(&self, root: RootId) -> Result<bool> {
+        Ok(self.after.view().subvolume(root)?.is_some_and(|found| found.last_snapshot < self.transid))
+    }
+
+    fn count(&mut self, before: &Users, after: &Users, bytes: u64) {
+        match (before, after) {
+            (Users::None, Users::Alone(root)) => self.gain(*root, bytes),
+            (Users::Alone(root), Users::None) => self.lose(*root, bytes),
+            _ => {
+                let (mut one, mut other) = ([RootId(0)], [RootId(0)]);
+                let (before, after) = (before.as_slice(&mut one), after.as_slice(&mut other));
+                if before != after
+                    && let Some(state) = &mut *self.engine.quotas.lock()
+                {
+                    state.groups.count(before, after, bytes, self.transid);
+                }
+            }
+        }
+    }
+
+    fn gain(&mut self, root: RootId, bytes: u64) {
+        self.alone.entry(root).or_default().0 += bytes;
+    }
+
+    fn lose(&mut self, root: RootId, bytes: u64) {
+        self.alone.entry(root).or_default().1 += bytes;
+    }
+
+    fn finish_alone(&mut self) {
+        let Some(state) = &mut *self.engine.quotas.lock() else { return };
+        for (root, (gained, lost)) in self.alone.drain() {
+            state.groups.count(&[], &[root], gained, self.transid);
+            state.groups.count(&[root], &[], lost, self.transid);
+        }
+    }
+
+    /// Counts what is below a shared block that a dropped subvolume stopped using. Goes down only where that changes a
+    /// group besides the dropped subvolume's own, which disappears: further users of a block below are users of all
+    /// that is below it.
+    fn trace(&mut self, root: RootId, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
+        let own = QgroupId::of_subvolume(root);
+        let mut open = vec![*ptr];
+        while let Some(ptr) = open.pop() {
+            let (before, after) = (self.before.of_block(ptr.bytenr)?, self.after.of_block(ptr.bytenr)?);
+            if seen.insert(ptr.bytenr) {
+                self.count_traced(&before, &after, ptr.bytenr, self.before.view().nodesize());
+            }
+            let matters =
+                self.engine.quotas.lock().as_mut().is_some_and(|state| state.groups.matters(&before, &after, own));
+            if !matters {
+                continue;
+            }
+            let node = self.before.view().source().read_node(&ptr)?;
+            for slot in 0..node.nritems() {
+                if !node.is_leaf() {
+                    open.push(node.child_ptr(slot, root));
+                    continue;
+                }
+                if node.key(slot).item_type != KeyType::EXTENT_DATA {
+                    continue;
+                }
+                let Some(item) = regular_extent(node.item(slot)) else { continue };
+                if seen.insert(item.disk_bytenr) {
+                    let extent = Extent::new(item.disk_bytenr, item.disk_num_bytes);
+                    let (before, after) = (self.before.of_extent(extent, false)?, self.after.of_extent(extent, false)?);
+                    self.count_traced(&before, &after, extent.bytenr, extent.len_bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn count_traced(&mut self, before: &RootSet, after: &RootSet, bytenr: Logical, bytes: u64) {
+        if self.limit.is_none_or(|limit| bytenr.0 < limit) {
+            self.count(&Users::Set(before.clone()), &Users::Set(after.clone()), bytes);
+        }
+    }
+}
+
+/// The users of an extent.
+enum Users {
+    None,
+    Alone(RootId),
+    Set(RootSet),
+}
+
+impl Users {
+    fn as_slice<'u>(&'u self, room: &'u mut [RootId; 1]) -> &'u [RootId] {
+        match self {
+            Self::None => &[],
+            Self::Alone(root) => {
+                room[0] = *root;
+                room
+            }
+            Self::Set(set) => set,
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Turning quotas on and off, and changing groups, relations and limits.
+//!
+//! A change is made in memory under the commit lock, when the numbers are those of the last commit, and is durable with
+//! the commit that follows.
+
+use std::collections::BTreeSet;
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::QgroupStatus;
+use ubtrfs_format::{Generation, Key, KeyType, RootId};
+use ubtrfs_tree::RootPtr;
+
+use super::groups::{Group, Groups, Limit, QgroupId};
+use super::items;
+use super::state::QuotaState;
+use crate::engine::Engine;
+
+/// Quotas of a filesystem as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaStatus {
+    /// Whether the numbers are reliable. They are not until the first rescan has ended.
+    pub consistent: bool,
+    /// The first address that a running rescan has not counted.
+    pub rescan: Option<u64>,
+}
+
+/// A quota group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QgroupInfo {
+    /// Its id.
+    pub id: QgroupId,
+    /// Bytes of all extents that it refers to.
+    pub referenced: u64,
+    /// Bytes of the extents that only its subvolumes refer to.
+    pub exclusive: u64,
+    /// Most bytes referenced.
+    pub max_referenced: Option<u64>,
+    /// Most bytes exclusive.
+    pub max_exclusive: Option<u64>,
+    /// Groups that it belongs to.
+    pub parents: Vec<QgroupId>,
+    /// Groups that belong to it.
+    pub members: Vec<QgroupId>,
+}
+
+impl Engine {
+    /// Loads the state of quotas when the filesystem is opened.
+    pub(crate) fn load_quotas(&self) -> Result<()> {
+        let Some(tree) = self.tree(RootId::QUOTA_TREE)? else { return Ok(()) };
+        let loaded = tree.with_root(|source, root| items::load(source, root));
+        let (mut status, groups) = match loaded {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(()),
+            // As in Linux, the filesystem can be used without its quotas.
+            Err(error) => {
+                tracing::error!("quotas are not in force: {error}");
+                return Ok(());
+            }
+        };
+        if !status.has(QgroupStatus::ON) || status.has(QgroupStatus::SIMPLE_MODE) {
+            return Ok(());
+        }
+        if status.generation != self.committed_generation() {
+            // A program that does not know quotas wrote to the filesystem.
+            status.flags |= QgroupStatus::INCONSISTENT;
+        }
+        self.quotas.set(Some(QuotaState { status, groups }));
+        Ok(())
+    }
+
+    /// Turns quotas on, and begins to count everything that exists. Does nothing if they are on.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`].
+    pub fn enable_quotas(&self) -> Result<()> {
+        self.check_writable()?;
+        {
+            let _work = self.commit_state.lock();
+            if self.quotas.is_on() {
+                return Ok(());
+            }
+            let mut groups = Groups::default();
+            for id in self.subvolume_ids()? {
+                groups.create(QgroupId::of_subvolume(id));
+            }
+            self.quotas.set(Some(QuotaState::fresh(groups, self.generation())));
+        }
+        self.commit()
+    }
+
+    /// Turns quotas off, and forgets all groups.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::commit`].
+    pub fn disable_quotas(&self) -> Result<()> {
+        self.check_writable()?;
+        {
+            let _work = self.commit_state.lock();
+            if self.tree(RootId::QUOTA_TREE)?.is_none() {
+                return Ok(());
+            }
+            self.quotas.set(None);
+            self.quotas.ask_for_removal();
+        }
+        self.commit()
+    }
+
+    /// Begins to count everything anew. The following commits do it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off or a rescan runs; otherwise as for [`Engine::commit`].
+    pub fn start_quota_rescan(&self) -> Result<()> {
+        self.change_quotas(|state, transid| {
+            if state.is_rescanning() {
+                return Err(Error::Qgroup { what: "a rescan is running".to_owned(), errno: EINPROGRESS });
+            }
+            state.start_rescan(transid);
+            Ok(())
+        })
+    }
+
+    /// Quotas as a whole; `None` if they are off.
+    pub fn quota_status(&self) -> Option<QuotaStatus> {
+        self.quotas.lock().as_ref().map(|state| QuotaStatus {
+            consistent: !state.status.has(QgroupStatus::INCONSISTENT),
+            rescan: state.is_rescanning().then_some(state.status.rescan),
+        })
+    }
+
+    /// All groups by id, with the numbers of the last commit.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off.
+    pub fn qgroups(&self) -> Result<Vec<QgroupInfo>> {
+        let state = self.quotas.lock();
+        let state = state.as_ref().ok_or_else(quotas_are_off)?;
+        Ok(state.groups.iter().map(|(id, group)| QgroupInfo::of(id, group)).collect())
+    }
+
+    /// Makes a group.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off or the group exists; otherwise as for [`Engine::commit`].
+    pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
+        self.change_quotas(|state, _| match state.groups.create(id) {
+            true => Ok(()),
+            false => Err(Error::Qgroup { what: format!("quota group {id} exists"), errno: EEXIST }),
+        })
+    }
+
+    /// Removes a group that has no members and is not that of a subvolume.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off, or the group does not exist or is in use; otherwise as for
+    /// [`Engine::commit`].
+    pub fn destroy_qgroup(&self, id: QgroupId) -> Result<()> {
+        let is_subvolume = id.level() == 0 && self.root_item(RootId(id.0))?.is_some();
+        self.change_quotas(|state, _| {
+            let group = state.groups.get(id).ok_or_else(|| no_group(id))?;
+            if is_subvolume || !group.members.is_empty() {
+                let of = if is_subvolume { "belongs to a subvolume" } else { "has members" };
+                return Err(Error::Qgroup { what: format!("quota group {id} {of}"), errno: EBUSY });
+            }
+            state.groups.remove(id);
+            Ok(())
+        })
+    }
+
+    /// Removes the groups of subvolumes that no longer exist. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off; otherwise as for [`Engine::commit`].
+    pub fn clear_stale_qgroups(&self) -> Result<usize> {
+        let alive = self.subvolume_ids()?;
+        let mut nr_removed = 0;
+        self.change_quotas(|state, _| {
+            let of_gone = |id: &QgroupId| id.level() == 0 && !alive.contains(&RootId(id.0));
+            let stale: Vec<QgroupId> = state.groups.iter().map(|(id, _)| id).filter(of_gone).collect();
+            nr_removed = stale.len();
+            stale.into_iter().for_each(|id| state.groups.remove(id));
+            Ok(())
+        })?;
+        Ok(nr_removed)
+    }
+
+    /// Puts a group into a group of a higher level. Returns whether the numbers of the higher groups need a rescan; it is
+    /// not begun.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off, a group does not exist, the levels do not ascend, or the relation exists;
+    /// otherwise as for [`Engine::commit`].
+    pub fn assign_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
+        self.relate_qgroups(member, parent, true)
+    }
+
+    /// Takes a group out of another one. Returns whether the numbers of the higher groups need a rescan; it is not begun.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::assign_qgroup`]; also if there is no such relation.
+    pub fn remove_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
+        self.relate_qgroups(member, parent, false)
+    }
+
+    fn relate_qgroups(&self, member: QgroupId, parent: QgroupId, assign: bool) -> Result<bool> {
+        let mut needs_rescan = false;
+        self.change_quotas(|state, transid| {
+            let groups = &mut state.groups;
+            groups.get(parent).ok_or_else(|| no_group(parent))?;
+            let group = groups.get(member).ok_or_else(|| no_group(member))?;
+            if member.level() >= parent.level() {
+                let what = format!("quota group {member} cannot belong to {parent}, which is not of a higher level");
+                return Err(Error::Qgroup { what, errno: EINVAL });
+            }
+            if group.parents.contains(&parent) == assign {
+                let (is, errno) = if assign { ("already belongs", EEXIST) } else { ("does not belong", ENOENT) };
+                return Err(Error::Qgroup { what: format!("quota group {member} {is} to {parent}"), errno });
+            }
+            let (referenced, exclusive) = (group.referenced, group.exclusive);
+            let affected = groups.subvolumes_below(member);
+            let above = |groups: &mut Groups| -> Vec<BTreeSet<QgroupId>> {
+                affected.iter().map(|root| groups.above(*root).iter().copied().collect()).collect()
+            };
+            let before = above(groups);
+            if assign {
+                groups.relate(member, parent);
+            } else {
+                groups.unrelate(member, parent);
+            }
+            let after = above(groups);
+            let (more, less, sign) = if assign { (after, before, 1) } else { (before, after, -1) };
+            let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
+            moved.dedup();
+            // Where all that a group refers to is its own, the same groups gain or lose all of it, unless some of its
+            // subvolumes reach them in another way too. Only a count tells what is shared.
+            let is_simple = referenced == exclusive && moved.len() <= 1;
+            if !is_simple && referenced > 0 {
+                needs_rescan = true;
+                state.status.flags |= QgroupStatus::INCONSISTENT;
+                return Ok(());
+            }
+            for id in moved.into_iter().flatten() {
+                groups.add(id, (sign, referenced), (sign, exclusive), transid);
+            }
+            Ok(())
+        })?;
+        Ok(needs_rescan)
+    }
+
+    /// Sets (`Some(Some)`) or removes (`Some(None)`) limits of a group; `None` leaves one as it is. As in Linux, setting a limit
+    /// of a group that does not exist is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qgroup`] if quotas are off or there is no such group; otherwise as for [`Engine::commit`].
+    pub fn limit_qgroup(
+        &self,
+        id: QgroupId,
+        max_referenced: Option<Option<u64>>,
+        max_exclusive: Option<Option<u64>>,
+    ) -> Result<()> {
+        self.change_quotas(|state, _| {
+            let mut limit = state.groups.get(id).ok_or_else(|| no_group(id))?.limit;
+            let set = |flag: u64, field: &mut u64, wanted: Option<Option<u64>>, flags: &mut u64| match wanted {
+                Some(Some(bytes)) => {
+                    *flags |= flag;
+                    *field = bytes;
+                }
+                Some(None) => {
+                    *flags &= !flag;
+                    *field = 0;
+                }
+                None => {}
+            };
+            let Limit { flags, max_referenced: referenced, max_exclusive: exclusive, .. } = &mut limit;
+            set(Limit::MAX_REFERENCED, referenced, max_referenced, flags);
+            set(Limit::MAX_EXCLUSIVE, exclusive, max_exclusive, flags);
+            state.groups.set_limit(id, limit);
+            Ok(())
+        })
+    }
+
+    /// Changes the state under the commit lock, and commits it.
+    fn change_quotas(&self, change: impl FnOnce(&mut QuotaState, Generation) -> Result<()>) -> Result<()> {
+        self.check_writable()?;
+        {
+            let _work = self.commit_state.lock();
+            let mut state = self.quotas.lock();
+            change(state.as_mut().ok_or_else(quotas_are_off)?, self.generation())?;
+            if !state.as_ref().is_some_and(|state| state.groups.has_changes() || state.is_rescanning()) {
+                return Ok(());
+            }
+        }
+        self.commit()
+    }
+
+    /// Ids of all subvolumes that are not deleted.
+    fn subvolume_ids(&self) -> Result<Vec<RootId>> {
+        let roots = self.own_tree(RootId::ROOT_TREE)?;
+        let mut found = Vec::new();
+        let mut start = Key::new(RootId::FS_TREE.0, KeyType::ROOT_ITEM, 0);
+        let end = Key::new(RootId::LAST_FREE.0, KeyType::ROOT_ITEM, u64::MAX);
+        while let Some((key, _)) = roots.first_ge(&start, &end)? {
+            let id = RootId(key.objectid);
+            let is_root = key.item_type == KeyType::ROOT_ITEM && id.is_subvolume();
+            if is_root && self.root_item(id)?.is_some_and(|item| item.refs > 0) {
+                found.push(id);
+            }
+            let past = match key.item_type < KeyType::ROOT_ITEM {
+                true => Some(Key::new(key.objectid, KeyType::ROOT_ITEM, 0)),
+                false => key.objectid.checked_add(1).map(|next| Key::new(next, KeyType(0), 0)),
+            };
+            let Some(next) = past else { break };
+            start = next;
+        }
+        Ok(found)
+    }
+
+    /// Makes the group of a new subvolume, a member of these groups.
+    pub(crate) fn add_group(&self, id: RootId, parents: &[QgroupId]) {
+        if let Some(state) = &mut *self.quotas.lock() {
+            state.join(QgroupId::of_subvolume(id), parents);
+        }
+    }
+
+    /// Makes the group of a new snapshot, a member of these groups, and shares out the numbers: from now on, everything
+    /// but the two roots has both subvolumes as users. Everything else has been accounted.
+    pub(crate) fn share_numbers(
+        &self,
+        source: &RootPtr,
+        snapshot: &RootPtr,
+        parents: &[QgroupId],
+        transid: Generation,
+    ) {
+        let Some(state) = &mut *self.quotas.lock() else { return };
+        let nodesize = u64::from(self.geometry.nodesize);
+        let counted = |root: &RootPtr| if state.counts(root.bytenr.0) { nodesize } else { 0 };
+        let (source_root, snapshot_root) = (counted(source), counted(snapshot));
+        let (from, to) = (QgroupId::of_subvolume(source.tree), QgroupId::of_subvolume(snapshot.tree));
+        state.join(to, parents);
+        let groups = &mut state.groups;
+        let Some(Group { referenced, exclusive, .. }) = groups.get(from).cloned() else {
+            state.lose_count(transid);
+            return;
+        };
+        let was_alone = referenced == exclusive;
+        let (above_source, above_snapshot) = (groups.above(source.tree), groups.above(snapshot.tree));
+        let shared = referenced.saturating_sub(source_root);
+        let mut is_known = true;
+        for &id in above_source.iter().filter(|id| **id != from) {
+            if above_snapshot.contains(&id) {
+                groups.add(id, (1, snapshot_root), (1, snapshot_root), transid);
+            } else if was_alone {
+                groups.add(id, (0, 0), (-1, shared), transid);
+            } else if groups.subvolumes_below(id).len() == 1 {
+                let referenced = groups.get(id).map_or(0, |group| group.referenced);
+                groups.set_numbers(id, referenced, source_root, transid);
+            } else {
+                is_known &= groups.get(id).is_none_or(|group| group.exclusive == 0);
+            }
+        }
+        for &id in above_snapshot.iter().filter(|id| **id != to && !above_source.contains(id)) {
+            let is_only_member = groups.subvolumes_below(id).len() == 1;
+            if is_only_member {
+                groups.set_numbers(id, shared + snapshot_root, snapshot_root, transid);
+            } else if was_alone {
+                groups.add(id, (1, shared + snapshot_root), (1, snapshot_root), transid);
+            } else {
+                is_known = false;
+            }
+        }
+        groups.set_numbers(from, referenced, source_root, transid);
+        groups.set_numbers(to, shared + snapshot_root, snapshot_root, transid);
+        if !is_known {
+            state.lose_count(transid);
+        }
+    }
+}
+
+impl QuotaState {
+    /// Makes a group if it does not exist, and puts it into these groups.
+    fn join(&mut self, id: QgroupId, parents: &[QgroupId]) {
+        self.groups.create(id);
+        for parent in parents {
+            let is_new = self.groups.get(id).is_some_and(|group| !group.parents.contains(parent));
+            if is_new && parent.level() > id.level() && self.groups.get(*parent).is_some() {
+                self.groups.relate(id, *parent);
+            }
+        }
+    }
+
+    /// Counts everything anew, because arithmetic cannot tell the numbers.
+    fn lose_count(&mut self, transid: Generation) {
+        self.status.flags |= QgroupStatus::INCONSISTENT;
+        self.start_rescan(transid);
+    }
+}
+
+impl QgroupInfo {
+    fn of(id: QgroupId, group: &Group) -> Self {
+        Self {
+            id,
+            referenced: group.referenced,
+            exclusive: group.exclusive,
+            max_referenced: group.limit.referenced(),
+            max_exclusive: group.limit.exclusive(),
+            parents: group.parents.iter().copied().collect(),
+            members: group.members.iter().copied().collect(),
+        }
+    }
+}
+
+fn quotas_are_off() -> Error {
+    Error::Qgroup { what: "quotas are off; turn them on with: ubtrfs quota enable".to_owned(), errno: ENOTCONN }
+}
+
+fn no_group(id: QgroupId) -> Error {
+    Error::Qgroup {
+        what: format!("quota group {id} does not exist; list them with: ubtrfs qgroup show"),
+        errno: ENOENT,
+    }
+}
+
+const ENOENT: i32 = 2;
+const EBUSY: i32 = 16;
+const EEXIST: i32 = 17;
+const EINVAL: i32 = 22;
+const ENOTCONN: i32 = 107;
+const EINPROGRESS: i32 = 115;

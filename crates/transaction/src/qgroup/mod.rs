@@ -1,0 +1,24 @@
+//! Quota groups: how much space each subvolume refers to, alone and with others, and the limits on it.
+//!
+//! Accounting happens in the commit, from facts: each extent of subvolumes whose users a transaction changed is counted
+//! from its set of subvolumes before (the trees of the last commit, all immutable) to its set after (the applied trees).
+//! No writer waits for it.
+//!
+//! ```text
+//! apply: blocks made and left, data references put and dropped --OwnerMark--> heads of the delayed refs
+//! run delayed refs: marked heads --OwnerChange--> account: sets before and after --> groups --> items of the quota tree
+//! snapshot: account what is pending -> copy the root -> share out the numbers by arithmetic -> go on from there
+//! dropped subvolume: blocks that stay are traced only while some group's view of them changes
+//! rescan: a part of the extent tree in each commit
+//! ```
+//!
+//! What makes it cheap: a block that is newer than its tree's last snapshot has one user, and so has data of a tree that
+//! never was part of a snapshot; a block that is copied hands its children's references over without a change of users,
+//! so these are not marked; neither are the references that a relocation moves.
+
+pub(crate) mod account;
+pub(crate) mod control;
+pub(crate) mod groups;
+pub(crate) mod items;
+pub(crate) mod rescan;
+pub(crate) mod state;

@@ -1,0 +1,84 @@
+//! A rescan: counts everything anew, a part in each commit, in the order of the extent tree.
+//!
+//! Invariants:
+//! - I1. At the end of each commit, the numbers hold exactly the extents before the status item's progress. Changes of
+//!   extents behind it are not accounted ([`super::account`]), so an interrupted rescan goes on at the next mount, also in
+//!   Linux.
+
+use std::time::{Duration, Instant};
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::item::QgroupStatus;
+use ubtrfs_format::{Generation, Key, KeyType, RootId};
+use ubtrfs_tree::Cursor;
+
+use super::items::NO_RESCAN;
+use crate::backref::refs::read_refs;
+use crate::backref::roots::RootsOf;
+use crate::backref::view::TreesView;
+use crate::engine::Engine;
+
+impl Engine {
+    /// Counts the next part, if a rescan runs. The caller holds the commit lock, and the extent tree records all
+    /// references of subvolumes.
+    pub(crate) fn rescan_quotas(&self, transid: Generation) {
+        let start = match &*self.quotas.lock() {
+            Some(state) if state.is_rescanning() => state.status.rescan,
+            _ => return,
+        };
+        let counted = self.rescan_part(start, transid);
+        let Some(state) = &mut *self.quotas.lock() else { return };
+        match counted {
+            Ok(Some(next)) => state.status.rescan = next,
+            Ok(None) => {
+                state.status.flags &= !(QgroupStatus::RESCAN | QgroupStatus::INCONSISTENT);
+                state.status.rescan = NO_RESCAN;
+            }
+            Err(error) => {
+                tracing::error!("the rescan of quotas stopped: {error}");
+                state.status.flags &= !QgroupStatus::RESCAN;
+                state.status.flags |= QgroupStatus::INCONSISTENT;
+                state.status.rescan = NO_RESCAN;
+            }
+        }
+    }
+
+    /// Counts extents from an address on. Returns the first address that is not counted; `None` at the end.
+    fn rescan_part(&self, start: u64, transid: Generation) -> Result<Option<u64>> {
+        let began = Instant::now();
+        let view = TreesView::running(self)?;
+        let (source, root, nodesize) = (view.source(), *view.extent_root(), view.nodesize());
+        let mut roots = RootsOf::new(view);
+        let mut cursor = Cursor::new(source, root);
+        let mut key = cursor.seek_ge(&Key::new(start, KeyType(0), 0))?;
+        let mut nr_extents = 0usize;
+        while let Some(at) = key {
+            let len_bytes = match at.item_type {
+                KeyType::METADATA_ITEM => nodesize,
+                KeyType::EXTENT_ITEM => at.offset,
+                _ => {
+                    key = cursor.next()?;
+                    continue;
+                }
+            };
+            if nr_extents > 0 && nr_extents.is_multiple_of(LOOK_EVERY) && began.elapsed() >= PART {
+                return Ok(Some(at.objectid));
+            }
+            nr_extents += 1;
+            let extent = read_refs(&mut cursor, &at, len_bytes)?;
+            key = cursor.key();
+            let users = roots.of_refs(&extent).map_err(|error: Error| error.in_tree(RootId::EXTENT_TREE))?;
+            if !users.is_empty()
+                && let Some(state) = &mut *self.quotas.lock()
+            {
+                state.groups.count(&[], &users, len_bytes, transid);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Extents between two looks at the clock.
+const LOOK_EVERY: usize = if cfg!(test) { 8 } else { 128 };
+/// About how long a commit may count.
+const PART: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 150 });

@@ -1,0 +1,108 @@
+//! [`Quotas`]: the state of quotas of an open filesystem.
+//!
+//! Owns one lock, under which no other lock is taken. Only the holder of the commit lock changes what is under it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use ubtrfs_format::Generation;
+use ubtrfs_format::item::QgroupStatus;
+
+use super::groups::Groups;
+use super::items::{NO_RESCAN, Status};
+
+/// Quotas of a filesystem.
+#[derive(Debug, Default)]
+pub(crate) struct Quotas {
+    /// Whether changes of users are marked in the delayed refs.
+    tracks: AtomicBool,
+    /// Whether the next commit removes the quota tree.
+    removal: AtomicBool,
+    state: Mutex<Option<QuotaState>>,
+}
+
+/// The status and the groups while quotas are on.
+#[derive(Debug)]
+pub(crate) struct QuotaState {
+    pub(crate) status: Status,
+    pub(crate) groups: Groups,
+}
+
+impl Quotas {
+    /// Sets the state; `None` turns quotas off. The caller holds the commit lock, or opens the filesystem.
+    pub(crate) fn set(&self, state: Option<QuotaState>) {
+        let mut now = self.state.lock();
+        self.tracks.store(state.is_some(), Ordering::Release);
+        *now = state;
+    }
+
+    /// Whether quotas are on.
+    pub(crate) fn is_on(&self) -> bool {
+        self.tracks.load(Ordering::Acquire)
+    }
+
+    /// The state; `None` while quotas are off.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<QuotaState>> {
+        self.state.lock()
+    }
+
+    /// Asks the next commit to remove the quota tree.
+    pub(crate) fn ask_for_removal(&self) {
+        self.removal.store(true, Ordering::Release);
+    }
+
+    /// Takes the request to remove the quota tree.
+    pub(crate) fn take_removal(&self) -> bool {
+        self.removal.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether a commit has work to do for quotas.
+    pub(crate) fn have_work(&self) -> bool {
+        self.removal.load(Ordering::Acquire) || self.is_rescanning() || self.has_changes()
+    }
+
+    /// Whether a rescan runs.
+    pub(crate) fn is_rescanning(&self) -> bool {
+        self.is_on() && self.state.lock().as_ref().is_some_and(QuotaState::is_rescanning)
+    }
+
+    /// Whether groups, limits or relations changed that are not on disk yet.
+    fn has_changes(&self) -> bool {
+        self.is_on() && self.state.lock().as_ref().is_some_and(|state| state.groups.has_changes())
+    }
+
+    /// Notes that the numbers are not reliable any more.
+    pub(crate) fn mark_inconsistent(&self) {
+        if let Some(state) = &mut *self.state.lock() {
+            state.status.flags |= QgroupStatus::INCONSISTENT;
+        }
+    }
+}
+
+impl QuotaState {
+    /// The state right after quotas were turned on: nothing is counted yet.
+    pub(crate) fn fresh(groups: Groups, transid: Generation) -> Self {
+        let flags = QgroupStatus::ON | QgroupStatus::INCONSISTENT;
+        let status = Status { flags, generation: transid, rescan: NO_RESCAN, enabled: None };
+        let mut state = Self { status, groups };
+        state.start_rescan(transid);
+        state
+    }
+
+    /// Whether a rescan runs.
+    pub(crate) fn is_rescanning(&self) -> bool {
+        self.status.has(QgroupStatus::RESCAN)
+    }
+
+    /// Begins to count everything anew.
+    pub(crate) fn start_rescan(&mut self, transid: Generation) {
+        self.status.flags |= QgroupStatus::RESCAN;
+        self.status.rescan = 0;
+        self.groups.zero(transid);
+    }
+
+    /// Whether the extent at this address is in the numbers: a rescan has not come to the others yet.
+    pub(crate) fn counts(&self, bytenr: u64) -> bool {
+        !self.is_rescanning() || bytenr < self.status.rescan
+    }
+}
