@@ -303,7 +303,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 pub(crate) const OUTPUT_LOST: &str = "cannot write to standard output";
-/// Exit status of a program whose output has no reader: what a shell shows after SIGPIPE.
+/// Exit status if the reader of standard output has gone away: the status that a shell reports after SIGPIPE.
 const NO_READER: u8 = 128 + 13;
 
 #[cfg(test)]

@@ -28,9 +28,9 @@ pub const SUBTYPE: &str = "ubtrfs";
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
-    /// What `mount` shows as the device.
+    /// The device in the output of `mount`.
     pub fsname: String,
-    /// The type that `mount` shows after `fuse.`.
+    /// The part of the type after `fuse.` in the output of `mount`.
     pub subtype: &'static str,
     /// Let other users in.
     pub allow_other: bool,

@@ -257,7 +257,7 @@ mod tests {
         }
         let [ours, next] = [served(), served()];
         let name = |of: &Served| read_xattr(of.dir.path(), CONTROL_XATTR).unwrap();
-        // What `umount` sees if the next mount happens between its unmounting and its looking.
+        // `umount` sees this if the next mount happens after it has unmounted and before it looks.
         let found = mount::find_mount(next.dir.path()).unwrap();
         assert!(!is_mounted_elsewhere(&found, &name(&ours)));
         assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");

@@ -87,7 +87,7 @@ fn server() {
         }
     });
     println!("\nmounted");
-    // What `ubtrfs mount` does at its end.
+    // `ubtrfs mount` ends in the same way.
     if let Err(error) = session.run() {
         eprintln!("ubtrfs: {error}");
         std::process::exit(1);

@@ -1,4 +1,4 @@
-//! What a confined process can no longer do, and what it still can. Method: the test runs itself again as a child,
+//! The limits of a confined process. Method: the test runs itself again as a child,
 //! which confines itself, tries everything, and prints the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -16,7 +16,7 @@ const SECTOR: usize = 4096;
 /// The start of a planned panic's message.
 pub(crate) const PLANNED_PANIC: &str = "planned panic";
 
-/// What a planned fault does.
+/// The effect of a planned fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultKind {
     /// An error, as from a failing disk. A write has been done in part (I1).
@@ -43,7 +43,7 @@ pub struct FaultPlan {
     pub flush: Option<u64>,
     /// Whether all later requests of the kind fail as well.
     pub persistent: bool,
-    /// What a failing request does.
+    /// The effect of the fault.
     pub kind: FaultKind,
     /// If set, only reads and writes that touch this range (start, end) are counted.
     pub within: Option<(u64, u64)>,

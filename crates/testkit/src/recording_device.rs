@@ -36,7 +36,7 @@ enum Event {
 /// Number of lanes. Each thread that gets promises has a lane.
 pub const LANES: usize = 8;
 
-/// What a cut kept of a recording.
+/// The part of a recording that survived a cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutOutcome {
     /// Completed flushes.

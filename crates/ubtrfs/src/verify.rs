@@ -10,8 +10,8 @@ use crate::error::{Result, ResultExt};
 
 /// Checks the filesystem on these devices, without writing to them. Calls `tell` with each problem as it is found.
 ///
-/// The checker shares only the disk format, the devices and the chunk map with the engine, so it gives a second opinion on
-/// what the engine wrote.
+/// The checker shares only the disk format, the devices and the chunk map with the engine, so its verdict on the
+/// engine's work is independent.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -91,7 +91,7 @@ impl Volumes {
         self.last_look.is_recent()
     }
 
-    /// Fails where a device is not in place any more: what is on it, durable or not, is lost when it is closed.
+    /// Fails if a device is not in place any more: an image that was removed is lost when it is closed.
     pub fn check_devices_in_place(&self) -> Result<()> {
         self.members().iter().filter_map(|member| member.backend.as_deref()).try_for_each(check_in_place)
     }

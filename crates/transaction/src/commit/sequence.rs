@@ -58,8 +58,8 @@ impl Engine {
         self.commit_changes(&mut work)
     }
 
-    /// Asks while no commit runs, and again after one where the answer was no. Meanwhile no other commit begins: what the
-    /// last one freed is there, and none has taken its share of the room.
+    /// Calls `ask` while no commit runs. If the answer is no, commits and calls it again before another commit can begin, so
+    /// that the space which that commit freed is still there.
     pub(crate) fn ask_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();

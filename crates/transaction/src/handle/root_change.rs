@@ -1,4 +1,4 @@
-//! [`RootChange`]: what an operation asks of the commit about subvolumes.
+//! [`RootChange`]: a change of subvolumes that an operation leaves to the commit.
 
 use ubtrfs_format::item::{RootRef, Timespec};
 use ubtrfs_format::{Key, RootId};

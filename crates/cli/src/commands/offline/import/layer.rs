@@ -42,7 +42,7 @@ pub(super) fn whiteout_of(name: &[u8]) -> anyhow::Result<Option<Whiteout<'_>>> {
     }))
 }
 
-/// What a walk does with files from layers below.
+/// The treatment of files from layers below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Old {
     Stays,
