@@ -37,6 +37,7 @@ mod writeback;
 
 pub use compression::decompress;
 pub use error::{Error, Result};
+pub use file::defragment::Defragment;
 pub use file::extent_map::{ExtentInfo, ExtentKind};
 pub use mount::fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};

@@ -1,5 +1,6 @@
 //! File content: reading, writing, truncating, preallocation, holes, shared extents.
 
+pub(crate) mod defragment;
 pub(crate) mod extent_map;
 pub(crate) mod fallocate;
 pub(crate) mod read;

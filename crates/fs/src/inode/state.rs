@@ -16,6 +16,7 @@ use ubtrfs_format::item::{Compression, InodeFlags, InodeItem};
 use ubtrfs_format::{Generation, Key, KeyType};
 use ubtrfs_transaction::{TransHandle, TreeChanges};
 
+use crate::compression::Method;
 use crate::error::{Error, Result};
 use crate::inode::acl::Acl;
 use crate::inode::file_data::FileData;
@@ -63,8 +64,17 @@ pub(crate) struct InodeState {
     pub(crate) inherit: Option<Arc<Inherited>>,
     /// The inode's items are being deleted or are gone; see [`Inode::write`].
     pub(crate) dead: bool,
+    /// A defragmentation of the file that is in progress.
+    pub(crate) rewriting: Option<Rewriting>,
     /// The root directory of a deleted subvolume: shows no names and takes none.
     pub(crate) removed: bool,
+}
+
+/// How a defragmentation writes the file's data back: never in place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rewriting {
+    /// Compress with this method, instead of as the file's flags say.
+    pub(crate) compress: Option<Method>,
 }
 
 /// Inode numbers that a directory keeps for the next inodes created in it, so that the inodes of a busy directory are
@@ -112,6 +122,7 @@ impl InodeState {
             known_names: None,
             inherit: None,
             dead: false,
+            rewriting: None,
             removed: false,
         }
     }

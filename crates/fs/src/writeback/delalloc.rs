@@ -358,7 +358,7 @@ impl Fs {
             inode,
             reservation: state.data.take_reservation(bytes),
             promised: 0,
-            in_place: guard.is_exclusive() && state.has_flags(IN_PLACE),
+            in_place: guard.is_exclusive() && state.has_flags(IN_PLACE) && state.rewriting.is_none(),
             overwrite: state.has_flags(InodeFlags::NODATACOW),
             may_be_new: state.item.nbytes == 0,
             start_failed: false,
@@ -378,6 +378,9 @@ impl Fs {
         let never = InodeFlags::NODATACOW | InodeFlags::NODATASUM | InodeFlags::PREALLOC;
         if flags.intersects(never) {
             return Policy { compress: None, force: false, csums };
+        }
+        if let Some(method) = state.rewriting.and_then(|rewriting| rewriting.compress) {
+            return Policy { compress: Some(method), force: true, csums };
         }
         let option = self.options.compress;
         let force = option.is_some_and(|option| option.force);

@@ -1,0 +1,174 @@
+//! Defragmenting a file: small extents are read and made dirty again, so that writeback joins them into larger ones, and
+//! compresses them if asked.
+//!
+//! Neither content, size nor times change. Extents that others share stay shared unless the caller wants them unshared.
+//!
+//! I1. The state lock of the inode is held from the first look at a piece's extents until their bytes are dirty, so that no
+//! newer data is replaced.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ubtrfs_format::item::Compression;
+use ubtrfs_transaction::Job;
+
+use crate::compression::Method;
+use crate::file::read::check_regular;
+use crate::inode::buf_pool::BUF_MAX;
+use crate::inode::state::{Inode, InodeState, Rewriting};
+use crate::items::file_extent::{ExtentAt, extents_in};
+use crate::{CompressSpec, Error, Fs, InodeId, Result};
+
+/// How to defragment.
+#[derive(Clone, Debug)]
+pub struct Defragment {
+    /// The bytes of the file to look at.
+    pub range: Range<u64>,
+    /// Extents of at least this many bytes on disk stay as they are.
+    pub small_bytes: u64,
+    /// Compress with this method, also what was not compressed before.
+    pub compress: Option<CompressSpec>,
+    /// Rewrite extents that snapshots or other files share too. They take space of their own then.
+    pub unshare: bool,
+}
+
+impl Default for Defragment {
+    /// The whole file; extents below 32 MiB, as in btrfs-progs.
+    fn default() -> Self {
+        Self { range: 0..u64::MAX, small_bytes: 32 << 20, compress: None, unshare: false }
+    }
+}
+
+impl Fs {
+    /// Joins the small extents of a file. Returns the number of bytes that were written again. Units of `job` are bytes of
+    /// the file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file is not a regular one, in a read-only subvolume, or being defragmented already; on
+    /// cancellation; with the error of a read or write. The file's content is right then too.
+    pub fn defragment(&self, id: InodeId, how: &Defragment, job: &Job) -> Result<u64> {
+        let inode = self.inode_to_change(id)?;
+        self.flush_inode(&inode, how.range.clone())?;
+        {
+            let mut state = inode.write()?;
+            check_regular(&state)?;
+            if state.rewriting.is_some() {
+                return Err(Error::Busy("the file is being defragmented already"));
+            }
+            let compress = how.compress.map(|spec| Method { kind: spec.kind, level: spec.level });
+            state.rewriting = Some(Rewriting { compress });
+        }
+        let done = self.rewrite_small(&inode, how, job);
+        // The dirty bytes are written with the rules of the defragmentation.
+        let flushed = self.flush_inode(&inode, how.range.clone());
+        inode.state.write().rewriting = None;
+        let done = done?;
+        flushed?;
+        Ok(done)
+    }
+
+    fn rewrite_small(&self, inode: &Arc<Inode>, how: &Defragment, job: &Job) -> Result<u64> {
+        let size = inode.read()?.item.size;
+        let end = how.range.end.min(size.next_multiple_of(u64::from(self.geometry.sectorsize)));
+        job.add_total(end.saturating_sub(how.range.start));
+        let (mut at, mut done) = (how.range.start, 0);
+        while at < end {
+            job.check()?;
+            self.throttle(inode)?;
+            let next = end.min(at - at % PIECE + PIECE);
+            done += self.rewrite_piece(inode, at..next, how)?;
+            job.advance(next - at);
+            at = next;
+        }
+        Ok(done)
+    }
+
+    /// Makes the bytes of a piece's small extents dirty.
+    fn rewrite_piece(&self, inode: &Arc<Inode>, piece: Range<u64>, how: &Defragment) -> Result<u64> {
+        drop(self.reserve(4)?);
+        let mut space = Some(self.engine.reserve_data(piece.end - piece.start)?);
+        // I1
+        let mut state = inode.write()?;
+        let state = &mut *state;
+        check_regular(state)?;
+        let mut done = 0;
+        for range in self.ranges_to_rewrite(inode, state, &piece, how)? {
+            let len = range.end.min(state.item.size).saturating_sub(range.start);
+            let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+            self.read_merged(inode, state, range.start, &mut bytes)?;
+            self.write_dirty(inode, state, range.start, &bytes, &mut space)?;
+            done += len;
+        }
+        Ok(done)
+    }
+
+    /// The parts of a piece whose extents are worth rewriting: small ones with a neighbour in the file to join them with,
+    /// and those that are to be compressed.
+    fn ranges_to_rewrite(
+        &self,
+        inode: &Inode,
+        state: &InodeState,
+        piece: &Range<u64>,
+        how: &Defragment,
+    ) -> Result<Vec<Range<u64>>> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        // With the neighbours, which decide whether there is anything to join.
+        let wide = piece.start.saturating_sub(sectorsize)..piece.end.saturating_add(sectorsize);
+        let extents = extents_in(&inode.home.tree, inode.id.ino, wide, usize::MAX, self.geometry.sectorsize)?;
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (index, extent) in extents.iter().enumerate() {
+            let inside = extent.start.max(piece.start)..extent.end.min(piece.end);
+            if inside.start >= inside.end || !self.is_small(inode, extent, how)? {
+                continue;
+            }
+            let joins = |other: Option<&ExtentAt>, is_behind: bool| {
+                other.is_some_and(|other| {
+                    let (first, second) = if is_behind { (extent, other) } else { (other, extent) };
+                    first.end == second.start
+                        && other.is_data()
+                        && !other.is_inline()
+                        && on_disk(other) < how.small_bytes
+                        && !are_parts_of_one(first, second)
+                })
+            };
+            let compresses = how.compress.is_some_and(|spec| spec.kind != extent.extent.compression);
+            let before = index.checked_sub(1).and_then(|before| extents.get(before));
+            if compresses || joins(before, false) || joins(extents.get(index + 1), true) {
+                ranges.push(inside);
+            }
+        }
+        ranges.retain(|range| state.data.pending_in(range.clone()).is_empty());
+        Ok(ranges)
+    }
+
+    fn is_small(&self, inode: &Inode, extent: &ExtentAt, how: &Defragment) -> Result<bool> {
+        let Some(regular) = extent.extent.disk_extent().filter(|_| extent.is_data() && !extent.is_inline()) else {
+            return Ok(false);
+        };
+        let compresses = how.compress.is_some() && extent.extent.compression == Compression::None;
+        if on_disk(extent) >= how.small_bytes && !compresses {
+            return Ok(false);
+        }
+        let is_shared = || self.engine.extent_is_shared(inode.id.root, inode.id.ino, extent.start, &regular);
+        Ok(how.unshare || !is_shared()?)
+    }
+}
+
+/// The bytes of a file extent item's part of its extent.
+fn on_disk(extent: &ExtentAt) -> u64 {
+    extent.end - extent.start
+}
+
+/// Whether two neighbours in the file are neighbours in one extent, or end and begin at one address: joining them gains
+/// nothing for reading.
+fn are_parts_of_one(first: &ExtentAt, second: &ExtentAt) -> bool {
+    let (Some(one), Some(other)) = (first.extent.disk_extent(), second.extent.disk_extent()) else { return false };
+    let is_plain = |extent: &ExtentAt| extent.extent.compression == Compression::None;
+    is_plain(first)
+        && is_plain(second)
+        && one.disk_bytenr.0 + one.offset + (first.end - first.start) == other.disk_bytenr.0 + other.offset
+}
+
+/// Bytes that are made dirty in one step.
+const PIECE: u64 = BUF_MAX as u64;
