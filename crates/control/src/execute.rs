@@ -10,7 +10,7 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{filesystem, subvolume};
+use crate::{defragment, device, filesystem, subvolume};
 
 /// The number of a file among those that come with a request.
 pub type FileNr = u8;
@@ -125,6 +125,8 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     let done = match request {
         Request::Subvolume(request) => subvolume::execute(context, request).map(Response::Subvolume),
         Request::Filesystem(request) => filesystem::execute(context, request).map(Response::Filesystem),
+        Request::Device(request) => device::execute(context, request).map(Response::Device),
+        Request::Defragment(request) => defragment::execute(context, &request).map(Response::Defragment),
         Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
     };
     done.map_err(|failure| failure.explained(context.fs))

@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and what a command gets: [`Context`]                       |
-//! | `subvolume`, `filesystem` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `defragment` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the caller of a command, and its rights                                 |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | what travels through the socket                                         |
@@ -42,6 +42,8 @@ mod access;
 mod bytes;
 mod caller;
 mod client;
+pub mod defragment;
+pub mod device;
 mod execute;
 mod failure;
 pub mod filesystem;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{filesystem, subvolume};
+use crate::{defragment, device, filesystem, subvolume};
 
 /// The version of the messages. It changes when a command that exists is given another meaning; new commands and new
 /// fields do not change it.
@@ -28,6 +28,10 @@ pub enum Request {
     Subvolume(subvolume::Request),
     /// The filesystem as a whole.
     Filesystem(filesystem::Request),
+    /// Devices.
+    Device(device::Request),
+    /// Defragmenting files.
+    Defragment(defragment::Request),
     /// The answer comes when the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -38,6 +42,8 @@ impl Request {
         match self {
             Self::Subvolume(request) => request.is_long(),
             Self::Filesystem(request) => request.is_long(),
+            Self::Device(request) => request.is_long(),
+            Self::Defragment(_) => true,
             Self::AwaitUnmount => false,
         }
     }
@@ -52,6 +58,8 @@ impl Request {
         match self {
             Self::Subvolume(request) => request.changes(),
             Self::Filesystem(request) => request.changes(),
+            Self::Device(request) => request.changes(),
+            Self::Defragment(_) => true,
             Self::AwaitUnmount => false,
         }
     }
@@ -65,6 +73,10 @@ pub enum Response {
     Subvolume(subvolume::Response),
     /// The filesystem as a whole.
     Filesystem(filesystem::Response),
+    /// Devices.
+    Device(device::Response),
+    /// Defragmenting files.
+    Defragment(defragment::Response),
     /// The last commit is durable, and the image free.
     Unmounted,
 }

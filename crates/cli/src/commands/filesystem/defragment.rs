@@ -1,0 +1,111 @@
+//! `ubtrfs filesystem defragment [-r] [-c METHOD] PATH|IMAGE:PATH ...`
+
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use serde_json::json;
+use ubtrfs_control::Channel;
+use ubtrfs_control::defragment::{Method, Request, Response};
+
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, with_channel};
+use crate::common::parse_size;
+use crate::job::with_progress;
+
+/// Join the small extents of files, and compress them if asked
+#[derive(clap::Args)]
+#[command(
+    after_help = "Extents that snapshots or other files share stay as they are, because rewriting them would take space \
+                        for another copy; --unshare rewrites them too."
+)]
+pub(crate) struct Args {
+    /// Files, and with -r directories, in a mount or an image
+    #[arg(value_name = "PATH|IMAGE:PATH", required = true)]
+    paths: Vec<Target>,
+    /// All files below directories, without other subvolumes
+    #[arg(short, long)]
+    recursive: bool,
+    /// Compress with this method: zlib, lzo or zstd
+    #[arg(short, long, value_name = "METHOD", value_enum)]
+    compress: Option<MethodName>,
+    /// Level of the compression
+    #[arg(short = 'L', long, value_name = "N", default_value_t = 0, allow_hyphen_values = true, requires = "compress")]
+    level: i32,
+    /// First byte to look at
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    start: u64,
+    /// Bytes to look at [default: up to the end]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    len: Option<u64>,
+    /// Leave extents of this size or more as they are
+    #[arg(short = 't', long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
+    target_size: u64,
+    /// Rewrite shared extents too, which then take more space
+    #[arg(long)]
+    unshare: bool,
+    /// Print the counts as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum MethodName {
+    Zlib,
+    Lzo,
+    Zstd,
+}
+
+impl From<MethodName> for Method {
+    fn from(name: MethodName) -> Self {
+        match name {
+            MethodName::Zlib => Self::Zlib,
+            MethodName::Lzo => Self::Lzo,
+            MethodName::Zstd => Self::Zstd,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut all = Response::default();
+    for target in &args.paths {
+        let done = with_channel(target, &ImageOptions::default(), Use::Write, |channel| one(args, channel, target))?;
+        all.files += done.files;
+        all.bytes += done.bytes;
+        all.failed += done.failed;
+        all.first_failure = all.first_failure.or(done.first_failure);
+    }
+    if args.json {
+        println!("{}", json!({ "files": all.files, "rewritten_bytes": all.bytes, "failed": all.failed }));
+    }
+    if let Some(failure) = all.first_failure {
+        bail!("{} of {} files could not be defragmented, the first because: {failure}", all.failed, all.files);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn one(args: &Args, channel: &Channel<'_>, target: &Target) -> anyhow::Result<Response> {
+    let cannot = |error: &dyn std::fmt::Display| anyhow!("cannot defragment {target}: {error}");
+    let is_dir = channel.is_dir(target.path()).map_err(|failure| cannot(&failure))?;
+    if is_dir == Some(true) && !args.recursive {
+        return Err(cannot(&"it is a directory; give -r for all files below it"));
+    }
+    let file = match is_dir {
+        Some(true) => channel.open(target.path()),
+        _ => channel.open_writable(target.path()),
+    };
+    let request = Request {
+        file: 0,
+        start: args.start,
+        len_bytes: args.len.unwrap_or(u64::MAX),
+        small_bytes: args.target_size,
+        compress: args.compress.map(|name| (name.into(), args.level)),
+        unshare: args.unshare,
+    };
+    let file = file.map_err(|failure| cannot(&failure))?;
+    let request = ubtrfs_control::Request::Defragment(request);
+    match with_progress("defragmenting", |job| channel.call_with(request, &[&file], job)) {
+        Ok(ubtrfs_control::Response::Defragment(done)) => Ok(done),
+        Ok(_) => Err(cannot(&"the server gave another answer than asked for")),
+        Err(failure) => Err(cannot(&failure)),
+    }
+}

@@ -1,0 +1,97 @@
+//! `ubtrfs filesystem resize [DEVID:][+|-]SIZE|max PATH|IMAGE`
+
+use std::fs::File;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use serde_json::json;
+use ubtrfs_control::device::{NewSize, Request, Response};
+
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, with_channel};
+use crate::common::parse_size;
+use crate::job::with_progress;
+
+/// Change how much of its device a filesystem uses
+#[derive(clap::Args)]
+#[command(
+    after_help = "An image file grows as needed if it is not mounted. A mounted one must be made larger first: truncate -s \
+                        SIZE IMAGE. The end of an image that a filesystem does not use any more can be cut off after unmounting."
+)]
+pub(crate) struct Args {
+    /// New size: bytes or with a suffix (10G), more (+1G), less (-1G), or max; of device DEVID (default 1)
+    #[arg(value_name = "[DEVID:][+|-]SIZE|max", allow_hyphen_values = true)]
+    size: String,
+    /// A path in a mount, or an image that is not mounted
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    /// Print the sizes as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse(text: &str) -> anyhow::Result<(u64, NewSize)> {
+    let (devid, size) = match text.split_once(':') {
+        Some((devid, size)) => {
+            (devid.parse().map_err(|_| anyhow!("'{devid}' is not a device id; see: ubtrfs inspect dump-super"))?, size)
+        }
+        None => (1, text),
+    };
+    let bytes = |text: &str| {
+        parse_size(text).map_err(|error| anyhow!("'{text}' is not a size: {error}; examples: 10G, +512M, -1G, max"))
+    };
+    let size = match size {
+        "max" => NewSize::Max,
+        _ => match (size.strip_prefix('+'), size.strip_prefix('-')) {
+            (Some(more), _) => NewSize::Add(bytes(more)?),
+            (_, Some(less)) => NewSize::Sub(bytes(less)?),
+            _ => NewSize::To(bytes(size)?),
+        },
+    };
+    Ok((devid, size))
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (devid, to) = parse(&args.size)?;
+    let target = args.path.clone().or_image();
+    with_channel(&target, &ImageOptions::default(), Use::Write, |channel| {
+        // The image is open and locked now, so no other program changes it.
+        if let (Target::Image(at), NewSize::To(bytes)) = (&target, to) {
+            let image = &at.image;
+            let cannot = || format!("cannot make {} larger", image.display());
+            let file = File::options().write(true).open(image).with_context(cannot)?;
+            let metadata = file.metadata().with_context(cannot)?;
+            if metadata.is_file() && metadata.len() < bytes {
+                file.set_len(bytes).with_context(cannot)?;
+            }
+        }
+        let request = ubtrfs_control::Request::Device(Request::Resize { devid, to });
+        let done = with_progress("moving what lies behind the new end", |job| channel.call_with(request, &[], job));
+        let done = done.map_err(|failure| anyhow!("cannot resize {target}: {failure}"))?;
+        let ubtrfs_control::Response::Device(Response::Resized { before, now }) = done else {
+            bail!("the server of {target} gave another answer than asked for; unmount and mount it with this ubtrfs");
+        };
+        match args.json {
+            true => println!("{}", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),
+            false => println!("device {devid}: {before} -> {now} bytes"),
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_absolute_or_relative() {
+        assert_eq!(parse("10G").unwrap(), (1, NewSize::To(10 << 30)));
+        assert_eq!(parse("2:+1M").unwrap(), (2, NewSize::Add(1 << 20)));
+        assert_eq!(parse("-4096").unwrap(), (1, NewSize::Sub(4096)));
+        assert_eq!(parse("1:max").unwrap(), (1, NewSize::Max));
+        for wrong in ["", "x:1G", "1:", "ten", "--1G", "+", "max:1"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Defragmenting files.
+//!
+//! | command     | needs                                                                                    |
+//! |-------------|------------------------------------------------------------------------------------------|
+//! | a file      | that it is open for writing, or the rights of an administrator ([`Context::require_admin`]) |
+//! | a directory with everything below it | the rights of an administrator                                   |
+//!
+//! A walk does not enter other subvolumes, and passes over files that it cannot defragment; it counts them.
+
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::item::Compression;
+use ubtrfs_fs::{CompressSpec, Defragment, Error, InodeId};
+
+use crate::execute::{Context, FileNr};
+use crate::failure::{Failure, Result};
+
+/// Defragments a file, or all files below a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub struct Request {
+    /// The file or directory.
+    pub file: FileNr,
+    /// The first byte to look at.
+    pub start: u64,
+    /// The number of bytes to look at, from there on.
+    pub len_bytes: u64,
+    /// Extents of at least this many bytes stay as they are.
+    pub small_bytes: u64,
+    /// Compress: the method and its level.
+    pub compress: Option<(Method, i32)>,
+    /// Rewrite extents that snapshots or other files share too.
+    pub unshare: bool,
+}
+
+/// A compression method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// zlib
+    Zlib,
+    /// lzo
+    Lzo,
+    /// zstd
+    Zstd,
+}
+
+/// The result of a defragmentation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub struct Response {
+    /// Files that were looked at.
+    pub files: u64,
+    /// Bytes that were written again.
+    pub bytes: u64,
+    /// Files that could not be defragmented.
+    pub failed: u64,
+    /// The reason for the first of them.
+    pub first_failure: Option<String>,
+}
+
+impl Request {
+    fn how(&self) -> Defragment {
+        let compress = self.compress.map(|(method, level)| {
+            let kind = match method {
+                Method::Zlib => Compression::Zlib,
+                Method::Lzo => Compression::Lzo,
+                Method::Zstd => Compression::Zstd,
+            };
+            CompressSpec { kind, level, force: true }
+        });
+        let range = self.start..self.start.saturating_add(self.len_bytes);
+        Defragment { range, small_bytes: self.small_bytes, compress, unshare: self.unshare }
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
+    let file = context.file(request.file)?;
+    let is_dir = context.fs.getattr(file.id)?.is_dir();
+    if is_dir || !file.is_writable {
+        context.require_admin()?;
+    }
+    let how = request.how();
+    let mut done = Response::default();
+    if !is_dir {
+        done.bytes = context.fs.defragment(file.id, &how, context.job)?;
+        done.files = 1;
+        return Ok(done);
+    }
+    let mut dirs = vec![file.id];
+    while let Some(dir) = dirs.pop() {
+        for (id, is_dir) in entries(context, dir)? {
+            context.job.check().map_err(Error::from)?;
+            if is_dir {
+                dirs.push(id);
+            } else {
+                one(context, id, &how, &mut done)?;
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Defragments a file of a walk, and notes a failure.
+fn one(context: &Context<'_>, id: InodeId, how: &Defragment, done: &mut Response) -> Result<()> {
+    done.files += 1;
+    match context.fs.defragment(id, how, context.job) {
+        Ok(bytes) => done.bytes += bytes,
+        // It was removed meanwhile.
+        Err(Error::NotFound) => done.files -= 1,
+        Err(error) => {
+            context.job.check().map_err(Error::from)?;
+            done.failed += 1;
+            done.first_failure.get_or_insert_with(|| Failure::from(error).to_string());
+        }
+    }
+    Ok(())
+}
+
+/// The regular files and directories in a directory, without other subvolumes.
+fn entries(context: &Context<'_>, dir: InodeId) -> Result<Vec<(InodeId, bool)>> {
+    use ubtrfs_format::item::FileType;
+    let mut found = Vec::new();
+    context.fs.readdir(dir, 0, &mut |entry| {
+        let is_dir = entry.file_type == FileType::Directory;
+        let is_name = entry.name != b"." && entry.name != b"..";
+        if is_name && entry.id.root == dir.root && (is_dir || entry.file_type == FileType::Regular) {
+            found.push((entry.id, is_dir));
+        }
+        true
+    })?;
+    Ok(found)
+}

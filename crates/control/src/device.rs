@@ -1,0 +1,89 @@
+//! Commands on devices.
+//!
+//! | command     | needs                                                                 |
+//! |-------------|-----------------------------------------------------------------------|
+//! | resize      | the rights of an administrator ([`Context::require_admin`])           |
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::DevId;
+
+use crate::execute::Context;
+use crate::failure::{Failure, Result};
+
+/// A command on devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Sets how much of a device the filesystem uses: [`Response::Resized`].
+    Resize {
+        /// The device.
+        devid: u64,
+        /// The size to come.
+        to: NewSize,
+    },
+}
+
+/// A size, absolute or by the present one, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NewSize {
+    /// All that the device has.
+    Max,
+    /// Exactly this size.
+    To(u64),
+    /// So much more.
+    Add(u64),
+    /// So much less.
+    Sub(u64),
+}
+
+/// The result of a command on devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// The size changed, or was right already.
+    Resized {
+        /// Bytes used before.
+        before: u64,
+        /// Bytes used now.
+        now: u64,
+    },
+}
+
+impl NewSize {
+    /// The size in bytes, from the one used now and the one that the device has; `None` if it is below 0 or too large.
+    fn bytes(self, now: u64, has: u64) -> Option<u64> {
+        match self {
+            Self::Max => Some(has),
+            Self::To(bytes) => Some(bytes),
+            Self::Add(bytes) => now.checked_add(bytes),
+            Self::Sub(bytes) => now.checked_sub(bytes),
+        }
+    }
+}
+
+impl Request {
+    /// See [`crate::Request::is_long`].
+    pub(crate) fn is_long(&self) -> bool {
+        true
+    }
+
+    /// See [`crate::Request::changes`].
+    pub(crate) fn changes(&self) -> bool {
+        true
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    let Request::Resize { devid, to } = request;
+    context.require_admin()?;
+    let devid = DevId(devid);
+    let (before, has) = context.fs.device_size(devid)?;
+    let wanted = to.bytes(before, has).ok_or_else(|| {
+        Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes, so the size would be out of range"))
+    })?;
+    context.fs.resize_device(devid, wanted, context.job)?;
+    let (now, _) = context.fs.device_size(devid)?;
+    Ok(Response::Resized { before, now })
+}
