@@ -222,3 +222,46 @@ fn verify(medium: &Medium, model: &Model) -> Result<()> {
     target.close()?;
     Ok(())
 }
+
+/// Moves of a relocation that ends early must not outlive it: the old addresses are given to other data then.
+#[test]
+fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(6 << 30, &[]).unwrap();
+    let target = open(of_file(&image)).unwrap();
+    let fs = Arc::clone(target.fs());
+    let mut rng = Rng::new(Rng::seed_or(6));
+    let mut write = |name: &str, len: usize| {
+        let content = rng.bytes(len);
+        let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+        fs.write(id, 0, &content).unwrap();
+        (id, content)
+    };
+    let mut files: Vec<_> = (0..10).map(|number| write(&format!("old-{number}"), 40 << 20)).collect();
+    fs.sync().unwrap();
+    let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
+    let group =
+        fs.block_groups().into_iter().filter(|group| is_data(group.flags)).max_by_key(|group| group.used).unwrap();
+    let job = Job::new();
+    let moved = std::thread::scope(|scope| {
+        let relocation = scope.spawn(|| fs.relocate_block_group(group.start, &job));
+        while job.progress().done == 0 && !relocation.is_finished() {
+            job.wait_for_change(std::time::Duration::from_millis(5));
+        }
+        job.cancel();
+        relocation.join().unwrap()
+    });
+    println!("{moved:?}, {:?}", job.progress());
+    fs.sync().unwrap();
+    fs.sync().unwrap();
+    files.extend((0..60).map(|number| write(&format!("new-{number}"), 8 << 20)));
+    fs.sync().unwrap();
+    for (number, (id, content)) in files.iter().enumerate() {
+        assert!(fs.read(*id, 0, content.len()).unwrap() == *content, "file {number}");
+    }
+    drop(fs);
+    target.close().unwrap();
+    judge(image.path(), "", &[]).unwrap();
+}

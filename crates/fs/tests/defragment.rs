@@ -88,7 +88,7 @@ fn small_extents_are_joined_and_nothing_else_changes() {
     assert!(fs.defragment(copy, &unshare, &cancelled).is_err());
     fs.close().unwrap();
     btrfs_check(image.path()).unwrap();
-    let mount = LoopMount::new(image.path(), "ro").unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
     assert!(std::fs::read(mount.path().join("file")).unwrap() == content);
     assert!(std::fs::read(mount.path().join("copy")).unwrap() == shared_content);
     mount.scrub().unwrap();
@@ -131,7 +131,7 @@ fn writes_during_a_defragmentation_are_kept() {
     assert!(read(&fs, id) == content, "seed {seed}");
     fs.close().unwrap();
     btrfs_check(image.path()).unwrap();
-    let mount = LoopMount::new(image.path(), "ro").unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
     assert!(std::fs::read(mount.path().join("file")).unwrap() == content, "seed {seed}");
     mount.scrub().unwrap();
     mount.close().unwrap();

@@ -75,10 +75,19 @@ impl Engine {
         {
             emptied = Err(error);
         }
+        self.forget_moves(&group);
         // It is gone, or an ordinary group again (I2).
         self.relocations.end(start);
         self.space.set_read_only(start, false);
         emptied
+    }
+
+    /// Waits for the threads that have old addresses, and forgets the moves (I2 of [`crate::extents::moved_extents`]).
+    fn forget_moves(&self, group: &BlockGroup) {
+        if let Some(flusher) = self.flusher() {
+            flusher.wait_for_readers();
+        }
+        self.moved.forget(group.start.0..group.start.0.saturating_add(group.len_bytes));
     }
 
     fn empty_group(&self, group: &BlockGroup, job: &Job) -> Result<RelocatedGroup> {
@@ -179,11 +188,7 @@ impl Engine {
     }
 
     fn remove_emptied(&self, group: &BlockGroup) -> Result<()> {
-        let range = group.start.0..group.start.0.saturating_add(group.len_bytes);
-        if let Some(flusher) = self.flusher() {
-            flusher.wait_for_readers();
-        }
-        self.moved.forget(range);
+        self.forget_moves(group);
         self.relocations.condemn(group.start);
         self.commit_with_step(&mut RelocationStep::default())?;
         if self.space.block_group_at(group.start).is_some() {
