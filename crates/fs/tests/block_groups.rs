@@ -229,7 +229,7 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
     if !capability::kernel_oracle() {
         return;
     }
-    let image = Image::kernel_made(6 << 30, &[]).unwrap();
+    let image = Image::kernel_made(3 << 30, &[]).unwrap();
     let target = open(of_file(&image)).unwrap();
     let fs = Arc::clone(target.fs());
     let mut rng = Rng::new(Rng::seed_or(6));
@@ -239,7 +239,7 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
         fs.write(id, 0, &content).unwrap();
         (id, content)
     };
-    let mut files: Vec<_> = (0..10).map(|number| write(&format!("old-{number}"), 40 << 20)).collect();
+    let mut files: Vec<_> = (0..7).map(|number| write(&format!("old-{number}"), 40 << 20)).collect();
     fs.sync().unwrap();
     let is_data = |flags: BlockGroupFlags| flags.contains(BlockGroupFlags::DATA);
     let group =
@@ -256,7 +256,7 @@ fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
     println!("{moved:?}, {:?}", job.progress());
     fs.sync().unwrap();
     fs.sync().unwrap();
-    files.extend((0..60).map(|number| write(&format!("new-{number}"), 8 << 20)));
+    files.extend((0..70).map(|number| write(&format!("new-{number}"), 8 << 20)));
     fs.sync().unwrap();
     for (number, (id, content)) in files.iter().enumerate() {
         assert!(fs.read(*id, 0, content.len()).unwrap() == *content, "file {number}");

@@ -9,7 +9,7 @@ use ubtrfs_control::defragment::{Method, Request, Response};
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::parse_size;
+use crate::common::{parse_size, print_out};
 use crate::job::with_progress;
 
 /// Join the small extents of files, and compress them if asked
@@ -75,7 +75,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         all.first_failure = all.first_failure.or(done.first_failure);
     }
     if args.json {
-        println!("{}", json!({ "files": all.files, "rewritten_bytes": all.bytes, "failed": all.failed }));
+        let counts = json!({ "files": all.files, "rewritten_bytes": all.bytes, "failed": all.failed });
+        print_out(&format!("{counts}\n"))?;
     }
     if let Some(failure) = all.first_failure {
         bail!("{} of {} files could not be defragmented, the first because: {failure}", all.failed, all.files);

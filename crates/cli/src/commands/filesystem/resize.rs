@@ -9,7 +9,7 @@ use ubtrfs_control::device::{NewSize, Request, Response};
 
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, with_channel};
-use crate::common::parse_size;
+use crate::common::{parse_size, print_out};
 use crate::job::with_progress;
 
 /// Change how much of its device a filesystem uses
@@ -71,11 +71,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let ubtrfs_control::Response::Device(Response::Resized { before, now }) = done else {
             bail!("the server of {target} gave another answer than asked for; unmount and mount it with this ubtrfs");
         };
-        match args.json {
-            true => println!("{}", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),
-            false => println!("device {devid}: {before} -> {now} bytes"),
-        }
-        Ok(())
+        print_out(&match args.json {
+            true => format!("{}\n", json!({ "devid": devid, "before_bytes": before, "now_bytes": now })),
+            false => format!("device {devid}: {before} -> {now} bytes\n"),
+        })
     })?;
     Ok(ExitCode::SUCCESS)
 }
