@@ -44,6 +44,7 @@ enum Command {
     Stats(commands::stats::Args),
     Filesystem(commands::filesystem::Args),
     Subvolume(commands::subvolume::Args),
+    Balance(commands::balance::Args),
     Inspect(commands::inspect::Args),
     Check(commands::check::Args),
     Rescue(commands::rescue::Args),
@@ -69,6 +70,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Stats(args) => commands::stats::run(args),
         Command::Filesystem(args) => commands::filesystem::run(args),
         Command::Subvolume(args) => commands::subvolume::run(args),
+        Command::Balance(args) => commands::balance::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Check(args) => Ok(commands::check::run(args)),
         Command::Rescue(args) => commands::rescue::run(args),
@@ -85,6 +87,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 fn main() -> ExitCode {
     let args = commands::mount::as_mount_helper(std::env::args_os().collect::<Vec<OsString>>(), &subcommand_names());
+    let args = commands::balance::with_long_filters(args);
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => {

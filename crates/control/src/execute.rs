@@ -10,7 +10,7 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{defragment, device, filesystem, subvolume};
+use crate::{balance, defragment, device, filesystem, subvolume};
 
 /// The number of a file among those that come with a request.
 pub type FileNr = u8;
@@ -127,6 +127,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Filesystem(request) => filesystem::execute(context, request).map(Response::Filesystem),
         Request::Device(request) => device::execute(context, request).map(Response::Device),
         Request::Defragment(request) => defragment::execute(context, &request).map(Response::Defragment),
+        Request::Balance(request) => balance::execute(context, request).map(Response::Balance),
         Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
     };
     done.map_err(|failure| failure.explained(context.fs))

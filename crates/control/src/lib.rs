@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and what a command gets: [`Context`]                       |
-//! | `subvolume`, `filesystem`, `device`, `defragment` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the caller of a command, and its rights                                 |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | what travels through the socket                                         |
@@ -39,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+pub mod balance;
 mod bytes;
 mod caller;
 mod client;

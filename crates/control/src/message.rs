@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{defragment, device, filesystem, subvolume};
+use crate::{balance, defragment, device, filesystem, subvolume};
 
 /// The version of the messages. It changes when a command that exists is given another meaning; new commands and new
 /// fields do not change it.
@@ -32,6 +32,8 @@ pub enum Request {
     Device(device::Request),
     /// Defragmenting files.
     Defragment(defragment::Request),
+    /// Moving block groups.
+    Balance(balance::Request),
     /// The answer comes when the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -44,6 +46,7 @@ impl Request {
             Self::Filesystem(request) => request.is_long(),
             Self::Device(request) => request.is_long(),
             Self::Defragment(_) => true,
+            Self::Balance(request) => request.is_long(),
             Self::AwaitUnmount => false,
         }
     }
@@ -60,6 +63,7 @@ impl Request {
             Self::Filesystem(request) => request.changes(),
             Self::Device(request) => request.changes(),
             Self::Defragment(_) => true,
+            Self::Balance(request) => request.changes(),
             Self::AwaitUnmount => false,
         }
     }
@@ -77,6 +81,8 @@ pub enum Response {
     Device(device::Response),
     /// Defragmenting files.
     Defragment(defragment::Response),
+    /// Moving block groups.
+    Balance(balance::Response),
     /// The last commit is durable, and the image free.
     Unmounted,
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
-use ubtrfs_control::{Caller, Context, Failure, OpenFile, Request, filesystem as whole, subvolume};
+use ubtrfs_control::{Caller, Context, Failure, OpenFile, Request, balance, filesystem as whole, subvolume};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::Job;
@@ -65,6 +65,7 @@ impl Bed {
 
 const OK: i32 = 0;
 const PERM: i32 = Errno::PERM.raw_os_error();
+const NOTCONN: i32 = Errno::NOTCONN.raw_os_error();
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
 
 fn create() -> Request {
@@ -84,6 +85,8 @@ fn each_command_is_for_those_whom_its_rule_names() {
     let sub = Request::Subvolume;
     let everyone = [OK; 5];
     let admins = [OK, OK, PERM, PERM, PERM];
+    let empty = balance::Filters { usage: Some((0, 0)), ..balance::Filters::default() };
+    let empty_groups = balance::Start { data: Some(empty), ..balance::Start::default() };
     // Request, files, and the results for root, the user who mounted, the owner of the files, a member of their group,
     // another user.
     let table: Vec<(Request, &[&str], [i32; 5])> = vec![
@@ -102,6 +105,11 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (sub(subvolume::Request::Default), &["/"], everyone),
         (Request::Filesystem(whole::Request::Sync), &["/"], everyone),
         (Request::Filesystem(whole::Request::Stats), &["/"], everyone),
+        (Request::Balance(balance::Request::Status), &["/"], admins),
+        (Request::Balance(balance::Request::Start(Box::new(empty_groups))), &["/"], admins),
+        (Request::Balance(balance::Request::Pause), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
+        (Request::Balance(balance::Request::Resume), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
+        (Request::Balance(balance::Request::Cancel), &["/"], [NOTCONN, NOTCONN, PERM, PERM, PERM]),
     ];
     for (request, files, expected) in table {
         assert_eq!(Bed::each("", &request, files), expected, "{request:?} {files:?}");

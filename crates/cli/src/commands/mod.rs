@@ -1,5 +1,6 @@
 //! The commands. Each module has `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
 
+pub(crate) mod balance;
 pub(crate) mod check;
 pub(crate) mod filesystem;
 pub(crate) mod inspect;

@@ -2,6 +2,7 @@
 //!
 //! Source: the btrfs on-disk format page. Tests compare sizes with images made by mkfs.btrfs and the kernel.
 
+mod balance;
 mod chunk;
 mod dir;
 mod extent;
@@ -11,6 +12,7 @@ mod inode;
 mod qgroup;
 mod root;
 
+pub use balance::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem};
 pub use chunk::{BlockGroupFlags, BlockGroupItem, ChunkItem, DevExtent, DevItem, DevStatsItem, Stripe};
 pub use dir::{DirEntry, DirEntryHeader, DirEntryView, FileType, NAME_LEN_MAX, is_entry_name};
 pub use extent::{ExtentDataRef, ExtentFlags, ExtentItem, InlineRef, TreeBlockInfo};

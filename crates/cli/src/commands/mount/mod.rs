@@ -257,6 +257,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
     let shown = args.device.display();
     let wanted_read_only = options.read_only;
     let fs = Fs::open(devices, options).with_context(|| format!("cannot mount {shown}"))?;
+    fs.resume_balance_in_background();
     if let Some(reason) = fs.read_only().filter(|_| !wanted_read_only) {
         warn(&format!("{shown} is mounted read-only: {reason}"));
         config.read_only = true;

@@ -1,0 +1,314 @@
+//! `ubtrfs balance start|status|pause|resume|cancel`: named, and with filters, as in btrfs-progs.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use ubtrfs_control::balance::{Filters, Report, Request, Response, Start, Status};
+use ubtrfs_control::{Channel, Failure, Request as AnyRequest, Response as AnyResponse};
+
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, with_channel};
+use crate::common::{parse_size, print_out, warn};
+use crate::job::with_progress;
+
+/// Move block groups: compact, convert or drain them
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Start(Box<StartArgs>),
+    Status(StatusArgs),
+    Pause(PlainArgs),
+    Resume(PlainArgs),
+    Cancel(PlainArgs),
+}
+
+/// Move the block groups that filters take; all of them without -d, -m and -s
+#[derive(clap::Args)]
+#[command(after_help = FILTERS_HELP)]
+struct StartArgs {
+    /// Data block groups [short: -d[FILTERS]]
+    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
+    data: Option<Filters>,
+    /// Metadata block groups, and system block groups if -s is not given [short: -m[FILTERS]]
+    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
+    metadata: Option<Filters>,
+    /// System block groups [short: -s[FILTERS]]
+    #[arg(long, value_name = "FILTERS", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = parse_filters)]
+    system: Option<Filters>,
+    /// Let metadata lose copies
+    #[arg(short, long)]
+    force: bool,
+    /// Accepted for btrfs-progs: there is no delay before a full balance
+    #[arg(long)]
+    full_balance: bool,
+    /// A mount, any path in it, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Show the balance that runs or is paused
+#[derive(clap::Args)]
+struct StatusArgs {
+    /// Show the filters
+    #[arg(short, long)]
+    verbose: bool,
+    /// A mount, any path in it, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Pause, resume or end a balance
+#[derive(clap::Args)]
+struct PlainArgs {
+    /// A mount, any path in it, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+const FILTERS_HELP: &str = "\
+Filters, separated by commas; a range is A..B, ..B, A.. or, for usage and limit, B:
+  profiles=single|dup|...  block groups of these profiles
+  usage=PERCENT            less used than this; 0 means empty
+  devid=ID                 on this device
+  drange=RANGE             in this range of bytes of that device
+  vrange=RANGE             in this range of logical addresses
+  stripes=RANGE            of that many stripes
+  limit=RANGE              only so many of them
+  convert=PROFILE          change their profile; soft leaves those that have it";
+
+/// Turns `-dFILTERS` into `--data=FILTERS`, which the parser of arguments can tell from a path.
+pub(crate) fn with_long_filters(args: Vec<OsString>) -> Vec<OsString> {
+    if args.get(1).is_none_or(|command| command != "balance") {
+        return args;
+    }
+    let long = |arg: OsString| {
+        let Some(text) = arg.to_str() else { return arg };
+        let kinds = [("-d", "--data"), ("-m", "--metadata"), ("-s", "--system")];
+        let found = kinds.iter().find_map(|(short, long)| Some((long, text.strip_prefix(short)?)));
+        found.map_or_else(|| arg.clone(), |(long, filters)| format!("{long}={filters}").into())
+    };
+    args.into_iter().map(long).collect()
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Start(args) => start(*args),
+        Command::Resume(args) => {
+            let (path, image) = (args.path.or_image(), &args.image);
+            let report = with_channel(&path, image, Use::Write, |channel| done(call_long(channel, Request::Resume)?))?;
+            tell(&report)
+        }
+        Command::Pause(args) => stop(args, Request::Pause),
+        Command::Cancel(args) => stop(args, Request::Cancel),
+        Command::Status(args) => {
+            let path = args.path.or_image();
+            let status =
+                with_channel(&path, &args.image, Use::Read, |channel| match call(channel, Request::Status)? {
+                    Response::Status(status) => Ok(status),
+                    other => bail!("an answer that does not fit: {other:?}"),
+                })?;
+            match status {
+                None => print_out(&format!("No balance found on '{}'\n", path.filesystem()))?,
+                Some(status) => print_out(&shown(&path.filesystem(), &status, args.verbose))?,
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
+    let StartArgs { data, metadata, system, force, full_balance: _, path, image } = args;
+    let path = path.or_image();
+    let all = data.is_none() && metadata.is_none() && system.is_none();
+    let every = || all.then(Filters::default);
+    let request = Request::Start(Box::new(Start {
+        data: data.or_else(every),
+        // As in btrfs-progs: system block groups go with metadata.
+        system: system.or_else(|| metadata.clone()).or_else(every),
+        metadata: metadata.or_else(every),
+        force,
+    }));
+    let report = with_channel(&path, &image, Use::Write, |channel| done(call_long(channel, request)?))?;
+    tell(&report)
+}
+
+fn stop(args: PlainArgs, request: Request) -> anyhow::Result<ExitCode> {
+    with_channel(&args.path.or_image(), &args.image, Use::Write, |channel| call_long(channel, request).map(drop))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn call(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
+    response(channel.call(AnyRequest::Balance(request), &[]))
+}
+
+fn call_long(channel: &Channel<'_>, request: Request) -> anyhow::Result<Response> {
+    response(with_progress("balance", |job| channel.call_with(AnyRequest::Balance(request), &[], job)))
+}
+
+fn response(done: Result<AnyResponse, Failure>) -> anyhow::Result<Response> {
+    match done {
+        Ok(AnyResponse::Balance(response)) => Ok(response),
+        Ok(other) => Err(anyhow!("an answer that does not fit: {other:?}")),
+        Err(failure) => Err(anyhow::Error::from(failure)),
+    }
+}
+
+fn done(response: Response) -> anyhow::Result<Report> {
+    match response {
+        Response::Done(report) => Ok(report),
+        other => bail!("an answer that does not fit: {other:?}"),
+    }
+}
+
+/// Prints what a balance did. Exit status 1 says that something stayed.
+fn tell(report: &Report) -> anyhow::Result<ExitCode> {
+    let Report { completed, migrated, considered, failures } = report;
+    let as_they_are = if *migrated > 0 { format!(", {migrated} of them as they are") } else { String::new() };
+    print_out(&format!("Done, had to relocate {completed} out of {considered} chunks{as_they_are}\n"))?;
+    for unmoved in failures {
+        let files: Vec<String> = unmoved.files.iter().map(|file| file.display().to_string()).collect();
+        let files = if files.is_empty() { String::new() } else { format!(", used by {}", files.join(", ")) };
+        warn(&format!("the extent at {} stays with its block group{files}: {}", unmoved.bytenr, unmoved.reason));
+    }
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn shown(filesystem: &str, status: &Status, verbose: bool) -> String {
+    let Status { state, expected, considered, completed, filters } = status;
+    let left = expected.saturating_sub(*completed) * 100 / (*expected).max(1);
+    let mut text = format!("Balance on '{filesystem}' is {state}\n");
+    text += &format!("{completed} out of about {expected} chunks balanced ({considered} considered), {left}% left\n");
+    if verbose {
+        for (kind, filters) in filters {
+            text += &format!("  {}: {}\n", kind.to_uppercase(), filters_text(filters));
+        }
+    }
+    text
+}
+
+fn filters_text(filters: &Filters) -> String {
+    let mut words = Vec::new();
+    let range = |(start, end): (u64, u64)| format!("{start}..{end}");
+    let small = |(start, end): (u32, u32)| range((start.into(), end.into()));
+    if !filters.profiles.is_empty() {
+        words.push(format!("profiles={}", filters.profiles.join("|")));
+    }
+    words.extend(filters.usage.map(|usage| format!("usage={}", small(usage))));
+    words.extend(filters.devid.map(|devid| format!("devid={devid}")));
+    words.extend(filters.drange.map(|drange| format!("drange={}", range(drange))));
+    words.extend(filters.vrange.map(|vrange| format!("vrange={}", range(vrange))));
+    words.extend(filters.limit.map(|limit| format!("limit={}", small(limit))));
+    words.extend(filters.stripes.map(|stripes| format!("stripes={}", small(stripes))));
+    words.extend(filters.convert.as_ref().map(|profile| format!("convert={profile}")));
+    words.extend(filters.soft.then(|| "soft".to_owned()));
+    if words.is_empty() { "all".to_owned() } else { words.join(",") }
+}
+
+fn parse_filters(text: &str) -> Result<Filters, String> {
+    let mut filters = Filters::default();
+    for filter in text.split(',').filter(|filter| !filter.is_empty()) {
+        let (name, value) = filter.split_once('=').map_or((filter, None), |(name, value)| (name, Some(value)));
+        let needed = || value.filter(|value| !value.is_empty()).ok_or_else(|| format!("filter {name} needs a value"));
+        match name {
+            "profiles" => filters.profiles = needed()?.split('|').map(str::to_owned).collect(),
+            "usage" => filters.usage = Some(small_range(name, needed()?, true)?),
+            "devid" => {
+                let wrong =
+                    |_| format!("filter devid needs the number of a device, not '{}'", value.unwrap_or_default());
+                filters.devid = Some(needed()?.parse().map_err(wrong)?);
+            }
+            "drange" => filters.drange = Some(range(name, needed()?, false)?),
+            "vrange" => filters.vrange = Some(range(name, needed()?, false)?),
+            "limit" => filters.limit = Some(small_range(name, needed()?, true)?),
+            "stripes" => filters.stripes = Some(small_range(name, needed()?, false)?),
+            "convert" => filters.convert = Some(needed()?.to_owned()),
+            "soft" if value.is_none() => filters.soft = true,
+            _ => {
+                return Err(format!(
+                    "unknown filter '{filter}'; use profiles, usage, devid, drange, vrange, stripes, limit, convert or soft"
+                ));
+            }
+        }
+    }
+    if filters.drange.is_some() && filters.devid.is_none() {
+        return Err("filter drange needs devid".to_owned());
+    }
+    if filters.soft && filters.convert.is_none() {
+        return Err("filter soft needs convert".to_owned());
+    }
+    Ok(filters)
+}
+
+/// A range `A..B`, open where a number is missing. With `single`, one number is the end of a range from 0.
+fn range(name: &str, text: &str, single: bool) -> Result<(u64, u64), String> {
+    let number = |text: &str, missing: u64| match text {
+        "" => Ok(missing),
+        _ => parse_size(text).map_err(|error| format!("filter {name}: {error}")),
+    };
+    match text.split_once("..") {
+        Some(("", "")) => Err(format!("filter {name} needs a number")),
+        Some((start, end)) => Ok((number(start, 0)?, number(end, u64::MAX)?)),
+        None if single => Ok((0, number(text, 0)?)),
+        None => Err(format!("filter {name} needs a range, such as {text}..{text}")),
+    }
+}
+
+fn small_range(name: &str, text: &str, single: bool) -> Result<(u32, u32), String> {
+    let (start, end) = range(name, text, single)?;
+    let end = if end == u64::MAX { u64::from(u32::MAX) } else { end };
+    let small = |number: u64| u32::try_from(number).map_err(|_| format!("filter {name}: {number} is too large"));
+    Ok((small(start)?, small(end)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_read_as_btrfs_progs_reads_them() {
+        let filters =
+            parse_filters("usage=50,limit=2..,profiles=single|dup,devid=1,drange=1M..2M,convert=dup,soft").unwrap();
+        assert_eq!((filters.usage, filters.limit), (Some((0, 50)), Some((2, u32::MAX))));
+        assert_eq!((filters.drange, filters.devid), (Some((1 << 20, 2 << 20)), Some(1)));
+        assert_eq!(
+            filters_text(&filters),
+            "profiles=single|dup,usage=0..50,devid=1,drange=1048576..2097152,limit=2..4294967295,convert=dup,soft"
+        );
+        assert_eq!(parse_filters("").unwrap(), Filters::default());
+        for wrong in [
+            "usag=5",
+            "usage",
+            "usage=x",
+            "usage=",
+            "limit=..",
+            "drange=1..2",
+            "soft",
+            "vrange=5",
+            "soft=1,convert=dup",
+        ] {
+            assert!(parse_filters(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn short_options_take_filters_without_a_space() {
+        let given = ["ubtrfs", "balance", "start", "-dusage=5", "-m", "-f", "/mnt"].map(OsString::from).to_vec();
+        let expected =
+            ["ubtrfs", "balance", "start", "--data=usage=5", "--metadata=", "-f", "/mnt"].map(OsString::from);
+        assert_eq!(with_long_filters(given), expected);
+        let other = ["ubtrfs", "ls", "-d"].map(OsString::from).to_vec();
+        assert_eq!(with_long_filters(other.clone()), other);
+    }
+}

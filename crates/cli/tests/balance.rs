@@ -1,0 +1,123 @@
+//! `ubtrfs balance` on an image and on a mount; a damaged extent, named by its files; arguments that are wrong.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ffi::OsStr;
+use std::process::{Command, Output};
+
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run as sh};
+
+fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", env!("CARGO_BIN_EXE_ubtrfs")]).args(args).env("LC_ALL", "C").output().unwrap()
+}
+
+fn ok(output: Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line that says why a command failed.
+fn refused(output: Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn balance(args: &[&str], place: &str) -> Output {
+    ubtrfs(["balance"].iter().chain(args).chain(&[place]))
+}
+
+fn filled() -> Image {
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    for number in 0..4 {
+        std::fs::write(mount.join(format!("file-{number}")), vec![number; 20 << 20]).unwrap();
+    }
+    mount.close().unwrap();
+    image
+}
+
+#[test]
+fn an_image_and_a_mount_are_balanced_alike() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = filled();
+    let path = image.path().to_str().unwrap().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().to_str().unwrap().to_owned();
+    for place in [&path, &at] {
+        if *place == at {
+            ok(ubtrfs(["mount", &path, &at]));
+        }
+        assert!(ok(balance(&["status"], place)).starts_with("No balance found"));
+        for wrong in ["pause", "resume", "cancel"] {
+            assert!(refused(balance(&[wrong], place)).contains("balance"), "{wrong}");
+        }
+        assert!(ok(balance(&["start", "-dusage=0"], place)).starts_with("Done, had to relocate"));
+        assert!(refused(balance(&["start", "-mconvert=single"], place)).contains("force"));
+        ok(balance(&["start", "-f", "-mconvert=single,soft", "-dconvert=dup,soft"], place));
+        let all = ok(balance(&["start", "-d", "-m", "-s"], place));
+        assert!(all.starts_with("Done, had to relocate") && !all.contains(" 0 out of"), "{all}");
+        ok(balance(&["start", "-dconvert=single,soft", "-mconvert=dup,soft"], place));
+        if *place == at {
+            ok(ubtrfs(["umount", &at]));
+        }
+        btrfs_check(image.path()).unwrap();
+    }
+    let mount = LoopMount::new(image.path(), "ro").unwrap();
+    let df = sh("btrfs", ["filesystem", "df", &mount.path().to_string_lossy()]).unwrap();
+    assert!(df.contains("Data, single") && df.contains("Metadata, DUP") && df.contains("System, DUP"), "{df}");
+    for number in 0..4 {
+        assert!(std::fs::read(mount.join(format!("file-{number}"))).unwrap() == vec![number; 20 << 20]);
+    }
+    mount.close().unwrap();
+}
+
+#[test]
+fn a_damaged_extent_is_named_and_stays() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = filled();
+    let path = image.path().to_str().unwrap().to_owned();
+    // The content of file-2 is found by its bytes.
+    let step = 1 << 20;
+    let damaged = (0..1024_u64)
+        .map(|number| number * step)
+        .find(|at| image.read_at(*at, 8192).unwrap().iter().all(|byte| *byte == 2));
+    image.write_at(damaged.unwrap(), &[0xff; 100]).unwrap();
+    let output = balance(&["start", "-d"], &path);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("file-2") && said.contains("stays") && !said.contains("file-1"), "{said}");
+    for number in [0, 1, 3] {
+        assert!(ok(ubtrfs(["cat", &format!("{path}:/file-{number}")])).len() == 20 << 20);
+    }
+    assert!(ok(balance(&["status"], &path)).starts_with("No balance found"));
+    // Without the file, nothing is wrong, and its block group can be emptied.
+    ok(ubtrfs(["rm", &format!("{path}:/file-2")]));
+    ok(balance(&["start", "-d"], &path));
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn wrong_filters_are_told() {
+    for (filters, word) in [
+        ("-dusag=5", "unknown filter 'usag=5'"),
+        ("-dusage=x", "usage"),
+        ("-ddrange=1..2", "devid"),
+        ("-msoft", "convert"),
+        ("-mlimit=5..2", "limit"),
+        ("-mconvert=triple", "triple"),
+    ] {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(200 << 20).unwrap();
+        let path = image.path().to_str().unwrap();
+        ok(ubtrfs(["mkfs", "-f", path]));
+        let output = balance(&["start", filters], path);
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(word), "{filters}: {said}");
+    }
+}

@@ -1,0 +1,374 @@
+//! Balance: moving block groups to compact, convert or drain them.
+//!
+//! | command                        | needs                                          |
+//! |--------------------------------|------------------------------------------------|
+//! | start, resume, pause, cancel   | CAP_SYS_ADMIN, or the user who mounted         |
+//! | status                         | the same, as in Linux                          |
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_error::Error as EngineError;
+use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
+use ubtrfs_fs::{BalanceFailure, BalanceReport, Error};
+
+use crate::execute::Context;
+use crate::failure::{Failure, Result};
+
+/// A command on the balance of a filesystem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Balances the block groups of the named types that their filters take: [`Response::Done`].
+    Start(Box<Start>),
+    /// Resumes a paused balance: [`Response::Done`].
+    Resume,
+    /// Pauses a running balance, and waits until it stands still.
+    Pause,
+    /// Ends a balance, and waits until it has ended.
+    Cancel,
+    /// Tells about the balance that runs or is paused: [`Response::Status`].
+    Status,
+}
+
+/// The block groups that a balance works on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Start {
+    /// Data block groups.
+    pub data: Option<Filters>,
+    /// Metadata block groups.
+    pub metadata: Option<Filters>,
+    /// System block groups.
+    pub system: Option<Filters>,
+    /// Whether metadata may lose copies.
+    pub force: bool,
+}
+
+/// The filters of one type of block groups; all must match. Ranges without a number on one side are open there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Filters {
+    /// Names of profiles: `single`, `dup`, `raid1`, ...
+    pub profiles: Vec<String>,
+    /// Percentages: from the first one, and below the second one.
+    pub usage: Option<(u32, u32)>,
+    /// A device.
+    pub devid: Option<u64>,
+    /// Bytes on that device.
+    pub drange: Option<(u64, u64)>,
+    /// Logical addresses.
+    pub vrange: Option<(u64, u64)>,
+    /// The name of the profile to convert to.
+    pub convert: Option<String>,
+    /// Block groups that have that profile stay.
+    pub soft: bool,
+    /// The least number of block groups that must match, and the most that are taken.
+    pub limit: Option<(u32, u32)>,
+    /// Numbers of stripes.
+    pub stripes: Option<(u32, u32)>,
+}
+
+/// The result of a command.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// The balance is complete.
+    Done(Report),
+    /// It is as asked.
+    Stopped,
+    /// The balance, if there is one.
+    Status(Option<Status>),
+}
+
+/// What a balance did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Block groups that were moved.
+    pub completed: u64,
+    /// Those of them that moved as they are, without a change of trees.
+    pub migrated: u64,
+    /// Block groups that the filters took.
+    pub considered: u64,
+    /// Extents that could not be moved.
+    pub failures: Vec<Unmoved>,
+}
+
+/// An extent that could not be moved; its block group stays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unmoved {
+    /// Its address.
+    pub bytenr: u64,
+    /// The reason.
+    pub reason: String,
+    /// Paths of the files that use it, from the top level.
+    pub files: Vec<PathBuf>,
+}
+
+/// A balance that runs or is paused.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// `running`, `paused`, `pausing` or `cancelling`.
+    pub state: String,
+    /// Block groups that the filters took at the beginning.
+    pub expected: u64,
+    /// Those looked at.
+    pub considered: u64,
+    /// Those that are done.
+    pub completed: u64,
+    /// The filters by type of block groups.
+    pub filters: Vec<(String, Filters)>,
+}
+
+impl Request {
+    /// See [`crate::Request::is_long`].
+    pub(crate) fn is_long(&self) -> bool {
+        !matches!(self, Self::Status)
+    }
+
+    /// See [`crate::Request::changes`].
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self, Self::Status)
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    context.require_admin()?;
+    let fs = context.fs;
+    match request {
+        Request::Start(start) => {
+            fs.balance(item_of(*start)?, context.job).map(|report| Response::Done(report.into())).map_err(told)
+        }
+        Request::Resume => fs.resume_balance(context.job).map(|report| Response::Done(report.into())).map_err(told),
+        Request::Pause => fs.pause_balance().map(|()| Response::Stopped).map_err(told),
+        Request::Cancel => fs.cancel_balance().map(|()| Response::Stopped).map_err(told),
+        Request::Status => Ok(Response::Status(fs.balance_status().map(|status| {
+            let state = match (status.is_cancelling, status.is_pausing, status.is_running) {
+                (true, ..) => "cancelling",
+                (_, true, _) => "pausing",
+                (.., true) => "running",
+                _ => "paused",
+            };
+            Status {
+                state: state.to_owned(),
+                expected: status.counts.expected,
+                considered: status.counts.considered,
+                completed: status.counts.completed,
+                filters: filters_of(&status.item),
+            }
+        }))),
+    }
+}
+
+/// Errors that say what to do already.
+fn told(error: Error) -> Failure {
+    let errno = Errno::from_raw_os_error(error.errno());
+    match error {
+        Error::InProgress(_) | Error::NotRunning(_) | Error::InvalidArgument(_) => {
+            let text = error.to_string();
+            let text = text.strip_prefix("invalid argument: ").unwrap_or(&text);
+            Failure::new(errno, text)
+        }
+        Error::Engine(EngineError::Cancelled) => Failure::new(
+            errno,
+            "the balance was stopped; what has moved stays where it is (see: ubtrfs balance status)",
+        ),
+        Error::Engine(EngineError::NoSpace) => Failure::new(
+            errno,
+            "no space left to move block groups to; delete something, or begin with empty groups: -dusage=0 -musage=0",
+        ),
+        other => other.into(),
+    }
+}
+
+fn item_of(start: Start) -> Result<BalanceItem> {
+    let Start { data, metadata, system, force } = start;
+    let mut item = BalanceItem {
+        flags: if force { BalanceFlags::FORCE.bits() } else { 0 },
+        data: BalanceArgs::NONE,
+        metadata: BalanceArgs::NONE,
+        system: BalanceArgs::NONE,
+        unused: [0; 4],
+    };
+    for (kind, filters, args) in [
+        (BalanceFlags::DATA, data, &mut item.data),
+        (BalanceFlags::METADATA, metadata, &mut item.metadata),
+        (BalanceFlags::SYSTEM, system, &mut item.system),
+    ] {
+        if let Some(filters) = filters {
+            item.flags |= kind.bits();
+            *args = filters.args()?;
+        }
+    }
+    Ok(item)
+}
+
+fn filters_of(item: &BalanceItem) -> Vec<(String, Filters)> {
+    let kinds = [
+        ("data", BalanceFlags::DATA, &item.data),
+        ("metadata", BalanceFlags::METADATA, &item.metadata),
+        ("system", BalanceFlags::SYSTEM, &item.system),
+    ];
+    let named = kinds.into_iter().filter(|(_, kind, _)| item.flags & kind.bits() != 0);
+    named.map(|(name, _, args)| (name.to_owned(), Filters::of(args))).collect()
+}
+
+impl Filters {
+    fn args(&self) -> Result<BalanceArgs> {
+        let mut args = BalanceArgs::NONE;
+        let mut filters = BalanceFilters::empty();
+        let ordered = |name: &str, is_ordered: bool| match is_ordered {
+            true => Ok(()),
+            false => Err(Failure::new(Errno::INVAL, format!("the range of filter {name} ends before it begins"))),
+        };
+        if !self.profiles.is_empty() {
+            filters |= BalanceFilters::PROFILES;
+            for name in &self.profiles {
+                args.profiles |= profile_named(name)?;
+            }
+        }
+        if let Some((min, max)) = self.usage {
+            ordered("usage", min <= max)?;
+            filters |= BalanceFilters::USAGE_RANGE;
+            (args.usage_min, args.usage_max) = (min, max);
+        }
+        if let Some(devid) = self.devid {
+            filters |= BalanceFilters::DEVID;
+            args.devid = devid;
+        }
+        if let Some((start, end)) = self.drange {
+            ordered("drange", start < end)?;
+            filters |= BalanceFilters::DRANGE;
+            (args.pstart, args.pend) = (start, end);
+        }
+        if let Some((start, end)) = self.vrange {
+            ordered("vrange", start < end)?;
+            filters |= BalanceFilters::VRANGE;
+            (args.vstart, args.vend) = (start, end);
+        }
+        if let Some((min, max)) = self.limit {
+            ordered("limit", min <= max)?;
+            filters |= BalanceFilters::LIMIT_RANGE;
+            (args.limit_min, args.limit_max) = (min, max);
+        }
+        if let Some((min, max)) = self.stripes {
+            ordered("stripes", min <= max)?;
+            filters |= BalanceFilters::STRIPES_RANGE;
+            (args.stripes_min, args.stripes_max) = (min, max);
+        }
+        if let Some(name) = &self.convert {
+            filters |= BalanceFilters::CONVERT;
+            args.target = profile_named(name)?;
+        }
+        filters.set(BalanceFilters::SOFT, self.soft);
+        args.flags = filters.bits();
+        Ok(args)
+    }
+
+    fn of(args: &BalanceArgs) -> Self {
+        let filters = args.filters();
+        let if_set = |filter| filters.contains(filter);
+        Self {
+            profiles: match if_set(BalanceFilters::PROFILES) {
+                true => PROFILES
+                    .iter()
+                    .filter(|(_, bit)| args.profiles & bit != 0)
+                    .map(|(name, _)| (*name).to_owned())
+                    .collect(),
+                false => Vec::new(),
+            },
+            usage: match () {
+                () if if_set(BalanceFilters::USAGE_RANGE) => Some((args.usage_min, args.usage_max)),
+                () if if_set(BalanceFilters::USAGE) => Some((0, args.usage_min)),
+                () => None,
+            },
+            devid: if_set(BalanceFilters::DEVID).then_some(args.devid),
+            drange: if_set(BalanceFilters::DRANGE).then_some((args.pstart, args.pend)),
+            vrange: if_set(BalanceFilters::VRANGE).then_some((args.vstart, args.vend)),
+            convert: if_set(BalanceFilters::CONVERT).then(|| name_of_profile(args.target)),
+            soft: if_set(BalanceFilters::SOFT),
+            limit: match () {
+                () if if_set(BalanceFilters::LIMIT_RANGE) => Some((args.limit_min, args.limit_max)),
+                () if if_set(BalanceFilters::LIMIT) => Some((0, args.limit_min)),
+                () => None,
+            },
+            stripes: if_set(BalanceFilters::STRIPES_RANGE).then_some((args.stripes_min, args.stripes_max)),
+        }
+    }
+}
+
+fn profile_named(name: &str) -> Result<u64> {
+    let found = PROFILES.iter().find(|(known, _)| *known == name).map(|(_, bit)| *bit);
+    found.ok_or_else(|| {
+        let known: Vec<&str> = PROFILES.iter().map(|(name, _)| *name).collect();
+        Failure::new(Errno::INVAL, format!("there is no profile '{name}'; use one of {}", known.join(", ")))
+    })
+}
+
+fn name_of_profile(bits: u64) -> String {
+    PROFILES.iter().find(|(_, bit)| *bit == bits).map_or_else(|| format!("{bits:#x}"), |(name, _)| (*name).to_owned())
+}
+
+impl From<BalanceReport> for Report {
+    fn from(report: BalanceReport) -> Self {
+        let unmoved = |failure: BalanceFailure| Unmoved {
+            bytenr: failure.bytenr,
+            reason: failure.reason,
+            files: failure.files.into_iter().map(|(id, path)| shown(id, path)).collect(),
+        };
+        Self {
+            completed: report.counts.completed,
+            migrated: report.counts.migrated,
+            considered: report.counts.considered,
+            failures: report.failures.into_iter().map(unmoved).collect(),
+        }
+    }
+}
+
+/// The path of a file, or its numbers if it has none.
+fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> PathBuf {
+    match path {
+        Some(path) if !path.is_empty() => String::from_utf8_lossy(&path).into_owned().into(),
+        _ => format!("inode {} of subvolume {}", id.ino, id.root).into(),
+    }
+}
+
+/// Names of the profiles, as in btrfs-progs.
+const PROFILES: &[(&str, u64)] = &[
+    ("single", BalanceArgs::SINGLE),
+    ("dup", BlockGroupFlags::DUP.bits()),
+    ("raid0", BlockGroupFlags::RAID0.bits()),
+    ("raid1", BlockGroupFlags::RAID1.bits()),
+    ("raid1c3", BlockGroupFlags::RAID1C3.bits()),
+    ("raid1c4", BlockGroupFlags::RAID1C4.bits()),
+    ("raid10", BlockGroupFlags::RAID10.bits()),
+    ("raid5", BlockGroupFlags::RAID5.bits()),
+    ("raid6", BlockGroupFlags::RAID6.bits()),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_come_back_from_their_item() {
+        let all = Filters {
+            profiles: vec!["single".to_owned(), "dup".to_owned()],
+            usage: Some((5, 50)),
+            devid: Some(1),
+            drange: Some((1, 2)),
+            vrange: Some((3, 4)),
+            convert: Some("dup".to_owned()),
+            soft: true,
+            limit: Some((1, 2)),
+            stripes: Some((1, 3)),
+        };
+        for filters in [Filters::default(), all] {
+            assert_eq!(Filters::of(&filters.args().unwrap()), filters);
+        }
+        let wrong = |filters: Filters| filters.args().unwrap_err().text;
+        assert!(wrong(Filters { convert: Some("triple".to_owned()), ..Filters::default() }).contains("'triple'"));
+        assert!(wrong(Filters { usage: Some((5, 4)), ..Filters::default() }).contains("usage"));
+    }
+}

@@ -1,0 +1,130 @@
+//! The balance item: an unfinished balance, key `(BALANCE TEMPORARY_ITEM 0)` in the root tree.
+
+use bitflags::bitflags;
+
+use crate::disk_struct;
+
+bitflags! {
+    /// The filters of [`BalanceArgs`] that are in force.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct BalanceFilters: u64 {
+        /// `profiles`
+        const PROFILES = 1 << 0;
+        /// `usage`, less than `usage_min`, which then is the low half of a 64-bit number
+        const USAGE = 1 << 1;
+        /// `devid`
+        const DEVID = 1 << 2;
+        /// `pstart..pend`
+        const DRANGE = 1 << 3;
+        /// `vstart..vend`
+        const VRANGE = 1 << 4;
+        /// `limit`: `limit_min`, which then is the low half of a 64-bit number
+        const LIMIT = 1 << 5;
+        /// `limit_min..limit_max`
+        const LIMIT_RANGE = 1 << 6;
+        /// `stripes_min..stripes_max`
+        const STRIPES_RANGE = 1 << 7;
+        /// The profile becomes `target`.
+        const CONVERT = 1 << 8;
+        /// With `CONVERT`: block groups of that profile stay.
+        const SOFT = 1 << 9;
+        /// `usage_min..usage_max`
+        const USAGE_RANGE = 1 << 10;
+    }
+}
+
+bitflags! {
+    /// The types of block groups in a balance.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct BalanceFlags: u64 {
+        /// Data block groups.
+        const DATA = 1 << 0;
+        /// System block groups.
+        const SYSTEM = 1 << 1;
+        /// Metadata block groups.
+        const METADATA = 1 << 2;
+        /// Fewer copies of metadata are wanted.
+        const FORCE = 1 << 3;
+    }
+}
+
+disk_struct! {
+    /// The filters for one type of block groups.
+    BalanceArgs {
+        /// Profiles, with [`BalanceArgs::SINGLE`] for single.
+        profiles: u64,
+        /// Percentage; see [`BalanceFilters`].
+        usage_min: u32,
+        /// Percentage.
+        usage_max: u32,
+        /// A device.
+        devid: u64,
+        /// First byte on the device.
+        pstart: u64,
+        /// End on the device.
+        pend: u64,
+        /// First address.
+        vstart: u64,
+        /// End of the addresses.
+        vend: u64,
+        /// Profile to convert to, as in `profiles`.
+        target: u64,
+        /// [`BalanceFilters`].
+        flags: u64,
+        /// Number of block groups.
+        limit_min: u32,
+        /// Number of block groups.
+        limit_max: u32,
+        /// Number of stripes.
+        stripes_min: u32,
+        /// Number of stripes.
+        stripes_max: u32,
+        /// Unused.
+        unused: [u64; 6],
+    }
+}
+
+disk_struct! {
+    /// The balance item.
+    BalanceItem {
+        /// [`BalanceFlags`].
+        flags: u64,
+        /// For data.
+        data: BalanceArgs,
+        /// For metadata.
+        metadata: BalanceArgs,
+        /// For system.
+        system: BalanceArgs,
+        /// Unused.
+        unused: [u64; 4],
+    }
+}
+
+impl BalanceArgs {
+    /// Stands for the profile single, which has no bit in the flags of a block group.
+    pub const SINGLE: u64 = 1 << 48;
+
+    /// No filters.
+    pub const NONE: Self = Self {
+        profiles: 0,
+        usage_min: 0,
+        usage_max: 0,
+        devid: 0,
+        pstart: 0,
+        pend: 0,
+        vstart: 0,
+        vend: 0,
+        target: 0,
+        flags: 0,
+        limit_min: 0,
+        limit_max: 0,
+        stripes_min: 0,
+        stripes_max: 0,
+        unused: [0; 6],
+    };
+
+    /// The filters in force. Unknown bits are ignored, as they are by Linux.
+    pub fn filters(&self) -> BalanceFilters {
+        BalanceFilters::from_bits_truncate(self.flags)
+    }
+}
