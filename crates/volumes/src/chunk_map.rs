@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Chunks in the map do not overlap, in logical addresses or on a device, and each passed [`Geometry::of`].
-//! - I2. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
+//! - I2. No chunk and no target is added behind the limit of a device.
+//! - I3. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
 //!   open, so caches by address stay correct.
 //!
 //! Lock order: the map's lock is a leaf.
@@ -12,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use ubtrfs_error::Result;
+use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::ChunkItem;
 use ubtrfs_format::{Corrupt, DevId, FormatError, Logical, LogicalRange};
 
@@ -27,6 +28,8 @@ pub(crate) struct Chunk {
     pub(crate) item: Arc<ChunkItem>,
     /// What becomes of the chunk, while it is being migrated.
     pub(crate) target: Option<Arc<Target>>,
+    /// Shared by all versions of the chunk that have its stripes in the same places.
+    place: Arc<()>,
 }
 
 impl Chunk {
@@ -47,13 +50,17 @@ struct Inner {
     /// Ends of device extents, by device and start.
     device_extents: BTreeMap<(DevId, u64), u64>,
     next_logical: Logical,
+    /// Places that chunks left, which readers may still use.
     migrated: Vec<Migrated>,
+    /// The ends of devices for new chunks and targets, if they are limited.
+    limits: BTreeMap<DevId, u64>,
 }
 
-/// A chunk as it was before a migration. Readers may still use it.
+/// A place that a chunk left.
 #[derive(Debug)]
 struct Migrated {
-    chunk: Arc<Chunk>,
+    /// Held by every version of the chunk in that place.
+    place: Arc<()>,
     /// Devices and starts of the device extents that it left.
     left: Vec<(DevId, u64)>,
 }
@@ -61,6 +68,11 @@ struct Migrated {
 impl Inner {
     /// Registers device extents that overlap no other.
     fn add_device_extents(&mut self, logical: Logical, added: &[(DevId, Range<u64>)]) -> Result<()> {
+        let is_behind =
+            |(devid, extent): &(DevId, Range<u64>)| self.limits.get(devid).is_some_and(|end| extent.end > *end);
+        if added.iter().any(is_behind) {
+            return Err(Error::NoSpace);
+        }
         for (nr_added, (devid, extent)) in added.iter().enumerate() {
             let before = self.device_extents.range(..(*devid, extent.end)).next_back();
             if before.is_some_and(|(&(device, _), &end)| device == *devid && end > extent.start) {
@@ -74,11 +86,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees what migrations left and no reader uses any more (G3 of `migration`).
+    /// Frees the places that migrations left and no reader uses any more (G3 of `migration`).
     fn free_migrated(&mut self) {
         let Self { migrated, device_extents, .. } = self;
         migrated.retain(|old| {
-            let is_used = Arc::strong_count(&old.chunk) > 1;
+            let is_used = Arc::strong_count(&old.place) > 1;
             if !is_used {
                 old.left.iter().for_each(|place| {
                     device_extents.remove(place);
@@ -106,7 +118,7 @@ impl ChunkMap {
         let corrupt = |cause| Corrupt::new(cause).at(logical);
         let geometry = Geometry::of(logical, &item, sectorsize).map_err(corrupt)?;
         let range = LogicalRange::new("chunk", "length", logical, item.length).map_err(corrupt)?;
-        let chunk = Chunk { range, geometry, item: Arc::new(item), target: None };
+        let chunk = Chunk { range, geometry, item: Arc::new(item), target: None, place: Arc::new(()) };
         let end = range.end();
         let mut inner = self.inner.write();
         if let Some(before) = inner.chunks.range(..end).next_back().map(|(_, before)| before) {
@@ -147,6 +159,7 @@ impl ChunkMap {
             geometry: chunk.geometry,
             item: Arc::clone(&chunk.item),
             target: Some(Arc::new(Target::new(&chunk.item, target))),
+            place: Arc::clone(&chunk.place),
         };
         inner.free_migrated();
         inner.add_device_extents(logical, &migrating.fresh_extents())?;
@@ -164,13 +177,15 @@ impl ChunkMap {
         };
         let geometry =
             Geometry::of(logical, &target.item, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
-        let moved = Chunk { range: chunk.range, geometry, item: Arc::clone(&target.item), target: None };
+        let moved =
+            Chunk { range: chunk.range, geometry, item: Arc::clone(&target.item), target: None, place: Arc::new(()) };
         let stays =
             |place: &(DevId, u64)| target.item.stripes.iter().any(|stripe| (stripe.devid, stripe.offset.0) == *place);
         let places = chunk.device_extents().map(|(devid, extent)| (devid, extent.start));
         let left = places.filter(|place| !stays(place)).collect();
         inner.chunks.insert(logical, Arc::new(moved));
-        inner.migrated.push(Migrated { chunk, left });
+        inner.migrated.push(Migrated { place: Arc::clone(&chunk.place), left });
+        drop(chunk);
         inner.free_migrated();
         Ok(())
     }
@@ -183,7 +198,32 @@ impl ChunkMap {
             inner.device_extents.remove(&(devid, extent.start));
         }
         let (range, geometry, item) = (chunk.range, chunk.geometry, Arc::clone(&chunk.item));
-        inner.chunks.insert(logical, Arc::new(Chunk { range, geometry, item, target: None }));
+        let place = Arc::clone(&chunk.place);
+        inner.chunks.insert(logical, Arc::new(Chunk { range, geometry, item, target: None, place }));
+    }
+
+    /// Limits a device for new chunks and targets (I2), or ends its limit. Chunks that are there stay.
+    pub(crate) fn limit(&self, devid: DevId, end: Option<u64>) {
+        let limits = &mut self.inner.write().limits;
+        match end {
+            Some(end) => limits.insert(devid, end),
+            None => limits.remove(&devid),
+        };
+    }
+
+    /// The end of a device for new chunks and targets.
+    pub(crate) fn limit_of(&self, devid: DevId) -> u64 {
+        self.inner.read().limits.get(&devid).copied().unwrap_or(u64::MAX)
+    }
+
+    /// The chunks that have a stripe behind `end` of a device, or a target there.
+    pub(crate) fn behind(&self, devid: DevId, end: u64) -> Vec<Logical> {
+        let inner = self.inner.read();
+        let is_behind = |chunk: &&Arc<Chunk>| {
+            let mut extents = chunk.device_extents().chain(chunk.fresh_extents());
+            extents.any(|(device, extent)| device == devid && extent.end > end)
+        };
+        inner.chunks.values().filter(is_behind).map(|chunk| chunk.start()).collect()
     }
 
     /// Device extents of a device, sorted.
@@ -205,7 +245,7 @@ impl ChunkMap {
         self.inner.read().chunks.values().cloned().collect()
     }
 
-    /// The logical address for a new chunk: after every chunk that was ever in the map (I2).
+    /// The logical address for a new chunk: after every chunk that was ever in the map (I3).
     pub(crate) fn next_logical(&self) -> Logical {
         self.inner.read().next_logical
     }

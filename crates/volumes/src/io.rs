@@ -205,8 +205,12 @@ impl Volumes {
             for copy in 0..chunk.geometry.nr_copies() {
                 match self.write_copy(&chunk, offset, &part, len, copy) {
                     Ok(()) => is_written = true,
-                    Err(error) if needed == Needed::All => return Err(error),
+                    Err(error) if needed == Needed::All => {
+                        target.inspect(|target| target.note_failure());
+                        return Err(error);
+                    }
                     Err(error) => {
+                        target.inspect(|target| target.note_failure());
                         tracing::warn!("a copy of {at} was not written: {error}");
                         first_error.get_or_insert(error);
                     }

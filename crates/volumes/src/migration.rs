@@ -15,7 +15,8 @@
 //! - G2. No write goes to a chunk without its target: a migration begins and ends under the exclusive repair lock, which
 //!   every write holds shared.
 //! - G3. The device space of stripes that a migration left is free only when no reader uses them any more.
-//! - G4. A migration in which a write to a fresh stripe failed cannot be recorded.
+//! - G4. A migration in which a write to any copy of the chunk, old or fresh, failed cannot be recorded: the copies that
+//!   stay may be the stale ones.
 //! - G5. Once the running commit has recorded the new chunk item, a write that fails on a fresh stripe fails.
 
 use std::io::IoSlice;
@@ -75,6 +76,11 @@ impl Target {
         self.fresh.iter().filter_map(|&index| self.item.stripes.get(index))
     }
 
+    /// Notes that a write to a copy failed (G4).
+    pub(crate) fn note_failure(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+    }
+
     pub(crate) fn begin_write(&self) -> RwLockReadGuard<'_, ()> {
         self.pieces.read()
     }
@@ -121,8 +127,8 @@ impl Volumes {
     ///
     /// # Errors
     ///
-    /// Fails if the chunk is being migrated already, if the target contradicts itself or the chunk, or if its place on a
-    /// device is taken.
+    /// [`Error::NoSpace`] if its place on a device is behind the device's limit. Fails if the chunk is being migrated
+    /// already, if the target contradicts itself or the chunk, or if its place is taken.
     pub fn begin_migration(&self, logical: Logical, target: ChunkItem) -> Result<()> {
         self.check_writable()?;
         let _exclusive = self.repair_lock.write();
@@ -182,12 +188,18 @@ impl Volumes {
             let segment = Segment { stripe: index, offset, len_bytes: len as u64 };
             let Err(error) = self.write_stripe(&target.item.stripes[index], segment, bufs) else { continue };
             tracing::warn!("the new place of a chunk was not written: {error}");
-            target.has_failed.store(true, Ordering::SeqCst);
+            target.note_failure();
             if target.is_recorded.load(Ordering::SeqCst) {
                 return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// The chunk item to come of the chunk at `logical`, if it is being migrated.
+    pub fn migration_target(&self, logical: Logical) -> Option<Arc<ChunkItem>> {
+        let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
+        chunk.target.as_ref().map(|target| Arc::clone(&target.item))
     }
 
     /// Begins the end of a migration: the running commit records the item that this returns (G5).
@@ -201,7 +213,7 @@ impl Volumes {
         let target = chunk.as_ref().and_then(|chunk| chunk.target.as_deref()).ok_or_else(|| not_begun(logical))?;
         if target.has_failed.load(Ordering::SeqCst) {
             return Err(Error::Refused {
-                what: format!("a write to the new place of chunk {logical} failed, so the chunk stays where it was"),
+                what: format!("a write to chunk {logical} failed while it was being moved, so it stays where it was"),
                 hint: "see the error counters of the devices: ubtrfs stats",
             });
         }

@@ -71,8 +71,6 @@ pub(crate) struct Member {
     pub(crate) backend: Option<Arc<dyn Device>>,
     /// The primary superblock as last read or written (see `ownership`).
     pub(crate) primary: Mutex<Primary>,
-    /// New chunks end below this offset.
-    limit: AtomicU64,
     stats: [AtomicU64; 5],
     stats_changed: AtomicBool,
 }
@@ -81,8 +79,7 @@ impl Member {
     fn new(item: DevItem, backend: Option<Arc<dyn Device>>) -> Self {
         let primary = Mutex::new(backend.as_deref().map(Primary::read).unwrap_or_default());
         let (stats, stats_changed) = (Default::default(), AtomicBool::new(false));
-        let limit = AtomicU64::new(u64::MAX);
-        Self { item: RwLock::new(item), backend, primary, limit, stats, stats_changed }
+        Self { item: RwLock::new(item), backend, primary, stats, stats_changed }
     }
 
     pub(crate) fn count(&self, stat: Stat) {
@@ -399,11 +396,14 @@ impl Volumes {
         backend.grow_to_end().map_err(|source| Error::io("find the size", backend.describe(), 0, 0, source))
     }
 
-    /// Plans new chunks on this device only below an offset, or anywhere.
+    /// Takes new chunks, and new places of chunks, on this device only below an offset, or anywhere.
     pub fn limit_device(&self, devid: DevId, end: Option<u64>) {
-        if let Some(member) = self.member(devid) {
-            member.limit.store(end.unwrap_or(u64::MAX), Ordering::Release);
-        }
+        self.chunks.limit(devid, end);
+    }
+
+    /// The chunks that have a part behind `end` of a device, or move there.
+    pub fn chunks_behind(&self, devid: DevId, end: u64) -> Vec<Logical> {
+        self.chunks.behind(devid, end)
     }
 
     /// Error counters of each device, in this order: write, read, flush, corruption, generation.
@@ -526,8 +526,7 @@ impl Volumes {
         let space = |member: &Arc<Member>| {
             let item = member.item.read();
             let (devid, uuid, total_bytes) = (item.devid, item.uuid, item.total_bytes);
-            let total_bytes =
-                if present_only { total_bytes.min(member.limit.load(Ordering::Acquire)) } else { total_bytes };
+            let total_bytes = if present_only { total_bytes.min(self.chunks.limit_of(devid)) } else { total_bytes };
             DeviceSpace { devid, uuid, total_bytes, used: self.chunks.device_extents(devid) }
         };
         present.map(space).collect()
