@@ -65,6 +65,9 @@ pub enum Error {
     /// EROFS: mounted read-only.
     #[error("mounted read-only")]
     ReadOnlyMount,
+    /// ESHUTDOWN: a change after [`Fs::close`](crate::Fs::close).
+    #[error("the filesystem is closed")]
+    Closed,
     /// ELOOP.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
@@ -80,12 +83,6 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// EINPROGRESS: work of this kind is under way.
-    #[error("{0}")]
-    InProgress(&'static str),
-    /// ENOTCONN: there is no work of this kind.
-    #[error("{0}")]
-    NotRunning(&'static str),
     /// Earlier writeback of the file's data failed.
     #[error("data that was written earlier could not be written back (errno {errno})")]
     Writeback {
@@ -137,14 +134,13 @@ impl Error {
             Self::AccessDenied => Errno::ACCESS,
             Self::NoData => Errno::NODATA,
             Self::Range => Errno::RANGE,
-            Self::InProgress(_) => Errno::INPROGRESS,
-            Self::NotRunning(_) => Errno::NOTCONN,
             Self::TooBig => Errno::TOOBIG,
             Self::NoSuchOffset => Errno::NXIO,
             Self::CrossDevice => Errno::XDEV,
             Self::FileTooBig => Errno::FBIG,
             Self::NotSupported(_) => Errno::OPNOTSUPP,
             Self::ReadOnlySubvolume | Self::ReadOnlyMount => Errno::ROFS,
+            Self::Closed => Errno::SHUTDOWN,
             Self::SymlinkLoop => Errno::LOOP,
             Self::ItemFull => Errno::NOSPC,
             Self::Overflow => Errno::OVERFLOW,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags};
+use ubtrfs_fs::{Attr, Caller, Error, Fs, InodeId, MountOptions, NewInode, RenameFlags};
 use ubtrfs_testkit::{
     Compare, FsTarget, Image, LoopMount, Rng, btrfs_check, capability, compare_entries, second_opinion, walk_path,
 };
@@ -169,4 +169,120 @@ fn snapshots_go_into_their_source_amid_changes_of_it() {
         assert!(mount.kernel_complaints().is_empty(), "{:?}", mount.kernel_complaints());
         mount.close().unwrap();
     }
+}
+
+/// Names and attributes of everything in these directories.
+fn list(fs: &Fs, dirs: &[InodeId]) -> Vec<(Vec<u8>, Attr)> {
+    let mut all = Vec::new();
+    for dir in dirs {
+        let mut found = Vec::new();
+        fs.readdir(*dir, 0, &mut |entry| {
+            found.push(entry.name.to_vec());
+            true
+        })
+        .unwrap();
+        all.extend(
+            found.into_iter().map(|name| (fs.lookup(*dir, &name), name)).map(|(attr, name)| (name, attr.unwrap())),
+        );
+    }
+    // Reads of directories do not count as changes.
+    all.iter_mut().for_each(|(_, attr)| attr.atime = attr.otime);
+    all
+}
+
+#[test]
+fn a_subvolume_that_became_read_only_is_not_changed_by_operations_that_had_begun() {
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    let fs = open(image.path(), "");
+    let seed = Rng::seed_or(1);
+    let (root, dirs) = subvolume_with_dirs(&fs, "sub");
+    amid_changes(&fs, &dirs, seed, |rng| {
+        for round in 0..rounds(60) {
+            std::thread::sleep(Duration::from_millis(rng.below(8)));
+            fs.set_subvolume_read_only(root.root, true).unwrap();
+            let before = list(&fs, &dirs);
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(list(&fs, &dirs) == before, "round {round}: changed while it was read-only");
+            fs.set_subvolume_read_only(root.root, false).unwrap();
+        }
+    });
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
+#[test]
+fn a_closed_filesystem_refuses_changes_and_keeps_those_that_had_begun() {
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    for seed in 0..rounds(8) {
+        let fs = open(image.path(), "");
+        let (root, dirs) = subvolume_with_dirs(&fs, &format!("sub-{seed}"));
+        let mut seen = Vec::new();
+        amid_changes(&fs, &dirs, seed, |rng| {
+            std::thread::sleep(Duration::from_millis(rng.below(30)));
+            fs.close().unwrap();
+            seen = list(&fs, &dirs);
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(list(&fs, &dirs) == seen, "seed {seed}: changed after it was closed");
+        });
+        let refused = [
+            fs.create(root, b"late", NewInode::file(0o644), &Caller::ROOT).map(drop),
+            fs.snapshot(root.root, TOP, b"late", false).map(drop),
+            fs.set_subvolume_read_only(root.root, true),
+            fs.set_default_subvolume(root.root),
+            fs.delete_subvolume(TOP, format!("sub-{seed}").as_bytes(), None),
+        ];
+        assert!(refused.iter().all(|done| matches!(done, Err(Error::Closed))), "{refused:?}");
+        drop(fs);
+        let fs = open(image.path(), "");
+        assert!(list(&fs, &dirs) == seen, "seed {seed}: the next session finds something else");
+        fs.close().unwrap();
+    }
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}
+
+/// Begins a write, calls `meanwhile` when its checks are done, and returns the size of the file right after `meanwhile`
+/// and after the write.
+fn sizes_around(fs: &Fs, file: InodeId, meanwhile: impl FnOnce()) -> (u64, u64) {
+    let begun = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| {
+            fs.write_with::<Error>(file, 0, 100_000, |_, bytes| {
+                begun.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(100));
+                bytes.fill(7);
+                Ok(())
+            })
+        });
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        meanwhile();
+        let at_once = fs.getattr(file).unwrap().size;
+        write.join().unwrap().unwrap();
+        (at_once, fs.getattr(file).unwrap().size)
+    })
+}
+
+#[test]
+fn a_change_that_has_begun_ends_before_its_subvolume_is_read_only_or_its_filesystem_closed() {
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(image.path(), "");
+    let (root, _) = subvolume_with_dirs(&fs, "sub");
+    let file = |name: &[u8]| fs.create(root, name, NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    let (first, second) = (file(b"first"), file(b"second"));
+    let sizes = sizes_around(&fs, first, || fs.set_subvolume_read_only(root.root, true).unwrap());
+    assert_eq!(sizes, (100_000, 100_000), "read-only");
+    fs.set_subvolume_read_only(root.root, false).unwrap();
+    let sizes = sizes_around(&fs, second, || fs.close().unwrap());
+    assert_eq!(sizes, (100_000, 100_000), "closed");
+    drop(fs);
+    let fs = open(image.path(), "");
+    assert!(fs.read(second, 0, 200_000).unwrap() == [7; 100_000], "the next session");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
 }

@@ -63,6 +63,7 @@ pub use health::stats::{Reclaim, Span, SpanGuard, Stats};
 pub use health::unwind::note_panic;
 pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
+pub use per_thread::PerThread;
 pub use qgroup::control::{QgroupInfo, QuotaStatus};
 pub use qgroup::groups::QgroupId;
 pub use relocation::group::{RelocatedGroup, RelocationFailure};

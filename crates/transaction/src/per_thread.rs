@@ -8,7 +8,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Copies of a value, one for each thread or for a few threads.
 #[derive(Debug)]
-pub(crate) struct PerThread<T> {
+pub struct PerThread<T> {
     slots: Box<[Slot<T>]>,
 }
 
@@ -25,12 +25,12 @@ impl<T: Default> Default for PerThread<T> {
 
 impl<T> PerThread<T> {
     /// The copy of the calling thread.
-    pub(crate) fn current(&self) -> &T {
+    pub fn current(&self) -> &T {
         &self.slots[slot_of_thread()].0
     }
 
     /// The copies of all threads.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
+    pub fn all(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().map(|slot| &slot.0)
     }
 }

@@ -1,5 +1,6 @@
 //! Access to inodes by id: loading, use counts, attributes, access times.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -9,11 +10,58 @@ use ubtrfs_format::{FormatError, Ino, Key, KeyType};
 use crate::Fs;
 use crate::clock::now;
 use crate::error::{Error, Result};
+use crate::inode::change_gate::ChangeGate;
 use crate::inode::state::{Inode, InodeState};
 use crate::inode::subvolume::{Home, Subvolume};
 use crate::items::dir_item::{self, in_tree};
 use crate::options::AtimeMode;
 use crate::types::{Attr, InodeId, mode};
+
+/// A change of the filesystem while it is open.
+#[derive(Debug)]
+pub(crate) struct Changing<'f> {
+    gate: &'f ChangeGate,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.gate.leave();
+    }
+}
+
+/// An inode that is being changed.
+#[derive(Debug)]
+pub(crate) struct InodeToChange<'f> {
+    inode: Arc<Inode>,
+    /// Whether it holds the gate of its subvolume, which can become read-only only afterwards.
+    in_subvolume: bool,
+    _changing: Changing<'f>,
+}
+
+impl<'f> InodeToChange<'f> {
+    fn in_subvolume(inode: Arc<Inode>, changing: Changing<'f>) -> Result<Self> {
+        match inode.home.changes.enter() {
+            true => Ok(Self { inode, in_subvolume: true, _changing: changing }),
+            false => Err(Error::ReadOnlySubvolume),
+        }
+    }
+}
+
+impl Deref for InodeToChange<'_> {
+    type Target = Arc<Inode>;
+
+    fn deref(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+}
+
+impl Drop for InodeToChange<'_> {
+    fn drop(&mut self) {
+        if self.in_subvolume {
+            self.inode.home.changes.leave();
+        }
+    }
+}
 
 impl Fs {
     /// Returns the inode, and loads it if it is not in memory. The caller must hold no inode lock if the subvolume of
@@ -57,22 +105,29 @@ impl Fs {
         Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
-    /// Returns an inode for a change. Fails if its subvolume is read-only.
-    pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<Arc<Inode>> {
-        self.check_open()?;
+    /// Returns an inode for a change. Fails if its subvolume is read-only. The subvolume does not become read-only, and
+    /// the filesystem is not closed, until the returned value is dropped.
+    pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<InodeToChange<'_>> {
+        let changing = self.begin_change()?;
         let inode = self.inode(id)?;
-        inode.home.check_writable()?;
         if id.is_stub() {
+            inode.home.check_writable()?;
             return Err(Error::AccessDenied);
         }
-        Ok(inode)
+        InodeToChange::in_subvolume(inode, changing)
+    }
+
+    /// Begins a change of anything: the filesystem is not closed until the returned value is dropped.
+    pub(crate) fn begin_change(&self) -> Result<Changing<'_>> {
+        self.check_open()?;
+        if self.changes.enter() { Ok(Changing { gate: &self.changes }) } else { Err(Error::Closed) }
     }
 
     /// Returns an inode for a write through a file that is open for writing. Permission was checked at open; as on
     /// Linux, flags or a read-only subvolume that came later do not revoke it.
-    pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<Arc<Inode>> {
-        self.check_open()?;
-        self.inode(id)
+    pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<InodeToChange<'_>> {
+        let changing = self.begin_change()?;
+        Ok(InodeToChange { inode: self.inode(id)?, in_subvolume: false, _changing: changing })
     }
 
     /// Returns the attributes that `stat` shows.
@@ -129,6 +184,9 @@ impl Fs {
         if !wanted || inode.home.is_read_only() || inode.id.is_stub() || self.read_only().is_some() {
             return;
         }
+        let Ok(inode) = self.begin_change().and_then(|it| InodeToChange::in_subvolume(Arc::clone(inode), it)) else {
+            return;
+        };
         let Ok(reservation) = self.reserve(1) else { return };
         let Ok(mut state) = inode.write() else { return };
         state.item.atime = now;

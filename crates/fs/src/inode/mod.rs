@@ -3,6 +3,7 @@
 pub(crate) mod acl;
 pub(crate) mod buf_pool;
 pub(crate) mod cache;
+pub(crate) mod change_gate;
 pub(crate) mod file_data;
 pub(crate) mod handle;
 pub(crate) mod known_names;

@@ -92,7 +92,7 @@ impl Fs {
     /// Applies the attributes in memory only, until the directory is forgotten. Linux does the same, so `chown -R` and
     /// `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
-        self.check_open()?;
+        let _changing = self.begin_change()?;
         let inode = self.inode(id)?;
         inode.home.check_writable()?;
         let mut state = inode.write()?;

@@ -15,6 +15,7 @@ use ubtrfs_format::{RootId, objectid};
 use ubtrfs_transaction::{INODES_PER_ROW, Tree};
 
 use crate::error::{Error, Result};
+use crate::inode::change_gate::ChangeGate;
 use crate::types::LAST_INO;
 
 /// A subvolume that was entered since the filesystem was opened.
@@ -22,7 +23,8 @@ use crate::types::LAST_INO;
 pub(crate) struct Subvolume {
     pub(crate) id: RootId,
     pub(crate) tree: Arc<Tree>,
-    read_only: AtomicBool,
+    /// Closed while the subvolume is read-only.
+    pub(crate) changes: ChangeGate,
     /// Its name is removed: its root directory cannot be found any more, but its inodes in use stay usable.
     deleted: AtomicBool,
     /// No inode of it is in use; its tree is being dropped.
@@ -81,7 +83,7 @@ impl Subvolume {
         Self {
             id,
             tree,
-            read_only: AtomicBool::new(read_only),
+            changes: ChangeGate::new(read_only),
             deleted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             last_ino: Mutex::new(last_ino),
@@ -91,17 +93,22 @@ impl Subvolume {
 
     /// Whether it is read-only.
     pub(crate) fn is_read_only(&self) -> bool {
-        self.read_only.load(Ordering::Acquire)
+        self.changes.is_closed()
     }
 
     /// Makes the subvolume read-only or writable. While read-only it is not changed, so the highest number can be
-    /// looked up afterwards (I1).
+    /// looked up afterwards (I1). Waits for running changes, so the caller holds no lock that they take.
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {
             *last = Some(highest_ino(&self.tree)?);
         }
-        self.read_only.store(read_only, Ordering::Release);
+        drop(last);
+        if read_only {
+            self.changes.close();
+        } else {
+            self.changes.open();
+        }
         Ok(())
     }
 

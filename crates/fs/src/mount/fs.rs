@@ -5,7 +5,6 @@
 //! - I2. When [`Fs::sync`] or [`Fs::close`] succeeds, every earlier change is on disk.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_device::Device;
 use ubtrfs_format::item::DevStatsItem;
@@ -13,9 +12,9 @@ use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, RootId};
 use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
-use crate::balance::state::BalanceState;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
+use crate::inode::change_gate::ChangeGate;
 use crate::inode::readahead::Readahead;
 use crate::mount::commit_thread::CommitThread;
 use crate::mount::memory_budget::MemoryBudget;
@@ -37,11 +36,11 @@ pub struct Fs {
     pub(crate) subvolumes: Subvolumes,
     pub(crate) data: DataPath,
     pub(crate) readahead: Readahead,
-    pub(crate) balance: BalanceState,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
-    closed: AtomicBool,
+    /// Closed with the filesystem.
+    pub(crate) changes: ChangeGate,
 }
 
 impl Fs {
@@ -65,14 +64,13 @@ impl Fs {
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
-            balance: BalanceState::default(),
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(budget.inode_bytes / 2),
             subvolumes: Subvolumes::default(),
             commit_thread: CommitThread::new(options.commit_secs),
             root: InodeId::root_of(root),
-            closed: AtomicBool::new(false),
+            changes: ChangeGate::default(),
             geometry,
             options,
             engine,
@@ -89,9 +87,6 @@ impl Fs {
             // Leftovers of deleted subvolumes are no reason to refuse the filesystem.
             if let Err(error) = fs.engine.find_dead_roots() {
                 tracing::warn!("looking for deleted subvolumes: {error}");
-            }
-            if let Err(error) = fs.find_balance() {
-                tracing::warn!("looking for an interrupted balance: {error}");
             }
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
@@ -143,12 +138,12 @@ impl Fs {
         self.commit_thread.do_soon(BackgroundWork::Commit);
     }
 
-    /// Writes out all data, commits and stops the background threads (I2). Nothing commits later changes.
+    /// Waits for running changes, writes out all data, commits and stops the background threads (I2). Later changes fail
+    /// with [`Error::Closed`].
     pub fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if !self.changes.close() {
             return Ok(());
         }
-        self.balance.close();
         self.commit_thread.stop();
         self.data.threads.stop();
         self.readahead.stop();

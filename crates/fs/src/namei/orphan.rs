@@ -138,6 +138,8 @@ impl Fs {
 
     /// Deletes an inode if it has no links and no users.
     pub(crate) fn delete_if_unlinked(&self, id: InodeId) {
+        // Closing the filesystem deletes all of them itself.
+        let Ok(_changing) = self.begin_change() else { return };
         let Ok(inode) = self.inode(id) else { return };
         if inode.state.read().item.nlink > 0 || self.read_only().is_some() {
             return;

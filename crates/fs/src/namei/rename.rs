@@ -87,7 +87,7 @@ impl Fs {
             }
             check_no_loop(&from, &to, flags)?;
             let mut inodes: Vec<_> =
-                [Some(&dir), Some(&new_dir), from.inode.as_ref(), to.inode.as_ref()].into_iter().flatten().collect();
+                [Some(&*dir), Some(&*new_dir), from.inode.as_ref(), to.inode.as_ref()].into_iter().flatten().collect();
             let mut locked = Locked::new(&mut inodes)?;
             if !self.is_as_found(&from, &mut locked)? || !self.is_as_found(&to, &mut locked)? {
                 continue;

@@ -5,6 +5,8 @@
 //! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and then find
 //!   their extents shared.
 //! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
+//! - I4. A subvolume becomes read-only in two steps: no change begins and the running ones end, before any lock that they
+//!   take is taken; then its data and the flag are made durable.
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeRef, RootRef, Timespec};
@@ -148,20 +150,32 @@ impl Fs {
         Ok(InodeId::root_of(id))
     }
 
-    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too.
+    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too. Waits for running
+    /// changes: once it returns, only writes through files that were opened before still change a read-only subvolume.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
-        let _subvolumes = self.subvolumes.lock();
+        let _changing = self.begin_change()?;
+        let _flags = self.subvolumes.lock_flags();
         let subvolume = self.subvolume(id)?;
         if subvolume.is_read_only() == read_only {
             return Ok(());
         }
-        let reservation = self.reserve(1)?;
+        // Running changes may need the change lock, so they end first (I4).
         subvolume.set_read_only(read_only)?;
-        if read_only && let Err(error) = self.flush_tagged(Some(id)) {
-            // On disk it is still writable.
-            subvolume.set_read_only(false)?;
-            return Err(error);
-        }
+        let _subvolumes = self.subvolumes.lock();
+        let ready = self.reserve(1).and_then(|reservation| {
+            if read_only {
+                self.flush_tagged(Some(id))?;
+            }
+            Ok(reservation)
+        });
+        let reservation = match ready {
+            Ok(reservation) => reservation,
+            Err(error) => {
+                // On disk the flag is as it was.
+                subvolume.set_read_only(!read_only)?;
+                return Err(error);
+            }
+        };
         let op = self.engine.begin(reservation);
         op.set_subvolume_read_only(id, read_only);
         drop(op);
@@ -179,6 +193,7 @@ impl Fs {
 
     /// Sets the subvolume that a mount shows if no option names one, durable on return.
     pub fn set_default_subvolume(&self, id: RootId) -> Result<()> {
+        let _changing = self.begin_change()?;
         let _subvolumes = self.subvolumes.lock();
         self.subvolume(id)?;
         let reservation = self.reserve(1)?;

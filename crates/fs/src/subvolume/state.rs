@@ -1,6 +1,6 @@
 //! [`Subvolumes`]: the subvolumes in memory ("entered"), and those that are being deleted.
 //!
-//! Owns the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the change lock comes before
+//! Owns the flag lock, the change lock, the map of entered subvolumes, and [`Deletions`]. Lock order: the change lock comes before
 //! reservations and the locks of inodes; nothing is taken under the lock of the map.
 
 use std::collections::HashMap;
@@ -19,6 +19,8 @@ use crate::subvolume::delete::Deletions;
 pub(crate) struct Subvolumes {
     entered: RwLock<HashMap<RootId, Arc<Subvolume>>>,
     change_lock: Mutex<()>,
+    /// Held while a subvolume becomes read-only or writable.
+    flag_lock: Mutex<()>,
     pub(in crate::subvolume) deletions: Deletions,
 }
 
@@ -26,6 +28,12 @@ impl Subvolumes {
     /// Keeps all other threads from making, changing or deleting subvolumes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         self.change_lock.lock()
+    }
+
+    /// Keeps all other threads from making subvolumes read-only or writable. Comes before all other locks: its holder waits
+    /// for running changes.
+    pub(crate) fn lock_flags(&self) -> MutexGuard<'_, ()> {
+        self.flag_lock.lock()
     }
 
     /// A subvolume, if it was entered.

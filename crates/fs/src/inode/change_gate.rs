@@ -1,0 +1,109 @@
+//! [`ChangeGate`]: decides whether changes may begin, and waits for those that have begun.
+//!
+//! A check alone does not suffice to make something read-only: an operation that has passed it may change things later.
+//! So each operation enters the gate before its check counts, and leaves when it ends.
+//!
+//! - I1. When [`ChangeGate::close`] returns, no change is inside, and none enters until [`ChangeGate::open`].
+//! - I2. Closing waits for other threads, so the caller holds no lock that a change takes, and is not inside.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ubtrfs_transaction::PerThread;
+
+/// The gate. Threads count in separate places, because every operation passes it.
+#[derive(Debug, Default)]
+pub(crate) struct ChangeGate {
+    closed: AtomicBool,
+    /// Changes that entered and left; their sum is the number inside. A change may leave in another thread's place.
+    entered: PerThread<AtomicU64>,
+    left: PerThread<AtomicU64>,
+}
+
+impl ChangeGate {
+    /// A gate that is open or closed.
+    pub(crate) fn new(closed: bool) -> Self {
+        Self { closed: AtomicBool::new(closed), ..Self::default() }
+    }
+
+    /// Whether no change may enter.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Enters, unless the gate is closed. Each successful call is followed by one of [`ChangeGate::leave`].
+    #[must_use]
+    pub(crate) fn enter(&self) -> bool {
+        // Counted before the look: either this look finds the gate closed, or `close` finds the count.
+        self.entered.current().fetch_add(1, Ordering::SeqCst);
+        if self.is_closed() {
+            self.leave();
+            return false;
+        }
+        true
+    }
+
+    /// Leaves.
+    pub(crate) fn leave(&self) {
+        self.left.current().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Closes the gate, and waits for the changes inside (I1, I2). Returns whether it was open.
+    pub(crate) fn close(&self) -> bool {
+        let was_open = !self.closed.swap(true, Ordering::SeqCst);
+        while !self.is_empty() {
+            std::thread::sleep(NAP);
+        }
+        was_open
+    }
+
+    /// Opens the gate.
+    pub(crate) fn open(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+    }
+
+    fn is_empty(&self) -> bool {
+        let sum = |counts: &PerThread<AtomicU64>| -> u64 {
+            counts.all().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::SeqCst)))
+        };
+        // A change that is inside during both looks is in the second sum and not in the first.
+        let left = sum(&self.left);
+        sum(&self.entered) == left
+    }
+}
+
+/// How often a closing gate looks whether the last change has left.
+const NAP: Duration = Duration::from_micros(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_change_is_inside_a_closed_gate() {
+        let (gate, inside, stop) = (ChangeGate::default(), AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..12 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::SeqCst) {
+                        if gate.enter() {
+                            inside.fetch_add(1, Ordering::SeqCst);
+                            std::thread::yield_now();
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            gate.leave();
+                        }
+                    }
+                });
+            }
+            for _ in 0..300 {
+                assert!(gate.close());
+                for _ in 0..20 {
+                    assert_eq!(inside.load(Ordering::SeqCst), 0, "I1");
+                    std::thread::yield_now();
+                }
+                gate.open();
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+    }
+}
