@@ -83,6 +83,12 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
+    /// EINPROGRESS: work of this kind is under way.
+    #[error("{0}")]
+    InProgress(&'static str),
+    /// ENOTCONN: there is no work of this kind.
+    #[error("{0}")]
+    NotRunning(&'static str),
     /// Earlier writeback of the file's data failed.
     #[error("data that was written earlier could not be written back (errno {errno})")]
     Writeback {
@@ -134,6 +140,8 @@ impl Error {
             Self::AccessDenied => Errno::ACCESS,
             Self::NoData => Errno::NODATA,
             Self::Range => Errno::RANGE,
+            Self::InProgress(_) => Errno::INPROGRESS,
+            Self::NotRunning(_) => Errno::NOTCONN,
             Self::TooBig => Errno::TOOBIG,
             Self::NoSuchOffset => Errno::NXIO,
             Self::CrossDevice => Errno::XDEV,

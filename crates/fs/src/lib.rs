@@ -7,7 +7,7 @@
 //! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
-//! - `balance`: emptying block groups.
+//! - `balance`: moving the block groups that filters take.
 //! - `devices`: sizes of devices, and moving block groups.
 //! - `subvolume`: subvolumes and snapshots.
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
@@ -35,6 +35,8 @@ mod subvolume;
 mod types;
 mod writeback;
 
+pub use balance::run::{BalanceFailure, BalanceReport};
+pub use balance::state::{BalanceCounts, BalanceStatus};
 pub use compression::decompress;
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;

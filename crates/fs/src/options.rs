@@ -93,6 +93,8 @@ pub struct MountOptions {
     pub notreelog: bool,
     /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
     pub nologreplay: bool,
+    /// A mount does not resume a balance that was interrupted.
+    pub skip_balance: bool,
     /// Count each `Attr` that lookup, create, tmpfile and link return as a reference to its inode, which
     /// [`Fs::forget`](crate::Fs::forget) gives back. For FUSE; not an option for users.
     pub track_lookups: bool,
@@ -120,6 +122,7 @@ impl Default for MountOptions {
             acl: true,
             notreelog: false,
             nologreplay: false,
+            skip_balance: false,
             track_lookups: false,
         }
     }
@@ -163,7 +166,6 @@ const NO_EFFECT: &[&str] = &[
     "nosuid",
     "ref_verify",
     "rescan_uuid_tree",
-    "skip_balance",
     "space_cache",
     "ssd",
     "ssd_spread",
@@ -264,6 +266,7 @@ impl MountOptions {
             "user_subvol_rm_allowed" => self.user_subvol_rm_allowed = true,
             "acl" => self.acl = true,
             "noacl" => self.acl = false,
+            "skip_balance" => self.skip_balance = true,
             "notreelog" => self.notreelog = true,
             "treelog" => self.notreelog = false,
             "norecovery" | "nologreplay" => self.nologreplay = true,

@@ -134,7 +134,7 @@ fn a_device_shrinks_and_grows_with_its_content() {
     fs.resize_device(DevId(1), 500 * MIB + 5, &job).unwrap();
     assert_eq!(fs.device_size(DevId(1)).unwrap(), (500 * MIB, 1 << 30));
     let refused = fs.resize_device(DevId(1), 33 * MIB, &Job::new()).unwrap_err();
-    assert_eq!(refused.errno(), rustix_nospc(), "{refused}");
+    assert_eq!(refused.errno(), nospc(), "{refused}");
     assert_eq!(fs.device_size(DevId(1)).unwrap().0, 500 * MIB);
     let missing = fs.resize_device(DevId(1), 4 << 30, &Job::new()).unwrap_err().to_string();
     assert!(missing.contains("device 1 has 1073741824 bytes") && missing.contains("truncate"), "{missing}");
@@ -153,7 +153,7 @@ fn a_device_shrinks_and_grows_with_its_content() {
     judge(image.path(), "", &[(&model.entries(), Compare::MODEL)]).unwrap();
 }
 
-fn rustix_nospc() -> i32 {
+fn nospc() -> i32 {
     Error::ItemFull.errno()
 }
 
@@ -165,11 +165,13 @@ fn a_failed_write_to_the_new_place_keeps_the_old_one() {
     let (mut model, mut driver) = (Model::new(), Driver::new(Rng::seed_or(4), 1 << 15));
     driver.run(&mut model, &mut target, 150).unwrap();
     target.close().unwrap();
-    for number in 0..12 {
+    for number in 0..24 {
         let plan = FaultPlan { write: Some(number * 3), kind: FaultKind::Error, ..FaultPlan::default() };
         let faulty: Arc<FaultDevice> = Arc::new(FaultDevice::new(Arc::clone(&base), plan));
         let target = open(Arc::clone(&faulty) as Arc<dyn Device>).unwrap();
-        let moved = move_all(target.fs(), None, false);
+        // Metadata has two copies at first, then loses one, and gets it back.
+        let profile = [None, Some(SINGLE), Some(DUP)][number as usize % 3];
+        let moved = move_all(target.fs(), profile, profile.is_some());
         if faulty.faults() > 0 {
             // Either the copy failed and was told, or a copy of a DUP chunk failed and is counted.
             println!("fault {number}: {moved:?}");
@@ -221,6 +223,74 @@ fn verify(medium: &Medium, model: &Model) -> Result<()> {
     compare_entries(&model.entries(), &target.walk()?, Compare::MODEL)?;
     target.close()?;
     Ok(())
+}
+
+/// Moves, two resizes, and allocations that fill and empty block groups, all at once: nothing lies behind the end, no chunk
+/// is without its block group, and no one fails for another's sake.
+#[test]
+fn moves_resizes_and_removals_go_together() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(2 << 30, &[]).unwrap();
+    let target = open(of_file(&image)).unwrap();
+    let fs = Arc::clone(target.fs());
+    let seed = Rng::seed_or(7);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                for group in fs.block_groups() {
+                    let profile = group.flags & BlockGroupFlags::PROFILES;
+                    let moved =
+                        fs.migrate_block_group(group.start, &Placement { profile, keeps_stripes: false }, &Job::new());
+                    if let Err(error) = moved {
+                        let text = error.to_string();
+                        let is_expected = ["no space", "there is no block group", "being moved", "being emptied"];
+                        assert!(is_expected.iter().any(|part| text.contains(part)), "{text}");
+                    }
+                }
+            }
+        });
+        let resizer = |sizes: [u64; 2]| {
+            let (fs, stop) = (&fs, &stop);
+            move || {
+                let mut nr_done = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    for size in sizes {
+                        match fs.resize_device(DevId(1), size * MIB, &Job::new()) {
+                            Ok(()) => nr_done += 1,
+                            Err(error) => assert_eq!(error.errno(), nospc(), "{error}"),
+                        }
+                    }
+                }
+                nr_done
+            }
+        };
+        let resizers = [scope.spawn(resizer([1200, 2048])), scope.spawn(resizer([1500, 1800]))];
+        let mut rng = Rng::new(seed);
+        for round in 0..6 {
+            let names: Vec<String> = (0..8).map(|number| format!("{round}-{number}")).collect();
+            for name in &names {
+                let id = fs.create(TOP, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+                fs.write(id, 0, &rng.bytes(30 << 20)).unwrap();
+            }
+            fs.sync().unwrap();
+            for name in &names {
+                fs.unlink(TOP, name.as_bytes()).unwrap();
+            }
+            fs.sync().unwrap();
+        }
+        stop.store(true, Ordering::SeqCst);
+        mover.join().unwrap();
+        assert!(resizers.into_iter().map(|resizer| resizer.join().unwrap()).sum::<u32>() > 0);
+    });
+    // Empty block groups behind the new end are no obstacle.
+    fs.resize_device(DevId(1), 700 * MIB, &Job::new()).unwrap();
+    drop(fs);
+    target.close().unwrap();
+    open(of_file(&image)).unwrap().close().unwrap();
+    judge(image.path(), "", &[]).unwrap();
 }
 
 /// Moves of a relocation that ends early must not outlive it: the old addresses are given to other data then.

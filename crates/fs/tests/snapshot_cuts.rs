@@ -1,7 +1,7 @@
 //! Power cuts during snapshots and deletions of subvolumes.
 //!
-//! Method: random operations in a subvolume are recorded once, with snapshots taken of it and deleted. The power is cut
-//! at many points of the recording. The remaining filesystem opens and is clean before and after. A snapshot exists if
+//! Method: random operations in a subvolume are recorded once, with snapshots taken of it and deleted, and block groups
+//! emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean before and after. A snapshot exists if
 //! its call returned, unless its deletion had begun; every existing snapshot holds the model's content. `UBTRFS_SEED`
 //! repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use ubtrfs_device::Device;
 use ubtrfs_format::{Ino, RootId};
-use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions};
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions};
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
     Compare, Driver, FsTarget, Medium, MediumDevice, Model, RecordingDevice, Rng, TreeEntry, btrfs_check, capability,
@@ -62,6 +62,11 @@ fn record(seed: u64) -> Result<(Arc<RecordingDevice>, Vec<Snapshot>)> {
                 }
             }
             2 => fs.sync()?,
+            3 => {
+                let group = *rng.pick(&fs.block_groups());
+                let failures = fs.relocate_block_group(group.start, &Job::new())?.failures;
+                ensure!(failures.is_empty(), "block group {}: {failures:?}", group.start);
+            }
             _ => {
                 let name = format!("snapshot-{number}");
                 let (source, entries) = match rng.below(4) {

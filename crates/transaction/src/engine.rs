@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::{BlockGroupFlags, DevStatsItem, RootItem};
+use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, RootItem};
 use ubtrfs_format::superblock::Superblock;
-use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, RootId};
+use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
 use ubtrfs_volumes::Volumes;
@@ -338,6 +338,16 @@ impl Engine {
             unallocated_bytes: self.volumes.unallocated_bytes(),
             global_reserve: self.global_reserve(&self.space.info(SpaceKind::Metadata)),
         }
+    }
+
+    /// The chunk that starts at this address.
+    pub fn chunk_at(&self, start: Logical) -> Option<Arc<ChunkItem>> {
+        self.volumes.chunk_at(start).filter(|(logical, _)| *logical == start).map(|(_, chunk)| chunk)
+    }
+
+    /// Bytes of each device extent of a chunk.
+    pub fn stripe_bytes(&self, chunk: &ChunkItem) -> u64 {
+        crate::extents::chunk_alloc::stripe_length(chunk)
     }
 
     /// All block groups, by ascending address.

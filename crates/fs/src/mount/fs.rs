@@ -12,6 +12,7 @@ use ubtrfs_format::superblock::Superblock;
 use ubtrfs_format::{DevId, RootId};
 use ubtrfs_transaction::{BackgroundWork, Engine, Flusher, Geometry, MetadataReservation, OpenOptions};
 
+use crate::balance::state::BalanceState;
 use crate::error::{Error, Result};
 use crate::inode::cache::InodeCache;
 use crate::inode::change_gate::ChangeGate;
@@ -36,6 +37,7 @@ pub struct Fs {
     pub(crate) subvolumes: Subvolumes,
     pub(crate) data: DataPath,
     pub(crate) readahead: Readahead,
+    pub(crate) balance: BalanceState,
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
@@ -64,6 +66,7 @@ impl Fs {
         let fs = Arc::new(Self {
             data: DataPath::new(budget.dirty_bytes),
             readahead: Readahead::new(budget.read_bytes),
+            balance: BalanceState::default(),
             leaf_threads: ServiceThreads::default(),
             inodes,
             names: Names::new(budget.inode_bytes / 2),
@@ -87,6 +90,9 @@ impl Fs {
             // Leftovers of deleted subvolumes are no reason to refuse the filesystem.
             if let Err(error) = fs.engine.find_dead_roots() {
                 tracing::warn!("looking for deleted subvolumes: {error}");
+            }
+            if let Err(error) = fs.find_balance() {
+                tracing::warn!("looking for an interrupted balance: {error}");
             }
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
@@ -144,6 +150,7 @@ impl Fs {
         if !self.changes.close() {
             return Ok(());
         }
+        self.balance.close();
         self.commit_thread.stop();
         self.data.threads.stop();
         self.readahead.stop();

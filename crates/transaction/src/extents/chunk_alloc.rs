@@ -7,7 +7,7 @@
 //! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> space,
 //! volumes, the list; nothing is taken under the list's lock.
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::codec::{Field, Reader};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevExtent};
@@ -32,6 +32,11 @@ pub(crate) struct PendingChunks {
 impl PendingChunks {
     pub(crate) fn is_empty(&self) -> bool {
         self.list.lock().is_empty()
+    }
+
+    /// Held while device space for a chunk is planned and taken.
+    pub(crate) fn lock_making(&self) -> MutexGuard<'_, ()> {
+        self.making.lock()
     }
 
     pub(crate) fn contains(&self, logical: Logical) -> bool {
@@ -90,7 +95,11 @@ impl Engine {
             return Ok(false);
         }
         tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");
-        self.volumes.add_chunk(logical, chunk.clone())?;
+        match self.volumes.add_chunk(logical, chunk.clone()) {
+            // A device shrinks, and the plan is older than its limit.
+            Err(Error::NoSpace) => return Ok(false),
+            added => added?,
+        }
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
         let end = logical.0 + chunk.length;
         // Pending before it can be used, so that a commit that sees the group sees the chunk.
@@ -187,7 +196,7 @@ impl Engine {
         free_space: Option<&Tree>,
     ) -> Result<()> {
         // A chunk that is not recorded yet cannot be removed from the trees, nor one that is being moved.
-        if self.pending_chunks.contains(group.start) || self.migrations.contains(group.start) {
+        if self.pending_chunks.contains(group.start) || !self.migrations.begin_removal(group.start) {
             return Ok(());
         }
         // Read-only first, then a second look: an allocation may have come in between.
@@ -196,6 +205,7 @@ impl Engine {
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
         let Some((logical, chunk)) = self.volumes.chunk_at(group.start).filter(|_| still_empty) else {
             self.space.set_read_only(group.start, was_read_only);
+            self.migrations.end_removal(group.start);
             return Ok(());
         };
         self.space.remove_block_group(group.start);
@@ -220,7 +230,10 @@ impl Engine {
 
     /// Forgets chunks that a durable commit removed.
     pub(crate) fn forget_chunks(&self, chunks: &[Logical]) {
-        chunks.iter().for_each(|logical| self.volumes.remove_chunk(*logical));
+        for logical in chunks {
+            self.volumes.remove_chunk(*logical);
+            self.migrations.end_removal(*logical);
+        }
         self.update_unallocated();
     }
 }

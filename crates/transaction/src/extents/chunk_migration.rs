@@ -8,7 +8,8 @@
 //! Owns the state of each migration under one lock, which is a leaf.
 //!
 //! Invariants:
-//! - M1. A block group whose chunk is in the map of migrations is not removed.
+//! - M1. A block group is either moved or removed: both enter it in the map of migrations first. The same holds for moving
+//!   and emptying it: each enters it in its own map first, and then looks into the other one.
 //! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is durable.
 
 use std::collections::BTreeMap;
@@ -42,6 +43,8 @@ enum Stage {
     Copied,
     /// A commit could not record it.
     Failed(Error),
+    /// No migration: the running commit removes the block group (M1).
+    Removing,
 }
 
 /// What [`Engine::migrate_chunk`] did.
@@ -83,6 +86,19 @@ impl Migrations {
         Ok(())
     }
 
+    /// Enters the removal of a block group. Returns false if it is being moved (M1).
+    pub(crate) fn begin_removal(&self, start: Logical) -> bool {
+        let mut stages = self.stages.lock();
+        let is_free = !stages.contains_key(&start);
+        stages.entry(start).or_insert(Stage::Removing);
+        is_free
+    }
+
+    /// Ends the removal of a block group, done or not.
+    pub(crate) fn end_removal(&self, start: Logical) {
+        self.end(start);
+    }
+
     fn set(&self, start: Logical, stage: Stage) {
         self.stages.lock().insert(start, stage);
     }
@@ -118,13 +134,14 @@ impl Engine {
         if self.pending_chunks.contains(start) {
             self.commit()?;
         }
+        self.migrations.begin(start)?;
         if self.relocations.state_of(start).is_some() {
+            self.migrations.end(start);
             return Err(Error::Refused {
                 what: format!("block group {start} is being emptied"),
                 hint: "wait until it is done",
             });
         }
-        self.migrations.begin(start)?;
         let moved = self.copy_and_record(start, placement, job);
         if moved.is_err() && self.migrations.end(start).is_some() {
             self.volumes.cancel_migration(start);
@@ -142,24 +159,28 @@ impl Engine {
                 hint: "see: ubtrfs inspect dump-tree -t chunk",
             });
         };
-        let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
-        if target == *chunk {
-            self.migrations.end(start);
-            return Ok(MigratedChunk { copied_bytes: 0, has_changed: false });
-        }
-        let pieces = pieces(start.0..start.advance(group.len_bytes).0);
-        if target.stripes.len() < chunk.stripes.len() {
-            for piece in &pieces {
-                job.check()?;
-                self.repair_first_copy(piece)?;
+        let gives_up_copies = {
+            // Between the plan and its beginning, no other chunk may take the place.
+            let _making = self.pending_chunks.lock_making();
+            let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
+            if target == *chunk {
+                self.migrations.end(start);
+                return Ok(MigratedChunk { copied_bytes: 0, has_changed: false });
             }
-        }
-        self.volumes.begin_migration(start, target)?;
+            self.check_system_chunk_fits(start, &target)?;
+            let gives_up_copies = target.stripes.len() < chunk.stripes.len();
+            self.volumes.begin_migration(start, target)?;
+            gives_up_copies
+        };
         job.add_total(group.len_bytes);
         let mut copied_bytes = 0u64;
-        for piece in pieces {
+        for piece in pieces(start.0..start.advance(group.len_bytes).0) {
             job.check()?;
             self.check_not_aborted()?;
+            if gives_up_copies {
+                // From the beginning on, a copy that cannot be written fails the migration.
+                self.repair_first_copy(&piece)?;
+            }
             let taken = || joined(self.space.taken_ranges(piece.clone()));
             copied_bytes = copied_bytes.saturating_add(self.volumes.copy_piece(start, &taken)?);
             job.advance(len_of(&piece));
@@ -172,6 +193,18 @@ impl Engine {
             }
         }
         Ok(MigratedChunk { copied_bytes, has_changed: true })
+    }
+
+    /// Fails if the superblock has no room for the item of a system chunk.
+    fn check_system_chunk_fits(&self, start: Logical, target: &ChunkItem) -> Result<()> {
+        if !target.flags.contains(BlockGroupFlags::SYSTEM) {
+            return Ok(());
+        }
+        let fits = replace_system_chunk(&mut self.superblock(), &chunk_key(start), &target.encode());
+        fits.map_err(|_| Error::Refused {
+            what: "the superblock has no room for larger items of system chunks".to_owned(),
+            hint: "balance the system chunks into fewer ones first",
+        })
     }
 
     /// Before copies are given up: where copies differ, reads what is there with verification, which repairs the first
@@ -193,7 +226,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads the tree blocks and the checksummed sectors of a range with verification, which repairs bad copies.
+    /// Reads the tree blocks and the checksummed sectors of a range with verification, which repairs bad copies. Fails if
+    /// the first copy is bad nevertheless.
     fn verify_extents(&self, range: &Range<u64>) -> Result<()> {
         let (nodesize, sectorsize) = (self.geometry.nodesize, self.geometry.sectorsize);
         let csum_type = self.geometry.csum_type;
@@ -213,6 +247,8 @@ impl Engine {
                 if is_block {
                     let verify = |_: usize, raw: &[u8]| verify_csum(raw, csum_type);
                     self.volumes.read(Logical(found.objectid), &mut node, node_len, &verify)?;
+                    self.volumes.read_copy(Logical(found.objectid), &mut node, 0)?;
+                    verify(0, &node)?;
                 }
                 key = cursor.next()?;
             }
@@ -232,6 +268,8 @@ impl Engine {
                 Err(FormatError::Checksum { what: "data sector", found: hex(stored), computed: hex(computed) })
             };
             self.volumes.read(Logical(at), &mut sector, sector_len, &verify)?;
+            self.volumes.read_copy(Logical(at), &mut sector, 0)?;
+            verify(0, &sector)?;
         }
         Ok(())
     }
@@ -241,9 +279,20 @@ impl Engine {
     pub(crate) fn record_migrations(&self, superblock: &mut Superblock) -> Result<Option<RecordedMigrations>> {
         let mut recorded = RecordedMigrations::default();
         for start in self.migrations.copied() {
-            let Some((_, chunk)) = self.volumes.chunk_at(start) else { continue };
-            match self.volumes.record_migration(start) {
-                Ok(target) => self.record_migration(start, &chunk, &target, superblock, &mut recorded)?,
+            let (Some((_, chunk)), Some(target)) = (self.volumes.chunk_at(start), self.volumes.migration_target(start))
+            else {
+                continue;
+            };
+            let mut changed = superblock.clone();
+            let listed = match target.flags.contains(BlockGroupFlags::SYSTEM) {
+                true => replace_system_chunk(&mut changed, &chunk_key(start), &target.encode()),
+                false => Ok(()),
+            };
+            match listed.and_then(|()| self.volumes.record_migration(start)) {
+                Ok(target) => {
+                    *superblock = changed;
+                    self.record_migration(start, &chunk, &target, &mut recorded)?;
+                }
                 Err(error) => self.migrations.set(start, Stage::Failed(error)),
             }
         }
@@ -261,15 +310,9 @@ impl Engine {
         start: Logical,
         chunk: &ChunkItem,
         target: &ChunkItem,
-        superblock: &mut Superblock,
         recorded: &mut RecordedMigrations,
     ) -> Result<()> {
-        let key = Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, start.0);
-        let bytes = target.encode();
-        if target.flags.contains(BlockGroupFlags::SYSTEM) {
-            replace_system_chunk(superblock, &key, &bytes)?;
-        }
-        recorded.chunk_batch.push((key, Some(bytes.into())));
+        recorded.chunk_batch.push((chunk_key(start), Some(target.encode().into())));
         let is_in = |stripe: &Stripe, item: &ChunkItem| {
             item.stripes.iter().any(|other| (other.devid, other.offset) == (stripe.devid, stripe.offset))
         };
@@ -305,6 +348,10 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+fn chunk_key(start: Logical) -> Key {
+    Key::new(objectid::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, start.0)
 }
 
 /// Cuts a range into pieces. While a piece is copied, writes to its chunk wait.

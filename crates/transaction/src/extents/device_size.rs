@@ -4,7 +4,13 @@
 //! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]), while new chunks are made
 //! only below it.
 //!
-//! Owns the sizes that the next commit records, under a lock, which is a leaf.
+//! Owns the sizes that the next commit records, under a lock, which is a leaf; and the lock that is held for a whole
+//! resize, before all others.
+//!
+//! I1. From the moment when a device's limit is set, no chunk is made or moved behind it (`volumes::chunk_map`). So when
+//! nothing is left behind the new end, nothing will come there before the new size is durable.
+
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
@@ -15,13 +21,14 @@ use ubtrfs_tree::Batch;
 use ubtrfs_volumes::Placement;
 
 use crate::engine::Engine;
-use crate::extents::chunk_alloc::stripe_length;
 use crate::job::Job;
 
 /// Sizes of devices that the next commit records.
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
     wanted: Mutex<Vec<(DevId, u64)>>,
+    /// Held for a whole resize: a device has one limit.
+    resizing: Mutex<()>,
 }
 
 impl Resizes {
@@ -29,6 +36,10 @@ impl Resizes {
         self.wanted.lock().is_empty()
     }
 }
+
+/// How often chunks that other threads are moving are waited for, and for how long: ten minutes in all.
+const MAX_WAITS: u32 = 6000;
+const WAIT: Duration = Duration::from_millis(100);
 
 /// Least size of a device, in bytes: room for the first superblocks and the smallest chunks.
 pub const DEVICE_LEN_MIN: u64 = 32 << 20;
@@ -54,6 +65,7 @@ impl Engine {
     /// size is then what it was. Chunks that were moved stay where they are.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
+        let _resizing = self.resizes.resizing.lock();
         let (now, has) = self.device_size(devid)?;
         let sectorsize = u64::from(self.geometry.sectorsize).max(1);
         let wanted = len_bytes.saturating_sub(len_bytes.checked_rem(sectorsize).unwrap_or(0));
@@ -82,25 +94,43 @@ impl Engine {
         resized
     }
 
-    /// Moves every chunk that has a stripe behind `end` of a device.
+    /// Moves every chunk that has a part behind `end` of a device (I1).
     fn drain_behind(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
-        // A chunk that was planned before the limit was set is recorded with this commit.
         self.update_unallocated();
-        self.commit()?;
-        for (start, chunk) in self.volumes.chunks() {
-            let length = stripe_length(&chunk);
-            let is_behind = chunk.stripes.iter().any(|stripe| {
-                stripe.devid == devid && stripe.offset.checked_add(length).is_none_or(|stripe_end| stripe_end.0 > end)
-            });
-            if is_behind {
-                self.move_before_end(start, chunk.flags & BlockGroupFlags::PROFILES, job)?;
+        for _ in 0..MAX_WAITS {
+            // Chunks that are not recorded yet are recorded, and empty block groups go.
+            self.commit()?;
+            let behind = self.volumes.chunks_behind(devid, end);
+            if behind.is_empty() {
+                return Ok(());
+            }
+            let mut has_busy = false;
+            for start in behind {
+                job.check()?;
+                if let Err(error) = self.move_before_end(start, job) {
+                    // Another thread moves, empties or removes it.
+                    let is_busy = self.migrations.contains(start)
+                        || self.relocations.state_of(start).is_some()
+                        || self.space.block_group_at(start).is_none();
+                    if !is_busy {
+                        return Err(error);
+                    }
+                    has_busy = true;
+                }
+            }
+            if has_busy {
+                std::thread::sleep(WAIT);
             }
         }
-        Ok(())
+        Err(Error::Refused {
+            what: format!("block groups behind the new end of device {devid} are being moved by other work"),
+            hint: "let that work end, then resize again",
+        })
     }
 
-    fn move_before_end(&self, start: Logical, profile: BlockGroupFlags, job: &Job) -> Result<()> {
-        let placement = Placement { profile, keeps_stripes: true };
+    fn move_before_end(&self, start: Logical, job: &Job) -> Result<()> {
+        let Some((_, chunk)) = self.volumes.chunk_at(start) else { return Ok(()) };
+        let placement = Placement { profile: chunk.flags & BlockGroupFlags::PROFILES, keeps_stripes: true };
         self.migrate_chunk(start, &placement, job).map(drop)
     }
 

@@ -62,7 +62,12 @@ impl Engine {
             what: format!("there is no block group at {start}"),
             hint: "see: ubtrfs inspect dump-tree -t chunk",
         })?;
-        if self.migrations.contains(start) || !self.relocations.begin(start) {
+        let is_ours = self.relocations.begin(start);
+        // M1 of chunk_migration
+        if !is_ours || self.migrations.contains(start) {
+            if is_ours {
+                self.relocations.end(start);
+            }
             return Err(Error::Refused {
                 what: format!("block group {start} is being moved already"),
                 hint: "wait until it is done",

@@ -1,0 +1,336 @@
+//! Running a balance: start, resume, pause, cancel.
+//!
+//! Block groups are taken from the highest address down, as Linux does, so groups that the balance makes are not taken
+//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)), or
+//! moves as it is where only its place or profile changes or it is nearly full: then emptying it would gain nothing
+//! ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
+//!
+//! Invariants:
+//! - I1. The balance item is durable before the first block group is touched, and goes when the balance ends. So a
+//!   mount, here or in Linux, resumes an interrupted balance.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ubtrfs_error::Error as EngineError;
+use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
+use ubtrfs_format::{Key, KeyType, RootId, objectid};
+use ubtrfs_transaction::{BlockGroup, Job, Placement, RelocationFailure};
+
+use crate::balance::filter::{args_for, for_resumption, limits, profile_of, takes};
+use crate::balance::state::{BalanceCounts, BalanceStatus, Wish};
+use crate::{Error, Fs, InodeId, Result};
+
+/// What a balance did.
+#[derive(Debug, Default)]
+pub struct BalanceReport {
+    /// Numbers of block groups.
+    pub counts: BalanceCounts,
+    /// Extents that could not be moved: why, and the files that use them.
+    pub failures: Vec<BalanceFailure>,
+}
+
+/// An extent that could not be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BalanceFailure {
+    /// Its address.
+    pub bytenr: u64,
+    /// The reason.
+    pub reason: String,
+    /// The files that use it: subvolume, inode, and a path from the top level if there is one.
+    pub files: Vec<(InodeId, Option<Vec<u8>>)>,
+}
+
+impl Fs {
+    /// Balances the block groups that the filters of `item` take. Units of `job` are bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InProgress`] if a balance runs or is paused; [`Error::InvalidArgument`] for filters that contradict each
+    /// other; `Cancelled` if it was paused, cancelled or `job` was; otherwise the error that stopped it. Extents that
+    /// cannot be moved do not stop it.
+    pub fn balance(&self, item: BalanceItem, job: &Job) -> Result<BalanceReport> {
+        self.check_open()?;
+        self.check_filters(&item)?;
+        let (item, inner) = self.balance.begin(Some(item))?;
+        self.run_balance(&item, &inner, job, true)
+    }
+
+    /// Resumes a paused balance.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`] if there is none; otherwise as for [`Fs::balance`].
+    pub fn resume_balance(&self, job: &Job) -> Result<BalanceReport> {
+        self.check_open()?;
+        let (mut item, inner) = self.balance.begin(None)?;
+        for_resumption(&mut item);
+        self.run_balance(&item, &inner, job, false)
+    }
+
+    /// Pauses a running balance, and returns when it stands still.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`] if none runs.
+    pub fn pause_balance(&self) -> Result<()> {
+        if self.balance.stop(Wish::Pause) { Ok(()) } else { Err(Error::NotRunning("no balance is running")) }
+    }
+
+    /// Ends a running or paused balance. What has moved stays where it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRunning`] if there is none, or an error of the commit that removes its item.
+    pub fn cancel_balance(&self) -> Result<()> {
+        if self.balance.stop(Wish::Cancel) {
+            return Ok(());
+        }
+        if !self.balance.is_paused() {
+            return Err(Error::NotRunning("there is no balance to cancel"));
+        }
+        self.put_balance_item(None)?;
+        self.balance.forget();
+        Ok(())
+    }
+
+    /// The balance that runs or is paused.
+    pub fn balance_status(&self) -> Option<BalanceStatus> {
+        self.balance.status()
+    }
+
+    /// Finds a balance that an earlier mount left unfinished.
+    pub(crate) fn find_balance(&self) -> Result<()> {
+        let Some(roots) = self.engine.tree(RootId::ROOT_TREE)? else { return Ok(()) };
+        let Some(item) = roots.get(&ITEM_KEY)? else { return Ok(()) };
+        let item = BalanceItem::decode(&item).map_err(|cause| EngineError::from(cause).in_tree(RootId::ROOT_TREE))?;
+        self.balance.found(item);
+        Ok(())
+    }
+
+    /// Resumes a balance that an earlier mount left unfinished, in a thread of its own.
+    pub fn resume_balance_in_background(self: &Arc<Self>) {
+        if !self.balance.is_paused() || self.options.skip_balance {
+            return;
+        }
+        let fs = Arc::clone(self);
+        let resume = move || match fs.resume_balance(&Job::new()) {
+            Ok(report) => tracing::info!("the balance that was resumed is complete: {:?}", report.counts),
+            Err(Error::Engine(EngineError::Cancelled)) => {}
+            Err(error) => tracing::warn!("the balance that was resumed has stopped: {error}"),
+        };
+        if let Err(error) = std::thread::Builder::new().name("ubtrfs-balance".to_owned()).spawn(resume) {
+            tracing::warn!("the interrupted balance is not resumed: {error}");
+        }
+    }
+
+    fn check_filters(&self, item: &BalanceItem) -> Result<()> {
+        let types = BalanceFlags::DATA | BalanceFlags::METADATA | BalanceFlags::SYSTEM;
+        if item.flags & types.bits() == 0 {
+            return Err(Error::InvalidArgument("a balance needs data, metadata or system block groups to work on"));
+        }
+        if self.geometry.mixed && (item.data != item.metadata || item.flags & 5 != 5) {
+            return Err(Error::InvalidArgument(
+                "data and metadata share block groups here, so both need the same filters",
+            ));
+        }
+        for (kind, args) in [
+            (BalanceFlags::DATA, &item.data),
+            (BalanceFlags::METADATA, &item.metadata),
+            (BalanceFlags::SYSTEM, &item.system),
+        ] {
+            if item.flags & kind.bits() == 0 {
+                continue;
+            }
+            let filters = args.filters();
+            if filters.contains(BalanceFilters::DRANGE) && !filters.contains(BalanceFilters::DEVID) {
+                return Err(Error::InvalidArgument("the filter drange needs devid"));
+            }
+            if filters.contains(BalanceFilters::SOFT) && !filters.contains(BalanceFilters::CONVERT) {
+                return Err(Error::InvalidArgument("the filter soft needs convert"));
+            }
+            if !filters.contains(BalanceFilters::CONVERT) {
+                continue;
+            }
+            let target = conversion_target(args)
+                .ok_or(Error::InvalidArgument("on one device, block groups can be converted to single and dup only"))?;
+            let loses_copies = |group: &BlockGroup| {
+                group.flags.bits() & kind.bits() != 0 && group.flags.contains(BlockGroupFlags::DUP)
+            };
+            if kind != BalanceFlags::DATA
+                && item.flags & BalanceFlags::FORCE.bits() == 0
+                && target.is_empty()
+                && self.block_groups().iter().any(loses_copies)
+            {
+                return Err(Error::InvalidArgument("this would leave one copy of metadata; force it if you want that"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a balance in the calling thread. `inner` is the job that others stop it by, `job` the caller's.
+    fn run_balance(&self, item: &BalanceItem, inner: &Job, job: &Job, is_new: bool) -> Result<BalanceReport> {
+        let mut report = BalanceReport::default();
+        let began = if is_new { self.put_balance_item(Some(item)) } else { Ok(()) };
+        let result = began.and_then(|()| self.watched(inner, job, || self.balance_groups(item, inner, &mut report)));
+        report.counts = self.balance.counts();
+        let is_stopped = matches!(&result, Err(Error::Engine(EngineError::Cancelled)));
+        let keep = is_stopped && self.balance.wish() == Some(Wish::Pause);
+        let removed = if keep || self.read_only().is_some() { Ok(()) } else { self.put_balance_item(None) };
+        self.balance.end(keep);
+        result.and(removed).map(|()| report)
+    }
+
+    /// Does the work while a thread forwards progress and cancellation between the two jobs.
+    fn watched(&self, inner: &Job, job: &Job, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        std::thread::scope(|scope| {
+            let is_done = Arc::new(AtomicBool::new(false));
+            let done = Arc::clone(&is_done);
+            scope.spawn(move || {
+                let mut told = ubtrfs_transaction::Progress::default();
+                while !done.load(Ordering::Acquire) {
+                    let now = inner.wait_for_change(TICK);
+                    job.add_total(now.total.saturating_sub(told.total));
+                    job.advance(now.done.saturating_sub(told.done));
+                    if now.step != told.step {
+                        job.set_step(now.step.clone());
+                    }
+                    told = now;
+                    if job.progress().is_cancelled {
+                        inner.cancel();
+                    }
+                }
+            });
+            let result = work();
+            is_done.store(true, Ordering::Release);
+            // Wakes the thread.
+            inner.advance(0);
+            result
+        })
+    }
+
+    fn balance_groups(&self, item: &BalanceItem, job: &Job, report: &mut BalanceReport) -> Result<()> {
+        let chosen = self.choose_groups(item);
+        self.balance.count(|counts| counts.expected = chosen.len() as u64);
+        for group in chosen {
+            job.check()?;
+            self.balance.count(|counts| counts.considered += 1);
+            let Some(args) = args_for(item, group.flags) else { continue };
+            // It may have changed since it was chosen, or have been removed because it was empty.
+            let Some(now) = self.block_groups().into_iter().find(|now| now.start == group.start) else { continue };
+            let target = args.filters().contains(BalanceFilters::CONVERT).then(|| conversion_target(args)).flatten();
+            if target.is_some_and(|target| profile_of(target) == profile_of(now.flags))
+                && args.filters().contains(BalanceFilters::SOFT)
+            {
+                continue;
+            }
+            job.set_step(format!(
+                "block group {}, {} of {}",
+                now.start,
+                self.balance.counts().considered,
+                self.balance.counts().expected
+            ));
+            let failures = self.balance_group(&now, args, target, job)?;
+            let failed = !failures.is_empty();
+            for failure in failures {
+                tracing::warn!("balance: {}: {}", failure.bytenr, failure.error);
+                report.failures.push(self.named_failure(failure));
+            }
+            self.balance.count(|counts| {
+                counts.failed += u64::from(failed);
+                counts.completed += u64::from(!failed);
+            });
+        }
+        Ok(())
+    }
+
+    /// The block groups that the filters take, from the highest address down.
+    fn choose_groups(&self, item: &BalanceItem) -> Vec<BlockGroup> {
+        let mut chosen: Vec<(BlockGroup, &BalanceArgs)> = Vec::new();
+        for group in self.block_groups().into_iter().rev() {
+            let Some(args) = args_for(item, group.flags) else { continue };
+            let Some(chunk) = self.engine.chunk_at(group.start) else { continue };
+            let stripe_len = self.engine.stripe_bytes(&chunk);
+            if takes(args, &group, &chunk, stripe_len) {
+                chosen.push((group, args));
+            }
+        }
+        let of_kind = |args: &BalanceArgs| chosen.iter().filter(|(_, other)| std::ptr::eq(*other, args)).count() as u64;
+        let mut taken = Vec::new();
+        let mut nr_taken = [(&item.data, 0), (&item.metadata, 0), (&item.system, 0)];
+        for (group, args) in &chosen {
+            let (least, most) = limits(args);
+            let Some((_, nr)) = nr_taken.iter_mut().find(|(other, _)| std::ptr::eq(*other, *args)) else { continue };
+            if of_kind(args) >= least && *nr < most {
+                *nr += 1;
+                taken.push(*group);
+            }
+        }
+        taken
+    }
+
+    /// Moves one block group, in the way that suits it.
+    fn balance_group(
+        &self,
+        group: &BlockGroup,
+        args: &BalanceArgs,
+        target: Option<BlockGroupFlags>,
+        job: &Job,
+    ) -> Result<Vec<RelocationFailure>> {
+        let profile = target.unwrap_or(group.flags & BlockGroupFlags::PROFILES);
+        let is_drain = args.filters().intersects(BalanceFilters::DEVID | BalanceFilters::DRANGE);
+        let is_full = u128::from(group.used) * 100 >= u128::from(group.len_bytes) * FULL_PERCENT;
+        let is_converted = profile_of(profile) != profile_of(group.flags);
+        let is_simple = (group.flags & BlockGroupFlags::PROFILES).difference(BlockGroupFlags::DUP).is_empty();
+        if is_simple && (is_converted || is_drain || is_full) {
+            let placement = Placement { profile, keeps_stripes: is_converted };
+            match self.engine.migrate_chunk(group.start, &placement, job) {
+                Ok(_) => {
+                    self.balance.count(|counts| counts.migrated += 1);
+                    return Ok(Vec::new());
+                }
+                // There may be room in other block groups. But that does not convert anything.
+                Err(EngineError::NoSpace) if !is_converted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self.engine.relocate_block_group(group.start, job)?.failures)
+    }
+
+    fn named_failure(&self, failure: RelocationFailure) -> BalanceFailure {
+        let mut ids: Vec<InodeId> =
+            failure.users.iter().map(|(root, ino, _)| InodeId { root: *root, ino: *ino }).collect();
+        ids.dedup();
+        let files = ids.into_iter().map(|id| (id, self.path_of(id).ok())).collect();
+        BalanceFailure { bytenr: failure.bytenr.0, reason: failure.error.to_string(), files }
+    }
+
+    /// Writes the item of a balance, or removes it, and commits (I1).
+    fn put_balance_item(&self, item: Option<&BalanceItem>) -> Result<()> {
+        let roots = self.engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)?;
+        let reservation = if item.is_some() { self.reserve(1)? } else { self.reserve_for_removal(1)? };
+        {
+            let op = self.engine.begin(reservation);
+            match item {
+                Some(item) => op.put(&roots, ITEM_KEY, item.encode()),
+                None => op.delete(&roots, ITEM_KEY),
+            }
+        }
+        Ok(self.engine.commit()?)
+    }
+}
+
+/// The profile that block groups are converted to, if a single device can hold it.
+fn conversion_target(args: &BalanceArgs) -> Option<BlockGroupFlags> {
+    match args.target {
+        BalanceArgs::SINGLE => Some(BlockGroupFlags::empty()),
+        dup if dup == BlockGroupFlags::DUP.bits() => Some(BlockGroupFlags::DUP),
+        _ => None,
+    }
+}
+
+const ITEM_KEY: Key = Key { objectid: objectid::BALANCE, item_type: KeyType::TEMPORARY_ITEM, offset: 0 };
+/// Emptying a group of which at least this percentage is used would make as many groups as before.
+const FULL_PERCENT: u128 = 95;
+const TICK: Duration = Duration::from_millis(200);

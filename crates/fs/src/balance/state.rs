@@ -1,0 +1,173 @@
+//! [`BalanceState`]: whether a balance runs or waits to be resumed, and what others ask of it.
+//!
+//! ```text
+//!            start                      pause, close
+//!   none ------------> running(item) ----------------> paused(item)
+//!    ^                    |    ^                          |  |
+//!    +---- end, cancel ---+    +--------- resume ---------+  |
+//!    +------------------------ cancel -----------------------+
+//! ```
+//!
+//! The item is in the root tree while a balance runs or is paused.
+//!
+//! Owns the state under a lock. Lock order: nothing is taken under it.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use ubtrfs_format::item::BalanceItem;
+use ubtrfs_transaction::Job;
+
+use crate::{Error, Result};
+
+/// The balance of a filesystem.
+#[derive(Debug, Default)]
+pub(crate) struct BalanceState {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// The item in the root tree.
+    item: Option<BalanceItem>,
+    running: Option<Running>,
+    counts: BalanceCounts,
+    /// No balance begins any more.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    job: Arc<Job>,
+    wish: Option<Wish>,
+}
+
+/// What is asked of a running balance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Pause,
+    Cancel,
+}
+
+/// Numbers of block groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BalanceCounts {
+    /// Those that the filters take, as counted at the beginning.
+    pub expected: u64,
+    /// Those looked at.
+    pub considered: u64,
+    /// Those that are done.
+    pub completed: u64,
+    /// Those of [`BalanceCounts::completed`] that moved as they are, without a change of any tree above the chunk tree.
+    pub migrated: u64,
+    /// Those that hold extents that could not be moved, and stayed.
+    pub failed: u64,
+}
+
+/// What [`Fs::balance_status`](crate::Fs::balance_status) tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BalanceStatus {
+    /// The types and filters.
+    pub item: BalanceItem,
+    /// Whether it runs; it is paused otherwise.
+    pub is_running: bool,
+    /// Whether it was asked to pause and has not yet.
+    pub is_pausing: bool,
+    /// Whether it was asked to end and has not yet.
+    pub is_cancelling: bool,
+    /// How far it is.
+    pub counts: BalanceCounts,
+}
+
+impl BalanceState {
+    /// Begins, with a new item or with the one of a paused balance.
+    pub(crate) fn begin(&self, new: Option<BalanceItem>) -> Result<(BalanceItem, Arc<Job>)> {
+        let mut inner = self.inner.lock();
+        if inner.is_closed {
+            return Err(Error::Busy("the filesystem is being closed"));
+        }
+        if inner.running.is_some() {
+            return Err(Error::InProgress("a balance is running; see: ubtrfs balance status"));
+        }
+        let item = match (new, inner.item.clone()) {
+            (Some(_), Some(_)) => {
+                return Err(Error::InProgress("a balance is paused; resume or cancel it first"));
+            }
+            (Some(item), None) | (None, Some(item)) => item,
+            (None, None) => return Err(Error::NotRunning("there is no balance to resume")),
+        };
+        let job = Arc::new(Job::new());
+        inner.item = Some(item.clone());
+        inner.running = Some(Running { job: Arc::clone(&job), wish: None });
+        inner.counts = BalanceCounts::default();
+        Ok((item, job))
+    }
+
+    /// Ends the run. Without `keep`, the balance is over.
+    pub(crate) fn end(&self, keep: bool) {
+        let mut inner = self.inner.lock();
+        inner.running = None;
+        if !keep {
+            inner.item = None;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Notes the item of a balance that an earlier mount left.
+    pub(crate) fn found(&self, item: BalanceItem) {
+        self.inner.lock().item = Some(item);
+    }
+
+    /// Forgets a paused balance.
+    pub(crate) fn forget(&self) {
+        self.inner.lock().item = None;
+    }
+
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        self.inner.lock().running.as_ref().and_then(|running| running.wish)
+    }
+
+    /// Asks a running balance to stop, and waits until it has. Returns false if none runs.
+    pub(crate) fn stop(&self, wish: Wish) -> bool {
+        let mut inner = self.inner.lock();
+        let Some(running) = &mut inner.running else { return false };
+        running.wish = Some(wish);
+        running.job.cancel();
+        while inner.running.is_some() {
+            self.changed.wait(&mut inner);
+        }
+        true
+    }
+
+    /// Lets no balance begin any more, and pauses a running one.
+    pub(crate) fn close(&self) {
+        self.inner.lock().is_closed = true;
+        self.stop(Wish::Pause);
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.item.is_some() && inner.running.is_none()
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut BalanceCounts)) {
+        change(&mut self.inner.lock().counts);
+    }
+
+    pub(crate) fn counts(&self) -> BalanceCounts {
+        self.inner.lock().counts
+    }
+
+    pub(crate) fn status(&self) -> Option<BalanceStatus> {
+        let inner = self.inner.lock();
+        let wish = inner.running.as_ref().and_then(|running| running.wish);
+        Some(BalanceStatus {
+            item: inner.item.clone()?,
+            is_running: inner.running.is_some(),
+            is_pausing: wish == Some(Wish::Pause),
+            is_cancelling: wish == Some(Wish::Cancel),
+            counts: inner.counts,
+        })
+    }
+}

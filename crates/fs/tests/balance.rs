@@ -1,0 +1,232 @@
+//! Balance: amid threads that write, read, snapshot and delete; stopped and resumed, here and by Linux.
+//!
+//! Method: the reference model predicts one subvolume, and other threads check their own files, while block groups are
+//! emptied at random. Linux and ubtrfs resume each other's paused balances. `UBTRFS_SEED` repeats a failure.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceFlags, BalanceItem, BlockGroupFlags};
+use ubtrfs_format::{Ino, RootId};
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_mkfs::MkfsOptions;
+use ubtrfs_testkit::{
+    Compare, Driver, FsTarget, Image, KernelImage, KernelImageSpec, LoopMount, Medium, MediumDevice, Model, Rng,
+    TreeEntry, btrfs_check, capability, check_medium, compare_entries, judge, run, second_opinion, walk_path,
+};
+
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
+const ALL: u64 = BalanceFlags::DATA.union(BalanceFlags::METADATA).union(BalanceFlags::SYSTEM).bits();
+
+fn open(image: &Image, options: &str) -> Arc<Fs> {
+    let options = MountOptions::parse(options).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
+    Fs::open(vec![device], options).unwrap()
+}
+
+fn item(flags: u64, args: BalanceArgs) -> BalanceItem {
+    BalanceItem { flags, data: args.clone(), metadata: args.clone(), system: args, unused: [0; 4] }
+}
+
+/// Empties random block groups until told to stop.
+fn empty_at_random(fs: &Fs, seed: u64, stop: &AtomicBool, nr_emptied: &AtomicU64) {
+    let mut rng = Rng::new(seed);
+    while !stop.load(Ordering::Acquire) {
+        let group = *rng.pick(&fs.block_groups());
+        match fs.relocate_block_group(group.start, &Job::new()) {
+            Ok(report) => {
+                assert!(report.failures.is_empty(), "group {}: {:?}", group.start, report.failures);
+                nr_emptied.fetch_add(1, Ordering::Relaxed);
+            }
+            // It was removed because it was empty.
+            Err(error) if error.to_string().contains("there is no block group") => {}
+            Err(error) => panic!("group {} {:?}: {error}", group.start, group.flags),
+        }
+    }
+}
+
+/// Rewrites parts of a file, in place or not, and checks after each write that the file is as it should be.
+fn rewrite(fs: &Fs, dir: InodeId, name: &str, seed: u64, stop: &AtomicBool) {
+    let mut rng = Rng::new(seed);
+    let id = fs.create(dir, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+    let mut content = vec![0; 1 << 20];
+    fs.write(id, 0, &content).unwrap();
+    while !stop.load(Ordering::Acquire) {
+        let start = rng.index(content.len() - 1);
+        let len = 1 + rng.index((content.len() - start).min(100_000));
+        let byte = rng.below(256) as u8;
+        content[start..start + len].fill(byte);
+        fs.write(id, start as u64, &content[start..start + len]).unwrap();
+        if rng.one_in(4) {
+            fs.fsync(id, false).unwrap();
+        }
+        let mut found = vec![0; content.len()];
+        fs.read_into(id, 0, &mut found).unwrap();
+        assert!(found == content, "{name} changed under its writer");
+    }
+}
+
+fn round(seed: u64) -> Result<()> {
+    let mut rng = Rng::new(seed);
+    let mkfs = MkfsOptions { nodesize: if rng.one_in(2) { 16_384 } else { 4096 }, ..MkfsOptions::default() };
+    let device = Arc::new(MediumDevice::new(Medium::formatted(768 << 20, &mkfs)?));
+    let as_device = Arc::clone(&device) as Arc<dyn Device>;
+    let options = if rng.one_in(3) { "commit=1,compress=zstd" } else { "commit=1" };
+    let fs = FsTarget::on_device(Arc::clone(&as_device), MountOptions::parse(options)?)?;
+    let work = fs.fs().create_subvolume(TOP, b"work", &Caller::ROOT)?;
+    fs.fs().set_default_subvolume(work.root)?;
+    fs.close()?;
+    let mut target = FsTarget::on_device(as_device, MountOptions::parse(options)?)?;
+    let fs: Arc<Fs> = Arc::clone(target.fs());
+    let (mut model, mut driver) = (Model::new(), Driver::new(seed, 1 << 17));
+    let (stop, nr_emptied) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut snapshots: Vec<(String, Vec<TreeEntry>)> = Vec::new();
+    let others = fs.create_subvolume(TOP, b"others", &Caller::ROOT)?;
+    let done: Result<()> = std::thread::scope(|scope| {
+        let (fs, stop, nr_emptied) = (&fs, &stop, &nr_emptied);
+        scope.spawn(move || empty_at_random(fs, seed, stop, nr_emptied));
+        for number in 0..2 {
+            scope.spawn(move || rewrite(fs, others, &format!("file-{number}"), seed + number, stop));
+        }
+        let done = (|| {
+            for number in 0..30 {
+                driver.run(&mut model, &mut target, 60)?;
+                if rng.one_in(3) {
+                    let name = format!("snapshot-{number}");
+                    fs.snapshot(work.root, TOP, name.as_bytes(), rng.one_in(2))?;
+                    snapshots.push((name, model.entries()));
+                } else if rng.one_in(3) && !snapshots.is_empty() {
+                    let (name, _) = snapshots.swap_remove(rng.index(snapshots.len()));
+                    fs.delete_subvolume(TOP, name.as_bytes(), None)?;
+                } else if rng.one_in(3) {
+                    fs.snapshot(others.root, TOP, format!("others-{number}").as_bytes(), false)?;
+                }
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Release);
+        done
+    });
+    done?;
+    compare_entries(&model.entries(), &target.walk()?, Compare::MODEL)?;
+    drop(fs);
+    target.close()?;
+    println!("seed {seed}: {} block groups emptied", nr_emptied.load(Ordering::Relaxed));
+    check_medium(&device.content())?;
+    for (name, entries) in &snapshots {
+        let target = FsTarget::on_device(
+            Arc::new(MediumDevice::new(device.content())),
+            MountOptions::parse(&format!("ro,subvol={name}"))?,
+        )?;
+        compare_entries(entries, &target.walk()?, Compare::MODEL).with_context(|| name.clone())?;
+        target.close()?;
+    }
+    if capability::kernel_oracle() {
+        let image = tempfile::NamedTempFile::new()?;
+        device.content().save(image.path())?;
+        btrfs_check(image.path())?;
+        judge(image.path(), "", &[])?;
+    }
+    ensure!(nr_emptied.load(Ordering::Relaxed) > 0, "no block group was emptied");
+    Ok(())
+}
+
+#[test]
+fn block_groups_are_emptied_amid_writers_and_snapshots() {
+    let rounds: u64 = std::env::var("UBTRFS_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    let first = Rng::seed_or(1);
+    for seed in first..first + rounds {
+        round(seed).with_context(|| format!("UBTRFS_SEED={seed}")).unwrap();
+    }
+}
+
+/// An image with data in several block groups.
+fn filled() -> KernelImage {
+    let made = KernelImage::rich(KernelImageSpec { len_bytes: 2 << 30, ..KernelImageSpec::DEFAULT }, 1).unwrap();
+    let fs = open(&made.image, "");
+    let mut rng = Rng::new(1);
+    for number in 0..24 {
+        let id =
+            fs.create(TOP, format!("filler-{number}").as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
+        let content: Vec<u8> = (0..16 << 20).map(|_| rng.below(256) as u8).collect();
+        fs.write(id, 0, &content).unwrap();
+    }
+    fs.close().unwrap();
+    made
+}
+
+fn entries_of_linux(image: &Image, options: &str) -> Vec<TreeEntry> {
+    let mount = LoopMount::new(image.path(), options).unwrap();
+    let entries = walk_path(mount.path()).unwrap();
+    mount.close().unwrap();
+    entries
+}
+
+#[test]
+fn a_balance_is_paused_and_resumed_here_and_by_linux() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let made = filled();
+    let before = entries_of_linux(&made.image, "ro");
+    let fs = open(&made.image, "");
+    assert_eq!(fs.balance_status(), None);
+    assert!(matches!(fs.pause_balance(), Err(Error::NotRunning(_))));
+    assert!(matches!(fs.resume_balance(&Job::new()), Err(Error::NotRunning(_))));
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| fs.balance(item(ALL, BalanceArgs::NONE), &Job::new()));
+        while fs.balance_status().is_none_or(|status| status.counts.completed == 0) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(matches!(fs.balance(item(ALL, BalanceArgs::NONE), &Job::new()), Err(Error::InProgress(_))));
+        fs.pause_balance().unwrap();
+        assert!(running.join().unwrap().is_err());
+    });
+    assert!(fs.balance_status().is_some_and(|status| !status.is_running && status.counts.completed > 0));
+    fs.close().unwrap();
+    drop(fs);
+    second_opinion(made.image.path()).unwrap();
+    btrfs_check(made.image.path()).unwrap();
+    // Linux resumes ours when it mounts, pauses it, and leaves it to us.
+    let mount = LoopMount::new(made.image.path(), "skip_balance").unwrap();
+    let path = mount.path().to_string_lossy().into_owned();
+    let status = run("btrfs", ["balance", "status", "-v", &path]);
+    println!("{status:?}");
+    std::thread::scope(|scope| {
+        let resumed = scope.spawn(|| run("btrfs", ["balance", "resume", &path]));
+        for _ in 0..1000 {
+            if run("btrfs", ["balance", "pause", &path]).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = resumed.join().unwrap();
+    });
+    mount.close().unwrap();
+    let fs = open(&made.image, "");
+    if fs.balance_status().is_some() {
+        let report = fs.resume_balance(&Job::new()).unwrap();
+        println!("resumed from Linux: {:?}", report.counts);
+    }
+    assert_eq!(fs.balance_status(), None);
+    // Conversions there and back.
+    for profile in [BlockGroupFlags::DUP.bits(), BalanceArgs::SINGLE, BlockGroupFlags::DUP.bits()] {
+        let filters = BalanceFilters::CONVERT | BalanceFilters::SOFT;
+        let args = BalanceArgs { flags: filters.bits(), target: profile, ..BalanceArgs::NONE };
+        let forced = ALL | BalanceFlags::FORCE.bits();
+        let report = fs.balance(item(forced, args), &Job::new()).unwrap();
+        assert!(report.failures.is_empty() && report.counts.migrated == report.counts.completed, "{:?}", report.counts);
+        let dup = profile == BlockGroupFlags::DUP.bits();
+        let profiles: Vec<_> = fs.block_groups().iter().map(|group| group.flags).collect();
+        assert!(profiles.iter().all(|flags| flags.contains(BlockGroupFlags::DUP) == dup), "{profiles:?}");
+    }
+    fs.close().unwrap();
+    drop(fs);
+    second_opinion(made.image.path()).unwrap();
+    judge(made.image.path(), "", &[(&before, Compare::ALL)]).unwrap();
+}
