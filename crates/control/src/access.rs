@@ -10,6 +10,15 @@ use crate::caller::Caller;
 
 /// Returns the directory's attributes if the caller may add and remove names in it.
 pub(crate) fn may_change_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
+    may(fs, caller, dir, WRITE_AND_SEARCH)
+}
+
+/// Returns the directory's attributes if the caller may list its names and follow them.
+pub(crate) fn may_read_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
+    may(fs, caller, dir, READ_AND_SEARCH)
+}
+
+fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
     if !attr.is_dir() {
         return Err(Error::NotDirectory);
@@ -27,10 +36,10 @@ pub(crate) fn may_change_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result
         None
     };
     let granted = match acl {
-        Some(acl) => by_acl(&acl, &attr, caller.uid(), |gid| caller.is_in_group(gid)),
+        Some(acl) => by_acl(&acl, &attr, wanted, caller.uid(), |gid| caller.is_in_group(gid)),
         None => by_mode(&attr, caller.uid(), |gid| caller.is_in_group(gid)),
     };
-    if granted & WANTED == WANTED { Ok(attr) } else { Err(Error::AccessDenied) }
+    if granted & wanted == wanted { Ok(attr) } else { Err(Error::AccessDenied) }
 }
 
 /// The bits r, w, x that the mode grants.
@@ -44,7 +53,7 @@ fn by_mode(attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
     }
 }
 
-/// The bits r, w, x that an access ACL grants. A malformed ACL does not grant `WANTED`.
+/// The bits r, w, x that an access ACL grants. A malformed ACL does not grant `wanted`.
 ///
 /// | offset | size | field                                 |
 /// |--------|------|---------------------------------------|
@@ -52,7 +61,7 @@ fn by_mode(attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
 /// | 4 + 8n | 2    | tag                                   |
 /// | 6 + 8n | 2    | permissions                           |
 /// | 8 + 8n | 4    | user or group, if the tag has one     |
-fn by_acl(acl: &[u8], attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
+fn by_acl(acl: &[u8], attr: &Attr, wanted: u32, uid: u32, in_group: impl Fn(u32) -> bool) -> u32 {
     let mut entries = Vec::new();
     for entry in acl.get(4..).unwrap_or_default().chunks_exact(8) {
         let [tag0, tag1, perm0, perm1, id @ ..] = entry else { return 0 };
@@ -75,7 +84,7 @@ fn by_acl(acl: &[u8], attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> 
             _ => false,
         };
         if is_member {
-            if perm & mask & WANTED == WANTED {
+            if perm & mask & wanted == wanted {
                 return perm & mask;
             }
             of_groups = Some(0);
@@ -84,8 +93,8 @@ fn by_acl(acl: &[u8], attr: &Attr, uid: u32, in_group: impl Fn(u32) -> bool) -> 
     of_groups.unwrap_or_else(|| of_tag(TAG_OTHER).unwrap_or(0))
 }
 
-/// Write and search.
-const WANTED: u32 = 3;
+const WRITE_AND_SEARCH: u32 = 3;
+const READ_AND_SEARCH: u32 = 5;
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 const TAG_USER_OBJ: u16 = 0x01;
@@ -101,6 +110,8 @@ mod tests {
     use ubtrfs_format::{Generation, Ino, RootId};
 
     use super::*;
+
+    const WANTED: u32 = WRITE_AND_SEARCH;
 
     fn dir(mode: u32) -> Attr {
         let zero = Timespec::default();
@@ -154,7 +165,7 @@ mod tests {
             (TAG_OTHER, 7, !0),
         ];
         let granted = |list: &[(u16, u16, u32)], uid, groups: &[u32]| {
-            by_acl(&acl(list), &dir(0o737), uid, |gid| groups.contains(&gid)) & WANTED == WANTED
+            by_acl(&acl(list), &dir(0o737), WANTED, uid, |gid| groups.contains(&gid)) & WANTED == WANTED
         };
         assert!(granted(&list, 1000, &[]) && granted(&list, 5, &[]));
         assert!(granted(&list, 1, &[77, 100]), "one group is enough");
@@ -163,6 +174,6 @@ mod tests {
         let mut narrow = list;
         narrow[4].1 = 1;
         assert!(!granted(&narrow, 5, &[]) && !granted(&narrow, 1, &[77]) && granted(&narrow, 1000, &[]));
-        assert_eq!(by_acl(&[2, 0, 0], &dir(0o777), 1, |_| true), 0);
+        assert_eq!(by_acl(&[2, 0, 0], &dir(0o777), WANTED, 1, |_| true), 0);
     }
 }

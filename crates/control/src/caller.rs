@@ -104,6 +104,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::FileId;
 
     /// Every process has every group and capability.
     #[derive(Debug)]
@@ -119,6 +120,10 @@ mod tests {
         }
 
         fn umask_of(&self, _pid: u32) -> Option<u32> {
+            None
+        }
+
+        fn file_of(&self, _pid: u32, _descriptor: u32) -> Option<FileId> {
             None
         }
     }

@@ -134,6 +134,14 @@ impl<'f> Channel<'f> {
         }
     }
 
+    /// Hands over what the kernel still has of what was written to one file.
+    pub fn flush_file(&self, file: &OpenedFile) -> Result<()> {
+        match file {
+            OpenedFile::Descriptor(file) => rustix::fs::fdatasync(file).map_err(|errno| failure_of(errno.into())),
+            OpenedFile::Inode(_) => Ok(()),
+        }
+    }
+
     /// Runs a command.
     pub fn call(&self, request: Request, files: &[&OpenedFile]) -> Result<Response> {
         self.call_with(request, files, &Job::new())

@@ -10,7 +10,7 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{balance, defragment, device, filesystem, subvolume};
+use crate::{balance, defragment, device, file, filesystem, search, subvolume};
 
 /// The number of a file among those that come with a request.
 pub type FileNr = u8;
@@ -49,6 +49,9 @@ pub trait Host: Send + Sync {
 
     /// A name of a directory changed, so caches of names must forget it; `deleted` is the subvolume that it named.
     fn forget_name(&self, _dir: InodeId, _name: &[u8], _deleted: Option<RootId>) {}
+
+    /// The content of a file changed, so caches of it must forget it.
+    fn forget_data(&self, _id: InodeId) {}
 
     /// Waits until the caches of names have forgotten what changed. Not to be called while a cache holds the lock of a
     /// directory.
@@ -128,6 +131,8 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Device(request) => device::execute(context, request).map(Response::Device),
         Request::Defragment(request) => defragment::execute(context, &request).map(Response::Defragment),
         Request::Balance(request) => balance::execute(context, request).map(Response::Balance),
+        Request::Search(request) => search::execute(context, request).map(Response::Search),
+        Request::File(request) => file::execute(context, request).map(Response::File),
         Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
     };
     done.map_err(|failure| failure.explained(context.fs))

@@ -1,11 +1,15 @@
 //! Commands on the filesystem as a whole.
 //!
-//! | command     | needs                                                       |
-//! |-------------|-------------------------------------------------------------|
-//! | sync        | nothing but a file of the filesystem                        |
-//! | stats       | nothing but a file of the filesystem                        |
+//! | command     | needs                                                                                  |
+//! |-------------|----------------------------------------------------------------------------------------|
+//! | sync, stats | nothing but a file of the filesystem                                                   |
+//! | info, label | nothing but a file of the filesystem                                                   |
+//! | usage       | nothing but a file of the filesystem; what each device holds is for administrators     |
+//! | set label   | the rights of an administrator ([`Context::require_admin`])                            |
 
 use serde::{Deserialize, Serialize};
+use ubtrfs_fs::SpaceUsage;
+use uuid::Uuid;
 
 use crate::execute::Context;
 use crate::failure::Result;
@@ -18,6 +22,16 @@ pub enum Request {
     Sync,
     /// The counters since the mount: [`Response::Stats`].
     Stats,
+    /// Identity, features and sizes: [`Response::Info`].
+    Info,
+    /// How the space is used: [`Response::Usage`].
+    Usage,
+    /// Sets the label.
+    SetLabel {
+        /// At most 255 bytes, none of which is 0; empty for none.
+        #[serde(with = "crate::bytes")]
+        label: Vec<u8>,
+    },
 }
 
 /// The result of a command on the filesystem.
@@ -28,6 +42,76 @@ pub enum Response {
     Done,
     /// Counters as text for Prometheus.
     Stats(String),
+    /// Identity, features and sizes.
+    Info(Info),
+    /// How the space is used.
+    Usage(Usage),
+}
+
+/// Identity, features and sizes of a filesystem, as of the last commit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the superblock")]
+pub struct Info {
+    pub fsid: Uuid,
+    pub metadata_uuid: Uuid,
+    #[serde(with = "crate::bytes")]
+    pub label: Vec<u8>,
+    pub generation: u64,
+    pub num_devices: u64,
+    pub max_devid: u64,
+    pub total_bytes: u64,
+    pub nodesize: u32,
+    pub sectorsize: u32,
+    pub csum_type: u16,
+    pub csum_size: u16,
+    pub compat_flags: u64,
+    pub compat_ro_flags: u64,
+    pub incompat_flags: u64,
+}
+
+/// How the space of a filesystem is used; the fields are those of [`SpaceUsage`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Block groups by type and profile.
+    pub groups: Vec<Group>,
+    /// Size of the global reserve.
+    pub global_reserve: u64,
+    /// Bytes of it that are in use.
+    pub global_reserve_used: u64,
+    /// Devices by their ids.
+    pub devices: Vec<Device>,
+    /// Bytes that `df` shows as available.
+    pub available: u64,
+}
+
+/// All block groups of one type and profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Bits of type and profile.
+    pub flags: u64,
+    /// Logical bytes.
+    pub total: u64,
+    /// Logical bytes of extents.
+    pub used: u64,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its id.
+    pub devid: u64,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its path; none if it is missing.
+    pub path: Option<String>,
+    /// Bytes that the filesystem uses of it.
+    pub total: u64,
+    /// Bytes that the device has beyond them.
+    pub slack: u64,
+    /// Bytes in device extents.
+    pub allocated: u64,
+    /// Bytes in device extents by the bits of type and profile; none if the caller may not see them.
+    pub groups: Option<Vec<(u64, u64)>>,
 }
 
 impl Request {
@@ -38,7 +122,7 @@ impl Request {
 
     /// See [`crate::Request::changes`].
     pub(crate) fn changes(&self) -> bool {
-        false
+        matches!(self, Self::SetLabel { .. })
     }
 }
 
@@ -50,5 +134,59 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
             Ok(Response::Done)
         }
         Request::Stats => Ok(Response::Stats(context.fs.metrics_text() + &context.host.stats())),
+        Request::Info => Ok(Response::Info(info(context))),
+        Request::Usage => usage(context).map(Response::Usage),
+        Request::SetLabel { label } => {
+            context.require_admin()?;
+            context.fs.set_label(&label)?;
+            Ok(Response::Done)
+        }
     }
+}
+
+fn info(context: &Context<'_>) -> Info {
+    let superblock = context.fs.superblock();
+    let max_devid = context.fs.space_usage().devices.last().map_or(0, |device| device.devid.0);
+    let csum_size = superblock.csum_type().map_or(0, |csum| csum.size());
+    Info {
+        fsid: superblock.fsid,
+        metadata_uuid: superblock.node_fsid(),
+        label: superblock.label().to_vec(),
+        generation: superblock.generation.0,
+        num_devices: superblock.num_devices,
+        max_devid,
+        total_bytes: superblock.total_bytes,
+        nodesize: superblock.nodesize,
+        sectorsize: superblock.sectorsize,
+        csum_type: superblock.csum_type,
+        csum_size: u16::try_from(csum_size).unwrap_or(0),
+        compat_flags: superblock.compat_flags,
+        compat_ro_flags: superblock.compat_ro_flags,
+        incompat_flags: superblock.incompat_flags,
+    }
+}
+
+fn usage(context: &Context<'_>) -> Result<Usage> {
+    let SpaceUsage { groups, global_reserve, devices } = context.fs.space_usage();
+    let sees_all = context.require_admin().is_ok();
+    let stat = context.fs.statfs()?;
+    let device = |device: ubtrfs_fs::DeviceUsage| Device {
+        devid: device.devid.0,
+        uuid: device.uuid,
+        path: device.path,
+        total: device.total,
+        slack: device.slack,
+        allocated: device.allocated,
+        groups: sees_all.then(|| device.groups.into_iter().map(|(flags, bytes)| (flags.bits(), bytes)).collect()),
+    };
+    Ok(Usage {
+        groups: groups
+            .into_iter()
+            .map(|group| Group { flags: group.flags.bits(), total: group.total, used: group.used })
+            .collect(),
+        global_reserve: global_reserve.0,
+        global_reserve_used: global_reserve.1,
+        devices: devices.into_iter().map(device).collect(),
+        available: stat.bavail.saturating_mul(u64::from(stat.bsize)),
+    })
 }

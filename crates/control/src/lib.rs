@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and what a command gets: [`Context`]                       |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the caller of a command, and its rights                                 |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | what travels through the socket                                         |
@@ -47,9 +47,11 @@ pub mod defragment;
 pub mod device;
 mod execute;
 mod failure;
+pub mod file;
 pub mod filesystem;
 mod message;
 mod process;
+pub mod search;
 mod server;
 pub mod subvolume;
 mod wire;
@@ -59,7 +61,7 @@ pub use client::{Channel, ConnectError, MountChannel, OpenedFile, await_unmount,
 pub use execute::{Context, FileNr, Host, OpenFile, PlainHost, execute};
 pub use failure::{Failure, Result};
 pub use message::{Request, Response};
-pub use process::{LocalProcesses, Processes};
+pub use process::{FileId, LocalProcesses, Processes};
 pub use server::{Canceller, Server};
 
 /// Attribute of any file of a mount: the name of the control socket. The only attribute of the server: everything else

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{balance, defragment, device, filesystem, subvolume};
+use crate::{balance, defragment, device, file, filesystem, search, subvolume};
 
 /// The version of the messages. It changes when a command that exists is given another meaning; new commands and new
 /// fields do not change it.
@@ -34,6 +34,10 @@ pub enum Request {
     Defragment(defragment::Request),
     /// Moving block groups.
     Balance(balance::Request),
+    /// Items and paths.
+    Search(search::Request),
+    /// The content of files.
+    File(file::Request),
     /// The answer comes when the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -47,7 +51,8 @@ impl Request {
             Self::Device(request) => request.is_long(),
             Self::Defragment(_) => true,
             Self::Balance(request) => request.is_long(),
-            Self::AwaitUnmount => false,
+            Self::File(request) => request.is_long(),
+            Self::Search(_) | Self::AwaitUnmount => false,
         }
     }
 
@@ -64,7 +69,8 @@ impl Request {
             Self::Device(request) => request.changes(),
             Self::Defragment(_) => true,
             Self::Balance(request) => request.changes(),
-            Self::AwaitUnmount => false,
+            Self::File(request) => request.changes(),
+            Self::Search(_) | Self::AwaitUnmount => false,
         }
     }
 }
@@ -83,6 +89,10 @@ pub enum Response {
     Defragment(defragment::Response),
     /// Moving block groups.
     Balance(balance::Response),
+    /// Items and paths.
+    Search(search::Response),
+    /// The content of files.
+    File(file::Response),
     /// The last commit is durable, and the image free.
     Unmounted,
 }

@@ -17,6 +17,18 @@ pub trait Processes: Debug + Send + Sync {
 
     /// The umask of a process.
     fn umask_of(&self, pid: u32) -> Option<u32>;
+
+    /// The file that a process has open as this descriptor.
+    fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
+}
+
+/// A file, by what `stat` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    /// `st_dev`
+    pub device: u64,
+    /// `st_ino`
+    pub ino: u64,
 }
 
 /// /proc, for processes that are not confined.
@@ -39,6 +51,24 @@ impl Processes for LocalProcesses {
     fn umask_of(&self, pid: u32) -> Option<u32> {
         u32::from_str_radix(field(&status(pid)?, "Umask:")?, 8).ok()
     }
+
+    /// Asks no filesystem: one that does not answer would hold up this process.
+    fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
+        let info = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).ok()?;
+        let ino = field(&info, "ino:")?.parse().ok()?;
+        let device = device_of_mount(&std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?, field(&info, "mnt_id:")?)?;
+        Some(FileId { device, ino })
+    }
+}
+
+/// The device number of a mount, from a table of mounts. Its lines begin with id, parent, and `major:minor`.
+fn device_of_mount(table: &[u8], id: &str) -> Option<u64> {
+    table.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let device = if fields.next()? == id.as_bytes() { fields.nth(1)? } else { return None };
+        let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    })
 }
 
 fn status(pid: u32) -> Option<String> {
@@ -81,6 +111,21 @@ mod tests {
     fn groups_are_read_from_a_status() {
         assert_eq!(groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(), [4, 24, 1000]);
         assert_eq!(groups("Groups:\t \n").count() + groups("").count(), 0);
+    }
+
+    #[test]
+    fn files_behind_descriptors_are_found() {
+        use std::os::fd::AsRawFd;
+        let file = tempfile::tempfile().unwrap();
+        let stat = rustix::fs::fstat(&file).unwrap();
+        let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
+        let found = LocalProcesses.file_of(std::process::id(), descriptor);
+        // Before Linux 5.14 the number is not shown.
+        if let Some(found) = found {
+            assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
+        }
+        assert_eq!(LocalProcesses.file_of(std::process::id(), u32::MAX), None);
+        assert_eq!(device_of_mount(b"36 35 98:0 / /mnt rw\n7 1 0:52 /\n", "7"), Some(52));
     }
 
     #[test]

@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
-use ubtrfs_control::{Caller, Context, Failure, OpenFile, Request, balance, filesystem as whole, subvolume};
+use ubtrfs_control::{
+    Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, search, subvolume,
+};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::Job;
@@ -104,6 +106,20 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (sub(subvolume::Request::Info { of: 0 }), &["/closed"], everyone),
         (sub(subvolume::Request::Default), &["/"], everyone),
         (Request::Filesystem(whole::Request::Sync), &["/"], everyone),
+        (Request::Filesystem(whole::Request::Info), &["/"], everyone),
+        (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
+        (Request::Filesystem(whole::Request::SetLabel { label: b"new".to_vec() }), &["/"], admins),
+        (Request::Search(search::Request::Items(items())), &["/"], admins),
+        (Request::Search(search::Request::Path { tree: None, inode: 256 }), &["/"], everyone),
+        (Request::Search(search::Request::Path { tree: None, inode: 257 }), &["/"], admins),
+        (Request::Search(search::Request::Path { tree: Some(256), inode: 256 }), &["/"], everyone),
+        (Request::Search(search::Request::Children { of: 0, from: 0 }), &["/"], everyone),
+        (Request::File(file::Request::Compression { of: 0 }), &["/closed"], everyone),
+        (
+            Request::File(file::Request::SetCompression { of: 0, method: b"zstd".to_vec() }),
+            &["/closed"],
+            [OK, PERM, OK, PERM, PERM],
+        ),
         (Request::Filesystem(whole::Request::Stats), &["/"], everyone),
         (Request::Balance(balance::Request::Status), &["/"], admins),
         (Request::Balance(balance::Request::Start(Box::new(empty_groups))), &["/"], admins),
@@ -114,6 +130,38 @@ fn each_command_is_for_those_whom_its_rule_names() {
     for (request, files, expected) in table {
         assert_eq!(Bed::each("", &request, files), expected, "{request:?} {files:?}");
     }
+}
+
+fn items() -> search::Range {
+    let (min, max) = ((0, 0, 0), (u64::MAX, u8::MAX, u64::MAX));
+    search::Range { tree: None, min, max, generations: (0, u64::MAX), nr_items: 1, len_bytes: 4096 }
+}
+
+#[test]
+fn files_are_cloned_by_those_who_have_them_open_for_it() {
+    let bed = Bed::new("");
+    let user = ubtrfs_fs::Caller { uid: USER, gid: USER, umask: 0 };
+    for name in [b"from", &b"to"[..]] {
+        let new = ubtrfs_fs::NewInode::file(0o666);
+        let id = bed.fs.create(bed.fs.root(), name, new, &user).unwrap().id;
+        bed.fs.write(id, 0, &[7; 8192]).unwrap();
+    }
+    let ranges = file::Ranges { source: 0, target: 0, len: 0 };
+    let call = |uid, is_readable, is_writable, request| {
+        let group = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(uid)));
+        let from = OpenFile { id: bed.id("/from"), is_readable, is_writable: false };
+        let to = OpenFile { id: bed.id("/to"), is_readable: true, is_writable };
+        let (fs, host, job) = (&*bed.fs, &bed.host, Job::new());
+        let context = Context { fs, host, caller: &group, files: &[from, to], job: &job };
+        ubtrfs_control::execute(&context, Request::File(request)).err().map_or(0, |failure| failure.errno)
+    };
+    let badf = Errno::BADF.raw_os_error();
+    assert_eq!(call(OTHER, true, true, file::Request::Clone(ranges)), OK);
+    assert_eq!(call(USER, true, false, file::Request::Clone(ranges)), badf);
+    assert_eq!(call(USER, false, true, file::Request::Clone(ranges)), badf);
+    // Sharing what is the same anyway also needs no more than ownership.
+    let dedupe = |uid, is_writable| call(uid, true, is_writable, file::Request::Dedupe(ranges));
+    assert_eq!([dedupe(OTHER, true), dedupe(OTHER, false), dedupe(USER, false), dedupe(0, false)], [OK, PERM, OK, OK]);
 }
 
 #[test]

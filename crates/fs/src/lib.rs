@@ -38,6 +38,7 @@ mod writeback;
 pub use balance::run::{BalanceFailure, BalanceReport};
 pub use balance::state::{BalanceCounts, BalanceStatus};
 pub use compression::decompress;
+pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;
 pub use file::extent_map::{ExtentInfo, ExtentKind};

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ubtrfs_control::{LocalProcesses, Processes};
+use ubtrfs_control::{FileId, LocalProcesses, Processes};
 use ubtrfs_fs::{Caller, Error, FlagRights, Result, mode};
 
 use crate::protocol::Request;
@@ -104,6 +104,13 @@ impl Processes for Groups {
         match self.0.get() {
             Some(helper) => helper.umask_of(pid),
             None => LocalProcesses.umask_of(pid),
+        }
+    }
+
+    fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
+        match self.0.get() {
+            Some(helper) => helper.file_of(pid, descriptor),
+            None => LocalProcesses.file_of(pid, descriptor),
         }
     }
 }

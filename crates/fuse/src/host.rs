@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use ubtrfs_control::{Context, Failure, Host, OpenFile, Request, Response, execute};
+use ubtrfs_control::{Context, Failure, Host, OpenFile, Processes, Request, Response, execute};
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
 use ubtrfs_transaction::Job;
@@ -56,19 +56,32 @@ impl MountHost {
         }
     }
 
-    /// Runs a command for a request of the kernel that has one inode.
+    /// Runs a command for a request of the kernel on these inodes.
     pub(crate) fn run(
         &self,
         fs: &Fs,
         req: &protocol::Request<'_>,
-        id: InodeId,
+        ids: &[InodeId],
         request: Request,
     ) -> ubtrfs_control::Result<Response> {
         let caller = self.groups.waiting_caller(req);
-        // The kernel does not tell how the file is open.
-        let files = [OpenFile { id, is_readable: true, is_writable: false }];
+        // The kernel does not tell how the files are open.
+        let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false };
+        let files: Vec<OpenFile> = ids.iter().map(opened).collect();
         execute(&Context { fs, host: self, caller: &caller, files: &files, job: &Job::new() }, request)
     }
+
+    /// The inode that the caller of an ioctl has open as a descriptor.
+    pub(crate) fn inode_of(&self, req: &protocol::Request<'_>, descriptor: u32) -> ubtrfs_control::Result<InodeId> {
+        let closed = || Failure::new(Errno::INVAL, "no such descriptor, or /proc does not show it");
+        let file = self.groups.file_of(req.pid, descriptor).ok_or_else(closed)?;
+        let id = self.nodes.id_of_st_ino(file.ino).filter(|_| self.device.get() == Some(&file.device));
+        id.ok_or_else(not_here)
+    }
+}
+
+fn not_here() -> Failure {
+    Failure::new(Errno::XDEV, "the file is not in this mount; name paths in one mount or one image")
 }
 
 impl Host for MountHost {
@@ -77,16 +90,15 @@ impl Host for MountHost {
     }
 
     fn file(&self, file: BorrowedFd<'_>) -> ubtrfs_control::Result<OpenFile> {
-        let other = || Failure::new(Errno::XDEV, "the file is not in this mount; name paths in one mount or one image");
-        let flags = rustix::fs::fcntl_getfl(file).map_err(|_| other())?;
+        let flags = rustix::fs::fcntl_getfl(file).map_err(|_| not_here())?;
         if flags.contains(OFlags::PATH) {
             return Err(Failure::new(Errno::BADF, "the file is not open for reading or writing"));
         }
-        let stat = rustix::fs::fstat(file).map_err(|_| other())?;
+        let stat = rustix::fs::fstat(file).map_err(|_| not_here())?;
         if self.device.get() != Some(&stat.st_dev) {
-            return Err(other());
+            return Err(not_here());
         }
-        let id = self.nodes.id_of_st_ino(stat.st_ino).ok_or_else(other)?;
+        let id = self.nodes.id_of_st_ino(stat.st_ino).ok_or_else(not_here)?;
         let access = flags & OFlags::RWMODE;
         Ok(OpenFile { id, is_readable: access != OFlags::WRONLY, is_writable: access != OFlags::RDONLY })
     }
@@ -108,6 +120,10 @@ impl Host for MountHost {
             let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();
             used.into_iter().map(|(dir, name)| (nodes.node(dir), name)).collect()
         });
+    }
+
+    fn forget_data(&self, id: InodeId) {
+        self.names.forget_data(self.nodes.node(id));
     }
 
     fn settle(&self) {

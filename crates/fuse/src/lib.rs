@@ -12,7 +12,8 @@
 //! | `attr`       | attributes and times on the wire                            |
 //! | `caller`     | the caller's rights, and the mode bits that a change clears |
 //! | `dir_end`    | where a reader of a directory stops                         |
-//! | `ioctl`      | the ioctls that reach a FUSE server                         |
+//! | `ioctl`      | the ioctls on flags of files                                |
+//! | `btrfs_ioctl` | btrfs's ioctls on the whole filesystem                     |
 //! | `subvolume_ioctl` | the ioctls on subvolumes                                  |
 //! | `host`       | what commands of crate `control` need of a mount            |
 //! | `name_cache` | names that the kernel must forget                           |
@@ -23,6 +24,7 @@
 
 mod activity;
 mod attr;
+mod btrfs_ioctl;
 mod caller;
 mod dir_end;
 mod host;

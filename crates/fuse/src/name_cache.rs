@@ -1,4 +1,4 @@
-//! Tells the kernel to forget names that changed without a request of the kernel for that name.
+//! Tells the kernel to forget names and data that changed without a request of the kernel for them.
 //!
 //! F1. Forgetting a name takes the kernel's lock of its directory. The caller of setxattr holds that lock until its
 //!     request is answered, so a separate thread tells the kernel. Only requests without that lock may wait for the
@@ -68,6 +68,16 @@ impl NameCache {
         });
         if let Err(error) = started {
             tracing::warn!("the kernel keeps a name for a while: {error}");
+        }
+    }
+
+    /// Makes the kernel forget the pages and attributes of an inode. Its pages are locked meanwhile, so no request of the
+    /// kernel may wait for this.
+    pub(crate) fn forget_data(&self, node: u64) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(node, 0, 0)
+        {
+            tracing::debug!("node {node}: the kernel keeps its pages: {error}");
         }
     }
 

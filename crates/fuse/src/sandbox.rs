@@ -24,7 +24,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use ubtrfs_control::{LocalProcesses, Processes};
+use ubtrfs_control::{FileId, LocalProcesses, Processes};
 
 use crate::mount::{self, MountError};
 
@@ -259,7 +259,7 @@ const ALLOWED: &[i64] = &[
 /// A process that acts for the confined server (X4): it unmounts one directory, and looks up groups, umasks and
 /// capabilities of processes.
 ///
-/// A question is its kind and three numbers of four bytes; an answer is two bytes.
+/// A question is its kind and three numbers of four bytes; an answer is two bytes, and for [`FILE`] more.
 #[derive(Debug)]
 pub struct Unmounter {
     child: Mutex<Child>,
@@ -273,6 +273,8 @@ const GROUP: u8 = b'g';
 const UMASK: u8 = b'u';
 /// Question: does the process have the capability?
 const CAPABILITY: u8 = b'c';
+/// Question: the file that the process has open as the descriptor. After "ok" come device and inode, 8 bytes each.
+const FILE: u8 = b'f';
 /// No user has this id.
 const ANYBODY: u32 = u32::MAX;
 /// Answers; every umask is a smaller number.
@@ -317,21 +319,33 @@ impl Unmounter {
         self.ask(UMASK, [pid, 0, 0]).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
+    /// The file that a process has open as a descriptor.
+    pub(crate) fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
+        let mut child = self.child.lock();
+        let answer = ask(&mut child, FILE, [pid, descriptor, 0]).ok().filter(|answer| *answer == YES);
+        let mut numbers = [[0; 8]; 2];
+        child.stdout.as_mut().filter(|_| answer.is_some())?.read_exact(numbers.as_flattened_mut()).ok()?;
+        let [device, ino] = numbers.map(u64::from_le_bytes);
+        Some(FileId { device, ino })
+    }
+
     /// Asks one question at a time. Unmounting does not wait for requests that ask here: it fails at once while
     /// programs use the mount, and later no caller is left.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
-        let mut child = self.child.lock();
-        let child = &mut *child;
-        let (Some(to), Some(from)) = (&mut child.stdin, &mut child.stdout) else {
-            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
-        };
-        let mut question = [kind; 13];
-        question[1..].copy_from_slice(numbers.map(u32::to_le_bytes).as_flattened());
-        to.write_all(&question)?;
-        let mut answer = [0; 2];
-        from.read_exact(&mut answer)?;
-        Ok(u16::from_le_bytes(answer))
+        ask(&mut self.child.lock(), kind, numbers)
     }
+}
+
+fn ask(child: &mut Child, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
+    let (Some(to), Some(from)) = (&mut child.stdin, &mut child.stdout) else {
+        return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+    };
+    let mut question = [kind; 13];
+    question[1..].copy_from_slice(numbers.map(u32::to_le_bytes).as_flattened());
+    to.write_all(&question)?;
+    let mut answer = [0; 2];
+    from.read_exact(&mut answer)?;
+    Ok(u16::from_le_bytes(answer))
 }
 
 /// The process's side: answers questions from standard input on standard output until the server is gone.
@@ -344,13 +358,19 @@ pub fn serve_unmounts(dir: &Path) {
         let yes = |is_so: bool| if is_so { YES } else { NO };
         let processes = LocalProcesses;
         let [kind] = kind;
+        let file = if kind == FILE { processes.file_of(pid, number) } else { None };
         let answered = match kind {
             GROUP => yes(processes.is_in_group(pid, number, Some(user).filter(|user| *user != ANYBODY))),
             CAPABILITY => processes.has_capability(pid, number).map_or(UNKNOWN, yes),
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
+            FILE => yes(file.is_some()),
             kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),
         };
-        if answer.write_all(&answered.to_le_bytes()).and_then(|()| answer.flush()).is_err() {
+        let mut bytes = answered.to_le_bytes().to_vec();
+        if let Some(file) = file {
+            bytes.extend([file.device, file.ino].map(u64::to_le_bytes).as_flattened());
+        }
+        if answer.write_all(&bytes).and_then(|()| answer.flush()).is_err() {
             return;
         }
     }

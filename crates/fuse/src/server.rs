@@ -24,6 +24,7 @@ use ubtrfs_fs::{
 
 use crate::activity::Activity;
 use crate::attr::{entry_kind, present_time, set_time, timespec, wire_attr};
+use crate::btrfs_ioctl::{self, Answer};
 use crate::caller::{Groups, caller};
 use crate::dir_end::DirEnds;
 use crate::host::MountHost;
@@ -626,18 +627,21 @@ impl Server {
         let id = self.id(req.node)?;
         let asker = Asker { caller: caller(req, 0), flag_rights: &|| self.groups.flag_rights(req) };
         let command = Command { fs: &self.fs, host: &self.host, req, id };
-        let mut answer = match subvolume_ioctl::ioctl(&command, cmd, data, place) {
+        let done = subvolume_ioctl::ioctl(&command, cmd, data, place)
+            .map(|done| done.map(Answer::from))
+            .or_else(|| place.aside(|| btrfs_ioctl::ioctl(&command, cmd, data)));
+        let mut answer = match done {
             Some(done) => done.map_err(|failure| Failure::Errno(failure.errno()))?,
             None => {
                 let done = place.aside(|| ioctl::ioctl(&self.fs, id, cmd, data, &asker));
-                done.ok_or(Failure::Errno(Errno::NOTTY))??
+                done.ok_or(Failure::Errno(Errno::NOTTY))??.into()
             }
         };
         if ioctl::changes_attributes(cmd) {
             self.seeker.attributes_changed(req.node);
         }
-        answer.truncate(out_size as usize);
-        reply.ioctl(&answer);
+        answer.data.truncate(out_size as usize);
+        reply.ioctl_result(answer.errno.map_or(0, |errno| -errno.raw_os_error()), &answer.data);
         Ok(())
     }
 

@@ -1,7 +1,9 @@
-//! The ioctls on subvolumes, which end in the commands of crate `control`. None of their arguments contains a file
-//! descriptor: a FUSE server could not follow one. So there is no ioctl for snapshots.
+//! The ioctls on subvolumes, which end in the commands of crate `control`.
 //!
-//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, ignored), and a name that ends in a zero byte.
+//! SNAP_CREATE names its source by a descriptor of the caller, which /proc resolves. Stores through mappings that the
+//! kernel has not written back are not in such a snapshot; `ubtrfs subvolume snapshot` has them written first.
+//!
+//! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, of the source of a snapshot), and a name that ends in a zero byte.
 //!
 //! `struct btrfs_ioctl_get_subvol_info_args`, 504 bytes:
 //!
@@ -29,6 +31,8 @@ use crate::host::MountHost;
 use crate::protocol::Request;
 use crate::transport::Place;
 
+const BTRFS_IOC_SNAP_CREATE: u32 = 0x5000_9401;
+const BTRFS_IOC_SNAP_CREATE_V2: u32 = 0x5000_9417;
 const BTRFS_IOC_SUBVOL_CREATE: u32 = 0x5000_940e;
 const BTRFS_IOC_SNAP_DESTROY: u32 = 0x5000_940f;
 const BTRFS_IOC_DEFAULT_SUBVOL: u32 = 0x4008_9413;
@@ -44,7 +48,9 @@ const NAME_LEN: usize = 256;
 const INFO_LEN: usize = 504;
 
 /// The ioctls that this file answers.
-const OURS: [u32; 8] = [
+const OURS: [u32; 10] = [
+    BTRFS_IOC_SNAP_CREATE,
+    BTRFS_IOC_SNAP_CREATE_V2,
     BTRFS_IOC_SUBVOL_CREATE,
     BTRFS_IOC_SUBVOL_CREATE_V2,
     BTRFS_IOC_SNAP_DESTROY,
@@ -65,7 +71,7 @@ pub(crate) struct Command<'c> {
 
 impl Command<'_> {
     pub(crate) fn run(&self, request: ControlRequest) -> Result<Response> {
-        self.host.run(self.fs, self.req, self.id, request)
+        self.host.run(self.fs, self.req, &[self.id], request)
     }
 
     fn subvolume(&self, wanted: Wanted) -> Result<Found> {
@@ -80,6 +86,15 @@ impl Command<'_> {
         self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask })
     }
 
+    /// Makes a snapshot of the subvolume whose root directory the caller has open as this descriptor.
+    fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8]) -> Result<Found> {
+        // A number that is too large is no descriptor either.
+        let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
+        let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only };
+        self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;
+        Ok(Found::Done)
+    }
+
     fn delete(&self, name: &[u8]) -> Result<Found> {
         self.subvolume(Wanted::Delete { dir: 0, name: name.to_vec() })
     }
@@ -91,8 +106,14 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8], place: &Place<
         return None;
     }
     let done = place.aside(|| answer(command, cmd, data));
-    const CHANGE_NAMES: [u32; 4] =
-        [BTRFS_IOC_SUBVOL_CREATE, BTRFS_IOC_SUBVOL_CREATE_V2, BTRFS_IOC_SNAP_DESTROY, BTRFS_IOC_SNAP_DESTROY_V2];
+    const CHANGE_NAMES: [u32; 6] = [
+        BTRFS_IOC_SNAP_CREATE,
+        BTRFS_IOC_SNAP_CREATE_V2,
+        BTRFS_IOC_SUBVOL_CREATE,
+        BTRFS_IOC_SUBVOL_CREATE_V2,
+        BTRFS_IOC_SNAP_DESTROY,
+        BTRFS_IOC_SNAP_DESTROY_V2,
+    ];
     if CHANGE_NAMES.contains(&cmd) {
         // The kernel does not hold the directory's lock during an ioctl. If no thread is free, the kernel learns of the
         // names later.
@@ -108,6 +129,11 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
             // As on Linux, the flag for read-only is accepted and ignored: nothing could be put into the subvolume.
             flags_v2(data, SUBVOL_RDONLY)?;
             command.create(name_of(data, NAME_V2)?)
+        }
+        BTRFS_IOC_SNAP_CREATE => command.snapshot(word(data)?, false, name_of(data, NAME)?),
+        BTRFS_IOC_SNAP_CREATE_V2 => {
+            let flags = flags_v2(data, SUBVOL_RDONLY)?;
+            command.snapshot(word(data)?, flags & SUBVOL_RDONLY != 0, name_of(data, NAME_V2)?)
         }
         BTRFS_IOC_SNAP_DESTROY => command.delete(name_of(data, NAME)?),
         BTRFS_IOC_SNAP_DESTROY_V2 => {
@@ -163,11 +189,11 @@ fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
     Ok(&name[..end])
 }
 
-fn word(data: &[u8]) -> Result<u64> {
+pub(crate) fn word(data: &[u8]) -> Result<u64> {
     Ok(u64::from_le_bytes(*data.first_chunk::<8>().ok_or_else(short)?))
 }
 
-fn short() -> Failure {
+pub(crate) fn short() -> Failure {
     Error::InvalidArgument("short ioctl argument").into()
 }
 

@@ -8,17 +8,17 @@
 //! trees -> a tree's view -> delayed item shards / data ledger / space. No thread waits for the commit lock while it
 //! holds the gate.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{BlockGroupFlags, ChunkItem, DevStatsItem, RootItem};
-use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::superblock::{LABEL_LEN_MAX, LABEL_SIZE, Superblock};
 use ubtrfs_format::{CsumType, DevId, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{BlockGroup, Space, SpaceInfo, SpaceKind};
 use ubtrfs_tree::{CacheStats, RootPtr};
-use ubtrfs_volumes::Volumes;
+use ubtrfs_volumes::{DeviceSummary, Volumes};
 use uuid::Uuid;
 
 use crate::commit::state::CommitState;
@@ -243,6 +243,7 @@ impl Engine {
             || self.migrations.have_copied()
             || !self.resizes.is_empty()
             || self.relocations.have_condemned()
+            || self.commit_state.has_noted_label()
     }
 
     /// Whether work is left that commits do step by step: dropping deleted subvolumes, and a rescan of quotas.
@@ -348,6 +349,41 @@ impl Engine {
     /// Bytes of each device extent of a chunk.
     pub fn stripe_bytes(&self, chunk: &ChunkItem) -> u64 {
         crate::extents::chunk_alloc::stripe_length(chunk)
+    }
+
+    /// Sets the label, of at most [`LABEL_LEN_MAX`] bytes without zeros. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if it is too long or contains a zero; else as for [`Engine::commit`].
+    pub fn set_label(&self, label: &[u8]) -> Result<()> {
+        if label.len() > LABEL_LEN_MAX || label.contains(&0) {
+            let what = format!("a label of {} bytes", label.len());
+            return Err(Error::Refused { what, hint: "choose one of at most 255 bytes, none of which is 0" });
+        }
+        self.check_writable()?;
+        let mut field = [0; LABEL_SIZE];
+        field[..label.len()].copy_from_slice(label);
+        self.commit_state.note_label(field);
+        self.commit()
+    }
+
+    /// All devices, including missing ones.
+    pub fn devices(&self) -> Vec<DeviceSummary> {
+        self.volumes.devices()
+    }
+
+    /// Bytes of device extents by device, and by the bits of type and profile.
+    pub fn allocated_by_device(&self) -> BTreeMap<(DevId, u64), u64> {
+        let mut bytes = BTreeMap::new();
+        for (logical, chunk) in self.volumes.chunks() {
+            let len = self.volumes.stripe_len_bytes(logical).unwrap_or(0);
+            for stripe in &chunk.stripes {
+                let sum: &mut u64 = bytes.entry((stripe.devid, chunk.flags.bits())).or_default();
+                *sum = sum.saturating_add(len);
+            }
+        }
+        bytes
     }
 
     /// All block groups, by ascending address.

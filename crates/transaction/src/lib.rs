@@ -69,4 +69,5 @@ pub use qgroup::groups::QgroupId;
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;
+pub use ubtrfs_volumes::DeviceSummary;
 pub use ubtrfs_volumes::Placement;

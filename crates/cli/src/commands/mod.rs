@@ -8,6 +8,7 @@ pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod offline;
 pub(crate) mod place;
+pub(crate) mod property;
 pub(crate) mod rescue;
 pub(crate) mod stats;
 pub(crate) mod subvolume;

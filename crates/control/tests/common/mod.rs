@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use ubtrfs_control::{Failure, Host, OpenFile, Processes, Result};
+use ubtrfs_control::{Failure, FileId, Host, OpenFile, Processes, Result};
 use ubtrfs_device::MemoryDevice;
 use ubtrfs_fs::{Caller, Fs, InodeId, MountOptions, NewInode};
 
@@ -86,6 +86,10 @@ impl Processes for InGroup {
     }
 
     fn umask_of(&self, _pid: u32) -> Option<u32> {
+        None
+    }
+
+    fn file_of(&self, _pid: u32, _descriptor: u32) -> Option<FileId> {
         None
     }
 }

@@ -352,6 +352,17 @@ impl Fs {
         let time = now();
         state.item.mtime = time;
         state.item.ctime = time;
+        self.put_untouched(inode, state, plan, reservation);
+    }
+
+    /// Puts planned items and the inode item; its times stay.
+    pub(crate) fn put_untouched(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        plan: ExtentPlan,
+        reservation: MetadataReservation<'_>,
+    ) {
         state.item.sequence += 1;
         let op = self.engine.begin(reservation);
         plan.apply(&op, &inode.home.tree, inode.id.ino);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::InodeFlags;
+use ubtrfs_transaction::Job;
 
 use crate::file::read::check_regular;
 use crate::file::write::check_may_write;
@@ -60,7 +61,7 @@ impl Fs {
             let shared = if to_end { len } else { len - len % sectorsize };
             match shared {
                 0 => {}
-                _ => match self.share(&source, src_off, &target, dst_off, shared) {
+                _ => match self.share(&source, src_off, &target, dst_off, shared, None) {
                     Ok(()) => done = shared,
                     // Only one of the files has checksums, or the source became shorter: copy.
                     Err(Error::InvalidArgument(_)) => {}
@@ -88,7 +89,7 @@ impl Fs {
         check_may_change(&*target.read()?)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
         let size = source.read()?.item.size;
-        let len = if len == 0 { size.saturating_sub(src_off) } else { len };
+        let len = if len == 0 { up_to_end(size, src_off)? } else { len };
         let src_end = src_off.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"))?;
         let dst_end = dst_off.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"))?;
         if len == 0 {
@@ -109,7 +110,86 @@ impl Fs {
         if dst_end > MAX_SIZE {
             return Err(Error::FileTooBig);
         }
-        self.share(&source, src_off, &target, dst_off, len)
+        self.share(&source, src_off, &target, dst_off, len, None)
+    }
+
+    /// Shares a range as [`Fs::clone_range`] does, if both ranges have the same content; returns whether they have. Both
+    /// ends must lie inside of their files. Times stay. Units of `job` are bytes.
+    pub fn dedupe_range(
+        &self,
+        src: InodeId,
+        src_off: u64,
+        dst: InodeId,
+        dst_off: u64,
+        len: u64,
+        job: &Job,
+    ) -> Result<bool> {
+        let source = self.inode(src)?;
+        let target = self.inode_to_change(dst)?;
+        check_regular(&*source.read()?)?;
+        check_regular(&*target.read()?)?;
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let (size, dst_size) = (source.read()?.item.size, target.read()?.item.size);
+        let len = if len == 0 { up_to_end(size, src_off)? } else { len };
+        let end = |offset: u64| offset.checked_add(len).ok_or(Error::InvalidArgument("the range is too long"));
+        let (src_end, dst_end) = (end(src_off)?, end(dst_off)?);
+        if len == 0 {
+            return Ok(true);
+        }
+        if !src_off.is_multiple_of(sectorsize) || !dst_off.is_multiple_of(sectorsize) {
+            return Err(Error::InvalidArgument("the offsets are not multiples of the sector size"));
+        }
+        if src_end > size || dst_end > dst_size {
+            return Err(Error::InvalidArgument("a file ends before the range does"));
+        }
+        if !len.is_multiple_of(sectorsize) && (src_end != size || dst_end != dst_size) {
+            return Err(Error::InvalidArgument("the range's end is not a multiple of the sector size"));
+        }
+        if src == dst && src_off < dst_end && dst_off < src_end {
+            return Err(Error::InvalidArgument("the ranges overlap"));
+        }
+        job.add_total(len);
+        let mut done = 0;
+        while done < len {
+            job.check()?;
+            let piece = (len - done).min(DEDUPE_PIECE);
+            let (from, to) = (src_off + done, dst_off + done);
+            if !self.dedupe_piece(&source, from, &target, to, piece)? {
+                return Ok(false);
+            }
+            job.advance(piece);
+            done += piece;
+        }
+        Ok(true)
+    }
+
+    /// Shares a piece if both files have the same content there. Every change of a file's content changes its sequence:
+    /// if neither changes between the comparison and the sharing, they are still the same.
+    fn dedupe_piece(
+        &self,
+        source: &Arc<Inode>,
+        src_off: u64,
+        target: &Arc<Inode>,
+        dst_off: u64,
+        len: u64,
+    ) -> Result<bool> {
+        let sequences = || Ok::<_, Error>((source.read()?.item.sequence, target.read()?.item.sequence));
+        for _ in 0..MAX_TRIES {
+            let before = sequences()?;
+            let mut same = 0;
+            while same < len {
+                let read = |id, offset| self.read(id, offset + same, (len - same).min(COPY_PIECE) as usize);
+                if read(source.id, src_off)? != read(target.id, dst_off)? {
+                    return Ok(false);
+                }
+                same += COPY_PIECE;
+            }
+            match self.share(source, src_off, target, dst_off, len, Some(before)) {
+                Err(Error::Busy(_)) => {}
+                done => return done.map(|()| true),
+            }
+        }
+        Err(Error::Busy("the files are being written"))
     }
 
     /// Copies bytes through memory.
@@ -120,8 +200,17 @@ impl Fs {
     }
 
     /// Shares a range. Both offsets must be sector-aligned. Its end must be aligned too, or be the end of the source
-    /// and not before the end of the target.
-    fn share(&self, source: &Arc<Inode>, src_off: u64, target: &Arc<Inode>, dst_off: u64, len: u64) -> Result<()> {
+    /// and not before the end of the target. If sequences of both files are given, they had the same content then: fails
+    /// with [`Error::Busy`] if one has changed since, and changes no times.
+    fn share(
+        &self,
+        source: &Arc<Inode>,
+        src_off: u64,
+        target: &Arc<Inode>,
+        dst_off: u64,
+        len: u64,
+        same_at: Option<(u64, u64)>,
+    ) -> Result<()> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide_len = len.next_multiple_of(sectorsize);
         let src_range = src_off..src_off + wide_len;
@@ -141,13 +230,21 @@ impl Fs {
             }
             let nodatasum = |state: &InodeState| state.has_flags(InodeFlags::NODATASUM);
             let src_nodatasum = nodatasum(source_state);
+            let src_sequence = source_state.item.sequence;
             let state = locked.target_state();
+            if same_at.is_some_and(|same_at| same_at != (src_sequence, state.item.sequence)) {
+                return Err(Error::Busy("the files are being written"));
+            }
             check_mutable(state)?;
             if src_nodatasum != nodatasum(state) {
                 return Err(Error::InvalidArgument("one of the files has checksums and the other has not"));
             }
             let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {
+                if same_at.is_some() {
+                    // Inline data cannot be shared, and is the same already.
+                    return Ok(());
+                }
                 drop(locked);
                 return self.copy_all(source, src_off, target.id, dst_off, len);
             }
@@ -159,7 +256,10 @@ impl Fs {
             if reached > dst_off {
                 let mut plan = ExtentPlan::default();
                 self.plan_size(target, state, reached.min(dst_off + len), &mut plan)?;
-                self.put_planned(target, state, plan, reservation);
+                match same_at {
+                    Some(_) => self.put_untouched(target, state, plan, reservation),
+                    None => self.put_planned(target, state, plan, reservation),
+                }
             }
             return shared;
         }
@@ -286,6 +386,11 @@ impl<'i> LockedPair<'i> {
     }
 }
 
+/// The length of a range that goes up to the end of the file.
+fn up_to_end(size: u64, offset: u64) -> Result<u64> {
+    size.checked_sub(offset).ok_or(Error::InvalidArgument("the source ends before the range does"))
+}
+
 /// Fails if the file is immutable: a copy must not change it, even through a file that was opened for writing before.
 fn check_mutable(state: &InodeState) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE) {
@@ -294,6 +399,8 @@ fn check_mutable(state: &InodeState) -> Result<()> {
     Ok(())
 }
 
+/// Bytes compared and shared in one step.
+const DEDUPE_PIECE: u64 = 16 << 20;
 /// Bytes copied in one step.
 const COPY_PIECE: u64 = 1 << 20;
 /// Number of items reserved for the new size of the destination.

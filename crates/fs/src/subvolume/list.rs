@@ -166,7 +166,7 @@ impl Fs {
     }
 
     /// The names on the path from a subvolume's root down to one of its directories.
-    fn names_up(&self, dir: InodeId) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn names_up(&self, dir: InodeId) -> Result<Vec<Vec<u8>>> {
         let Some(tree) = self.engine.tree(dir.root)? else { return Ok(Vec::new()) };
         let mut names = Vec::new();
         let mut ino = dir.ino;

@@ -1,8 +1,9 @@
-//! Subvolumes and snapshots: creating, deleting, listing, renaming; quotas of them.
+//! Subvolumes and snapshots: creating, deleting, listing, renaming, searching their items; quotas of them.
 
 pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod list;
 pub(crate) mod quota;
 pub(crate) mod rename;
+mod search;
 pub(crate) mod state;

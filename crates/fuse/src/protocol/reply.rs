@@ -132,7 +132,12 @@ impl<'a> Reply<'a> {
 
     /// Writes the result of an ioctl.
     pub fn ioctl(&mut self, data: &[u8]) {
-        self.put(&IoctlOut { result: 0, flags: 0, in_iovs: 0, out_iovs: 0 });
+        self.ioctl_result(0, data);
+    }
+
+    /// The result of an ioctl, which may be a negative error number, with data.
+    pub fn ioctl_result(&mut self, result: i32, data: &[u8]) {
+        self.put(&IoctlOut { result, flags: 0, in_iovs: 0, out_iovs: 0 });
         self.data(data);
     }
 

@@ -531,6 +531,9 @@ impl Engine {
         superblock.log_root = Logical(0);
         superblock.log_root_level = 0;
         superblock.bytes_used = self.space.block_groups().iter().map(|group| group.used).sum();
+        if let Some(label) = self.commit_state.take_noted_label() {
+            superblock.label = label;
+        }
         if work.uuid_tree_in_step {
             superblock.uuid_tree_generation = transid.0;
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use ubtrfs_format::Generation;
-use ubtrfs_format::superblock::Superblock;
+use ubtrfs_format::superblock::{LABEL_SIZE, Superblock};
 use ubtrfs_space::{DelayedRefs, Extent};
 
 use crate::qgroup::account::QuotaWork;
@@ -24,6 +24,8 @@ pub(crate) struct CommitState {
     superblock: RwLock<Superblock>,
     /// Feature bits for the superblock of each commit, noted when items that need them are put. Bits are only set.
     noted_incompat: AtomicU64,
+    /// The label for the superblock of the next commit.
+    noted_label: Mutex<Option<[u8; LABEL_SIZE]>>,
     /// Blocks that the running transaction wrote and replaced; free after its commit.
     retired: Mutex<Vec<Extent>>,
 }
@@ -56,6 +58,7 @@ impl CommitState {
             committed: AtomicU64::new(superblock.generation.0),
             superblock: RwLock::new(superblock),
             noted_incompat: AtomicU64::new(0),
+            noted_label: Mutex::new(None),
             retired: Mutex::default(),
         }
     }
@@ -90,6 +93,21 @@ impl CommitState {
     /// All features noted so far.
     pub(crate) fn noted_incompat(&self) -> u64 {
         self.noted_incompat.load(Ordering::Acquire)
+    }
+
+    /// Notes a label for the next superblock.
+    pub(crate) fn note_label(&self, label: [u8; LABEL_SIZE]) {
+        *self.noted_label.lock() = Some(label);
+    }
+
+    /// Whether a label is noted that no superblock has yet.
+    pub(crate) fn has_noted_label(&self) -> bool {
+        self.noted_label.lock().is_some()
+    }
+
+    /// Takes the noted label.
+    pub(crate) fn take_noted_label(&self) -> Option<[u8; LABEL_SIZE]> {
+        self.noted_label.lock().take()
     }
 
     /// Notes blocks that the running transaction wrote and replaced.

@@ -1,29 +1,70 @@
-//! `ubtrfs filesystem ...`: commands on a whole filesystem, named as in btrfs-progs.
+//! `ubtrfs filesystem ...`: commands on a whole filesystem, named as in btrfs-progs, for a mount or an image.
 
 mod defragment;
+mod label;
+mod ranges;
 mod resize;
+mod usage;
 
 use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ubtrfs_control::filesystem::{Request, Response};
+use ubtrfs_control::{Channel, Request as Command};
+
+use super::place::Target;
 
 /// Commands on a whole filesystem
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: Sub,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum Sub {
     Sync(super::sync::Args),
+    Df(usage::DfArgs),
+    Usage(usage::UsageArgs),
+    Show(usage::ShowArgs),
+    Label(label::Args),
     Resize(resize::Args),
     #[command(visible_alias = "defrag")]
     Defragment(defragment::Args),
+    Fiemap(ranges::FiemapArgs),
+    Clone(ranges::CloneArgs),
+    Dedupe(ranges::DedupeArgs),
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Sync(args) => super::sync::run(args),
-        Command::Resize(args) => resize::run(&args),
-        Command::Defragment(args) => defragment::run(&args),
+        Sub::Sync(args) => return super::sync::run(args),
+        Sub::Resize(args) => return resize::run(&args),
+        Sub::Defragment(args) => return defragment::run(&args),
+        Sub::Df(args) => usage::df(&args),
+        Sub::Usage(args) => usage::usage(&args),
+        Sub::Show(args) => usage::show(&args),
+        Sub::Label(args) => label::run(&args),
+        Sub::Fiemap(args) => ranges::fiemap(&args),
+        Sub::Clone(args) => ranges::clone(&args),
+        Sub::Dedupe(args) => ranges::dedupe(&args),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a command; `what` says in an error what it was to do.
+fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
+    match channel.call(Command::Filesystem(request), &[]) {
+        Ok(ubtrfs_control::Response::Filesystem(response)) => Ok(response),
+        Ok(_) => bail!("the server of {target} answered something else"),
+        Err(failure) => Err(failure).with_context(|| format!("cannot {what} {}", target.filesystem())),
+    }
+}
+
+/// Identity, features and sizes.
+fn info(channel: &Channel<'_>, target: &Target) -> anyhow::Result<ubtrfs_control::filesystem::Info> {
+    match call(channel, target, "read the superblock of", Request::Info)? {
+        Response::Info(info) => Ok(info),
+        _ => bail!("the server of {target} answered something else"),
     }
 }

@@ -1,0 +1,35 @@
+//! `ubtrfs filesystem label`: shows or sets the label.
+
+use std::ffi::OsString;
+
+use ubtrfs_control::filesystem::Request;
+
+use super::{call, info};
+use crate::commands::offline::text::printable;
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, with_channel};
+use crate::common::print_out;
+
+/// Show or set the label
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    target: Target,
+    /// The new label, at most 255 bytes; an empty one removes it
+    label: Option<OsString>,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let target = args.target.clone().or_image();
+    let Some(label) = &args.label else {
+        let info = with_channel(&target, &args.image, Use::Read, |channel| info(channel, &target))?;
+        return print_out(&format!("{}\n", printable(&info.label)));
+    };
+    let label = label.as_encoded_bytes().to_vec();
+    with_channel(&target, &args.image, Use::Write, |channel| {
+        call(channel, &target, "set the label of", Request::SetLabel { label }).map(|_| ())
+    })
+}

@@ -1,0 +1,147 @@
+//! `ubtrfs filesystem fiemap`, `clone` and `dedupe`: extents of files, whose ioctls do not reach a FUSE server.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use ubtrfs_control::file::{Extent, Kind, Ranges, Request, Response};
+use ubtrfs_control::{Channel, OpenedFile, Request as Command};
+
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel};
+use crate::common::{parse_size, print_out};
+use crate::job::with_progress;
+
+/// Show the extents of a file
+#[derive(clap::Args)]
+pub(super) struct FiemapArgs {
+    /// The file
+    #[arg(value_name = "PATH|IMAGE:/PATH")]
+    file: Target,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Let a range of one file share the extents of another one
+#[derive(clap::Args)]
+pub(super) struct CloneArgs {
+    #[command(flatten)]
+    ranges: RangeArgs,
+}
+
+/// Let two ranges share their extents if they have the same content
+#[derive(clap::Args)]
+pub(super) struct DedupeArgs {
+    #[command(flatten)]
+    ranges: RangeArgs,
+}
+
+#[derive(clap::Args)]
+struct RangeArgs {
+    /// The file to share from
+    #[arg(value_name = "SOURCE")]
+    source: Target,
+    /// The file that changes; in the same mount or image
+    #[arg(value_name = "TARGET")]
+    target: Target,
+    /// Where the range begins in the source
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    source_offset: u64,
+    /// Where the range begins in the target
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    target_offset: u64,
+    /// Length of the range; up to the end of the source, by default
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    length: u64,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
+    let target = &args.file;
+    let extents = with_channel(target, &args.image, Use::Read, |channel| {
+        let file = open(channel, target)?;
+        // What waits for its place in the kernel is in no extent yet.
+        channel.flush_file(&file).with_context(|| format!("cannot write back {target}"))?;
+        extents(channel, &file).with_context(|| format!("cannot list the extents of {target}"))
+    })?;
+    if args.json {
+        return print_out(&format!("{:#}\n", json!(extents)));
+    }
+    let mut text = format!("{:>18} {:>18} {:>18} flags\n", "offset", "length", "address");
+    for extent in &extents {
+        let mut flags = Vec::new();
+        match extent.kind {
+            Kind::Data => {}
+            Kind::Inline => flags.push("inline"),
+            Kind::Prealloc => flags.push("unwritten"),
+            Kind::Delalloc => flags.push("delalloc"),
+        }
+        if extent.is_compressed {
+            flags.push("encoded");
+        }
+        let flags = if flags.is_empty() { "-".to_owned() } else { flags.join(",") };
+        writeln!(text, "{:>18} {:>18} {:>18} {flags}", extent.offset, extent.len, extent.address)?;
+    }
+    print_out(&text)
+}
+
+fn extents(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Extent>> {
+    let (mut all, mut from) = (Vec::new(), 0);
+    loop {
+        let request = Command::File(Request::Extents { of: 0, from });
+        match channel.call(request, &[file])? {
+            ubtrfs_control::Response::File(Response::Extents { extents, next }) => {
+                all.extend(extents);
+                match next {
+                    Some(next) if next > from => from = next,
+                    _ => return Ok(all),
+                }
+            }
+            _ => bail!("the server answered something else"),
+        }
+    }
+}
+
+pub(super) fn clone(args: &CloneArgs) -> anyhow::Result<()> {
+    let what = "sharing extents";
+    share(&args.ranges, what, "share extents with", Request::Clone).map(|_| ())
+}
+
+pub(super) fn dedupe(args: &DedupeArgs) -> anyhow::Result<()> {
+    match share(&args.ranges, "comparing and sharing extents", "share extents with", Request::Dedupe)? {
+        Response::Deduped { same: false } => {
+            bail!("{} and {} differ in this range; nothing was changed", args.ranges.source, args.ranges.target)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn share(
+    args: &RangeArgs,
+    what: &'static str,
+    verb: &str,
+    request: impl FnOnce(Ranges) -> Request,
+) -> anyhow::Result<Response> {
+    let (source, target) = (&args.source, &args.target);
+    if !source.is_beside(target) {
+        bail!("{source} and {target} are not in the same filesystem; name two paths in one mount or one image");
+    }
+    let ranges = Ranges { source: args.source_offset, target: args.target_offset, len: args.length };
+    with_channel(source, &args.image, Use::Write, |channel| {
+        let from = open(channel, source)?;
+        let to = channel.open_writable(target.path()).with_context(|| format!("cannot open {target}"))?;
+        for (file, name) in [(&from, source), (&to, target)] {
+            channel.flush_file(file).with_context(|| format!("cannot write back {name}"))?;
+        }
+        let command = Command::File(request(ranges));
+        let done = with_progress(what, |job| channel.call_with(command, &[&from, &to], job));
+        match done.with_context(|| format!("cannot {verb} {target}"))? {
+            ubtrfs_control::Response::File(response) => Ok(response),
+            _ => bail!("the server of {target} answered something else"),
+        }
+    })
+}

@@ -1,0 +1,92 @@
+//! btrfs's ioctls on a mount answer as on Linux.
+//!
+//! Method: a program (`programs/ioctls.py`) makes the same calls, as root and as a user, in our mount of an image and in
+//! Linux's mount of a copy, and prints each result; the outputs must be equal.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
+
+const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/ioctls.py");
+
+fn ready() -> bool {
+    capability::fuse() && capability::kernel_oracle() && capability::program("python3")
+}
+
+/// An image with directories, files, and subvolumes in some of them.
+fn image() -> Image {
+    let image = Image::kernel_made(1 << 30, &["-L", "a label"]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let at = |path: &str| linux.path().join(path);
+    fs::set_permissions(linux.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir_all(at("dir/in/deep")).unwrap();
+    fs::write(at("dir/file"), b"content").unwrap();
+    for path in ["a", "dir/in/b", "dir/in/deep/c", "a/d"] {
+        run("btrfs", [OsStr::new("subvolume"), OsStr::new("create"), at(path).as_os_str()]).unwrap();
+    }
+    fs::write(at("a/x"), b"data").unwrap();
+    fs::create_dir(at("a/y")).unwrap();
+    linux.close().unwrap();
+    image
+}
+
+/// The lines of the program on our mount of the image, and on Linux's mount of a copy.
+fn on_both(image: &Image, options: &[&str], word: &str) -> (String, String) {
+    let call = |dir: &Path| {
+        let words = ["-k", "5", "300", "python3", PROGRAM].map(OsStr::new);
+        run("timeout", words.into_iter().chain([dir.as_os_str(), OsStr::new(word)])).unwrap()
+    };
+    let copy = Image::copy_of(image.path()).unwrap();
+    let linux = LoopMount::new(copy.path(), "").unwrap();
+    let theirs = call(linux.path());
+    linux.close().unwrap();
+    let dir = TempDir::with_prefix("ubtrfs-ioctls-").unwrap();
+    let paths = [image.path().as_os_str(), dir.path().as_os_str()];
+    run(UBTRFS, ["mount", "-oallow_other"].iter().chain(options).map(OsStr::new).chain(paths)).unwrap();
+    let called = std::panic::catch_unwind(|| call(dir.path()));
+    let unmounted = Command::new(UBTRFS).arg("umount").arg(dir.path()).status().unwrap();
+    let ours = called.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    assert!(unmounted.success());
+    btrfs_check(image.path()).unwrap();
+    (ours, theirs)
+}
+
+#[track_caller]
+fn compare((ours, theirs): &(String, String)) {
+    let differ: Vec<String> = ours
+        .lines()
+        .zip(theirs.lines())
+        .filter(|(ours, theirs)| ours != theirs)
+        .map(|(ours, theirs)| format!("{ours}\n  Linux: {theirs}"))
+        .collect();
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    assert_eq!(ours.lines().count(), theirs.lines().count());
+}
+
+#[test]
+fn what_is_asked_by_ioctl_is_answered_as_on_linux() {
+    if !ready() {
+        return;
+    }
+    let both = on_both(&image(), &[], "look");
+    assert!(both.1.lines().count() > 80, "{}", both.1);
+    compare(&both);
+}
+
+#[test]
+fn a_descriptor_of_the_caller_names_the_source_of_a_snapshot() {
+    if !ready() {
+        return;
+    }
+    for options in [&[][..], &["--sandbox"]] {
+        compare(&on_both(&image(), options, "snapshot"));
+    }
+}

@@ -1,0 +1,143 @@
+"""Calls btrfs's ioctls in a directory and prints each result: `ioctls.py DIR`. The same lines come from our mount and
+from Linux's if both do the same. Numbers that differ by nature (generations, times) are left out."""
+
+import errno
+import fcntl
+import os
+import struct
+import sys
+
+os.chdir(sys.argv[1])
+SNAP_CREATE, SNAP_CREATE_V2, CREATE = 0x50009401, 0x50009417, 0x5000940E
+TREE_SEARCH, INO_LOOKUP, DEV_INFO, FS_INFO = 0xD0009411, 0xD0009412, 0xD000941E, 0x8400941F
+GET_LABEL, SET_LABEL, FEATURES = 0x81009431, 0x41009432, 0x80189439
+ROOTREF, LOOKUP_USER, GETFLAGS, SYNC, START_SYNC, WAIT_SYNC = 0xD000943D, 0xD000943E, 0x80089419, 0x9408, 0x80089418, 0x40089416
+
+
+def call(path, number, argument):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = bytearray(argument)
+        fcntl.ioctl(fd, number, data)
+        return bytes(data)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    finally:
+        os.close(fd)
+
+
+def show(what, result, cut=None):
+    if isinstance(result, bytes) and cut:
+        result = cut(result)
+    print(what, result)
+
+
+def text(raw):
+    return raw.split(b"\0")[0]
+
+
+def search(path, tree, first, last, generations=(0, 2**64 - 1), count=1000):
+    args = struct.pack(
+        "<7QIIII4Q", tree, first[0], last[0], first[2], last[2], *generations, first[1], last[1], count, 0, 0, 0, 0, 0
+    )
+    found = call(path, TREE_SEARCH, args.ljust(4096, b"\0"))
+    if not isinstance(found, bytes):
+        return found
+    items, at = [], 104
+    for _ in range(struct.unpack_from("<I", found, 64)[0]):
+        _, objectid, offset, kind, length = struct.unpack_from("<QQQII", found, at)
+        items.append((objectid, kind, offset, found[at + 32 : at + 32 + length]))
+        at += 32 + length
+    return items
+
+
+def everything():
+    info = call(".", FS_INFO, struct.pack("<QQ16sIII HHQ", 0, 0, b"", 0, 0, 0, 0, 0, 7).ljust(1024, b"\0"))
+    show("fs_info", info, lambda raw: (raw[:48], raw[64:80]))
+    show("dev_info", call(".", DEV_INFO, struct.pack("<Q", 1).ljust(4096, b"\0")), lambda raw: (raw[:24], raw[32:40]))
+    show("dev_info 9", call(".", DEV_INFO, struct.pack("<Q", 9).ljust(4096, b"\0")), len)
+    show("label", call(".", GET_LABEL, bytes(256)), text)
+    show("features", call(".", FEATURES, bytes(24)), lambda raw: raw)
+    for path in ["dir", "dir/in/deep", "dir/file", "a", "a/x"]:
+        inode = os.stat(path).st_ino & (2**40 - 1)
+        tree = 5 if path.startswith("dir") else 0
+        at = "." if tree else "a"
+        lookup = call(at, INO_LOOKUP, struct.pack("<QQ", tree, inode).ljust(4096, b"\0"))
+        show(f"lookup {path}", lookup, lambda raw: (struct.unpack_from("<QQ", raw), text(raw[16:])))
+    for tree, inode in [(0, 999), (77, 256), (256, 256), (5, 256)]:
+        lookup = call(".", INO_LOOKUP, struct.pack("<QQ", tree, inode).ljust(4096, b"\0"))
+        show(f"lookup {tree} {inode}", lookup, lambda raw: (struct.unpack_from("<QQ", raw), text(raw[16:])))
+    for path in [".", "dir", "a", "a/x", "dir/in"]:
+        refs = call(path, ROOTREF, bytes(4096))
+        show(f"refs {path}", refs, lambda raw: (raw[4088], struct.unpack_from("<6Q", raw, 8)))
+    show("refs from 257", call(".", ROOTREF, struct.pack("<Q", 257).ljust(4096, b"\0")), lambda raw: raw[4088])
+    below = {256: 256, 257: 0, 258: 256}
+    refs = call(".", ROOTREF, bytes(4096))
+    if isinstance(refs, bytes):
+        for index in range(refs[4088]):
+            below[struct.unpack_from("<Q", refs, 8 + 16 * index)[0]] = struct.unpack_from("<Q", refs, 16 + 16 * index)[0]
+    for path in [".", "dir", "dir/in", "dir/in/deep", "a"]:
+        for subvolume, dirid in sorted(below.items()):
+            found = call(path, LOOKUP_USER, struct.pack("<QQ", dirid, subvolume).ljust(4096, b"\0"))
+            show(f"child {subvolume} of {path}", found, lambda raw: (text(raw[16:272]), text(raw[272:])))
+    inode = os.stat("dir").st_ino
+    show("items of dir", search(".", 5, (inode, 0, 0), (inode, 96, 2**64 - 1)), None)
+    show("items by default tree", search("a", 0, (256, 12, 0), (256, 96, 2**64 - 1)))
+    show("backrefs", search(".", 1, (256, 144, 0), (300, 144, 2**64 - 1)))
+    show("chunks", search(".", 3, (256, 228, 0), (256, 228, 2**64 - 1)))
+    show("two", search(".", 5, (256, 0, 0), (2**64 - 1, 255, 2**64 - 1), count=2))
+    show("none by generation", search(".", 5, (256, 0, 0), (300, 255, 0), generations=(2**40, 2**41)))
+    show("no tree", search(".", 12345, (256, 0, 0), (300, 255, 0)))
+
+
+if sys.argv[2] == "look":
+    everything()
+    show("set label", call(".", SET_LABEL, b"new label".ljust(256, b"\0")), len)
+    show("label", call(".", GET_LABEL, bytes(256)), text)
+    show("long label", call(".", SET_LABEL, b"x" * 256), len)
+    show("sync", call(".", SYNC, b""), len)
+    show("start", call(".", START_SYNC, bytes(8)), len)
+    show("wait", call(".", WAIT_SYNC, bytes(8)), len)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    print("as nobody")
+    everything()
+    show("set label", call(".", SET_LABEL, b"other".ljust(256, b"\0")), len)
+else:
+    # Snapshots by a descriptor of the caller.
+    def snapshot(path, name, flags=None, descriptor=None, source=None):
+        opened = os.open(source, os.O_RDONLY) if source else descriptor
+        raw = name.encode()
+        if flags is None:
+            args = struct.pack("<q", opened) + raw.ljust(4088, b"\0")
+            result = call(path, SNAP_CREATE, args)
+        else:
+            args = struct.pack("<qQQ", opened, 0, flags) + bytes(32) + raw.ljust(4040, b"\0")
+            result = call(path, SNAP_CREATE_V2, args)
+        if source:
+            os.close(opened)
+        show(f"snapshot {source} {path}/{name} {flags}", result, len)
+
+    snapshot("dir", "s1", source="a")
+    snapshot("dir", "s2", flags=2, source="a")
+    snapshot("dir", "s1", source="a")
+    snapshot("dir", "s3", source="/")
+    snapshot("dir", "s3", descriptor=9999)
+    snapshot("dir", "s3", descriptor=-1)
+    snapshot("dir/s2", "s3", source="a")
+    snapshot("dir", "a/b", source="a")
+    snapshot("dir", "s3", flags=1 << 40, source="a")
+    print(sorted(os.listdir("dir")), open("dir/s1/x").read(), open("dir/s2/x").read())
+    for name in ["s1", "s2"]:
+        show(f"flags {name}", call(f"dir/{name}", GETFLAGS, bytes(8)), lambda raw: raw)
+    os.chmod("dir", 0o777)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    print("as nobody")
+    snapshot("dir", "s4", source="a")
+    show("create", call("dir", CREATE, struct.pack("<q", -1) + b"own".ljust(4088, b"\0")), len)
+    snapshot("dir", "s5", source="dir/own")
+    snapshot(".", "s6", source="dir/own")
+    print(sorted(os.listdir("dir")))

@@ -1,0 +1,270 @@
+//! `ubtrfs filesystem df`, `usage`, `show` and `label`: a mount, its image and btrfs-progs on Linux's mount of the image
+//! give equal output.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability};
+
+use common::{ok, refused};
+
+const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+
+fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+/// A mount by the program; unmounted on drop.
+struct Mount(TempDir);
+
+impl Mount {
+    fn new(image: &Path, options: &[&str]) -> Self {
+        let dir = TempDir::with_prefix("ubtrfs-filesystem-").unwrap();
+        let (device, point) = (image.display().to_string(), dir.path().display().to_string());
+        ok(ubtrfs(["mount"].iter().chain(options).chain([&&*device, &&*point])));
+        Self(dir)
+    }
+
+    fn at(&self, path: &str) -> String {
+        self.0.path().join(path).display().to_string()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = ubtrfs([OsStr::new("umount"), self.0.path().as_os_str()]);
+    }
+}
+
+/// Output without what differs by nature: device paths, and the global reserve, whose size Linux chooses at each mount.
+fn comparable(text: &str, device: &str) -> Vec<String> {
+    let is_mixed = text.contains("Data+Metadata");
+    let differs = |line: &str| {
+        let is_reserve = line.contains("Global reserve") || line.contains("GlobalReserve");
+        is_reserve || is_mixed && line.contains("Free (estimated)")
+    };
+    let is_equal = |line: &&str| !differs(line);
+    text.trim_end().lines().filter(is_equal).map(|line| line.replace(device, "DEVICE")).collect()
+}
+
+const SHOWN: [&[&str]; 5] = [&["df"], &["df", "-b"], &["usage"], &["usage", "-b"], &["show"]];
+
+#[test]
+fn space_is_shown_as_by_btrfs_progs_on_linux() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    for options in [&["-L", "a label"][..], &["--mixed"], &["-m", "single"]] {
+        let image = Image::kernel_made(1 << 30, options).unwrap();
+        let linux = LoopMount::new(image.path(), "").unwrap();
+        fs::write(linux.path().join("file"), Rng::new(3).bytes(60 << 20)).unwrap();
+        fs::write(linux.path().join("small"), b"inline").unwrap();
+        linux.close().unwrap();
+        let linux = LoopMount::new(image.path(), "ro").unwrap();
+        let theirs = SHOWN.map(|words| {
+            let path = linux.path().display().to_string();
+            let words = ["filesystem"].iter().chain(words).copied().chain([path.as_str()]);
+            ok(Command::new("btrfs").args(words).env("LC_ALL", "C").output().unwrap())
+        });
+        let device = fs::read_to_string("/proc/self/mounts").unwrap();
+        let point = linux.path().display().to_string();
+        let line = device.lines().find(|line| line.split(' ').nth(1) == Some(&point)).unwrap();
+        let device = line.split(' ').next().unwrap().to_owned();
+        linux.close().unwrap();
+        let path = image.path().display().to_string();
+        let ours =
+            |target: &str| SHOWN.map(|words| ok(ubtrfs(["filesystem"].iter().chain(words).copied().chain([target]))));
+        let of_image = ours(&path);
+        let mount = Mount::new(image.path(), &["-o", "ro"]);
+        let of_mount = ours(&mount.at(""));
+        drop(mount);
+        for (index, words) in SHOWN.iter().enumerate() {
+            let theirs = comparable(&theirs[index], &device);
+            assert_eq!(comparable(&of_image[index], &path), theirs, "{options:?} {words:?}");
+            assert_eq!(comparable(&of_mount[index], &path), theirs, "{options:?} {words:?}");
+        }
+    }
+}
+
+#[test]
+fn users_see_the_space_but_not_what_each_device_holds() {
+    if !capability::kernel_oracle() || !capability::fuse() || !capability::program("setpriv") {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &["-o", "allow_other"]);
+    use std::os::unix::fs::PermissionsExt;
+    let bin = TempDir::new().unwrap();
+    for dir in [mount.0.path(), bin.path()] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let program = bin.path().join("ubtrfs");
+    fs::copy(UBTRFS, &program).unwrap();
+    let user = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
+        command.arg(&program).arg("filesystem").args(words).arg(mount.0.path()).output().unwrap()
+    };
+    let usage = ok(user(&["usage"]));
+    assert!(usage.contains("Metadata,DUP") && !usage.contains("Unallocated:\n"), "{usage}");
+    ok(user(&["df"]));
+    let refusal = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
+        .arg(&program)
+        .args(["filesystem", "label"])
+        .arg(mount.0.path())
+        .arg("mine")
+        .output()
+        .unwrap();
+    refused(&refusal, &["cannot set the label", "only root and the user who mounted"]);
+}
+
+#[test]
+fn labels_are_set_on_mounts_and_images_and_linux_reads_them() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let path = image.path().display().to_string();
+    let label = |target: &str| ok(ubtrfs(["filesystem", "label", target]));
+    let linux = || ok(Command::new("btrfs").args(["filesystem", "label", &path]).output().unwrap());
+    ok(ubtrfs(["filesystem", "label", &path, "on an image"]));
+    assert_eq!([label(&path), linux()], ["on an image\n", "on an image\n"]);
+    btrfs_check(image.path()).unwrap();
+    for options in [&[][..], &["--sandbox"]] {
+        let mount = Mount::new(image.path(), options);
+        ok(ubtrfs(["filesystem", "label", &mount.at(""), "on a mount"]));
+        assert_eq!([label(&mount.at("")), linux()], ["on a mount\n", "on a mount\n"], "it is durable at once");
+        let longest = "x".repeat(255);
+        ok(ubtrfs(["filesystem", "label", &mount.at(""), &longest]));
+        refused(&ubtrfs(["filesystem", "label", &mount.at(""), &"x".repeat(256)]), &["256 bytes", "at most 255"]);
+        assert_eq!(label(&mount.at("")), format!("{longest}\n"));
+        ok(ubtrfs(["filesystem", "label", &mount.at(""), ""]));
+        assert_eq!(label(&mount.at("")), "\n");
+    }
+    btrfs_check(image.path()).unwrap();
+    refused(&ubtrfs(["filesystem", "label", "/tmp"]), &["/tmp", "mount of ubtrfs", "IMAGE:/path"]);
+    refused(&ubtrfs(["filesystem", "label", "/etc/passwd"]), &["/etc/passwd"]);
+    refused(&ubtrfs(["filesystem", "df", "/nonexistent"]), &["/nonexistent"]);
+}
+
+/// Offset, length and address of each extent as `filefrag` shows them on Linux, in bytes.
+fn extents_on_linux(file: &Path) -> Vec<[u64; 3]> {
+    let text = ok(Command::new("filefrag").args(["-e", "-s", "-b1"]).arg(file).output().unwrap());
+    let line = |line: &str| {
+        let numbers: Vec<u64> = line
+            .split(|c: char| !c.is_ascii_digit())
+            .filter(|word| !word.is_empty())
+            .map_while(|word| word.parse().ok())
+            .collect();
+        let is_extent = line.trim_start().starts_with(|c: char| c.is_ascii_digit()) && line.contains("..");
+        is_extent.then(|| [numbers[1], numbers[5], numbers[3]])
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn our_extents(target: &str) -> Vec<[u64; 3]> {
+    let text = ok(ubtrfs(["filesystem", "fiemap", "--json", target]));
+    let extents: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let number = |extent: &serde_json::Value, name: &str| extent[name].as_u64().unwrap();
+    extents.iter().map(|extent| ["offset", "len", "address"].map(|name| number(extent, name))).collect()
+}
+
+#[test]
+fn extents_are_those_that_linux_shows() {
+    if !capability::kernel_oracle() || !capability::fuse() || !capability::program("filefrag") {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &[]);
+    let data = Rng::new(5).bytes(1 << 20);
+    for block in 0..50u64 {
+        use std::os::unix::fs::FileExt;
+        let file = fs::File::options().create(true).truncate(false).write(true).open(mount.at("sparse")).unwrap();
+        file.write_all_at(&data[..8192], block * 65536).unwrap();
+        file.sync_all().unwrap();
+    }
+    fs::write(mount.at("whole"), &data).unwrap();
+    ok(ubtrfs(["sync", &mount.at("")]));
+    let of_mount = [our_extents(&mount.at("sparse")), our_extents(&mount.at("whole"))];
+    assert_eq!(of_mount[0].len(), 50);
+    drop(mount);
+    let path = image.path().display().to_string();
+    let of_image = ["sparse", "whole"].map(|name| our_extents(&format!("{path}:/{name}")));
+    let linux = LoopMount::new(image.path(), "ro").unwrap();
+    let theirs = ["sparse", "whole"].map(|name| extents_on_linux(&linux.path().join(name)));
+    linux.close().unwrap();
+    assert_eq!(of_image, theirs);
+    assert_eq!(of_mount, theirs);
+}
+
+#[test]
+fn ranges_are_shared_on_mounts_and_images() {
+    if !capability::kernel_oracle() || !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let data = Rng::new(6).bytes(3 << 20);
+    let scratch = TempDir::new().unwrap();
+    fs::write(scratch.path().join("data"), &data).unwrap();
+    let mut changed = data.clone();
+    changed[2 << 20] ^= 1;
+    let path = image.path().display().to_string();
+    let on_image = |name: &str| format!("{path}:/{name}");
+    let work = |at: &dyn Fn(&str) -> String, prefix: &str| {
+        let at = |name: &str| at(&format!("{prefix}-{name}"));
+        let words = |command: &str, words: &[&str]| {
+            ubtrfs(["filesystem", command].iter().chain(words).copied().collect::<Vec<_>>())
+        };
+        let (source, same, other, target) = (at("source"), at("same"), at("other"), at("target"));
+        assert_ne!(our_extents(&same), our_extents(&source));
+        ok(words("dedupe", &[&source, &same]));
+        assert_eq!(our_extents(&same), our_extents(&source));
+        refused(&words("dedupe", &[&source, &other]), &["differ", "nothing was changed"]);
+        assert_ne!(our_extents(&other), our_extents(&source));
+        ok(words("dedupe", &[&source, &other, "--length", "1M"]));
+        ok(words("clone", &[&source, &target, "--source-offset", "1M", "--target-offset", "64K", "--length", "1M"]));
+        assert_eq!(our_extents(&target).last().unwrap()[0], 65536);
+        refused(&words("clone", &[&source, &target, "--source-offset", "1"]), &["sector size"]);
+        refused(&words("clone", &[&source, &target, "--source-offset", "9M"]), &[]);
+        refused(&words("clone", &[&source, &at("missing")]), &["cannot open"]);
+        refused(&words("clone", &[&source, "/tmp"]), &[]);
+    };
+    let mount = Mount::new(image.path(), &[]);
+    for prefix in ["mount", "image"] {
+        for (name, content) in [("source", &data), ("same", &data), ("other", &changed)] {
+            fs::write(mount.at(&format!("{prefix}-{name}")), content).unwrap();
+        }
+        fs::write(mount.at(&format!("{prefix}-target")), b"0123").unwrap();
+    }
+    ok(ubtrfs(["sync", &mount.at("")]));
+    let times = |name: &str| fs::metadata(mount.at(name)).unwrap().modified().unwrap();
+    let before = times("mount-same");
+    // The kernel has this page, and has to forget it.
+    assert_eq!(fs::read(mount.at("mount-target")).unwrap(), b"0123");
+    work(&|name| mount.at(name), "mount");
+    assert_eq!(times("mount-same"), before, "the content is the same");
+    let expected = [b"0123".as_slice(), &vec![0; 65532], &data[1 << 20..2 << 20]].concat();
+    assert!(fs::read(mount.at("mount-target")).unwrap() == expected);
+    drop(mount);
+    work(&on_image, "image");
+    btrfs_check(image.path()).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    for prefix in ["mount", "image"] {
+        let read = |name: &str| fs::read(linux.path().join(format!("{prefix}-{name}"))).unwrap();
+        assert!(
+            read("source") == data && read("same") == data && read("other") == changed && read("target") == expected
+        );
+    }
+    linux.scrub().unwrap();
+    linux.close().unwrap();
+}

@@ -1,0 +1,240 @@
+//! Commands on the content of files, whose ioctls do not reach a FUSE server: FIEMAP, FICLONERANGE, FIDEDUPERANGE.
+//!
+//! | command  | needs                                                                                                 |
+//! |----------|-------------------------------------------------------------------------------------------------------|
+//! | extents  | nothing but the file                                                                                  |
+//! | clone    | the source open for reading, the target open for writing                                              |
+//! | compression | nothing but the file                                                                               |
+//! | set compression | ownership of the file, or the rights of an administrator                                       |
+//! | dedupe   | the source open for reading; the target open for writing, or to own it, or the rights of an administrator |
+//!
+//! - D1. The kernel has no dirty pages of the files: the client has them written first. It forgets its pages of a target
+//!   whose content changed.
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_fs::{Error, ExtentKind, InodeId, XattrFlags, mode};
+
+use crate::caller::permit;
+use crate::execute::{Context, FileNr, OpenFile};
+use crate::failure::{Failure, Result};
+
+/// A command on the content of files. Offsets and lengths are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// The extents of a file, a page at a time: [`Response::Extents`].
+    Extents {
+        /// The file.
+        of: FileNr,
+        /// The first offset.
+        from: u64,
+    },
+    /// Makes a range of file 1 share the extents of a range of file 0.
+    Clone(Ranges),
+    /// The `btrfs.compression` property: [`Response::Compression`].
+    Compression {
+        /// The file or directory.
+        of: FileNr,
+    },
+    /// Sets the `btrfs.compression` property of a file, or of the new files of a directory.
+    SetCompression {
+        /// The file or directory.
+        of: FileNr,
+        /// `zlib`, `lzo`, `zstd`, `none`; empty to remove the property.
+        #[serde(with = "crate::bytes")]
+        method: Vec<u8>,
+    },
+    /// As [`Request::Clone`], but only if both ranges have the same content: [`Response::Deduped`].
+    Dedupe(Ranges),
+}
+
+/// A range of file 0 and one of file 1, of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ranges {
+    /// Offset in the source, file 0.
+    pub source: u64,
+    /// Offset in the target, file 1.
+    pub target: u64,
+    /// Bytes; 0 for all up to the source's end.
+    pub len: u64,
+}
+
+/// The result of a command on the content of files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// It is done.
+    Done,
+    /// Extents in the order of their offsets.
+    Extents {
+        /// The extents of this page.
+        extents: Vec<Extent>,
+        /// The offset to go on at; none at the end.
+        next: Option<u64>,
+    },
+    /// The `btrfs.compression` property; none if it is not set.
+    Compression(Option<String>),
+    /// Whether the ranges have the same content, and so share it now.
+    Deduped {
+        /// Whether they do.
+        same: bool,
+    },
+}
+
+/// An extent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Bytes of the file.
+    pub len: u64,
+    /// Its kind.
+    pub kind: Kind,
+    /// Logical address of the file's part; of the whole extent if it is compressed; 0 without an address.
+    pub address: u64,
+    /// Whether it is compressed.
+    pub is_compressed: bool,
+}
+
+/// The kind of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Data.
+    Data,
+    /// Data inside metadata.
+    Inline,
+    /// Allocated, and reads as zeros.
+    Prealloc,
+    /// Data that is not on disk yet.
+    Delalloc,
+}
+
+impl Request {
+    /// See [`crate::Request::is_long`].
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(self, Self::Clone(_) | Self::Dedupe(_))
+    }
+
+    /// See [`crate::Request::changes`].
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self, Self::Extents { .. } | Self::Compression { .. })
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    match request {
+        Request::Extents { of, from } => extents(context, of, from),
+        Request::Compression { of } => compression(context, of).map(Response::Compression),
+        Request::SetCompression { of, method } => set_compression(context, of, &method).map(|()| Response::Done),
+        Request::Clone(ranges) => clone(context, ranges).map(|()| Response::Done),
+        Request::Dedupe(ranges) => dedupe(context, ranges).map(|same| Response::Deduped { same }),
+    }
+}
+
+fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
+    let extent = |info: ubtrfs_fs::ExtentInfo| {
+        let is_compressed = info.compression != Default::default();
+        let within = if is_compressed { 0 } else { info.extent_offset };
+        Some(Extent {
+            offset: info.offset,
+            len: info.len_bytes,
+            kind: match info.kind {
+                ExtentKind::Data => Kind::Data,
+                ExtentKind::Inline => Kind::Inline,
+                ExtentKind::Prealloc => Kind::Prealloc,
+                ExtentKind::Delalloc => Kind::Delalloc,
+                ExtentKind::Hole => return None,
+            },
+            address: if info.disk_bytenr.0 == 0 { 0 } else { info.disk_bytenr.0.saturating_add(within) },
+            is_compressed,
+        })
+    };
+    let mut extents: Vec<Extent> = context.fs.extents(context.inode(of)?)?.into_iter().filter_map(extent).collect();
+    extents.sort_by_key(|extent| (extent.offset, extent.kind == Kind::Delalloc));
+    let first = extents.partition_point(|extent| extent.offset < from);
+    extents.drain(..first);
+    // Data that waits for its place may lie over an extent that it will replace: both have one offset then.
+    let mut end = extents.len().min(PAGE);
+    while end < extents.len() && extents[end].offset == extents[end - 1].offset {
+        end += 1;
+    }
+    let next = extents.get(end).map(|extent| extent.offset);
+    extents.truncate(end);
+    Ok(Response::Extents { extents, next })
+}
+
+fn clone(context: &Context<'_>, ranges: Ranges) -> Result<()> {
+    let (source, target) = pair(context)?;
+    if !target.is_writable {
+        return Err(Failure::new(Errno::BADF, "the target is not open for writing"));
+    }
+    let Ranges { source: from, target: to, len } = ranges;
+    context.fs.clone_range(source.id, from, target.id, to, len)?;
+    drop_privileges(context, target.id)?;
+    context.host.forget_data(target.id);
+    Ok(())
+}
+
+fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
+    let (source, target) = pair(context)?;
+    let is_owner = || context.fs.getattr(target.id).is_ok_and(|attr| attr.uid == context.caller.uid());
+    let may = target.is_writable || context.caller.overrides_permissions() || is_owner();
+    permit(may, "the target is not open for writing, and somebody else's")?;
+    let Ranges { source: from, target: to, len } = ranges;
+    Ok(context.fs.dedupe_range(source.id, from, target.id, to, len, context.job)?)
+}
+
+fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {
+    match context.fs.getxattr(context.inode(of)?, COMPRESSION) {
+        Ok(method) => Ok(Some(String::from_utf8_lossy(&method).into_owned())),
+        Err(Error::NoData) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<()> {
+    let (id, caller) = (context.inode(of)?, context.caller);
+    let is_owner = context.fs.getattr(id)?.uid == caller.uid();
+    permit(is_owner || caller.overrides_permissions(), "it is somebody else's")?;
+    let done = match method {
+        b"" => context.fs.removexattr(id, COMPRESSION, &caller.with_umask(0)),
+        method => context.fs.setxattr(id, COMPRESSION, method, XattrFlags::empty(), &caller.with_umask(0)),
+    };
+    match done {
+        Err(Error::NoData) if method.is_empty() => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+fn pair(context: &Context<'_>) -> Result<(OpenFile, OpenFile)> {
+    let (source, target) = (context.file(0)?, context.file(1)?);
+    if !source.is_readable {
+        return Err(Failure::new(Errno::BADF, "the source is not open for reading"));
+    }
+    Ok((source, target))
+}
+
+/// Takes set-user-id and set-group-id from a file that the caller changed, as a write does.
+fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
+    const CAP_FSETID: u32 = 4;
+    const GROUP_EXECUTE: u32 = 0o010;
+    let attr = context.fs.getattr(id)?;
+    if attr.mode & (mode::SETUID | mode::SETGID) == 0 || context.caller.is_capable(CAP_FSETID) {
+        return Ok(());
+    }
+    let mut kept = attr.mode & !mode::SETUID;
+    if kept & GROUP_EXECUTE != 0 || !context.caller.is_in_group(attr.gid) {
+        kept &= !mode::SETGID;
+    }
+    if kept != attr.mode {
+        context.fs.drop_privileges(id, kept)?;
+    }
+    Ok(())
+}
+
+const COMPRESSION: &[u8] = b"btrfs.compression";
+/// Extents of an answer.
+const PAGE: usize = 10_000;

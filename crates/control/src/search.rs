@@ -1,0 +1,194 @@
+//! Commands that read trees: items, and the paths of inodes and subvolumes.
+//!
+//! | command           | needs                                                                              |
+//! |-------------------|------------------------------------------------------------------------------------|
+//! | items             | the rights of an administrator ([`Context::require_admin`])                        |
+//! | path              | the rights of an administrator; nothing for the root directory of a subvolume      |
+//! | children          | nothing but a file of the subvolume                                                |
+//! | name and path of a child | read and search of the directories on the path below file 0                 |
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, RootId};
+use ubtrfs_fs::{Error, InodeId};
+
+use crate::access::may_read_names;
+use crate::execute::{Context, FileNr};
+use crate::failure::{Failure, Result};
+
+/// A command that reads trees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Items of a tree in ascending order of their keys: [`Response::Items`].
+    Items(Range),
+    /// The path of an inode from its subvolume's root: [`Response::Path`].
+    Path {
+        /// The subvolume; none for that of file 0.
+        tree: Option<u64>,
+        /// The inode.
+        inode: u64,
+    },
+    /// The subvolumes whose names the subvolume of a file holds, by id: [`Response::Children`].
+    Children {
+        /// Any file of it.
+        of: FileNr,
+        /// The first id.
+        from: u64,
+    },
+    /// Name and place of a subvolume below a directory: [`Response::Child`].
+    Child {
+        /// The directory.
+        below: FileNr,
+        /// The subvolume.
+        subvolume: u64,
+        /// The directory that holds its name.
+        dirid: u64,
+    },
+}
+
+/// Items to look for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Range {
+    /// The tree; none for the subvolume of file 0.
+    pub tree: Option<u64>,
+    /// The first key: objectid, type, offset.
+    pub min: (u64, u8, u64),
+    /// The last key.
+    pub max: (u64, u8, u64),
+    /// The least and the greatest generation of leaves.
+    pub generations: (u64, u64),
+    /// Most items.
+    pub nr_items: u32,
+    /// Most bytes of items, each with 32 bytes of its header.
+    pub len_bytes: u32,
+}
+
+/// The result of a command that reads trees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// Items that fit.
+    Items(Vec<Item>),
+    /// A path without a slash at its start and end, and the subvolume that it starts in.
+    Path {
+        /// The subvolume.
+        tree: u64,
+        /// The path.
+        #[serde(with = "crate::bytes")]
+        path: Vec<u8>,
+    },
+    /// Subvolumes, each with the directory that holds its name.
+    Children(Vec<(u64, u64)>),
+    /// Name and place of a subvolume.
+    Child {
+        /// Its name.
+        #[serde(with = "crate::bytes")]
+        name: Vec<u8>,
+        /// The path of the directory that holds it, without a slash at its start and end.
+        #[serde(with = "crate::bytes")]
+        path: Vec<u8>,
+    },
+}
+
+/// An item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item {
+    /// The generation of its leaf.
+    pub generation: u64,
+    /// Its key: objectid, type, offset.
+    pub key: (u64, u8, u64),
+    /// Its bytes.
+    #[serde(with = "crate::bytes::hex")]
+    pub bytes: Vec<u8>,
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    match request {
+        Request::Items(range) => items(context, &range).map(Response::Items),
+        Request::Path { tree, inode } => path(context, tree, inode),
+        Request::Children { of, from } => children(context, of, from).map(Response::Children),
+        Request::Child { below, subvolume, dirid } => child(context, below, RootId(subvolume), Ino(dirid)),
+    }
+}
+
+fn items(context: &Context<'_>, range: &Range) -> Result<Vec<Item>> {
+    context.require_admin()?;
+    let tree = range.tree.map_or_else(|| context.inode(0).map(|id| id.root), |tree| Ok(RootId(tree)))?;
+    let key = |(objectid, item_type, offset)| Key::new(objectid, KeyType(item_type), offset);
+    let keys = key(range.min)..=key(range.max);
+    let generations = Generation(range.generations.0)..=Generation(range.generations.1);
+    let most = usize::try_from(range.nr_items).unwrap_or(usize::MAX).min(ITEMS_MAX);
+    let mut room = usize::try_from(range.len_bytes).unwrap_or(usize::MAX).min(LEN_MAX);
+    let (mut found, mut is_too_big) = (Vec::new(), false);
+    context.fs.search_tree(tree, keys, generations, &mut |key, generation, bytes| {
+        let len = bytes.len() + HEADER_LEN;
+        if found.len() == most || len > room {
+            is_too_big = found.is_empty() && most > 0;
+            return false;
+        }
+        room -= len;
+        let key = (key.objectid, key.item_type.0, key.offset);
+        found.push(Item { generation: generation.0, key, bytes: bytes.to_vec() });
+        true
+    })?;
+    if is_too_big {
+        return Err(Failure::new(Errno::OVERFLOW, "the first item does not fit into the answer; ask for more bytes"));
+    }
+    Ok(found)
+}
+
+fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response> {
+    let own = context.inode(0)?.root;
+    let id = InodeId { root: tree.map_or(own, RootId), ino: Ino(inode) };
+    if id == InodeId::root_of(id.root) {
+        // As on Linux, which does not look whether there is such a subvolume.
+        return Ok(Response::Path { tree: id.root.0, path: Vec::new() });
+    }
+    context.require_admin()?;
+    Ok(Response::Path { tree: id.root.0, path: context.fs.path_in_subvolume(id)? })
+}
+
+fn children(context: &Context<'_>, of: FileNr, from: u64) -> Result<Vec<(u64, u64)>> {
+    let parent = context.inode(of)?.root;
+    let list = context.fs.subvolumes()?;
+    let of_parent = list.iter().filter(|info| info.parent == Some(parent) && info.id.0 >= from);
+    Ok(of_parent.map(|info| (info.id.0, info.dirid.0)).take(CHILDREN_MAX).collect())
+}
+
+fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) -> Result<Response> {
+    let (fs, top) = (context.fs, context.inode(below)?);
+    let info = fs.subvolume_info(subvolume)?;
+    if info.parent != Some(top.root) || info.dirid != dirid {
+        return Err(Error::NotFound.into());
+    }
+    // From the name's directory up to the given one; the way must lead there.
+    let mut dir = InodeId { root: top.root, ino: dirid };
+    let mut names = Vec::new();
+    for _ in 0..NESTING_MAX {
+        if dir == top {
+            names.reverse();
+            let name = info.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+            return Ok(Response::Child { name, path: names.join(&b'/') });
+        }
+        if dir == InodeId::root_of(dir.root) {
+            break;
+        }
+        may_read_names(fs, context.caller, dir)?;
+        let path = fs.path_in_subvolume(dir)?;
+        names.push(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec());
+        dir = fs.parent(dir)?;
+    }
+    Err(Error::AccessDenied.into())
+}
+
+/// Bytes of an item's header in the answer of the ioctl.
+const HEADER_LEN: usize = 32;
+/// Most items and bytes of an answer.
+const ITEMS_MAX: usize = 100_000;
+const LEN_MAX: usize = 8 << 20;
+/// Children of one answer: one more than the ioctl has room for.
+const CHILDREN_MAX: usize = 256;
+/// Longer paths are damage.
+const NESTING_MAX: usize = 4096;

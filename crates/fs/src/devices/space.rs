@@ -1,0 +1,98 @@
+//! How much space there is, by kind and by device, and the filesystem's label.
+
+use ubtrfs_format::DevId;
+use ubtrfs_format::item::BlockGroupFlags;
+use uuid::Uuid;
+
+use crate::Fs;
+use crate::error::Result;
+
+/// The space of a filesystem.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpaceUsage {
+    /// Block groups by type and profile, in the order of their bits.
+    pub groups: Vec<GroupUsage>,
+    /// The size of the global reserve, and how much of it is in use.
+    pub global_reserve: (u64, u64),
+    /// Devices, including missing ones, by their ids.
+    pub devices: Vec<DeviceUsage>,
+}
+
+/// All block groups of one type and profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupUsage {
+    /// Type and profile.
+    pub flags: BlockGroupFlags,
+    /// Logical bytes.
+    pub total: u64,
+    /// Logical bytes of extents.
+    pub used: u64,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceUsage {
+    /// Its id.
+    pub devid: DevId,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its path; none if it is missing.
+    pub path: Option<String>,
+    /// Bytes that the filesystem uses of it.
+    pub total: u64,
+    /// Bytes that the device has beyond them.
+    pub slack: u64,
+    /// Bytes in device extents.
+    pub allocated: u64,
+    /// Bytes in device extents by type and profile.
+    pub groups: Vec<(BlockGroupFlags, u64)>,
+}
+
+impl Fs {
+    /// How the space is used.
+    pub fn space_usage(&self) -> SpaceUsage {
+        let mut groups: Vec<GroupUsage> = Vec::new();
+        for group in self.engine.block_groups() {
+            match groups.iter_mut().find(|sum| sum.flags == group.flags) {
+                Some(sum) => {
+                    sum.total = sum.total.saturating_add(group.len_bytes);
+                    sum.used = sum.used.saturating_add(group.used);
+                }
+                None => groups.push(GroupUsage { flags: group.flags, total: group.len_bytes, used: group.used }),
+            }
+        }
+        groups.sort_by_key(|group| group.flags.bits());
+        let allocated = self.engine.allocated_by_device();
+        let device = |device: ubtrfs_transaction::DeviceSummary| {
+            let of_device = allocated.range((device.devid, 0)..=(device.devid, u64::MAX));
+            let len = self.engine.device_size(device.devid).map_or(device.total_bytes, |(_, len)| len);
+            DeviceUsage {
+                devid: device.devid,
+                uuid: device.uuid,
+                path: device.path,
+                total: device.total_bytes,
+                slack: len.saturating_sub(device.total_bytes),
+                allocated: device.bytes_used,
+                groups: of_device
+                    .map(|((_, flags), bytes)| (BlockGroupFlags::from_bits_retain(*flags), *bytes))
+                    .collect(),
+            }
+        };
+        let mut devices: Vec<DeviceUsage> = self.engine.devices().into_iter().map(device).collect();
+        devices.sort_by_key(|device| device.devid);
+        let usage = self.engine.usage();
+        // Without writers, nothing is set aside.
+        let in_use = usage.metadata.global_size.saturating_sub(usage.metadata.global_reserved);
+        SpaceUsage { groups, global_reserve: (usage.global_reserve, in_use), devices }
+    }
+
+    /// Sets the label. Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ubtrfs_transaction::Engine::set_label`].
+    pub fn set_label(&self, label: &[u8]) -> Result<()> {
+        self.check_open()?;
+        Ok(self.engine.set_label(label)?)
+    }
+}

@@ -1,0 +1,66 @@
+//! Searching the items of a tree, and the paths of inodes, as the ioctls TREE_SEARCH and INO_LOOKUP do.
+
+use std::ops::RangeInclusive;
+
+use ubtrfs_format::{Generation, Key, RootId};
+use ubtrfs_transaction::ItemRef;
+
+use crate::error::{Error, Result};
+use crate::{Fs, InodeId};
+
+impl Fs {
+    /// Passes the items of a tree in `keys` to `visit`, in ascending order, until it returns false. The generation is
+    /// that of the item's leaf; an item that is in no leaf yet has the running transaction's. Only leaves with a
+    /// generation in `generations` count.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] if there is no such tree.
+    pub fn search_tree(
+        &self,
+        tree: RootId,
+        keys: RangeInclusive<Key>,
+        generations: RangeInclusive<Generation>,
+        visit: &mut dyn FnMut(Key, Generation, &[u8]) -> bool,
+    ) -> Result<()> {
+        if !tree.is_subvolume() && self.read_only().is_none() && self.engine.has_changes() {
+            // The trees that account for subvolumes and space say what is true only after a commit.
+            self.engine.commit()?;
+        }
+        let tree = self.engine.tree(tree)?.ok_or(Error::NotFound)?;
+        let (mut start, end) = keys.into_inner();
+        while start <= end {
+            let items = tree.range(&start, &end, BATCH)?;
+            for (key, item) in &items {
+                let generation = match item {
+                    ItemRef::Delayed(_) => self.engine.generation(),
+                    ItemRef::Node(item) => item.leaf().generation(),
+                };
+                if generations.contains(&generation) && !visit(*key, generation, item) {
+                    return Ok(());
+                }
+            }
+            let last = items.last().filter(|_| items.len() == BATCH).and_then(|(key, _)| key.successor());
+            let Some(next) = last else { break };
+            start = next;
+        }
+        Ok(())
+    }
+
+    /// The path of an inode from the root of its subvolume, by its first name; empty for the root itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] if there is no such inode, or it has no name.
+    pub fn path_in_subvolume(&self, id: InodeId) -> Result<Vec<u8>> {
+        self.subvolume(id.root)?;
+        let names = self.names_up(id)?;
+        if names.is_empty() && id != InodeId::root_of(id.root) {
+            return Err(Error::NotFound);
+        }
+        Ok(names.join(&b'/'))
+    }
+}
+
+/// Items read at once.
+const BATCH: usize = 128;
