@@ -9,9 +9,12 @@
 use std::sync::Arc;
 
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_fs::{Fs, Job, MountOptions};
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::{Caller, Fs, InodeId, Job, MountOptions, NewInode};
+use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{
-    Compare, Image, KernelImage, KernelImageSpec, LoopMount, TreeEntry, capability, judge, second_opinion, walk_path,
+    Compare, Image, KernelImage, KernelImageSpec, LoopMount, Medium, MediumDevice, TreeEntry, capability, check_medium,
+    judge, second_opinion, walk_path,
 };
 
 fn open(image: &Image, options: &str) -> Arc<Fs> {
@@ -54,4 +57,40 @@ fn all_groups_of_images_of_linux_can_be_emptied() {
         second_opinion(made.image.path()).unwrap();
         judge(made.image.path(), "", &[(&before, Compare::ALL)]).unwrap();
     }
+}
+
+/// A block that only a snapshot uses, and that its source made, has full backrefs. Its copy is newer than the snapshot.
+#[test]
+fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
+    let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
+    let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &mkfs).unwrap()));
+    let fs = Fs::open(vec![Arc::clone(&device) as Arc<dyn Device>], MountOptions::default()).unwrap();
+    let source = fs.create_subvolume(fs.root(), b"source", &Caller::ROOT).unwrap();
+    let files: Vec<InodeId> = (0..200)
+        .map(|number| {
+            let id = fs.create(source, format!("file-{number}").as_bytes(), NewInode::file(0o600), &Caller::ROOT);
+            let id = id.unwrap().id;
+            fs.write(id, 0, &[number as u8; 8192]).unwrap();
+            id
+        })
+        .collect();
+    let snapshot = fs.snapshot(source.root, fs.root(), b"snapshot", false).unwrap();
+    for id in &files {
+        fs.write(*id, 0, b"changed").unwrap();
+    }
+    fs.sync().unwrap();
+    // Data alone: what shares blocks otherwise stays out of it.
+    for group in fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA)) {
+        fs.relocate_block_group(group.start, &Job::new()).unwrap();
+    }
+    for id in files.iter().step_by(3) {
+        fs.write(InodeId { root: snapshot.root, ino: id.ino }, 4096, b"changed too").unwrap();
+    }
+    fs.sync().unwrap();
+    check_medium(&device.content()).unwrap();
+    fs.delete_subvolume(fs.root(), b"source", None).unwrap();
+    empty_all_groups(&fs);
+    fs.finish_deletions(&mut |_| Ok(())).unwrap();
+    fs.close().unwrap();
+    check_medium(&device.content()).unwrap();
 }

@@ -7,6 +7,7 @@
 //!   rewritten/ small files that some threads rewrite all the time while another fsyncs them
 //!   poison     a file whose data the device refuses
 //! ```
+//! In half of the runs, another thread empties block groups.
 //!
 //! - T1. Each lane's promises hold whatever the other threads do: see [`History`]; any state may be found.
 //! - T2. A snapshot exists from the return of its creation until its deletion begins. It holds, for each lane, a state
@@ -66,6 +67,8 @@ struct Scenario {
     /// Number of fsyncs of the rewritten file.
     rewrites: usize,
     poison: bool,
+    /// Whether a thread empties block groups all the time.
+    moves: bool,
     /// Bytes left free, if limited: freed space is reused at once, and ENOSPC is possible.
     free: Option<u64>,
 }
@@ -101,6 +104,7 @@ impl Scenario {
             snapshots: 0,
             rewrites: 0,
             poison: false,
+            moves: seed / Self::KINDS % 2 == 1,
             free: None,
         };
         match seed % Self::KINDS {
@@ -140,6 +144,8 @@ impl Scenario {
                 (scenario.ballast, scenario.snapshots, scenario.rewrites) = ((12, 20), 5, 6);
             }
         }
+        // A nearly full filesystem has no room for copies.
+        scenario.moves &= scenario.free.is_none();
         if matches!(seed % Self::KINDS, 4 | 5) {
             scenario.mkfs.mixed = true;
             scenario.mkfs.nodesize = 4096;
@@ -386,6 +392,7 @@ fn run_threads(
             let (nr_fsyncs, file) = (scenario.rewrites, (seed / Scenario::KINDS) as usize % REWRITTEN.len());
             scope.spawn(move || rewrite(target, marks, faults, file, nr_fsyncs))
         });
+        let mover = scenario.moves.then(|| scope.spawn(move || move_block_groups(target, faults, shared, seed)));
         let poisoner = scenario.poison.then(|| scope.spawn(move || poison(target, shared)));
         let mut first = Ok(());
         for lane in lanes {
@@ -414,6 +421,12 @@ fn run_threads(
                     record.versions = versions;
                     record.told |= told;
                 }
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        if let Some(mover) = mover {
+            match joined(mover) {
+                Ok(told) => record.told |= told,
                 Err(error) => first = first.and(Err(error)),
             }
         }
@@ -493,6 +506,29 @@ fn rewrite(
         }
         Ok((versions, told))
     })
+}
+
+/// Empties block groups until the other threads are done. Returns whether a fault was reported.
+fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, shared: &Shared, seed: u64) -> Result<bool> {
+    let mut rng = Rng::new(seed ^ 0xba1a);
+    let fs = target.fs();
+    while !shared.stop.load(Ordering::SeqCst) {
+        let group = *rng.pick(&fs.block_groups());
+        let text = match caught(|| fs.relocate_block_group(group.start, &ubtrfs_fs::Job::new())) {
+            Some(Ok(report)) if report.failures.is_empty() => continue,
+            Some(Ok(report)) => format!("{:?}", report.failures),
+            Some(Err(error)) => error.to_string(),
+            None => "panicked".to_owned(),
+        };
+        // Chunks come and go meanwhile, and room for another one may be missing.
+        if text.contains("no space left") || text.contains("there is no block group") {
+            continue;
+        }
+        let has_fault = faults.is_some_and(|faults| faults.faults() > 0);
+        ensure!(has_fault, "emptying block group {} fails without a fault: {text}", group.start);
+        return Ok(true);
+    }
+    Ok(false)
 }
 
 /// Writes data that the device refuses, and expects the fsync to fail (T4).

@@ -139,7 +139,8 @@ impl Engine {
         let apply = self.stats.span(Span::Apply);
         self.apply_frozen(&frozen, &mut work.refs, transid)?;
         self.change_roots(root_changes, work, transid)?;
-        if gate.is_none() {
+        // I3 of relocation::closure: no tree is dropped in part when a step begins.
+        if step.is_none() {
             self.drop_dead_roots(&mut work.refs, &mut work.quota, transid)?;
         }
         drop(apply);

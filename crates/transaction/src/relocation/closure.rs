@@ -220,6 +220,12 @@ impl<'e> Closure<'e> {
 
     /// A tree that a reference names, if it is one whose blocks can be copied (I3).
     fn subvolume(&self, root: RootId, bytenr: Logical) -> Result<Arc<Tree>> {
+        if root == RootId::TREE_RELOC {
+            return Err(Error::Refused {
+                what: format!("an extent at {bytenr} belongs to a relocation tree, which a balance of Linux left"),
+                hint: "mount the filesystem with Linux once, which removes the tree",
+            });
+        }
         let tree = self.engine.tree(root)?.filter(|tree| tree.id().is_fs_tree());
         let tree = tree.ok_or_else(|| corrupt(bytenr, "reference to", root.0, "expected the id of a subvolume"))?;
         let half_dropped = |tree: &Tree| {

@@ -45,7 +45,7 @@ pub(crate) struct Copies {
 pub(crate) struct NewRoot {
     pub(crate) tree: Arc<Tree>,
     pub(crate) root: RootPtr,
-    /// Whether a copied block of the tree has other users.
+    /// Whether a copied block of the tree has other users, or full backrefs.
     pub(crate) has_shared_copies: bool,
 }
 
@@ -228,12 +228,14 @@ impl Copying<'_, '_> {
     }
 }
 
-/// Members with several users: by their own references, or because a block above them has several.
+/// Members that a later cow must look up: with several users, by their own references or because a block above them has
+/// several; and with full backrefs.
 fn shared_members(closure: &Closure<'_>) -> BTreeSet<(u8, Logical)> {
     let mut shared = BTreeSet::new();
     for (place @ (level, _), member) in closure.members.iter().rev() {
         let above = |parent: &Logical| shared.contains(&(level.saturating_add(1), *parent));
-        if member.record.refs.len() > 1 || member.parents.iter().any(above) {
+        let own = member.record.refs.len() > 1 || member.record.has_full_backrefs();
+        if own || member.parents.iter().any(above) {
             shared.insert(*place);
         }
     }

@@ -110,6 +110,7 @@ impl Engine {
         let mut nr_waits = 0;
         loop {
             job.check()?;
+            self.finish_drops(job)?;
             let done = self.move_some(&range, &mut report)?;
             let now = self.space.block_group_at(group.start).map_or(0, |group| group.used);
             job.advance(used.saturating_sub(now));
@@ -135,6 +136,15 @@ impl Engine {
                 std::thread::sleep(WAIT);
             }
         }
+    }
+
+    /// Waits until no deleted subvolume is dropped in part (I3 of [`crate::relocation::closure`]): each commit drops a part.
+    fn finish_drops(&self, job: &Job) -> Result<()> {
+        while self.nr_dead_roots() > 0 {
+            job.check()?;
+            self.commit()?;
+        }
+        Ok(())
     }
 
     /// Makes another group first if this is the last of its type: new chunks take their profile from the others.
@@ -186,6 +196,10 @@ impl Engine {
             if matches!(error, Error::NoSpace) {
                 return Err(error);
             }
+            // An extent that was freed meanwhile may be discarded on the devices: its content is nobody's loss.
+            if self.is_gone(bytenr)? {
+                continue;
+            }
             let users = self.users_of(bytenr).unwrap_or_default();
             report.failures.push(RelocationFailure { bytenr, error, users });
         }
@@ -201,6 +215,13 @@ impl Engine {
             return Err(Error::Bug { what });
         }
         Ok(())
+    }
+
+    /// Whether the extent tree has no extent at this address.
+    fn is_gone(&self, bytenr: Logical) -> Result<bool> {
+        let tree = self.own_tree(RootId::EXTENT_TREE)?;
+        let record = tree.with_root(|source, root| record_at(source, root, bytenr, self.geometry.nodesize))?;
+        Ok(record.is_none())
     }
 
     /// The files that use a data extent.

@@ -14,8 +14,9 @@
 //! - I1. A step begins when no delayed ref concerns a subvolume's block or a data extent, and it moves all references
 //!   that the extent tree records ([`crate::relocation::copy`]). So blocks stay shared by the same trees, and no quota
 //!   changes.
-//! - I2. Copies of shared blocks are newer than the last snapshot of their trees. Each of these trees notes this
-//!   transaction as that of its last snapshot, so that a later cow looks their references up ([`crate::cow::sink`]).
+//! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees. Each
+//!   of these trees notes this transaction as that of its last snapshot, so that a later cow looks references and flags of
+//!   such a block up ([`crate::cow::sink`]).
 //! - I3. While data extents move, the gate is closed: no item of the next transaction names an old address. Operations
 //!   that looked an address up earlier get it translated ([`crate::extents::moved_extents`]).
 
@@ -33,7 +34,7 @@ use crate::extents::csum_tree;
 use crate::handle::metadata_reservation::Purpose;
 use crate::relocation::closure::Closure;
 use crate::relocation::copy::{Copies, CopySpace, NewRoot, copy_closure};
-use crate::relocation::extent_record::ExtentRecord;
+use crate::relocation::extent_record::{ExtentRecord, record_at};
 
 /// A data extent that was copied, with verified checksums, before the step.
 #[derive(Clone, Debug)]
@@ -155,7 +156,12 @@ impl Engine {
                 failures.push((bytenr, error));
             }
         }
-        failures.into_iter().for_each(|(bytenr, error)| step.fail(bytenr, error));
+        for (bytenr, error) in failures {
+            // A deletion that began meanwhile goes on after the step, and the extent is found again.
+            if !matches!(error, Error::Refused { .. }) || self.nr_dead_roots() == 0 {
+                step.fail(bytenr, error);
+            }
+        }
         Ok(closure)
     }
 
@@ -295,6 +301,12 @@ impl Engine {
     fn leaf_below(&self, tree: &crate::delayed::tree_view::Tree, block: &ExtentRecord) -> Result<Below> {
         let (bytenr, level) = (block.extent.bytenr, block.level.unwrap_or_default());
         let root = tree.root_ptr();
+        // A block that was freed since it was found may be discarded on the devices.
+        let extents = self.own_tree(RootId::EXTENT_TREE)?.root_ptr();
+        let record = record_at(&*self.store, &extents, bytenr, self.geometry.nodesize)?;
+        if record.is_none_or(|record| (record.level, record.generation) != (block.level, block.generation)) {
+            return Ok(Below::Gone);
+        }
         let ptr = NodePtr { tree: tree.id(), bytenr, generation: block.generation, level, first_key: None };
         let node = self.store.read_node(&ptr)?;
         let Some(key) = node.first_key() else {
