@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
-use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
+use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run};
 
 const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/ioctls.py");
@@ -79,6 +79,23 @@ fn what_is_asked_by_ioctl_is_answered_as_on_linux() {
     let both = on_both(&image(), &[], "look");
     assert!(both.1.lines().count() > 80, "{}", both.1);
     compare(&both);
+}
+
+#[test]
+fn random_arguments_harm_nothing() {
+    if !ready() {
+        return;
+    }
+    let image = image();
+    let dir = TempDir::with_prefix("ubtrfs-ioctls-").unwrap();
+    run(UBTRFS, [OsStr::new("mount"), image.path().as_os_str(), dir.path().as_os_str()]).unwrap();
+    let seed = Rng::seed_or(20_261_123).to_string();
+    let words = ["-k", "5", "300", "python3", PROGRAM].map(OsStr::new);
+    let called = Command::new("timeout").args(words).arg(dir.path()).args(["garbage", &seed]).output().unwrap();
+    let unmounted = Command::new(UBTRFS).arg("umount").arg(dir.path()).status().unwrap();
+    assert_eq!(String::from_utf8_lossy(&called.stdout), "garbage\n", "UBTRFS_SEED={seed}: {called:?}");
+    assert!(unmounted.success());
+    btrfs_check(image.path()).unwrap();
 }
 
 #[test]

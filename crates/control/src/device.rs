@@ -79,6 +79,10 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     let Request::Resize { devid, to } = request;
     context.require_admin()?;
     let devid = DevId(devid);
+    if !context.fs.space_usage().devices.iter().any(|device| device.devid == devid) {
+        let text = format!("there is no device {devid}; list the devices with: ubtrfs filesystem show");
+        return Err(Failure::new(Errno::NODEV, text));
+    }
     let (before, has) = context.fs.device_size(devid)?;
     let wanted = to.bytes(before, has).ok_or_else(|| {
         Failure::new(Errno::INVAL, format!("device {devid} has {before} bytes, so the size would be out of range"))

@@ -152,17 +152,9 @@ fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
             is_compressed,
         })
     };
-    let mut extents: Vec<Extent> = context.fs.extents(context.inode(of)?)?.into_iter().filter_map(extent).collect();
+    let (found, next) = context.fs.extents_from(context.inode(of)?, from, PAGE)?;
+    let mut extents: Vec<Extent> = found.into_iter().filter_map(extent).collect();
     extents.sort_by_key(|extent| (extent.offset, extent.kind == Kind::Delalloc));
-    let first = extents.partition_point(|extent| extent.offset < from);
-    extents.drain(..first);
-    // Data that waits for its place may lie over an extent that it will replace: both have one offset then.
-    let mut end = extents.len().min(PAGE);
-    while end < extents.len() && extents[end].offset == extents[end - 1].offset {
-        end += 1;
-    }
-    let next = extents.get(end).map(|extent| extent.offset);
-    extents.truncate(end);
     Ok(Response::Extents { extents, next })
 }
 

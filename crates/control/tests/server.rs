@@ -103,6 +103,23 @@ fn a_hundred_clients_are_served_at_once() {
 }
 
 #[test]
+fn clients_beyond_the_limit_wait_for_their_turn() {
+    let bed = Bed::new();
+    let (go, arrived) = bed.hold_next_change();
+    thread::scope(|scope| {
+        for _ in 0..400 {
+            scope.spawn(|| bed.works());
+        }
+        let held = scope.spawn(|| bed.channel().call(long(), &[]));
+        arrived.recv().unwrap();
+        drop(go);
+        held.join().unwrap().unwrap();
+    });
+    *bed.host.before_change.lock() = None;
+    bed.end();
+}
+
+#[test]
 fn more_subvolumes_than_a_page_are_listed() {
     let bed = Bed::new();
     for name in 0..1100 {

@@ -12,16 +12,19 @@
 //! | INO_LOOKUP     | treeid 0, objectid 8, name 16                                                                |
 //! | INO_LOOKUP_USER | dirid 0, treeid 8, name 16, path 272                                                        |
 //! | GET_SUBVOL_ROOTREF | min_treeid 0, (treeid, dirid) from 8 on, their number 4088                               |
+//! | RESIZE         | name 8                                                                                       |
 //! | TREE_SEARCH    | tree_id 0, min and max objectid 8, offset 24, transid 40, type 56, nr_items 64, items 104      |
 
 use rustix::io::Errno;
+use ubtrfs_control::device::{self, NewSize};
 use ubtrfs_control::filesystem::{self, Info};
 use ubtrfs_control::search::{self, Item, Range};
 use ubtrfs_control::{Failure, Request, Response, Result};
 use ubtrfs_fs::Error;
 
-use crate::subvolume_ioctl::{Command, short, word};
+use crate::subvolume_ioctl::{Command, NAME, name_of, short, word};
 
+const RESIZE: u32 = 0x5000_9403;
 const TREE_SEARCH: u32 = 0xd000_9411;
 const INO_LOOKUP: u32 = 0xd000_9412;
 const SYNC: u32 = 0x9408;
@@ -68,6 +71,7 @@ pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Resu
         INO_LOOKUP => ino_lookup(command, data).map(Answer::from),
         INO_LOOKUP_USER => ino_lookup_user(command, data).map(Answer::from),
         GET_SUBVOL_ROOTREF => root_refs(command, data),
+        RESIZE => resize(command, data).map(|()| Answer::default()),
         TREE_SEARCH => tree_search(command, data).map(Answer::from),
         _ => return None,
     })
@@ -146,6 +150,42 @@ fn set_label(command: &Command<'_>, data: &[u8]) -> Result<()> {
     let unended = || Error::InvalidArgument("a label without an end");
     let label = data.get(..end.ok_or_else(unended)?).unwrap_or_default().to_vec();
     whole(command, filesystem::Request::SetLabel { label }).map(|_| ())
+}
+
+fn resize(command: &Command<'_>, data: &[u8]) -> Result<()> {
+    let request = parse_resize(name_of(data, NAME)?).ok_or(Error::InvalidArgument("a size"))?;
+    command.run(Request::Device(request)).map(|_| ())
+}
+
+/// Parses `[DEVID:][+|-]SIZE` or `[DEVID:]max`; a size is a number, which a letter multiplies by a power of 1024.
+fn parse_resize(text: &[u8]) -> Option<device::Request> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (devid, size) = match text.split_once(':') {
+        Some((devid, size)) => (devid.parse().ok()?, size),
+        None => (1, text),
+    };
+    let bytes = |size: &str| {
+        let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let shift = match size[digits.len()..].to_ascii_lowercase().as_str() {
+            "" => 0,
+            "k" => 10,
+            "m" => 20,
+            "g" => 30,
+            "t" => 40,
+            "p" => 50,
+            "e" => 60,
+            _ => return None,
+        };
+        digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    };
+    let to = match size.strip_prefix('+').map(|more| (true, more)).or(size.strip_prefix('-').map(|less| (false, less)))
+    {
+        _ if size == "max" => NewSize::Max,
+        Some((true, more)) => NewSize::Add(bytes(more)?),
+        Some((false, less)) => NewSize::Sub(bytes(less)?),
+        None => NewSize::To(bytes(size)?),
+    };
+    Some(device::Request::Resize { devid, to })
 }
 
 fn ino_lookup(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
@@ -266,6 +306,18 @@ const SEARCH_LEN: u32 = 3992;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_read_as_linux_reads_them() {
+        let resize = |devid, to| Some(device::Request::Resize { devid, to });
+        assert_eq!(parse_resize(b"max"), resize(1, NewSize::Max));
+        assert_eq!(parse_resize(b"2:+1G"), resize(2, NewSize::Add(1 << 30)));
+        assert_eq!(parse_resize(b"-4096"), resize(1, NewSize::Sub(4096)));
+        assert_eq!(parse_resize(b"1:3m"), resize(1, NewSize::To(3 << 20)));
+        for wrong in [&b""[..], b"+", b"x", b":", b"1:", b"1x", b"+-1", b"99999999999E", b"\xff", b"17179869184G"] {
+            assert_eq!(parse_resize(wrong), None, "{wrong:?}");
+        }
+    }
 
     #[test]
     fn found_items_lie_behind_the_request() {

@@ -179,11 +179,11 @@ fn flags_v2(data: &[u8], known: u64) -> Result<u64> {
 }
 
 /// Offset of the name in `struct btrfs_ioctl_vol_args`, and in its second version.
-const NAME: usize = 8;
+pub(crate) const NAME: usize = 8;
 const NAME_V2: usize = 56;
 
 /// The name at an offset.
-fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
+pub(crate) fn name_of(data: &[u8], at: usize) -> Result<&[u8]> {
     let name = data.get(at..).ok_or_else(short)?;
     let end = name.iter().position(|byte| *byte == 0).ok_or(Error::NameTooLong)?;
     Ok(&name[..end])

@@ -92,6 +92,10 @@ def everything():
 
 if sys.argv[2] == "look":
     everything()
+    RESIZE = 0x50009403
+    for size in ["-16m", "+8M", "1:max", "7:max", "x", "", "1:-100E", "-1023m"]:
+        show(f"resize {size}", call(".", RESIZE, struct.pack("<q", -1) + size.encode().ljust(4088, b"\0")), len)
+        show("dev_info", call(".", DEV_INFO, struct.pack("<Q", 1).ljust(4096, b"\0")), lambda raw: raw[32:40])
     show("set label", call(".", SET_LABEL, b"new label".ljust(256, b"\0")), len)
     show("label", call(".", GET_LABEL, bytes(256)), text)
     show("long label", call(".", SET_LABEL, b"x" * 256), len)
@@ -103,7 +107,24 @@ if sys.argv[2] == "look":
     os.setresuid(65534, 65534, 65534)
     print("as nobody")
     everything()
+    show("resize", call(".", RESIZE, struct.pack("<q", -1) + b"max".ljust(4088, b"\0")), len)
     show("set label", call(".", SET_LABEL, b"other".ljust(256, b"\0")), len)
+elif sys.argv[2] == "garbage":
+    # Random bytes, which must not end the server.
+    import random
+
+    random.seed(int(sys.argv[3]))
+    numbers = [SNAP_CREATE, SNAP_CREATE_V2, CREATE, TREE_SEARCH, INO_LOOKUP, DEV_INFO, FS_INFO, GET_LABEL, FEATURES]
+    numbers += [ROOTREF, LOOKUP_USER, GETFLAGS, WAIT_SYNC, 0x50009403, 0x5000940F, 0x4008941A, 0x81F8943C]
+    for _ in range(3000):
+        number = random.choice(numbers)
+        data = bytearray(random.choice([b"\0", b"\xff", b"a"]) * (number >> 16 & 0x3FFF))
+        for _ in range(random.randrange(40)):
+            at = random.randrange(len(data)) if random.random() < 0.3 else random.randrange(min(128, len(data)))
+            data[at] = random.choice([0, 1, 5, 255, random.randrange(256)])
+        call(random.choice([".", "dir", "a", "dir/file"]), number, data)
+    open("after", "w").write("garbage")
+    print(open("after").read())
 else:
     # Snapshots by a descriptor of the caller.
     def snapshot(path, name, flags=None, descriptor=None, source=None):

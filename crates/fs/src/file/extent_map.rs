@@ -48,10 +48,17 @@ impl Fs {
     /// Returns the extents of the file's items in file order, then its pending ranges in file order. Holes are listed
     /// only if the filesystem makes them explicit.
     pub fn extents(&self, id: InodeId) -> Result<Vec<ExtentInfo>> {
+        Ok(self.extents_from(id, 0, usize::MAX)?.0)
+    }
+
+    /// Returns up to `limit` extents of the file's items that end behind `from`, and the pending ranges there, as
+    /// [`Fs::extents`] does; and where to go on, if there may be more.
+    pub fn extents_from(&self, id: InodeId, from: u64, limit: usize) -> Result<(Vec<ExtentInfo>, Option<u64>)> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
         check_regular(&state)?;
-        let items = extents_in(&inode.home.tree, id.ino, 0..u64::MAX, usize::MAX, self.geometry.sectorsize)?;
+        let items = extents_in(&inode.home.tree, id.ino, from..u64::MAX, limit, self.geometry.sectorsize)?;
+        let next = items.last().filter(|_| items.len() >= limit).map(|last| last.end);
         let mut extents = Vec::with_capacity(items.len());
         for item in &items {
             let (kind, regular) = match &item.extent.body {
@@ -70,7 +77,8 @@ impl Fs {
                 compression: item.extent.compression,
             });
         }
-        extents.extend(state.data.pending_in(0..u64::MAX).into_iter().map(|range| ExtentInfo {
+        let pending = state.data.pending_in(from..next.unwrap_or(u64::MAX));
+        extents.extend(pending.into_iter().map(|range| ExtentInfo {
             offset: range.start,
             len_bytes: range.end - range.start,
             kind: ExtentKind::Delalloc,
@@ -79,7 +87,7 @@ impl Fs {
             extent_offset: 0,
             compression: Compression::None,
         }));
-        Ok(extents)
+        Ok((extents, next))
     }
 
     /// Pending bytes that have no extent yet. `st_blocks` counts them beside the extents: if a file with data looked
