@@ -192,6 +192,9 @@ fn a_balance_is_paused_and_resumed_here_and_by_linux() {
     drop(fs);
     second_opinion(made.image.path()).unwrap();
     btrfs_check(made.image.path()).unwrap();
+    let fs = open(&made.image, "ro");
+    assert!(fs.balance_status().is_some_and(|status| !status.is_running), "a paused balance is shown without writing");
+    drop(fs);
     // Linux resumes ours when it mounts, pauses it, and leaves it to us.
     let mount = LoopMount::new(made.image.path(), "skip_balance").unwrap();
     let path = mount.path().to_string_lossy().into_owned();

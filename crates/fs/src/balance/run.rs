@@ -111,7 +111,7 @@ impl Fs {
 
     /// Resumes a balance that an earlier mount left unfinished, in a thread of its own.
     pub fn resume_balance_in_background(self: &Arc<Self>) {
-        if !self.balance.is_paused() || self.options.skip_balance {
+        if !self.balance.is_paused() || self.options.skip_balance || self.read_only().is_some() {
             return;
         }
         let fs = Arc::clone(self);

@@ -86,13 +86,13 @@ impl Fs {
         fs.readahead.start(&fs);
         let leaves = fs.engine.leaf_read_ahead();
         fs.leaf_threads.start("ubtrfs-leaves", 1, move || leaves.run());
+        if let Err(error) = fs.find_balance() {
+            tracing::warn!("looking for an interrupted balance: {error}");
+        }
         if fs.read_only().is_none() {
             // Leftovers of deleted subvolumes are no reason to refuse the filesystem.
             if let Err(error) = fs.engine.find_dead_roots() {
                 tracing::warn!("looking for deleted subvolumes: {error}");
-            }
-            if let Err(error) = fs.find_balance() {
-                tracing::warn!("looking for an interrupted balance: {error}");
             }
             fs.commit_thread.start(&fs);
             fs.data.threads.start(&fs);
