@@ -83,7 +83,7 @@ codes! {
     RootItem = "E-ROOT-ITEM", "A root item contradicts its tree, or has an unknown id.";
     RootRef = "E-ROOT-REF", "ROOT_REF, ROOT_BACKREF and directory entry of a subvolume do not agree.";
     Uuid = "W-UUID", "The UUID tree lacks a subvolume, or names one that does not exist.";
-    Qgroup = "W-QGROUP", "A quota group's numbers differ from the usage of its subvolume.";
+    Qgroup = "W-QGROUP", "A quota group's numbers differ from the usage of its subvolumes.";
     QgroupItem = "E-QGROUP-ITEM", "Items of the quota tree contradict each other.";
     Log = "E-LOG", "The tree log is broken, or its blocks or data overlap other extents or lie outside of their block groups.";
     Limit = "E-LIMIT", "A part was left out because checking it would take too long.";

@@ -1,12 +1,14 @@
-//! The quota tree: items that belong together, and the numbers of each subvolume's own group.
+//! The quota tree: items that belong together, and the numbers of all groups.
 //!
-//! A subvolume refers to an extent if any of its blocks or files does. An extent is exclusive while no other subvolume refers
-//! to it. The numbers of higher groups follow from their members and are not compared.
+//! A group refers to an extent if a block or a file of one of its subvolumes does. It has the extent exclusively if no
+//! other subvolume refers to it. So the bytes are summed for each set of subvolumes; few sets occur, however many extents
+//! there are.
 //!
 //! Invariants:
-//! - I1. With quotas on, about 50 bytes for each tree block and data extent; otherwise nothing.
+//! - I1. With quotas on, about 20 bytes for each tree block and data extent; otherwise nothing.
+//! - I2. Set 0 is empty. A set is added when it is first met, and never changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ubtrfs_format::item::{QgroupInfo, QgroupStatus};
 use ubtrfs_format::{KeyType, RootId};
@@ -22,18 +24,27 @@ pub(crate) struct Quota {
     /// Whether the numbers are compared.
     active: bool,
     listed: BTreeMap<u64, (QgroupInfo, Place)>,
-    found: BTreeMap<u64, (u64, u64)>,
+    /// Groups that each group belongs to.
+    parents: BTreeMap<u64, BTreeSet<u64>>,
     /// The current subvolume.
     current: Option<RootId>,
-    /// For each extent: the first subvolume that refers to it, the last one, and whether there are several.
-    users: std::collections::HashMap<u64, Users>,
+    /// For each extent: the set of subvolumes that refer to it.
+    users: HashMap<u64, u32>,
+    /// The sets (I2).
+    sets: Vec<UserSet>,
+    /// The set that a set and another subvolume make.
+    with: HashMap<(u32, u64), u32>,
 }
 
+/// A set of subvolumes: another set and one more. As the subvolumes are visited one after the other, a set is always made
+/// in the same order.
 #[derive(Clone, Copy, Debug)]
-struct Users {
-    first: u64,
+struct UserSet {
+    others: u32,
+    /// The subvolume that was visited last.
     last: u64,
-    several: bool,
+    /// Bytes of the extents that have exactly these users.
+    bytes: u64,
 }
 
 impl Quota {
@@ -54,26 +65,60 @@ impl Quota {
 
     fn count(&mut self, bytenr: u64, len_bytes: u64) {
         let Some(RootId(tree)) = self.current.filter(|_| self.active) else { return };
-        let users = self.users.entry(bytenr).or_insert(Users { first: tree, last: 0, several: false });
-        if users.last == tree {
-            return;
+        if self.sets.is_empty() {
+            self.sets.push(UserSet { others: 0, last: 0, bytes: 0 });
         }
-        users.last = tree;
-        let exclusive_of = match (users.first == tree, users.several) {
-            (true, _) => Some((tree, true)),
-            (false, false) => Some((users.first, false)),
-            (false, true) => None,
-        };
-        if users.first != tree {
-            users.several = true;
-        }
+        let before = self.users.get(&bytenr).copied().unwrap_or(0);
+        let Some(set) = self.sets.get_mut(before as usize).filter(|set| set.last != tree) else { return };
         // A crafted image can have any length.
-        let found = self.found.entry(tree).or_default();
-        found.0 = found.0.wrapping_add(len_bytes);
-        if let Some((tree, gains)) = exclusive_of {
-            let exclusive = &mut self.found.entry(tree).or_default().1;
-            *exclusive = if gains { exclusive.wrapping_add(len_bytes) } else { exclusive.wrapping_sub(len_bytes) };
+        if before != 0 {
+            set.bytes = set.bytes.wrapping_sub(len_bytes);
         }
+        let next = u32::try_from(self.sets.len()).unwrap_or(u32::MAX);
+        let after = *self.with.entry((before, tree)).or_insert(next);
+        if after == next {
+            self.sets.push(UserSet { others: before, last: tree, bytes: 0 });
+        }
+        if let Some(set) = self.sets.get_mut(after as usize) {
+            set.bytes = set.bytes.wrapping_add(len_bytes);
+        }
+        self.users.insert(bytenr, after);
+    }
+
+    /// A subvolume's group and all groups above it, as far as they are listed.
+    fn above(&self, tree: u64) -> BTreeSet<u64> {
+        let (mut found, mut open) = (BTreeSet::new(), vec![tree]);
+        while let Some(group) = open.pop() {
+            if self.listed.contains_key(&group) && found.insert(group) {
+                open.extend(self.parents.get(&group).into_iter().flatten());
+            }
+        }
+        found
+    }
+
+    /// Referenced and exclusive bytes of each group.
+    fn numbers(&self) -> BTreeMap<u64, (u64, u64)> {
+        let mut above: HashMap<u64, BTreeSet<u64>> = HashMap::new();
+        let mut found: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for users in self.sets.iter().skip(1).filter(|users| users.bytes > 0) {
+            let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
+            let (mut nr_users, mut set) = (0, Some(users));
+            // Set 0 is empty, and every other set was made after those that it extends.
+            while let Some(UserSet { others, last, .. }) = set.copied() {
+                nr_users += 1;
+                let groups = above.entry(last).or_insert_with(|| self.above(last));
+                groups.iter().for_each(|group| *counts.entry(*group).or_default() += 1);
+                set = self.sets.get(others as usize).filter(|_| others != 0);
+            }
+            for (group, count) in counts {
+                let numbers = found.entry(group).or_default();
+                numbers.0 = numbers.0.wrapping_add(users.bytes);
+                if count == nr_users {
+                    numbers.1 = numbers.1.wrapping_add(users.bytes);
+                }
+            }
+        }
+        found
     }
 }
 
@@ -134,6 +179,9 @@ impl<'a> Checker<'a> {
                 self.sink.report(Code::QgroupItem, *place, text);
             }
         }
+        for (member, parent) in relations.into_keys().filter(|(member, parent)| member < parent) {
+            self.quota.parents.entry(member).or_default().insert(parent);
+        }
         let Some(status) = status else {
             let text = "the quota tree has no status item";
             return self.sink.report(Code::QgroupItem, Place::tree(RootId::QUOTA_TREE), text);
@@ -142,7 +190,7 @@ impl<'a> Checker<'a> {
         self.quota.active = status & QgroupStatus::ON != 0 && status & unsure == 0;
     }
 
-    /// Compares the numbers of each subvolume's group.
+    /// Compares the numbers of each group. Those of a subvolume that no longer exists are left alone.
     pub(crate) fn compare_quota(&mut self) {
         if !self.quota.active || self.has_gaps {
             return;
@@ -151,11 +199,12 @@ impl<'a> Checker<'a> {
         if self.roots.trees.values().any(|root| root.refs == 0) {
             return;
         }
+        let found = self.quota.numbers();
         for (group, (info, place)) in std::mem::take(&mut self.quota.listed) {
-            if group >> 48 != 0 || !self.roots.trees.contains_key(&group) {
+            if group >> 48 == 0 && !self.roots.trees.contains_key(&group) {
                 continue;
             }
-            let (referenced, exclusive) = self.quota.found.get(&group).copied().unwrap_or_default();
+            let (referenced, exclusive) = found.get(&group).copied().unwrap_or_default();
             if (info.rfer, info.excl) != (referenced, exclusive) {
                 let text = format!(
                     "quota group {} has {} bytes referenced and {} exclusive, found {referenced} and {exclusive}",

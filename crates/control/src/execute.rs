@@ -10,7 +10,7 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{balance, defragment, device, file, filesystem, search, subvolume};
+use crate::{balance, defragment, device, file, filesystem, quota, resolve, search, subvolume};
 
 /// The number of a file among those that come with a request.
 pub type FileNr = u8;
@@ -133,6 +133,8 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Balance(request) => balance::execute(context, request).map(Response::Balance),
         Request::Search(request) => search::execute(context, request).map(Response::Search),
         Request::File(request) => file::execute(context, request).map(Response::File),
+        Request::Quota(request) => quota::execute(context, request).map(Response::Quota),
+        Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
         Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
     };
     done.map_err(|failure| failure.explained(context.fs))

@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and what a command gets: [`Context`]                       |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `resolve` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the caller of a command, and its rights                                 |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | what travels through the socket                                         |
@@ -51,6 +51,8 @@ pub mod file;
 pub mod filesystem;
 mod message;
 mod process;
+pub mod quota;
+pub mod resolve;
 pub mod search;
 mod server;
 pub mod subvolume;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{balance, defragment, device, file, filesystem, search, subvolume};
+use crate::{balance, defragment, device, file, filesystem, quota, resolve, search, subvolume};
 
 /// The version of the messages. It changes when a command that exists is given another meaning; new commands and new
 /// fields do not change it.
@@ -38,6 +38,10 @@ pub enum Request {
     Search(search::Request),
     /// The content of files.
     File(file::Request),
+    /// Quotas and quota groups.
+    Quota(quota::Request),
+    /// From numbers to paths.
+    Resolve(resolve::Request),
     /// The answer comes when the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -52,7 +56,8 @@ impl Request {
             Self::Defragment(_) => true,
             Self::Balance(request) => request.is_long(),
             Self::File(request) => request.is_long(),
-            Self::Search(_) | Self::AwaitUnmount => false,
+            Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
+            Self::Quota(request) => request.is_long(),
         }
     }
 
@@ -70,7 +75,8 @@ impl Request {
             Self::Defragment(_) => true,
             Self::Balance(request) => request.changes(),
             Self::File(request) => request.changes(),
-            Self::Search(_) | Self::AwaitUnmount => false,
+            Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
+            Self::Quota(request) => request.changes(),
         }
     }
 }
@@ -93,6 +99,10 @@ pub enum Response {
     Search(search::Response),
     /// The content of files.
     File(file::Response),
+    /// Quotas and quota groups.
+    Quota(quota::Response),
+    /// From numbers to paths.
+    Resolve(resolve::Response),
     /// The last commit is durable, and the image free.
     Unmounted,
 }
@@ -187,7 +197,12 @@ mod tests {
         for request in [
             Request::AwaitUnmount,
             Request::Filesystem(filesystem::Request::Sync),
-            Request::Subvolume(subvolume::Request::Create { dir: 0, name: b"\xffa".to_vec(), umask: 0o22 }),
+            Request::Subvolume(subvolume::Request::Create {
+                dir: 0,
+                name: b"\xffa".to_vec(),
+                umask: 0o22,
+                qgroups: Vec::new(),
+            }),
         ] {
             let frame = encode_request(&request).unwrap();
             assert_eq!(decode_request(&frame), Ok(request), "{}", String::from_utf8_lossy(&frame));

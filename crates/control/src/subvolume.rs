@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::item::{RootFlags, Timespec};
 use ubtrfs_format::{Generation, Ino, RootId};
-use ubtrfs_fs::{Error, InodeId, SubvolumeInfo};
+use ubtrfs_fs::{Error, InodeId, QgroupId, SubvolumeInfo};
 use uuid::Uuid;
 
 use crate::access::may_change_names;
@@ -50,6 +50,9 @@ pub enum Request {
         name: Vec<u8>,
         /// The caller's umask.
         umask: u32,
+        /// Ids of quota groups that the new one joins; for administrators.
+        #[serde(default)]
+        qgroups: Vec<u64>,
     },
     /// Makes a snapshot.
     Snapshot {
@@ -62,6 +65,9 @@ pub enum Request {
         name: Vec<u8>,
         /// Whether the snapshot is read-only.
         read_only: bool,
+        /// Ids of quota groups that the new one joins; for administrators.
+        #[serde(default)]
+        qgroups: Vec<u64>,
     },
     /// Deletes a subvolume with everything in it.
     Delete {
@@ -128,9 +134,9 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     match request {
         Request::Info { of } => info(context, of),
         Request::List { from } => page(context, RootId(from)).map(Response::Page),
-        Request::Create { dir, name, umask } => create(context, dir, &name, umask).map(done),
-        Request::Snapshot { source, dir, name, read_only } => {
-            snapshot(context, source, dir, &name, read_only).map(done)
+        Request::Create { dir, name, umask, qgroups } => create(context, dir, &name, umask, &qgroups).map(done),
+        Request::Snapshot { source, dir, name, read_only, qgroups } => {
+            snapshot(context, (source, dir), &name, read_only, &qgroups).map(done)
         }
         Request::Delete { dir, name } => delete(context, dir, &name).map(done),
         Request::SetReadOnly { of, read_only } => set_read_only(context, of, read_only).map(done),
@@ -151,24 +157,48 @@ fn page(context: &Context<'_>, from: RootId) -> Result<Vec<Subvolume>> {
     Ok(list.into_iter().filter(|info| info.id >= from).take(PAGE).map(Subvolume::from).collect())
 }
 
-fn create(context: &Context<'_>, dir: FileNr, name: &[u8], umask: u32) -> Result<()> {
+fn create(context: &Context<'_>, dir: FileNr, name: &[u8], umask: u32, qgroups: &[u64]) -> Result<()> {
     check_name(name)?;
+    let qgroups = joined(context, qgroups)?;
     let (fs, dir) = (context.fs, context.inode(dir)?);
     may_change_names(fs, context.caller, dir)?;
-    fs.create_subvolume(dir, name, &context.caller.with_umask(umask))?;
+    fs.create_subvolume_in(dir, name, &context.caller.with_umask(umask), &qgroups)?;
     context.host.forget_name(dir, name, None);
     Ok(())
 }
 
-fn snapshot(context: &Context<'_>, source: FileNr, dir: FileNr, name: &[u8], read_only: bool) -> Result<()> {
+fn snapshot(
+    context: &Context<'_>,
+    (source, dir): (FileNr, FileNr),
+    name: &[u8],
+    read_only: bool,
+    qgroups: &[u64],
+) -> Result<()> {
     check_name(name)?;
+    let qgroups = joined(context, qgroups)?;
     let (fs, dir) = (context.fs, context.inode(dir)?);
     let source = root_of(context.inode(source)?)?;
     may_change_names(fs, context.caller, dir)?;
     check_owner(context, source)?;
-    fs.snapshot(source, dir, name, read_only)?;
+    fs.snapshot_in(source, dir, name, read_only, &qgroups)?;
     context.host.forget_name(dir, name, None);
     Ok(())
+}
+
+/// Quota groups that a new one joins: for administrators, as all changes of quotas.
+fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
+    if !qgroups.is_empty() {
+        context.require_admin()?;
+        let known = context.fs.qgroups()?;
+        for id in qgroups {
+            if *id >> 48 == 0 || !known.iter().any(|group| group.id.0 == *id) {
+                let text =
+                    format!("there is no quota group {} to join; list them with: ubtrfs qgroup show", QgroupId(*id));
+                return Err(Failure::new(Errno::INVAL, text));
+            }
+        }
+    }
+    Ok(qgroups.iter().map(|id| QgroupId(*id)).collect())
 }
 
 fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, search, subvolume,
+    Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, quota, resolve, search, subvolume,
 };
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
@@ -71,11 +71,17 @@ const NOTCONN: i32 = Errno::NOTCONN.raw_os_error();
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
 
 fn create() -> Request {
-    Request::Subvolume(subvolume::Request::Create { dir: 0, name: b"new".to_vec(), umask: 0 })
+    Request::Subvolume(subvolume::Request::Create { dir: 0, name: b"new".to_vec(), umask: 0, qgroups: Vec::new() })
 }
 
 fn snapshot() -> Request {
-    Request::Subvolume(subvolume::Request::Snapshot { source: 0, dir: 1, name: b"new".to_vec(), read_only: true })
+    Request::Subvolume(subvolume::Request::Snapshot {
+        source: 0,
+        dir: 1,
+        name: b"new".to_vec(),
+        read_only: true,
+        qgroups: Vec::new(),
+    })
 }
 
 fn delete() -> Request {
@@ -105,6 +111,13 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (sub(subvolume::Request::Sync), &["/"], admins),
         (sub(subvolume::Request::Info { of: 0 }), &["/closed"], everyone),
         (sub(subvolume::Request::Default), &["/"], everyone),
+        (Request::Quota(quota::Request::Enable), &["/"], admins),
+        (Request::Quota(quota::Request::Disable), &["/"], admins),
+        (Request::Quota(quota::Request::Status), &["/"], admins),
+        (Request::Quota(quota::Request::RescanWait), &["/"], admins),
+        (Request::Resolve(resolve::Request::RootId { of: 0 }), &["/"], everyone),
+        (Request::Resolve(resolve::Request::Subvolume { id: 256 }), &["/"], admins),
+        (Request::Resolve(resolve::Request::Inode { of: 0, ino: 256 }), &["/"], admins),
         (Request::Filesystem(whole::Request::Sync), &["/"], everyone),
         (Request::Filesystem(whole::Request::Info), &["/"], everyone),
         (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
@@ -191,7 +204,7 @@ fn refusals_say_why() {
     assert!(text(0, delete(), &["/open"]).contains("chattr"));
     assert!(text(0, create(), &[]).contains("lacks its file 0"));
     for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'n'; 256]] {
-        let request = subvolume::Request::Create { dir: 0, name: name.to_vec(), umask: 0 };
+        let request = subvolume::Request::Create { dir: 0, name: name.to_vec(), umask: 0, qgroups: Vec::new() };
         assert!(bed.call(0, Request::Subvolume(request), &["/closed"]).is_err(), "{name:?}");
     }
 }

@@ -48,7 +48,7 @@ impl Bed {
     /// Makes subvolume NAME at the root.
     fn create(&self, name: &str) -> Result<subvolume::Response, Failure> {
         let dir = OpenedFile::Descriptor(self.host.open(self.fs.root()));
-        let request = subvolume::Request::Create { dir: 0, name: name.into(), umask: 0 };
+        let request = subvolume::Request::Create { dir: 0, name: name.into(), umask: 0, qgroups: Vec::new() };
         self.channel().subvolume(request, &[&dir])
     }
 

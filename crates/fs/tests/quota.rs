@@ -282,3 +282,225 @@ fn quotas_of_linux_stay_consistent_under_our_writes() {
     mount.close().unwrap();
     random_rounds(Rng::seed_or(3), &image, 15, false);
 }
+
+const EDQUOT: i32 = 122;
+
+/// Writes to a new file until that fails. Returns the bytes written, and the error number.
+fn fill(fs: &Fs, dir: InodeId, name: &str, piece: usize, most: u64) -> (u64, i32) {
+    let id = match fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT) {
+        Ok(attr) => attr.id,
+        Err(error) => return (0, error.errno()),
+    };
+    let mut at = 0;
+    while at < most {
+        let content = vec![u8::try_from(at % 251).unwrap(); piece];
+        if let Err(error) = fs.write(id, at, &content) {
+            return (at, error.errno());
+        }
+        at += piece as u64;
+    }
+    (at, 0)
+}
+
+fn group(fs: &Fs, id: QgroupId) -> (u64, u64) {
+    let groups = fs.qgroups().unwrap();
+    let group = groups.iter().find(|group| group.id == id).unwrap();
+    (group.referenced, group.exclusive)
+}
+
+#[test]
+fn many_writers_end_at_the_limit() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    const LIMIT: u64 = 48 << 20;
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image, "");
+    let a = fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    fs.enable_quotas().unwrap();
+    settle(&fs);
+    let id = QgroupId::of_subvolume(a.root);
+    fs.limit_qgroup(id, Some(Some(LIMIT)), None).unwrap();
+    let written: Vec<(u64, i32)> = std::thread::scope(|scope| {
+        let fs = &fs;
+        let writers: Vec<_> =
+            (0..100).map(|nr| scope.spawn(move || fill(fs, a, &format!("f{nr}"), 64 << 10, 8 << 20))).collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    assert!(written.iter().all(|(bytes, errno)| *errno == EDQUOT || *bytes == 8 << 20), "{written:?}");
+    settle(&fs);
+    let (referenced, _) = group(&fs, id);
+    let sum: u64 = written.iter().map(|(bytes, _)| bytes).sum();
+    // Within one reservation of each kind, and what the writers' metadata was reserved for.
+    assert!((LIMIT - (4 << 20)..=LIMIT).contains(&referenced), "{referenced} of {LIMIT}");
+    assert!(sum <= referenced, "nothing that was written is lost");
+    judge_numbers(image.path(), "at the limit");
+    assert_eq!(fill(&fs, a, "more", 1 << 20, 1 << 20).1, EDQUOT);
+    // Removals always work, and make room.
+    for nr in 0..100 {
+        let name = format!("f{nr}");
+        if fs.lookup(a, name.as_bytes()).is_ok() {
+            fs.unlink(a, name.as_bytes()).unwrap();
+        }
+    }
+    assert_eq!(fill(&fs, a, "again", 1 << 20, 20 << 20), (20 << 20, 0));
+    // Other subvolumes are not limited.
+    let b = fs.create_subvolume(TOP, b"b", &ROOT).unwrap();
+    assert_eq!(fill(&fs, b, "f", 1 << 20, 60 << 20), (60 << 20, 0));
+    settle(&fs);
+    judge_numbers(image.path(), "after removals");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn preallocation_clones_and_higher_groups_obey_limits() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &[]).unwrap();
+    let fs = open(&image, "compress-force=zstd");
+    let [a, b, c] = [b"a", b"b", b"c"].map(|name| fs.create_subvolume(TOP, name, &ROOT).unwrap());
+    fs.enable_quotas().unwrap();
+    settle(&fs);
+    let (one, top) = (QgroupId::new(1, 1).unwrap(), QgroupId::new(2, 1).unwrap());
+    fs.create_qgroup(one).unwrap();
+    fs.create_qgroup(top).unwrap();
+    for (member, parent) in [(QgroupId::of_subvolume(a.root), one), (QgroupId::of_subvolume(b.root), one), (one, top)] {
+        assert!(!fs.assign_qgroup(member, parent).unwrap());
+    }
+    fs.limit_qgroup(top, Some(Some(30 << 20)), None).unwrap();
+    let new = |dir, name: &str| fs.create(dir, name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id;
+    let file = new(a, "prealloc");
+    fs.fallocate(file, 0, 20 << 20, FallocateMode::empty()).unwrap();
+    assert_eq!(fs.fallocate(new(b, "too much"), 0, 20 << 20, FallocateMode::empty()).unwrap_err().errno(), EDQUOT);
+    // Preallocated space can be written past the limit, and so can other subvolumes.
+    fs.sync().unwrap();
+    fs.limit_qgroup(top, Some(Some(1 << 20)), None).unwrap();
+    assert_eq!(fs.write(file, 0, &[1; 65536]).unwrap(), 65536);
+    assert_eq!(fs.write(new(c, "free"), 0, &[1; 4096]).unwrap(), 4096);
+    fs.limit_qgroup(top, Some(Some(30 << 20)), None).unwrap();
+    let source = new(c, "source");
+    let mut rng = Rng::new(7);
+    for piece in 0..16 {
+        fs.write(source, piece << 20, &rng.bytes(1 << 20)).unwrap();
+    }
+    fs.sync().unwrap();
+    let target = new(b, "clone");
+    assert_eq!(fs.clone_range(source, 0, target, 0, 16 << 20).unwrap_err().errno(), EDQUOT);
+    fs.clone_range(source, 0, target, 0, 4 << 20).unwrap();
+    // In its own subvolume, a clone uses nothing more.
+    fs.clone_range(target, 0, new(b, "twin"), 0, 4 << 20).unwrap();
+    // Compressed data counts as it is on disk, so more fits than the limit says.
+    fs.unlink(a, b"prealloc").unwrap();
+    let (bytes, errno) = fill(&fs, a, "zeros", 1 << 20, 100 << 20);
+    assert_eq!((bytes, errno), (100 << 20, 0), "compressed data fits");
+    // A limit of exclusive bytes.
+    fs.limit_qgroup(top, Some(None), Some(Some(20 << 20))).unwrap();
+    let mut at = 0;
+    let noise = new(b, "noise");
+    let errno = loop {
+        match fs.write(noise, at, &rng.bytes(1 << 20)) {
+            Ok(_) => at += 1 << 20,
+            Err(error) => break error.errno(),
+        }
+    };
+    assert_eq!(errno, EDQUOT);
+    settle(&fs);
+    let (_, exclusive) = group(&fs, top);
+    assert!(exclusive <= 20 << 20, "{exclusive}");
+    judge_numbers(image.path(), "with limits");
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn linux_and_ubtrfs_take_turns() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let seed = Rng::seed_or(4);
+    eprintln!("UBTRFS_SEED={seed}");
+    let mut rng = Rng::new(seed);
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    let mut rounds = Rounds { rng: Rng::new(seed), names: vec!["a".to_owned()], next: 0 };
+    let fs = open(&image, "");
+    fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    fs.enable_quotas().unwrap();
+    settle(&fs);
+    fs.close().unwrap();
+    drop(fs);
+    for turn in 0..10 {
+        let mount = LoopMount::new(image.path(), "").unwrap();
+        let mut script = String::new();
+        for number in 0..4 {
+            let name = rounds.names[rng.index(rounds.names.len())].clone();
+            let file = rng.below(60);
+            script += &match rng.below(5) {
+                0 if rounds.names.len() < 12 => {
+                    let new = format!("l{turn}-{number}");
+                    rounds.names.push(new.clone());
+                    format!("btrfs -q subvolume snapshot {name} {new}\n")
+                }
+                1 if rounds.names.len() > 3 => {
+                    rounds.names.retain(|other| *other != name);
+                    format!("btrfs -q subvolume delete {name}\n")
+                }
+                2 => format!("for f in $(seq 40); do head -c 5000 /dev/urandom > {name}/small$f; done\n"),
+                3 => format!("rm -f {name}/f{file} {name}/small{file}\n"),
+                _ => format!("head -c 90000 /dev/urandom | dd of={name}/f{file} conv=notrunc status=none\n"),
+            };
+        }
+        script += "btrfs subvolume sync . > /dev/null; sync\n";
+        run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
+        let complaints = mount.kernel_complaints();
+        assert!(complaints.is_empty(), "{complaints:?}");
+        mount.close().unwrap();
+        judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} Linux's turn {turn}"));
+        let fs = open(&image, "");
+        let status = fs.quota_status().unwrap();
+        assert!(status.consistent && status.rescan.is_none(), "{status:?}");
+        for _ in 0..12 {
+            rounds.step(&fs);
+        }
+        settle(&fs);
+        fs.close().unwrap();
+        drop(fs);
+        judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} our turn {turn}"));
+    }
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_move_of_all_block_groups_changes_no_numbers() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(1 << 30, &["-n", "4096"]).unwrap();
+    let seed = Rng::seed_or(5);
+    eprintln!("UBTRFS_SEED={seed}");
+    let mut rounds = Rounds { rng: Rng::new(seed), names: vec!["a".to_owned()], next: 0 };
+    let fs = open(&image, "");
+    fs.create_subvolume(TOP, b"a", &ROOT).unwrap();
+    fs.enable_quotas().unwrap();
+    for _ in 0..3 {
+        (0..40).for_each(|_| rounds.step(&fs));
+        settle(&fs);
+        let before = fs.qgroups().unwrap();
+        for group in fs.block_groups() {
+            // A group without room elsewhere stays.
+            let _ = fs.relocate_block_group(group.start, &Job::new());
+        }
+        assert_eq!(fs.qgroups().unwrap(), before, "a move changes no users");
+        judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after a move"));
+        // Blocks that moved are newer than the snapshots that share them.
+        (0..20).for_each(|_| rounds.step(&fs));
+        settle(&fs);
+        judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after changes of what moved"));
+    }
+    fs.close().unwrap();
+    drop(fs);
+    btrfs_check(image.path()).unwrap();
+}

@@ -83,7 +83,7 @@ impl Command<'_> {
 
     fn create(&self, name: &[u8]) -> Result<Found> {
         let umask = self.host.groups.umask(self.req);
-        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask })
+        self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups: Vec::new() })
     }
 
     /// Makes a snapshot of the subvolume whose root directory the caller has open as this descriptor.

@@ -54,6 +54,7 @@ pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;
 pub use extents::data_io::{DataExtent, DataReservation};
 pub use extents::device_size::DEVICE_LEN_MIN;
+pub use handle::quota_reservation::{QgroupId, QuotaReservation};
 #[cfg(debug_assertions)]
 pub use handle::refusal::{end_refusal, refuse_reservation_after};
 pub use handle::root_change::{NewContent, NewSubvolume};
@@ -65,7 +66,6 @@ pub use job::{Job, Progress};
 pub use nodes::leaf_ahead::LeafReadAhead;
 pub use per_thread::PerThread;
 pub use qgroup::control::{QgroupInfo, QuotaStatus};
-pub use qgroup::groups::QgroupId;
 pub use relocation::group::{RelocatedGroup, RelocationFailure};
 pub use tree_log::{FoundLog, LogStats};
 pub use ubtrfs_space::BlockGroup;

@@ -9,6 +9,8 @@ pub(crate) mod mount;
 pub(crate) mod offline;
 pub(crate) mod place;
 pub(crate) mod property;
+pub(crate) mod qgroup;
+pub(crate) mod quota;
 pub(crate) mod rescue;
 pub(crate) mod stats;
 pub(crate) mod subvolume;

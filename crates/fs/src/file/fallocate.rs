@@ -114,7 +114,7 @@ impl Fs {
             let state = inode.read()?;
             self.missing(inode, &state, wide.clone(), zero)?.iter().map(|gap| gap.end - gap.start).sum()
         };
-        let mut space = Some(self.engine.reserve_data(missing + 4 * sectorsize)?);
+        let mut space = Some(self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?);
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
         self.take_out_inline(inode, state, wide.end.max(state.item.size), &mut space)?;
@@ -199,6 +199,7 @@ impl Fs {
                     let op = self.engine.begin(reservation);
                     plan.apply(&op, tree, ino);
                     inode.put_item(&op, state);
+                    space.take_quota(extent.len_bytes).spend();
                     Ok(())
                 };
                 put().inspect_err(|_| self.engine.release_data(extent))?;

@@ -17,6 +17,8 @@ use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_transaction::Job;
 
+use ubtrfs_transaction::QuotaReservation;
+
 use crate::file::read::check_regular;
 use crate::file::write::check_may_write;
 use crate::inode::state::{Inode, InodeState};
@@ -24,7 +26,7 @@ use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::inode::xattr::check_may_change;
 use crate::items::file_extent::{ExtentAt, ExtentPlan, extents_in, part_of};
 use crate::types::MAX_SIZE;
-use crate::writeback::delalloc::NoFlush;
+use crate::writeback::flusher::NoFlush;
 use crate::{Error, Fs, InodeId, Result};
 
 impl Fs {
@@ -216,6 +218,11 @@ impl Fs {
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
         drop(self.reserve(16)?);
+        // In its own subvolume, an extent is counted already.
+        let quota = match source.id.root == target.id.root {
+            true => QuotaReservation::default(),
+            false => self.engine.reserve_quota(target.id.root, wide_len)?,
+        };
         for _ in 0..MAX_TRIES {
             self.flush_inode(source, src_range.clone())?;
             let mut space = Some(self.engine.reserve_data(2 * sectorsize)?);
@@ -261,6 +268,7 @@ impl Fs {
                     None => self.put_planned(target, state, plan, reservation),
                 }
             }
+            quota.spend();
             return shared;
         }
         Err(Error::Busy("the source is being written"))

@@ -23,7 +23,7 @@ use crate::inode::state::{Inode, InodeState};
 use crate::inode::writeback_lock::ExclusiveGuard;
 use crate::items::file_extent::{ExtentPlan, extents_in, last_extent_before, whole_extent};
 use crate::types::MAX_SIZE;
-use crate::writeback::delalloc::NoFlush;
+use crate::writeback::flusher::NoFlush;
 use crate::{Error, Fs, Result};
 
 impl Fs {

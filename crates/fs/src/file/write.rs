@@ -82,7 +82,7 @@ impl Fs {
         // Checks that there is room for the items of writeback. Writeback reserves again when it knows them.
         drop(self.reserve(4)?);
         // One sector more than the data needs: an inline extent may have to become a regular one.
-        let mut reservation = match self.engine.reserve_data(wide.end - wide.start + sectorsize) {
+        let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {
             Ok(reservation) => Some(reservation),
             Err(error) => {
                 self.check_allocated(inode, wide.clone(), error)?;
@@ -215,7 +215,7 @@ impl Fs {
     /// Checks, after a failure to reserve space, whether a write of `range` needs none: all of it is preallocated or
     /// can be overwritten in place. Returns `error` if not.
     fn check_allocated(&self, inode: &Inode, range: std::ops::Range<u64>, error: ubtrfs_error::Error) -> Result<()> {
-        if !matches!(error, ubtrfs_error::Error::NoSpace) {
+        if !matches!(error, ubtrfs_error::Error::NoSpace | ubtrfs_error::Error::QuotaExceeded) {
             return Err(error.into());
         }
         let _writeback = inode.writeback.lock();

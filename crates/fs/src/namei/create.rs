@@ -42,6 +42,7 @@ impl Fs {
     pub fn create(&self, dir: InodeId, name: &[u8], new: NewInode<'_>, caller: &Caller) -> Result<Attr> {
         dir_item::check_new_name(name)?;
         let dir_inode = self.inode_to_change(dir)?;
+        let quota = self.engine.reserve_metadata_quota(dir.root)?;
         let reservation = self.reserve(CREATE_ITEMS)?;
         let mut dir_state = dir_inode.write()?;
         check_dir_takes_names(&dir_state)?;
@@ -68,6 +69,7 @@ impl Fs {
         dir_state.next_index = Some(index + 1);
         entry_changed(&mut dir_state, time, Some(name), None);
         dir_inode.put_item_among(&mut changes, &mut dir_state);
+        quota.spend();
         Ok(attr)
     }
 

@@ -5,5 +5,6 @@ pub(crate) mod delete;
 pub(crate) mod list;
 pub(crate) mod quota;
 pub(crate) mod rename;
+pub(crate) mod resolve;
 mod search;
 pub(crate) mod state;

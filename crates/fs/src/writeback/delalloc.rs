@@ -20,7 +20,6 @@
 //! - I6: data that cannot be written stops no other write or commit; its file's fsync fails
 //!   ([`crate::writeback::errors`]).
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -29,70 +28,17 @@ use std::time::Duration;
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical, RootId};
-use ubtrfs_transaction::{BackgroundWork, DataReservation, Flusher, Geometry, Reclaim, Span, TransHandle};
+use ubtrfs_transaction::{DataReservation, Geometry, QuotaReservation, Reclaim, Span, TransHandle};
 
 use crate::compression::Method;
 use crate::inode::file_data::Run;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::writeback_lock::{BatchGuard, Wait};
 use crate::items::file_extent::{ExtentAt, ExtentPlan, extent_key, extents_in, part_of};
+use crate::writeback::flusher::NoFlush;
 use crate::writeback::inline_data::InlineData;
 use crate::writeback::ordered_data::{self, Batch, Policy, Target, Unit};
 use crate::{Error, Fs, Result};
-
-thread_local! {
-    /// Whether this thread is writing data back. Its reservations must not start more writeback.
-    static FLUSHING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Keeps reservations of this thread from writing data back: that could deadlock on inode locks that the thread holds.
-#[derive(Debug)]
-pub(crate) struct NoFlush {
-    before: bool,
-}
-
-impl NoFlush {
-    pub(crate) fn new() -> Self {
-        Self { before: FLUSHING.replace(true) }
-    }
-}
-
-impl Drop for NoFlush {
-    fn drop(&mut self) {
-        FLUSHING.set(self.before);
-    }
-}
-
-impl Flusher for Fs {
-    /// Writes back data of inodes whose writeback locks are free.
-    fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_error::Result<()> {
-        if FLUSHING.get() {
-            return Ok(());
-        }
-        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
-            Error::Engine(error) => error,
-            other => {
-                ubtrfs_error::Error::Above { errno: other.errno(), message: format!("writing data back: {other}") }
-            }
-        })
-    }
-
-    fn may_wait(&self) -> bool {
-        !FLUSHING.get()
-    }
-
-    fn wait_for_writes_in_place(&self) {
-        drop(self.data.in_place.write());
-    }
-
-    fn wait_for_readers(&self) {
-        self.wait_for_extent_users();
-    }
-
-    fn do_soon(&self, work: BackgroundWork) -> bool {
-        self.commit_thread.do_soon(work)
-    }
-}
 
 impl Fs {
     /// Writes back all data that is dirty now, without a commit.
@@ -179,7 +125,7 @@ impl Fs {
 
     /// Writes back about `target_bytes` of dirty data. Skips inodes whose writeback locks are taken or whose data could
     /// not be written before. Returns the number of bytes written.
-    fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
+    pub(crate) fn flush_some(&self, target_bytes: u64, state: Reclaim) -> Result<u64> {
         let mut total = 0;
         let most = target_bytes.min(self.data.pool.used_bytes().saturating_mul(2));
         while total < most {
@@ -358,6 +304,7 @@ impl Fs {
             inode,
             reservation: state.data.take_reservation(bytes),
             promised: 0,
+            quota: QuotaReservation::default(),
             in_place: guard.is_exclusive() && state.has_flags(IN_PLACE) && state.rewriting.is_none(),
             overwrite: state.has_flags(InodeFlags::NODATACOW),
             may_be_new: state.item.nbytes == 0,
@@ -405,7 +352,9 @@ impl Fs {
         let result = self.try_write_jobs(jobs, &mut reservation);
         if result.is_err() {
             for job in jobs.iter_mut().flatten().filter(|job| job.inline.is_none() && job.reservation.is_none()) {
-                job.reservation = Some(reservation.split(job.promised));
+                let mut own = reservation.split(job.promised);
+                own.add_quota(std::mem::take(&mut job.quota));
+                job.reservation = Some(own);
             }
         }
         result
@@ -416,8 +365,9 @@ impl Fs {
             if job.inline.is_some() {
                 continue;
             }
-            if let Some(one) = job.reservation.take() {
+            if let Some(mut one) = job.reservation.take() {
                 job.promised = one.bytes();
+                job.quota = one.take_quota(u64::MAX);
                 reservation.merge(one);
             }
             job.cut(self)?;
@@ -503,6 +453,7 @@ impl Fs {
         plan.apply(&op, &inode.home.tree, inode.id.ino);
         job.put_csums(&op, self.geometry);
         inode.put_item(&op, state);
+        std::mem::take(&mut job.quota).spend();
         drop(op);
         self.data.dequeue(&mut state.data);
         Ok(true)
@@ -560,9 +511,9 @@ impl Fs {
         for run in job.runs {
             bytes += state.data.fail_writeback(run);
         }
-        if let Some(mut reservation) = job.reservation {
-            state.data.add_reservation(&mut reservation, bytes);
-        }
+        let mut reservation = job.reservation.unwrap_or_else(|| self.engine.empty_data_reservation());
+        reservation.add_quota(job.quota);
+        state.data.add_reservation(&mut reservation, bytes);
         self.data.enqueue(job.inode, &mut state.data);
     }
 }
@@ -584,6 +535,8 @@ struct Job<'i> {
     units: Vec<Unit>,
     bytes: u64,
     reservation: Option<DataReservation>,
+    /// The part of `reservation` within the limits of quota groups, while it is merged with those of other jobs.
+    quota: QuotaReservation,
     /// Bytes of `reservation` before it was merged with the reservations of other jobs.
     promised: u64,
     policy: Policy,

@@ -3,6 +3,7 @@
 pub(crate) mod data_path;
 pub(crate) mod delalloc;
 pub(crate) mod errors;
+pub(crate) mod flusher;
 pub(crate) mod fsync;
 pub(crate) mod inline_data;
 pub(crate) mod ordered_data;

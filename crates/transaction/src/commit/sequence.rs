@@ -174,6 +174,7 @@ impl Engine {
         self.unpin(transid);
         self.commit_state.take_retired().into_iter().for_each(|extent| self.space.release(extent));
         work.quota.reset();
+        self.quotas.reserved.committed();
         work.unreferenced.drain(..).for_each(|extent| self.space.release(extent));
         self.tree_log.forget(&self.space);
         self.note_extent_tree_bytes();
@@ -194,6 +195,7 @@ impl Engine {
             frozen.push(tree);
         }
         self.ledger.freeze();
+        self.quotas.reserved.freeze();
         self.freeze_load();
         self.store.set_generation_limit(Generation(transid.0 + 1));
         (transid, frozen, root_changes)

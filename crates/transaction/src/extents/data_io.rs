@@ -14,12 +14,15 @@ use crate::engine::Engine;
 use crate::extents::csum_tree::{self, SectorCsums};
 use crate::extents::data_ledger::Referrer;
 use crate::handle::metadata_reservation::Purpose;
+use crate::handle::quota_reservation::QuotaReservation;
 
 /// Data space promised to a writer.
 #[must_use = "a reservation that is dropped at once holds nothing"]
 #[derive(Debug)]
 pub struct DataReservation {
     inner: Reservation,
+    /// Held back within the limits of quota groups.
+    quota: QuotaReservation,
 }
 
 impl DataReservation {
@@ -29,18 +32,31 @@ impl DataReservation {
     }
 
     /// Adds another reservation to this one.
-    pub fn merge(&mut self, other: Self) {
+    pub fn merge(&mut self, mut other: Self) {
+        self.quota.take_from(&mut other.quota, u64::MAX);
         self.inner.merge(other.inner);
     }
 
     /// Moves `bytes` (at most what it holds) from another reservation to this one.
     pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
         self.inner.take_from(&mut other.inner, bytes);
+        self.quota.take_from(&mut other.quota, bytes);
     }
 
     /// Splits off `bytes` (at most what it holds) into another reservation.
     pub fn split(&mut self, bytes: u64) -> Self {
-        Self { inner: self.inner.split(bytes.min(self.inner.bytes())) }
+        let quota = self.quota.split(bytes);
+        Self { inner: self.inner.split(bytes.min(self.inner.bytes())), quota }
+    }
+
+    /// Takes up to `bytes` of what it holds within the limits of quota groups.
+    pub fn take_quota(&mut self, bytes: u64) -> QuotaReservation {
+        self.quota.split(bytes)
+    }
+
+    /// Adds to what it holds within the limits of quota groups.
+    pub fn add_quota(&mut self, mut quota: QuotaReservation) {
+        self.quota.take_from(&mut quota, u64::MAX);
     }
 }
 
@@ -66,7 +82,12 @@ impl Engine {
         self.check_writable()?;
         #[cfg(debug_assertions)]
         crate::handle::refusal::check()?;
-        let granted = || Ok::<_, Error>(self.try_reserve_data(bytes)?.map(|inner| DataReservation { inner }));
+        let granted = || {
+            Ok::<_, Error>(
+                self.try_reserve_data(bytes)?
+                    .map(|inner| DataReservation { inner, quota: QuotaReservation::default() }),
+            )
+        };
         if self.admission.data_tickets().is_empty()
             && let Some(reservation) = granted()?
         {
@@ -79,10 +100,22 @@ impl Engine {
         })
     }
 
+    /// Reserves data space for a subvolume, within the limits of its quota groups.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve_data`] and [`Engine::reserve_quota`].
+    pub fn reserve_data_for(&self, root: RootId, bytes: u64) -> Result<DataReservation> {
+        let quota = self.reserve_quota(root, bytes)?;
+        let mut reservation = self.reserve_data(bytes)?;
+        reservation.add_quota(quota);
+        Ok(reservation)
+    }
+
     /// Makes a reservation of no bytes, for [`Engine::release_data_promised`] and [`DataReservation::merge`].
     pub fn empty_data_reservation(&self) -> DataReservation {
         let inner = self.space.reserve(SpaceKind::Data, 0).expect("no bytes always fit");
-        DataReservation { inner }
+        DataReservation { inner, quota: QuotaReservation::default() }
     }
 
     /// Reserves space that exists or can be added with new chunks.

@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod metadata_reservation;
+pub(crate) mod quota_reservation;
 #[cfg(debug_assertions)]
 pub(crate) mod refusal;
 pub(crate) mod root_change;

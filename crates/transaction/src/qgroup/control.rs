@@ -299,6 +299,7 @@ impl Engine {
                 return Ok(());
             }
         }
+        self.quotas.note_limits();
         self.commit()
     }
 

@@ -13,10 +13,7 @@ use std::sync::Arc;
 use ubtrfs_format::item::QgroupLimit;
 use ubtrfs_format::{Generation, RootId};
 
-/// Id of a quota group: the level in the upper 16 bits, a number in the others. The groups of level 0 are those of
-/// subvolumes, with their ids as numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QgroupId(pub u64);
+pub(crate) use crate::handle::quota_reservation::QgroupId;
 
 /// A quota group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,36 +54,6 @@ pub(crate) struct Groups {
     changed_relations: BTreeMap<(QgroupId, QgroupId), bool>,
     /// A number would have become negative: the numbers from before were wrong.
     underflow: bool,
-}
-
-impl QgroupId {
-    const LEVEL_SHIFT: u32 = 48;
-
-    /// The group of a subvolume.
-    pub fn of_subvolume(id: RootId) -> Self {
-        Self(id.0)
-    }
-
-    /// The id with this level and number; `None` if the number needs more than 48 bits.
-    pub fn new(level: u16, number: u64) -> Option<Self> {
-        (number >> Self::LEVEL_SHIFT == 0).then_some(Self(u64::from(level) << Self::LEVEL_SHIFT | number))
-    }
-
-    /// The level.
-    pub fn level(self) -> u16 {
-        u16::try_from(self.0 >> Self::LEVEL_SHIFT).unwrap_or(u16::MAX)
-    }
-
-    /// The number within the level.
-    pub fn number(self) -> u64 {
-        self.0 & ((1 << Self::LEVEL_SHIFT) - 1)
-    }
-}
-
-impl std::fmt::Display for QgroupId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.level(), self.number())
-    }
 }
 
 impl Limit {
@@ -214,6 +181,11 @@ impl Groups {
             group.limit = limit;
             self.changed.insert(id);
         }
+    }
+
+    /// Whether any group has a limit.
+    pub(crate) fn have_limits(&self) -> bool {
+        self.groups.values().any(|group| group.limit.referenced().is_some() || group.limit.exclusive().is_some())
     }
 
     /// Sets all numbers to zero.

@@ -20,5 +20,6 @@ pub(crate) mod account;
 pub(crate) mod control;
 pub(crate) mod groups;
 pub(crate) mod items;
+pub(crate) mod limits;
 pub(crate) mod rescan;
 pub(crate) mod state;

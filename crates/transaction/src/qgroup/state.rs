@@ -2,6 +2,7 @@
 //!
 //! Owns one lock, under which no other lock is taken. Only the holder of the commit lock changes what is under it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -10,6 +11,7 @@ use ubtrfs_format::item::QgroupStatus;
 
 use super::groups::Groups;
 use super::items::{NO_RESCAN, Status};
+use crate::handle::quota_reservation::Reserved;
 
 /// Quotas of a filesystem.
 #[derive(Debug, Default)]
@@ -18,6 +20,10 @@ pub(crate) struct Quotas {
     tracks: AtomicBool,
     /// Whether the next commit removes the quota tree.
     removal: AtomicBool,
+    /// Whether any group has a limit.
+    limited: AtomicBool,
+    /// Bytes that are reserved within the limits.
+    pub(crate) reserved: Arc<Reserved>,
     state: Mutex<Option<QuotaState>>,
 }
 
@@ -34,6 +40,20 @@ impl Quotas {
         let mut now = self.state.lock();
         self.tracks.store(state.is_some(), Ordering::Release);
         *now = state;
+        drop(now);
+        self.note_limits();
+    }
+
+    /// Notes whether any group has a limit. To be called after limits changed.
+    pub(crate) fn note_limits(&self) {
+        let state = self.state.lock();
+        let limited = state.as_ref().is_some_and(|state| state.groups.have_limits());
+        self.limited.store(limited, Ordering::Release);
+    }
+
+    /// Whether any group has a limit.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.limited.load(Ordering::Acquire)
     }
 
     /// Whether quotas are on.

@@ -9,6 +9,7 @@ mod blocks;
 mod dump_super;
 mod dump_tree;
 mod json_stream;
+mod resolve;
 mod tree_stats;
 mod trees;
 
@@ -27,6 +28,10 @@ pub(crate) struct Args {
 enum Command {
     DumpSuper(dump_super::Args),
     DumpTree(dump_tree::Args),
+    LogicalResolve(resolve::LogicalArgs),
+    InodeResolve(resolve::InodeArgs),
+    SubvolidResolve(resolve::SubvolidArgs),
+    Rootid(resolve::PathArgs),
 }
 
 /// Runs the command of the group.
@@ -34,5 +39,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::DumpSuper(args) => dump_super::run(args),
         Command::DumpTree(args) => dump_tree::run(args),
+        Command::LogicalResolve(args) => resolve::logical(args),
+        Command::InodeResolve(args) => resolve::inode(args),
+        Command::SubvolidResolve(args) => resolve::subvolid(args),
+        Command::Rootid(args) => resolve::rootid(args),
     }
 }

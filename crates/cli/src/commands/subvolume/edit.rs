@@ -5,12 +5,14 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
 use ubtrfs_control::{Channel, Failure};
+use ubtrfs_fs::QgroupId;
 
 use super::open_subvolume;
 use super::problem::{DELETE, SET_DEFAULT, explain};
 use crate::commands::offline::import::parse_owner;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel, with_channel_of};
+use crate::commands::qgroup::parse_qgroup;
 use crate::common::{calling_user, print_out};
 use crate::job::with_progress;
 
@@ -23,6 +25,9 @@ pub(super) struct CreateArgs {
     /// Owner of subvolumes in images: the current user, by default
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
+    /// A quota group that each new subvolume joins
+    #[arg(short = 'i', value_name = "QGROUP", value_parser = parse_qgroup)]
+    qgroups: Vec<QgroupId>,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -79,7 +84,8 @@ pub(super) fn create(args: &CreateArgs) -> anyhow::Result<()> {
         let (dir, name) = target.split()?;
         let dir = open(channel, &dir)?;
         let umask = if channel.is_mount() { umask() } else { DEFAULT_UMASK };
-        let made = channel.subvolume(Request::Create { dir: 0, name, umask }, &[&dir]);
+        let qgroups = args.qgroups.iter().map(|id| id.0).collect();
+        let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups }, &[&dir]);
         made.map_err(|failure| explain("make", target, failure))?;
         print_out(&format!("Create subvolume '{target}'\n"))
     })

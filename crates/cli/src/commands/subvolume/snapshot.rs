@@ -4,11 +4,13 @@ use anyhow::{anyhow, bail};
 use rustix::io::Errno;
 use ubtrfs_control::subvolume::Request;
 use ubtrfs_control::{Channel, Failure};
+use ubtrfs_fs::QgroupId;
 
 use super::open_subvolume;
 use super::problem::explain;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
+use crate::commands::qgroup::parse_qgroup;
 use crate::common::print_out;
 
 /// Make a snapshot of a subvolume
@@ -23,6 +25,9 @@ pub(super) struct Args {
     /// Make the snapshot read-only
     #[arg(short)]
     read_only: bool,
+    /// A quota group that the snapshot joins
+    #[arg(short = 'i', value_name = "QGROUP", value_parser = parse_qgroup)]
+    qgroups: Vec<QgroupId>,
     #[command(flatten)]
     image: ImageOptions,
 }
@@ -65,7 +70,8 @@ fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
     let dir = open(channel, &dir)?;
     // Everything written so far belongs to the snapshot.
     let flushed = channel.flush(&subvolume);
-    let request = Request::Snapshot { source: 0, dir: 1, name, read_only: args.read_only };
+    let qgroups = args.qgroups.iter().map(|id| id.0).collect();
+    let request = Request::Snapshot { source: 0, dir: 1, name, read_only: args.read_only, qgroups };
     match flushed.and_then(|()| channel.subvolume(request, &[&subvolume, &dir])) {
         Err(failure) if failure.errno() == Errno::XDEV => Err(elsewhere(args)),
         Err(failure) => Err(explain("make", &made, failure)),

@@ -1,0 +1,186 @@
+//! `ubtrfs qgroup ...`: shows and changes quota groups. Options and output are those of btrfs-progs.
+
+mod show;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ubtrfs_control::Channel;
+use ubtrfs_control::quota::{LimitChange, Request, Response};
+use ubtrfs_fs::QgroupId;
+
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, open, with_channel};
+use super::quota::{call, status_of, wait};
+use crate::common::{parse_size, print_out};
+
+/// Show and change quota groups
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Show(show::Args),
+    /// Make a quota group
+    Create(GroupArgs),
+    /// Remove a quota group
+    Destroy(GroupArgs),
+    /// Put a quota group into one of a higher level
+    Assign(RelationArgs),
+    /// Take a quota group out of another one
+    Remove(RelationArgs),
+    Limit(LimitArgs),
+    /// Remove the quota groups of subvolumes that no longer exist
+    ClearStale(PathArgs),
+}
+
+#[derive(clap::Args)]
+struct PathArgs {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+#[derive(clap::Args)]
+struct GroupArgs {
+    /// The group: LEVEL/NUMBER, or the id of a subvolume
+    #[arg(value_name = "QGROUP", value_parser = parse_qgroup)]
+    group: QgroupId,
+    #[command(flatten)]
+    of: PathArgs,
+}
+
+#[derive(clap::Args)]
+struct RelationArgs {
+    /// The group of the lower level
+    #[arg(value_name = "SRC", value_parser = parse_qgroup)]
+    member: QgroupId,
+    /// The group of the higher level
+    #[arg(value_name = "DST", value_parser = parse_qgroup)]
+    parent: QgroupId,
+    /// Begin to count anew if only that tells the new numbers; the default
+    #[arg(long, overrides_with = "no_rescan")]
+    rescan: bool,
+    /// Leave the numbers unreliable if only counting anew tells them
+    #[arg(long)]
+    no_rescan: bool,
+    #[command(flatten)]
+    of: PathArgs,
+}
+
+/// Limit the space of a quota group
+#[derive(clap::Args)]
+struct LimitArgs {
+    /// Limit the bytes that only this group uses, instead of all that it refers to
+    #[arg(short = 'e')]
+    exclusive: bool,
+    /// Limit bytes after compression: always so, and accepted for scripts
+    #[arg(short = 'c')]
+    compressed: bool,
+    /// The limit, such as 10G, or none
+    #[arg(value_name = "SIZE|none", value_parser = parse_limit)]
+    limit: LimitChange,
+    /// The group, unless that of the path's subvolume; and a path
+    #[arg(value_names = ["QGROUP", "PATH|IMAGE:/PATH"], num_args = 1..=2, required = true)]
+    words: Vec<std::ffi::OsString>,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Reads `LEVEL/NUMBER`, or the number of a group of level 0.
+pub(crate) fn parse_qgroup(text: &str) -> Result<QgroupId, String> {
+    let (level, number) = text.split_once('/').unwrap_or(("0", text));
+    let parsed = level.parse().ok().zip(number.parse().ok());
+    parsed
+        .and_then(|(level, number)| QgroupId::new(level, number))
+        .ok_or_else(|| "expected LEVEL/NUMBER, such as 1/100, or the id of a subvolume".to_owned())
+}
+
+fn parse_limit(text: &str) -> Result<LimitChange, String> {
+    if text == "none" { Ok(LimitChange::None) } else { parse_size(text).map(LimitChange::Bytes) }
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Show(args) => show::run(&args)?,
+        Command::Create(args) => {
+            let what = format!("make quota group {} in", args.group);
+            change(&args.of, &what, Request::Create { id: args.group.0 })?;
+        }
+        Command::Destroy(args) => {
+            let what = format!("remove quota group {} of", args.group);
+            change(&args.of, &what, Request::Destroy { id: args.group.0 })?;
+        }
+        Command::Assign(args) => relate(&args, true)?,
+        Command::Remove(args) => relate(&args, false)?,
+        Command::Limit(args) => limit(&args)?,
+        Command::ClearStale(args) => {
+            if let Response::Removed(number) = change(&args, "remove stale quota groups of", Request::ClearStale)? {
+                print_out(&format!("Removed {number} quota groups\n"))?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn change(args: &PathArgs, what: &str, request: Request) -> anyhow::Result<Response> {
+    let target = args.path.clone().or_image();
+    with_channel(&target, &args.image, Use::Write, |channel| call(channel, &target, what, request))
+}
+
+fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
+    let target = args.of.path.clone().or_image();
+    let (member, parent) = (args.member.0, args.parent.0);
+    let (what, request) = match assigns {
+        true => (format!("put {} into {} in", args.member, args.parent), Request::Assign { member, parent }),
+        false => (format!("take {} out of {} in", args.member, args.parent), Request::Remove { member, parent }),
+    };
+    with_channel(&target, &args.of.image, Use::Write, |channel| {
+        let done = call(channel, &target, &what, request)?;
+        if done != Response::NeedsRescan(true) {
+            return Ok(());
+        }
+        if args.no_rescan {
+            eprintln!("ubtrfs: the numbers of quota groups are unreliable; count anew with: ubtrfs quota rescan");
+            return Ok(());
+        }
+        count_anew(channel, &target)
+    })
+}
+
+fn count_anew(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+    if status_of(channel, target)?.is_some_and(|status| status.rescan.is_none()) {
+        call(channel, target, "count anew in", Request::Rescan)?;
+    }
+    match channel.is_mount() {
+        true => print_out("Quota data changed, rescan scheduled\n"),
+        false => wait(channel, target),
+    }
+}
+
+fn limit(args: &LimitArgs) -> anyhow::Result<()> {
+    let (id, path) = match args.words.as_slice() {
+        [path] => (None, path),
+        [id, path] => {
+            let id = id.to_str().context("the quota group is not text")?;
+            (Some(parse_qgroup(id).map_err(|problem| anyhow::anyhow!("quota group '{id}': {problem}"))?), path)
+        }
+        _ => bail!("name a path"),
+    };
+    let target = Target::from(path.clone()).or_image();
+    let (referenced, exclusive) =
+        if args.exclusive { (LimitChange::Keep, args.limit) } else { (args.limit, LimitChange::Keep) };
+    with_channel(&target, &args.image, Use::Write, |channel| {
+        let file = open(channel, &target)?;
+        let request = Request::Limit { id: id.map(|id| id.0), of: 0, referenced, exclusive };
+        channel
+            .call(ubtrfs_control::Request::Quota(request), &[&file])
+            .with_context(|| format!("cannot limit the space of {target}"))?;
+        Ok(())
+    })
+}

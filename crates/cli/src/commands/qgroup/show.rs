@@ -1,0 +1,286 @@
+//! `ubtrfs qgroup show`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use anyhow::bail;
+use serde_json::{Value, json};
+use ubtrfs_control::Channel;
+use ubtrfs_control::quota::{Group, Request, Response};
+use ubtrfs_fs::QgroupId;
+
+use crate::commands::offline::text::printable;
+use crate::commands::offline::{ImageOptions, Use};
+use crate::commands::place::{Target, open, with_channel};
+use crate::commands::quota::{call, status_of};
+use crate::common::{format_size, print_out};
+
+/// Show quota groups
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Show the groups that each belongs to
+    #[arg(short = 'p')]
+    parent: bool,
+    /// Show the groups that belong to each
+    #[arg(short = 'c')]
+    child: bool,
+    /// Show the limit of referenced bytes
+    #[arg(short = 'r')]
+    max_referenced: bool,
+    /// Show the limit of exclusive bytes
+    #[arg(short = 'e')]
+    max_exclusive: bool,
+    /// Show only the group of the path's subvolume and the groups above it
+    #[arg(short = 'F')]
+    all_of_path: bool,
+    /// Show only the group of the path's subvolume
+    #[arg(short = 'f')]
+    own_of_path: bool,
+    /// Sort by these columns: qgroupid, path, rfer, excl, max_rfer, max_excl; `-` before one for descending order
+    #[arg(long, value_name = "COLUMNS", value_parser = parse_sort, allow_hyphen_values = true, default_value = "qgroupid")]
+    sort: Sort,
+    /// Write all changes first, for exact numbers
+    #[arg(long)]
+    sync: bool,
+    /// Print bytes
+    #[arg(long)]
+    raw: bool,
+    /// Print each group below the groups that it belongs to
+    #[arg(long, conflicts_with = "json")]
+    tree: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+/// Columns to sort by, each ascending or descending.
+#[derive(Clone, Debug)]
+struct Sort(Vec<(Column, bool)>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    Id,
+    Path,
+    Referenced,
+    Exclusive,
+    MaxReferenced,
+    MaxExclusive,
+}
+
+fn parse_sort(text: &str) -> Result<Sort, String> {
+    let column = |word: &str| {
+        let (descends, name) = match word.strip_prefix('-') {
+            Some(name) => (true, name),
+            None => (false, word.strip_prefix('+').unwrap_or(word)),
+        };
+        let column = match name {
+            "qgroupid" => Column::Id,
+            "path" => Column::Path,
+            "rfer" => Column::Referenced,
+            "excl" => Column::Exclusive,
+            "max_rfer" => Column::MaxReferenced,
+            "max_excl" => Column::MaxExclusive,
+            _ => return Err(format!("no column '{name}'; expected qgroupid, path, rfer, excl, max_rfer or max_excl")),
+        };
+        Ok((column, descends))
+    };
+    text.split(',').map(column).collect::<Result<_, _>>().map(Sort)
+}
+
+/// A group, and the path of its subvolume.
+struct Row {
+    group: Group,
+    path: String,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let target = args.path.clone().or_image();
+    let usage = if args.sync { Use::Write } else { Use::Read };
+    let rows = with_channel(&target, &args.image, usage, |channel| rows(channel, &target, args))?;
+    if args.json {
+        let groups: Vec<Value> = rows.iter().map(json_of).collect();
+        return print_out(&format!("{:#}\n", json!({ "qgroup-show": groups })));
+    }
+    print_out(&if args.tree { tree(&rows, args) } else { table(&rows, args) })
+}
+
+fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<Vec<Row>> {
+    let file = open(channel, target)?;
+    if args.sync {
+        channel.sync()?;
+    }
+    let (mut groups, mut from) = (Vec::new(), 0);
+    loop {
+        let Response::Groups(page) = call(channel, target, "read the quota groups of", Request::Groups { from })?
+        else {
+            bail!("{target}: the server answered something else");
+        };
+        let Some(next) = page.last().and_then(|last| last.id.checked_add(1)).filter(|next| *next > from) else { break };
+        groups.extend(page);
+        from = next;
+    }
+    if let Some(status) = status_of(channel, target)? {
+        if status.rescan.is_some() {
+            eprintln!("WARNING: rescan is running, qgroup data may be incorrect");
+        } else if !status.consistent {
+            eprintln!("WARNING: qgroup data inconsistent, rescan recommended");
+        }
+    }
+    if args.all_of_path || args.own_of_path {
+        let own = channel.subvolume_of(&file)?.0.id.0;
+        let shown = if args.all_of_path { above(&groups, own) } else { BTreeSet::from([own]) };
+        groups.retain(|group| shown.contains(&group.id));
+    }
+    let paths: BTreeMap<u64, String> =
+        channel.subvolumes()?.into_iter().map(|info| (info.id.0, printable(&info.path))).collect();
+    let mut rows: Vec<Row> = groups.into_iter().map(|group| Row { path: path_of(&group, &paths), group }).collect();
+    rows.sort_by(|one, other| {
+        let order = |(column, descends): &(Column, bool)| {
+            let (a, b) = (&one.group, &other.group);
+            let unlimited = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+            let order = match column {
+                Column::Id => a.id.cmp(&b.id),
+                Column::Path => one.path.cmp(&other.path),
+                Column::Referenced => a.referenced.cmp(&b.referenced),
+                Column::Exclusive => a.exclusive.cmp(&b.exclusive),
+                Column::MaxReferenced => unlimited(a.max_referenced).cmp(&unlimited(b.max_referenced)),
+                Column::MaxExclusive => unlimited(a.max_exclusive).cmp(&unlimited(b.max_exclusive)),
+            };
+            if *descends { order.reverse() } else { order }
+        };
+        args.sort.0.iter().map(order).find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    Ok(rows)
+}
+
+/// A group and all groups above it.
+fn above(groups: &[Group], own: u64) -> BTreeSet<u64> {
+    let (mut found, mut open) = (BTreeSet::new(), vec![own]);
+    while let Some(id) = open.pop() {
+        if found.insert(id) {
+            open.extend(groups.iter().filter(|group| group.id == id).flat_map(|group| &group.parents));
+        }
+    }
+    found
+}
+
+fn path_of(group: &Group, paths: &BTreeMap<u64, String>) -> String {
+    match paths.get(&group.id) {
+        _ if QgroupId(group.id).level() > 0 => {
+            let nr = group.members.iter().filter(|id| QgroupId(**id).level() > 0).count();
+            format!("<{nr} member qgroup{}>", if nr == 1 { "" } else { "s" })
+        }
+        Some(path) if path.is_empty() => "<toplevel>".to_owned(),
+        Some(path) => path.clone(),
+        None => "<stale>".to_owned(),
+    }
+}
+
+fn ids(ids: &[u64]) -> String {
+    match ids {
+        [] => "-".to_owned(),
+        ids => ids.iter().map(|id| QgroupId(*id).to_string()).collect::<Vec<_>>().join(","),
+    }
+}
+
+fn size(bytes: u64, args: &Args) -> String {
+    if args.raw { bytes.to_string() } else { format_size(bytes) }
+}
+
+fn limit(bytes: Option<u64>, args: &Args) -> String {
+    bytes.map_or_else(|| "none".to_owned(), |bytes| size(bytes, args))
+}
+
+/// A column: its head, its cells, and whether they align right.
+type Cells = (&'static str, Vec<String>, bool);
+
+fn table(rows: &[Row], args: &Args) -> String {
+    let cells = |cell: &dyn Fn(&Row) -> String| rows.iter().map(cell).collect::<Vec<_>>();
+    let mut columns: Vec<Cells> = vec![
+        ("Qgroupid", cells(&|row| QgroupId(row.group.id).to_string()), false),
+        ("Referenced", cells(&|row| size(row.group.referenced, args)), true),
+        ("Exclusive", cells(&|row| size(row.group.exclusive, args)), true),
+    ];
+    if args.max_referenced {
+        columns.push(("Max referenced", cells(&|row| limit(row.group.max_referenced, args)), true));
+    }
+    if args.max_exclusive {
+        columns.push(("Max exclusive", cells(&|row| limit(row.group.max_exclusive, args)), true));
+    }
+    if args.parent {
+        columns.push(("Parent", cells(&|row| ids(&row.group.parents)), false));
+    }
+    if args.child {
+        columns.push(("Child", cells(&|row| ids(&row.group.members)), false));
+    }
+    columns.push(("Path", cells(&|row| row.path.clone()), false));
+    let widths: Vec<usize> = columns
+        .iter()
+        .map(|(head, cells, _)| cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0).max(head.len()))
+        .collect();
+    let mut text = String::new();
+    let mut line = |words: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for ((word, width), (_, _, right)) in words.zip(&widths).zip(&columns) {
+            // Writing to a string does not fail.
+            let _ = if *right { write!(line, "{word:>width$}   ") } else { write!(line, "{word:<width$}   ") };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    line(&mut columns.iter().map(|(head, _, _)| *head));
+    let dashes: Vec<String> = columns.iter().map(|(head, _, _)| "-".repeat(head.len())).collect();
+    line(&mut dashes.iter().map(String::as_str));
+    for at in 0..rows.len() {
+        line(&mut columns.iter().map(|(_, cells, _)| cells[at].as_str()));
+    }
+    text
+}
+
+/// The groups that belong to no shown group, and indented below each its members.
+fn tree(rows: &[Row], args: &Args) -> String {
+    let by_id: BTreeMap<u64, &Row> = rows.iter().map(|row| (row.group.id, row)).collect();
+    let mut text = String::new();
+    // Relations lead to lower levels, so every walk down ends.
+    let mut open: Vec<(&Row, usize)> = rows
+        .iter()
+        .rev()
+        .filter(|row| !row.group.parents.iter().any(|id| by_id.contains_key(id)))
+        .map(|row| (row, 0))
+        .collect();
+    while let Some((row, depth)) = open.pop() {
+        let group = &row.group;
+        let _ = write!(text, "{:indent$}{} ", "", QgroupId(group.id), indent = 2 * depth);
+        let _ = write!(text, "referenced {} exclusive {}", size(group.referenced, args), size(group.exclusive, args));
+        if args.max_referenced {
+            let _ = write!(text, " max referenced {}", limit(group.max_referenced, args));
+        }
+        if args.max_exclusive {
+            let _ = write!(text, " max exclusive {}", limit(group.max_exclusive, args));
+        }
+        let _ = writeln!(text, " {}", row.path);
+        open.extend(group.members.iter().rev().filter_map(|id| by_id.get(id)).map(|row| (*row, depth + 1)));
+    }
+    text
+}
+
+fn json_of(row: &Row) -> Value {
+    let group = &row.group;
+    let limit = |bytes: Option<u64>| bytes.map_or_else(|| json!("none"), |bytes| json!(bytes));
+    let ids = |ids: &[u64]| ids.iter().map(|id| json!(QgroupId(*id).to_string())).collect::<Value>();
+    json!({
+        "qgroupid": QgroupId(group.id).to_string(),
+        "referenced": group.referenced,
+        "max_referenced": limit(group.max_referenced),
+        "exclusive": group.exclusive,
+        "max_exclusive": limit(group.max_exclusive),
+        "path": row.path,
+        "parents": ids(&group.parents),
+        "children": ids(&group.members),
+    })
+}

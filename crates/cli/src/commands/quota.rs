@@ -1,0 +1,137 @@
+//! `ubtrfs quota ...`: turns quotas on and off, and counts anew. Options are named as in btrfs-progs.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use ubtrfs_control::quota::{Request, Response, Status};
+use ubtrfs_control::{Channel, Response as AnyResponse};
+
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, with_channel};
+use crate::common::print_out;
+use crate::job::with_progress;
+
+/// Turn quotas on and off, and count what quota groups use
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Turn quotas on; counting begins, and goes on in the background of a mount
+    Enable(PathArgs),
+    /// Turn quotas off, and forget all groups and limits
+    Disable(PathArgs),
+    /// Count everything anew
+    Rescan(RescanArgs),
+    /// Show whether quotas are on, and whether their numbers are reliable
+    Status(PathArgs),
+}
+
+#[derive(clap::Args)]
+struct PathArgs {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    path: Target,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+#[derive(clap::Args)]
+struct RescanArgs {
+    /// Show how far a running count is, and begin none
+    #[arg(short, long)]
+    status: bool,
+    /// Begin to count, and wait for the end
+    #[arg(short, long, conflicts_with = "status")]
+    wait: bool,
+    /// Wait for the end of a running count, and begin none
+    #[arg(short = 'W', long, conflicts_with_all = ["status", "wait"])]
+    wait_norescan: bool,
+    #[command(flatten)]
+    of: PathArgs,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Enable(args) => change(&args, "turn quotas on for", Request::Enable)?,
+        Command::Disable(args) => change(&args, "turn quotas off for", Request::Disable)?,
+        Command::Rescan(args) => rescan(&args)?,
+        Command::Status(args) => status(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn change(args: &PathArgs, what: &str, request: Request) -> anyhow::Result<()> {
+    let target = args.path.clone().or_image();
+    with_channel(&target, &args.image, Use::Write, |channel| {
+        let enables = request == Request::Enable;
+        call(channel, &target, what, request)?;
+        // Nobody would count on in an image that is closed.
+        if enables && !channel.is_mount() { wait(channel, &target) } else { Ok(()) }
+    })
+}
+
+/// Runs a command; the failure says what was tried.
+pub(super) fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
+    let done = channel.call(ubtrfs_control::Request::Quota(request), &[]);
+    match done.with_context(|| format!("cannot {what} {}", target.filesystem()))? {
+        AnyResponse::Quota(response) => Ok(response),
+        _ => bail!("{target}: the server answered something else"),
+    }
+}
+
+pub(super) fn wait(channel: &Channel<'_>, target: &Target) -> anyhow::Result<()> {
+    let request = ubtrfs_control::Request::Quota(Request::RescanWait);
+    let done = with_progress("counting", |job| channel.call_with(request, &[], job));
+    done.with_context(|| format!("cannot wait for the count of {}", target.filesystem()))?;
+    Ok(())
+}
+
+pub(super) fn status_of(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Option<Status>> {
+    match call(channel, target, "read the quotas of", Request::Status)? {
+        Response::Status(status) => Ok(status),
+        _ => bail!("{target}: the server answered something else"),
+    }
+}
+
+fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
+    let target = args.of.path.clone().or_image();
+    let usage = if args.status { Use::Read } else { Use::Write };
+    with_channel(&target, &args.of.image, usage, |channel| {
+        if args.status {
+            let status = status_of(channel, &target)?;
+            return print_out(&match status.and_then(|status| status.rescan) {
+                Some(at) => format!("rescan operation running (current key {at})\n"),
+                None => "no rescan operation in progress\n".to_owned(),
+            });
+        }
+        if !args.wait_norescan {
+            // An image that is closed in the middle of a count goes on with it.
+            let runs = status_of(channel, &target)?.is_some_and(|status| status.rescan.is_some());
+            if !runs || !args.wait && channel.is_mount() {
+                call(channel, &target, "count anew in", Request::Rescan)?;
+            }
+        }
+        let waits = args.wait || args.wait_norescan || !channel.is_mount();
+        if waits { wait(channel, &target) } else { print_out("quota rescan started\n") }
+    })
+}
+
+fn status(args: &PathArgs) -> anyhow::Result<()> {
+    let target = args.path.clone().or_image();
+    with_channel(&target, &args.image, Use::Read, |channel| {
+        let status = status_of(channel, &target)?;
+        let text = |name: &str, value: &str| format!("  {name:<24}{value}\n");
+        let mut out = format!("Quotas on {}:\n", target.filesystem());
+        out += &text("Enabled:", if status.is_some() { "yes" } else { "no" });
+        if let Some(Status { consistent, rescan }) = status {
+            out += &text("Mode:", "qgroup (full accounting)");
+            out += &text("Inconsistent:", if consistent { "no" } else { "yes" });
+            out += &text("Rescan:", &rescan.map_or_else(|| "no".to_owned(), |at| format!("at address {at}")));
+        }
+        print_out(&out)
+    })
+}

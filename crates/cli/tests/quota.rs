@@ -1,0 +1,167 @@
+//! `ubtrfs quota` and `ubtrfs qgroup` on images and mounts, beside btrfs-progs on Linux's mount.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::{ok, refused};
+use ubtrfs_testkit::{Image, LoopMount, btrfs_check, capability, run};
+
+fn ubtrfs(args: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", env!("CARGO_BIN_EXE_ubtrfs")]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn out(args: &[&str]) -> String {
+    ok(ubtrfs(args))
+}
+
+#[track_caller]
+fn fails(args: &[&str], with: &str) {
+    refused(&ubtrfs(args), &[with]);
+}
+
+/// The words of each line. The last column of higher groups is left out: there, btrfs-progs 6.2 prints stray bytes.
+fn words(text: &str) -> Vec<Vec<String>> {
+    let lines = text.lines().filter(|line| !line.starts_with("---"));
+    let of = |line: &str| -> Vec<String> {
+        let is_higher = line.starts_with(|level: char| ('1'..='9').contains(&level));
+        let line = line.split('<').next().filter(|_| is_higher).unwrap_or(line);
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let columns = if words.len() > 6 { 7 } else { 3 };
+        if is_higher { words.into_iter().take(columns).collect() } else { words }
+    };
+    lines.map(of).collect()
+}
+
+fn linux_shows(image: &Path, options: &[&str]) -> String {
+    let mount = LoopMount::new(image, "").unwrap();
+    let point = mount.path().to_string_lossy().into_owned();
+    let mut args = vec!["qgroup", "show"];
+    args.extend(options);
+    args.push(&point);
+    let text = run("btrfs", args).unwrap();
+    mount.close().unwrap();
+    text
+}
+
+#[test]
+fn groups_of_an_image_are_those_that_linux_shows() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let path = image.path().to_str().unwrap();
+    let at = |name: &str| format!("{path}:/{name}");
+    fails(&["qgroup", "show", path], "quotas are off");
+    assert!(out(&["quota", "status", path]).contains("Enabled:                no"));
+    out(&["subvolume", "create", &at("a")]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), vec![7; 300_000]).unwrap();
+    out(&["cp", file.path().to_str().unwrap(), &at("a/file")]);
+    out(&["quota", "enable", path]);
+    let status = out(&["quota", "status", path]);
+    assert!(status.contains("Inconsistent:           no") && status.contains("Rescan:                 no"), "{status}");
+    out(&["qgroup", "create", "1/100", path]);
+    out(&["qgroup", "create", "2/5", path]);
+    out(&["qgroup", "assign", "0/256", "1/100", path]);
+    out(&["qgroup", "assign", "1/100", "2/5", path]);
+    out(&["subvolume", "snapshot", "-i", "1/100", &at("a"), &at("s")]);
+    out(&["subvolume", "create", "-i", "2/5", &at("b")]);
+    out(&["qgroup", "limit", "10M", "1/100", path]);
+    out(&["qgroup", "limit", "-e", "5M", &at("a")]);
+    fails(&["qgroup", "create", "1/100", path], "exists");
+    fails(&["qgroup", "destroy", "1/100", path], "has members");
+    fails(&["qgroup", "destroy", "0/256", path], "belongs to a subvolume");
+    fails(&["qgroup", "destroy", "3/1", path], "does not exist");
+    fails(&["qgroup", "limit", "1M", "7/7", path], "does not exist");
+    fails(&["qgroup", "assign", "2/5", "1/100", path], "not of a higher level");
+    fails(&["qgroup", "assign", "0/256", "1/100", path], "already belongs");
+    fails(&["qgroup", "remove", "0/256", "2/5", path], "does not belong");
+    fails(&["subvolume", "create", "-i", "9/9", &at("c")], "no quota group 9/9");
+    let all = ["-p", "-c", "-r", "-e", "--raw"];
+    let ours = out(&[&["qgroup", "show"][..], &all, &[path]].concat());
+    assert_eq!(words(&ours), words(&linux_shows(image.path(), &all)), "{ours}");
+    let human = out(&["qgroup", "show", path]);
+    assert_eq!(words(&human), words(&linux_shows(image.path(), &[])), "{human}");
+    let json: serde_json::Value = serde_json::from_str(&out(&["qgroup", "show", "--json", path])).unwrap();
+    assert_eq!(json["qgroup-show"][3]["qgroupid"], "0/258");
+    let sorted = out(&["qgroup", "show", "--sort=-rfer,qgroupid", path]);
+    assert!(sorted.lines().nth(2).unwrap().starts_with("2/5"), "{sorted}");
+    let of_path = out(&["qgroup", "show", "-F", &at("b")]);
+    assert_eq!(of_path.lines().count(), 4, "{of_path}");
+    assert!(out(&["qgroup", "show", "--tree", path]).contains("\n  1/100 "));
+    out(&["qgroup", "limit", "none", "1/100", path]);
+    out(&["qgroup", "remove", "0/256", "1/100", path]);
+    out(&["quota", "rescan", "-w", path]);
+    btrfs_check(image.path()).unwrap();
+    let ours = out(&[&["qgroup", "show"][..], &all, &[path]].concat());
+    assert_eq!(words(&ours), words(&linux_shows(image.path(), &all)), "{ours}");
+    out(&["quota", "disable", path]);
+    fails(&["qgroup", "show", path], "quotas are off");
+    btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn numbers_lead_to_the_paths_that_linux_finds() {
+    if !capability::kernel_oracle() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let mount = LoopMount::new(image.path(), "").unwrap();
+    let script = "btrfs -q subvolume create a; mkdir a/d; head -c 100000 /dev/urandom > a/d/file; ln a/d/file a/link
+        cp --reflink=always a/d/file a/copy; btrfs -q subvolume snapshot a s; sync";
+    run("bash", ["-ec", &format!("cd {} && {script}", mount.path().display())]).unwrap();
+    let point = mount.path().to_string_lossy().into_owned();
+    let ino = run("stat", ["-c", "%i", &format!("{point}/a/d/file")]).unwrap().trim().to_owned();
+    let dump = out(&["inspect", "dump-tree", "-t", "256", mount.device()]);
+    let word = dump.split("disk byte ").find_map(|rest| rest.split_whitespace().next().filter(|word| *word != "0"));
+    let bytenr = word.filter(|word| word.parse::<u64>().is_ok());
+    let bytenr = bytenr.or_else(|| dump.split("disk byte ").nth(1)?.split_whitespace().next()).unwrap().to_owned();
+    let sorted = |text: String| {
+        let mut lines: Vec<String> = text.lines().map(|line| line.replace(&point, "")).collect();
+        lines.sort();
+        lines
+    };
+    let theirs = sorted(run("btrfs", ["inspect-internal", "logical-resolve", &bytenr, &point]).unwrap());
+    let names = sorted(run("btrfs", ["inspect-internal", "inode-resolve", &ino, &format!("{point}/a")]).unwrap());
+    mount.close().unwrap();
+    let path = image.path().to_str().unwrap();
+    let at = |name: &str| format!("{path}:/{name}");
+    assert_eq!(theirs.len(), 6, "{theirs:?}");
+    assert_eq!(sorted(out(&["inspect", "logical-resolve", &bytenr, path])), theirs);
+    assert_eq!(sorted(out(&["inspect", "inode-resolve", &ino, &at("a")])), names);
+    assert_eq!(out(&["inspect", "subvolid-resolve", "257", path]), "/s\n");
+    assert_eq!(out(&["inspect", "rootid", &at("s/d")]), "257\n");
+    fails(&["inspect", "logical-resolve", "1", path], "no data extent");
+    fails(&["inspect", "inode-resolve", "99999", path], "");
+    fails(&["inspect", "subvolid-resolve", "999", path], "");
+}
+
+#[test]
+fn a_mount_takes_the_same_commands() {
+    if !capability::fuse() {
+        return;
+    }
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let path = image.path().to_str().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let point = dir.path().to_str().unwrap();
+    out(&["mount", path, point]);
+    std::fs::write(dir.path().join("file"), vec![1; 100_000]).unwrap();
+    out(&["quota", "enable", point]);
+    out(&["quota", "rescan", "-W", point]);
+    out(&["subvolume", "create", &format!("{point}/sub")]);
+    std::fs::write(dir.path().join("sub/file"), vec![1; 50_000]).unwrap();
+    let shown = out(&["qgroup", "show", "--sync", "--raw", point]);
+    let rows = words(&shown);
+    assert_eq!(rows.last().unwrap()[..2], ["0/256".to_owned(), (16384 + 53248).to_string()], "{shown}");
+    out(&["umount", point]);
+    assert_eq!(words(&out(&["qgroup", "show", "--raw", path])), rows);
+    btrfs_check(image.path()).unwrap();
+}

@@ -1,0 +1,197 @@
+//! Commands on quotas and quota groups.
+//!
+//! | command | needs                                                              |
+//! |---------|--------------------------------------------------------------------|
+//! | all     | the rights of an administrator ([`Context::require_admin`])        |
+//!
+//! Groups are named by their 64-bit ids: the level in the upper 16 bits.
+
+use serde::{Deserialize, Serialize};
+use ubtrfs_fs::{QgroupId, QgroupInfo};
+
+use crate::execute::{Context, FileNr};
+use crate::failure::Result;
+
+/// A command on quotas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Turns quotas on.
+    Enable,
+    /// Turns quotas off.
+    Disable,
+    /// Quotas as a whole: [`Response::Status`].
+    Status,
+    /// Begins to count everything anew.
+    Rescan,
+    /// Returns when no rescan runs.
+    RescanWait,
+    /// Groups in order of id, a page at a time: [`Response::Groups`].
+    Groups {
+        /// The first id.
+        from: u64,
+    },
+    /// Makes a group.
+    Create {
+        /// The group.
+        id: u64,
+    },
+    /// Removes a group.
+    Destroy {
+        /// The group.
+        id: u64,
+    },
+    /// Removes the groups of subvolumes that no longer exist: [`Response::Removed`].
+    ClearStale,
+    /// Puts a group into another one: [`Response::NeedsRescan`].
+    Assign {
+        /// The member.
+        member: u64,
+        /// The group that it joins.
+        parent: u64,
+    },
+    /// Takes a group out of another one: [`Response::NeedsRescan`].
+    Remove {
+        /// The member.
+        member: u64,
+        /// The group that it leaves.
+        parent: u64,
+    },
+    /// Changes the limits of a group.
+    Limit {
+        /// The group, or none for that of the subvolume that holds the file `of`.
+        id: Option<u64>,
+        /// A file.
+        of: FileNr,
+        /// The limit of referenced bytes.
+        referenced: LimitChange,
+        /// The limit of exclusive bytes.
+        exclusive: LimitChange,
+    },
+}
+
+/// A change of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitChange {
+    /// It stays.
+    Keep,
+    /// There is none from now on.
+    None,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+/// The result of a command on quotas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// It is done.
+    Done,
+    /// Quotas as a whole; `None` if they are off.
+    Status(Option<Status>),
+    /// Groups in order of id; empty after the last one.
+    Groups(Vec<Group>),
+    /// Whether only a rescan can tell the numbers of the higher groups.
+    NeedsRescan(bool),
+    /// How many groups were removed.
+    Removed(u64),
+}
+
+/// Quotas as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Whether the numbers are reliable.
+    pub consistent: bool,
+    /// The first address that a running rescan has not counted.
+    pub rescan: Option<u64>,
+}
+
+/// A group as it travels; the fields are those of [`QgroupInfo`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "QgroupInfo documents the fields")]
+pub struct Group {
+    pub id: u64,
+    pub referenced: u64,
+    pub exclusive: u64,
+    pub max_referenced: Option<u64>,
+    pub max_exclusive: Option<u64>,
+    pub parents: Vec<u64>,
+    pub members: Vec<u64>,
+}
+
+impl From<QgroupInfo> for Group {
+    fn from(info: QgroupInfo) -> Self {
+        let ids = |ids: Vec<QgroupId>| ids.into_iter().map(|id| id.0).collect();
+        Self {
+            id: info.id.0,
+            referenced: info.referenced,
+            exclusive: info.exclusive,
+            max_referenced: info.max_referenced,
+            max_exclusive: info.max_exclusive,
+            parents: ids(info.parents),
+            members: ids(info.members),
+        }
+    }
+}
+
+impl From<LimitChange> for Option<Option<u64>> {
+    fn from(change: LimitChange) -> Self {
+        match change {
+            LimitChange::Keep => None,
+            LimitChange::None => Some(None),
+            LimitChange::Bytes(bytes) => Some(Some(bytes)),
+        }
+    }
+}
+
+impl Request {
+    /// See [`crate::Request::is_long`].
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(self, Self::RescanWait)
+    }
+
+    /// See [`crate::Request::changes`].
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self, Self::Status | Self::Groups { .. } | Self::RescanWait)
+    }
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    context.require_admin()?;
+    let fs = context.fs;
+    let done = |()| Response::Done;
+    Ok(match request {
+        Request::Enable => fs.enable_quotas().map(done)?,
+        Request::Disable => fs.disable_quotas().map(done)?,
+        Request::Status => {
+            let status = fs.quota_status();
+            Response::Status(status.map(|status| Status { consistent: status.consistent, rescan: status.rescan }))
+        }
+        Request::Rescan => fs.start_quota_rescan().map(done)?,
+        Request::RescanWait => fs.wait_for_quota_rescan(context.job).map(done)?,
+        Request::Groups { from } => {
+            let groups = fs.qgroups()?.into_iter().filter(|group| group.id.0 >= from);
+            Response::Groups(groups.take(PAGE).map(Group::from).collect())
+        }
+        Request::Create { id } => fs.create_qgroup(QgroupId(id)).map(done)?,
+        Request::Destroy { id } => fs.destroy_qgroup(QgroupId(id)).map(done)?,
+        Request::ClearStale => Response::Removed(fs.clear_stale_qgroups()? as u64),
+        Request::Assign { member, parent } => {
+            Response::NeedsRescan(fs.assign_qgroup(QgroupId(member), QgroupId(parent))?)
+        }
+        Request::Remove { member, parent } => {
+            Response::NeedsRescan(fs.remove_qgroup(QgroupId(member), QgroupId(parent))?)
+        }
+        Request::Limit { id, of, referenced, exclusive } => {
+            let id = match id {
+                Some(id) => QgroupId(id),
+                None => QgroupId::of_subvolume(context.inode(of)?.root),
+            };
+            fs.limit_qgroup(id, referenced.into(), exclusive.into()).map(done)?
+        }
+    })
+}
+
+/// Most groups of a page.
+const PAGE: usize = 500;

@@ -1,0 +1,54 @@
+//! From inodes and addresses back to paths.
+
+use ubtrfs_format::item::{InodeExtref, InodeRef};
+use ubtrfs_format::{Ino, Key, KeyType, Logical};
+use ubtrfs_transaction::ExtentUse;
+
+use crate::Fs;
+use crate::error::{Error, Result};
+use crate::items::dir_item::in_tree;
+use crate::types::InodeId;
+
+impl Fs {
+    /// All paths of an inode from the top level, one for each of its names; at most `limit`. Fails if there is no such
+    /// inode.
+    pub fn paths_of(&self, id: InodeId, limit: usize) -> Result<Vec<Vec<u8>>> {
+        let Some(tree) = self.engine.tree(id.root)? else { return Err(Error::NotFound) };
+        if tree.get(&Key::new(id.ino.0, KeyType::INODE_ITEM, 0))?.is_none() {
+            return Err(Error::NotFound);
+        }
+        if id.ino == Ino::ROOT_DIR {
+            return Ok(vec![self.path_of(id)?]);
+        }
+        let start = Key::new(id.ino.0, KeyType::INODE_REF, 0);
+        let end = Key::new(id.ino.0, KeyType::INODE_EXTREF, u64::MAX);
+        let mut links = Vec::new();
+        for (key, item) in tree.range(&start, &end, limit)? {
+            if key.item_type == KeyType::INODE_REF {
+                let refs = InodeRef::decode_all(&item).map_err(in_tree(&tree))?;
+                links.extend(refs.into_iter().map(|link| (Ino(key.offset), link.name)));
+            } else {
+                let refs = InodeExtref::decode_all(&item).map_err(in_tree(&tree))?;
+                links.extend(refs.into_iter().map(|link| (Ino(link.parent), link.name)));
+            }
+        }
+        links.truncate(limit);
+        let mut paths = Vec::with_capacity(links.len());
+        for (dir, name) in links {
+            let mut path = self.path_of(InodeId { root: id.root, ino: dir })?;
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name);
+            paths.push(path);
+        }
+        paths.sort();
+        Ok(paths)
+    }
+
+    /// The files that use the data at an address, as of the last commit; with `whole_extent`, of all of its extent. At most
+    /// `limit`. `None` if no data extent holds the address.
+    pub fn uses_of_address(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
+        Ok(self.engine.extent_uses(at, whole_extent, limit)?)
+    }
+}

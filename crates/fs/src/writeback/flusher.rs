@@ -1,0 +1,61 @@
+//! The engine's requests for writeback, and threads that must not be asked.
+
+use std::cell::Cell;
+
+use ubtrfs_transaction::{BackgroundWork, Flusher, Reclaim};
+
+use crate::{Error, Fs};
+
+thread_local! {
+    /// Whether this thread is writing data back. Its reservations must not start more writeback.
+    static FLUSHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps reservations of this thread from writing data back: that could deadlock on inode locks that the thread holds.
+#[derive(Debug)]
+pub(crate) struct NoFlush {
+    before: bool,
+}
+
+impl NoFlush {
+    pub(crate) fn new() -> Self {
+        Self { before: FLUSHING.replace(true) }
+    }
+}
+
+impl Drop for NoFlush {
+    fn drop(&mut self) {
+        FLUSHING.set(self.before);
+    }
+}
+
+impl Flusher for Fs {
+    /// Writes back data of inodes whose writeback locks are free.
+    fn flush_delalloc(&self, target_bytes: Option<u64>) -> ubtrfs_error::Result<()> {
+        if FLUSHING.get() {
+            return Ok(());
+        }
+        self.flush_some(target_bytes.unwrap_or(u64::MAX), Reclaim::Reservation).map(drop).map_err(|error| match error {
+            Error::Engine(error) => error,
+            other => {
+                ubtrfs_error::Error::Above { errno: other.errno(), message: format!("writing data back: {other}") }
+            }
+        })
+    }
+
+    fn may_wait(&self) -> bool {
+        !FLUSHING.get()
+    }
+
+    fn wait_for_writes_in_place(&self) {
+        drop(self.data.in_place.write());
+    }
+
+    fn wait_for_readers(&self) {
+        self.wait_for_extent_users();
+    }
+
+    fn do_soon(&self, work: BackgroundWork) -> bool {
+        self.commit_thread.do_soon(work)
+    }
+}

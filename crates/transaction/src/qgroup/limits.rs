@@ -1,0 +1,54 @@
+//! Limits of quota groups.
+//!
+//! Invariants:
+//! - I1. For each group, what is counted and what is reserved stays below the limits when a reservation is granted, so
+//!   any number of writers together exceed no limit. Bytes are reserved before compression, and counted after it.
+
+use ubtrfs_error::{Error, Result};
+use ubtrfs_format::RootId;
+
+use crate::engine::Engine;
+use crate::handle::quota_reservation::QuotaReservation;
+
+impl Engine {
+    /// Reserves space within the limits of a subvolume's quota groups. May flush and commit, so the caller must hold no
+    /// inode lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::QuotaExceeded`] if writing dirty data and committing does not help, or an error of these.
+    pub fn reserve_quota(&self, root: RootId, bytes: u64) -> Result<QuotaReservation> {
+        if !self.quotas.has_limits() {
+            return Ok(QuotaReservation::default());
+        }
+        if let Some(reservation) = self.try_reserve_quota(root, bytes) {
+            return Ok(reservation);
+        }
+        // Overwritten data and compression leave less than was reserved.
+        self.flush_data()?;
+        self.commit()?;
+        self.try_reserve_quota(root, bytes).ok_or(Error::QuotaExceeded)
+    }
+
+    fn try_reserve_quota(&self, root: RootId, bytes: u64) -> Option<QuotaReservation> {
+        let mut state = self.quotas.lock();
+        let Some(state) = &mut *state else { return Some(QuotaReservation::default()) };
+        let above = state.groups.above(root);
+        // I1
+        self.quotas.reserved.try_hold(above, bytes, |id, reserved| {
+            let fits = |used: u64, limit: Option<u64>| limit.is_none_or(|limit| used.saturating_add(reserved) <= limit);
+            state.groups.get(id).is_none_or(|group| {
+                fits(group.referenced, group.limit.referenced()) && fits(group.exclusive, group.limit.exclusive())
+            })
+        })
+    }
+
+    /// Reserves space for a change of a subvolume's metadata, as [`Engine::reserve_quota`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve_quota`].
+    pub fn reserve_metadata_quota(&self, root: RootId) -> Result<QuotaReservation> {
+        self.reserve_quota(root, u64::from(self.geometry.nodesize))
+    }
+}
