@@ -132,8 +132,9 @@ impl Engine {
     /// Marks the numbers of quotas that are off, or of a kind that is not accounted, as inconsistent.
     fn flag_unknown_quotas(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
-        let Some(item) = tree.get(&key)? else { return Ok(()) };
-        let mut status = QgroupStatus::decode(&item)?;
+        // Quotas that cannot be read do not keep the filesystem from being changed.
+        let Ok(Some(item)) = tree.get(&key) else { return Ok(()) };
+        let Ok(mut status) = QgroupStatus::decode(&item) else { return Ok(()) };
         if status.flags & QgroupStatus::INCONSISTENT != 0 {
             return Ok(());
         }

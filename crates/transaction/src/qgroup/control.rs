@@ -75,6 +75,10 @@ impl Engine {
     /// As for [`Engine::commit`].
     pub fn enable_quotas(&self) -> Result<()> {
         self.check_writable()?;
+        if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
+            // Left by quotas that could not be read.
+            self.disable_quotas()?;
+        }
         {
             let _work = self.commit_state.lock();
             if self.quotas.is_on() {
