@@ -102,12 +102,15 @@ impl Quota {
         let mut found: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for users in self.sets.iter().skip(1).filter(|users| users.bytes > 0) {
             let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
-            let (mut nr_users, mut set) = (0, Some(users));
+            let (mut nr_users, mut set) = (0u32, Some(users));
             // Set 0 is empty, and every other set was made after those that it extends.
             while let Some(UserSet { others, last, .. }) = set.copied() {
-                nr_users += 1;
+                nr_users = nr_users.saturating_add(1);
                 let groups = above.entry(last).or_insert_with(|| self.above(last));
-                groups.iter().for_each(|group| *counts.entry(*group).or_default() += 1);
+                for group in groups.iter() {
+                    let count = counts.entry(*group).or_default();
+                    *count = count.saturating_add(1);
+                }
                 set = self.sets.get(others as usize).filter(|_| others != 0);
             }
             for (group, count) in counts {

@@ -90,7 +90,7 @@ impl Command<'_> {
     fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8]) -> Result<Found> {
         // A number that is too large is no descriptor either.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
-        let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only };
+        let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups: Vec::new() };
         self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;
         Ok(Found::Done)
     }

@@ -12,7 +12,7 @@ use ubtrfs_fs::QgroupId;
 use super::offline::{ImageOptions, Use};
 use super::place::{Target, open, with_channel};
 use super::quota::{call, status_of, wait};
-use crate::common::{parse_size, print_out};
+use crate::common::{parse_size, print_out, warn};
 
 /// Show and change quota groups
 #[derive(clap::Args)]
@@ -146,7 +146,7 @@ fn relate(args: &RelationArgs, assigns: bool) -> anyhow::Result<()> {
             return Ok(());
         }
         if args.no_rescan {
-            eprintln!("ubtrfs: the numbers of quota groups are unreliable; count anew with: ubtrfs quota rescan");
+            warn("the numbers of quota groups are unreliable; count anew with: ubtrfs quota rescan");
             return Ok(());
         }
         count_anew(channel, &target)

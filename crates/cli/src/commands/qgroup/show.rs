@@ -13,7 +13,7 @@ use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
 use crate::commands::quota::{call, status_of};
-use crate::common::{format_size, print_out};
+use crate::common::{format_size, print_err, print_out};
 
 /// Show quota groups
 #[derive(clap::Args)]
@@ -126,9 +126,9 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
     }
     if let Some(status) = status_of(channel, target)? {
         if status.rescan.is_some() {
-            eprintln!("WARNING: rescan is running, qgroup data may be incorrect");
+            print_err("WARNING: rescan is running, qgroup data may be incorrect");
         } else if !status.consistent {
-            eprintln!("WARNING: qgroup data inconsistent, rescan recommended");
+            print_err("WARNING: qgroup data inconsistent, rescan recommended");
         }
     }
     if args.all_of_path || args.own_of_path {
