@@ -5,10 +5,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ubtrfs_device::{Access, Device, FileDevice};
-use ubtrfs_fs::{Caller, Error, Fs, MountOptions, NewInode};
+use ubtrfs_format::item::BlockGroupFlags;
+use ubtrfs_fs::{Caller, Error, Fs, InodeId, MountOptions, NewInode, SetAttr};
 use ubtrfs_testkit::capability::kernel_oracle;
 use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, second_opinion};
 
@@ -194,5 +197,96 @@ fn a_refused_snapshot_leaves_room_for_removals() {
     if kernel_oracle() {
         refused_snapshots_and_removals(96 * MIB, &["-M"], 6000);
         refused_snapshots_and_removals(160 * MIB, &["-m", "single"], 20_000);
+    }
+}
+
+/// One thread's random writes and truncations of its files, until many were refused. Returns what the files hold.
+fn scatter(fs: &Fs, dir: InodeId, mut rng: Rng, thread: usize) -> Vec<(InodeId, Vec<u8>)> {
+    const LEN: u64 = 12 * MIB;
+    let mut files: Vec<(InodeId, Vec<u8>)> = (0..6)
+        .map(|number| {
+            let name = format!("f{thread}_{number}");
+            (fs.create(dir, name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id, Vec::new())
+        })
+        .collect();
+    let mut refused = 0;
+    while refused < 150 {
+        let (id, content) = &mut files[rng.below(6) as usize];
+        if rng.below(100) < 6 {
+            let size = rng.below(content.len() as u64 + 1) / 4096 * 4096;
+            let cut = fs.setattr(*id, &SetAttr { size: Some(size), ..SetAttr::default() }, &Caller::ROOT);
+            if let Err(error) = &cut {
+                refused += usize::from(is_full(error));
+            }
+            // A refused truncation may have cut a part.
+            content.truncate(fs.getattr(*id).unwrap().size as usize);
+            continue;
+        }
+        let len = [100, 4096, 9000, 70_000, 300_000][rng.below(5) as usize];
+        let (offset, bytes) = (rng.below(LEN) as usize, rng.bytes(len));
+        match fs.write(*id, offset as u64, &bytes) {
+            Ok(written) => {
+                content.resize(content.len().max(offset + written), 0);
+                content[offset..offset + written].copy_from_slice(&bytes[..written]);
+            }
+            Err(error) => refused += usize::from(is_full(&error)),
+        }
+    }
+    files
+}
+
+#[test]
+fn data_accepted_amid_truncations_and_snapshots_is_written() {
+    if !kernel_oracle() {
+        return;
+    }
+    let first = Rng::seed_or(1);
+    for seed in first..first + 4 {
+        println!("seed {seed}");
+        let image = Image::empty(250 * MIB).unwrap();
+        let device = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
+        let format = ubtrfs_mkfs::MkfsOptions {
+            metadata_profile: BlockGroupFlags::empty(),
+            ..ubtrfs_mkfs::MkfsOptions::default()
+        };
+        ubtrfs_mkfs::make(&device, &format).unwrap();
+        drop(device);
+        let fs = open(&image, &MountOptions::default());
+        let source = fs.create_subvolume(fs.root(), b"s", &Caller::ROOT).unwrap();
+        let done = AtomicUsize::new(0);
+        let files: Vec<(InodeId, Vec<u8>)> = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..4)
+                .map(|thread| {
+                    let (fs, done, rng) = (&fs, &done, Rng::new(9 * seed + thread as u64));
+                    scope.spawn(move || {
+                        let files = scatter(fs, source, rng, thread);
+                        done.fetch_add(1, Ordering::Relaxed);
+                        files
+                    })
+                })
+                .collect();
+            for number in 0..6 {
+                if done.load(Ordering::Relaxed) < 4 {
+                    std::thread::sleep(Duration::from_millis(400));
+                    if let Err(error) = fs.snapshot(source.root, fs.root(), format!("sn{number}").as_bytes(), true) {
+                        is_full(&error);
+                    }
+                }
+            }
+            writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
+        });
+        for (id, _) in &files {
+            fs.fsync(*id, false).unwrap();
+        }
+        // A failure in the background would be reported by the next fsync through each descriptor.
+        let failures = fs.metrics().into_iter().find(|metric| metric.name == "writeback_failures_total").unwrap();
+        assert_eq!(failures.value, 0.0, "data that was accepted could not be written at once");
+        for (id, content) in &files {
+            assert!(fs.read(*id, 0, 16 << 20).unwrap() == *content, "content of {id:?}");
+        }
+        fs.close().unwrap();
+        drop(fs);
+        btrfs_check(image.path()).unwrap();
+        second_opinion(image.path()).unwrap();
     }
 }

@@ -427,9 +427,9 @@ impl FileData {
         }
     }
 
-    /// Makes a run dirty again that could not be written, except where newer data hides it. Returns how many bytes are
-    /// dirty again.
-    pub(crate) fn fail_writeback(&mut self, run: Run) -> u64 {
+    /// Makes a run dirty again that could not be written, except where newer data hides it and in the ranges `put`, whose
+    /// items were put. These are in ascending order. Returns how many bytes are dirty again.
+    pub(crate) fn fail_writeback(&mut self, run: Run, put: &[Range<u64>]) -> u64 {
         let mut at = run.offset;
         let before = self.dirty_bytes;
         for shared in run.bufs {
@@ -441,6 +441,9 @@ impl FileData {
                 .take_while(|(start, _)| *start < at + len)
                 .map(|(start, end)| start..end)
                 .collect();
+            let first = put.partition_point(|range| range.end <= at);
+            newer.extend(put[first..].iter().take_while(|range| range.start < at + len).cloned());
+            newer.sort_unstable_by_key(|range| range.start);
             newer.push(at + len..at + len);
             for range in newer {
                 if from < range.start {
@@ -450,7 +453,7 @@ impl FileData {
                     self.dirty_bytes += piece.len() as u64;
                     self.dirty.insert(from, buf);
                 }
-                from = range.end;
+                from = from.max(range.end);
             }
             at += len;
         }
@@ -652,7 +655,7 @@ mod tests {
                             let byte = model.writeback[at].take();
                             model.dirty[at] = model.dirty[at].or(byte);
                         }
-                        data.fail_writeback(run);
+                        data.fail_writeback(run, &[]);
                     },
                     Op::Truncate { .. } => {}
                 }

@@ -28,7 +28,9 @@ use std::time::Duration;
 use parking_lot::RwLockWriteGuard;
 use ubtrfs_format::item::{Compression, FileExtentBody, InodeFlags};
 use ubtrfs_format::{Generation, Logical, RootId};
-use ubtrfs_transaction::{DataReservation, Geometry, QuotaReservation, Reclaim, Span, TransHandle};
+use ubtrfs_transaction::{
+    DataReservation, Geometry, MetadataReservation, QuotaReservation, Reclaim, Span, TransHandle,
+};
 
 use crate::compression::Method;
 use crate::inode::file_data::Run;
@@ -312,6 +314,7 @@ impl Fs {
             reach: state.data.reach_with(&runs, state.disk_size, state.item.size),
             runs,
             units: Vec::new(),
+            nr_put: 0,
             bytes,
             policy,
             inline,
@@ -407,7 +410,7 @@ impl Fs {
             }
             Err(error) => {
                 let mut reservation = job.reservation.take().unwrap_or_else(|| self.engine.empty_data_reservation());
-                for unit in job.units.iter().filter(|unit| unit.is_new()) {
+                for unit in job.units[job.nr_put..].iter().filter(|unit| unit.is_new()) {
                     let (bytenr, len_bytes) = (unit.bytenr(), unit.disk_len());
                     let extent = ubtrfs_transaction::DataExtent { bytenr, len_bytes };
                     self.engine.release_data_promised(extent, &mut reservation);
@@ -419,51 +422,90 @@ impl Fs {
         }
     }
 
-    /// Puts the job's items. False if the file changed, so that the job's inline data is not all of it any more.
+    /// Puts the job's items, in several operations if there is no room to reserve for all at once: each commit replaces
+    /// the estimate for the items before it. False if the file changed, so that the job's inline data is not all of it
+    /// any more.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
-        let mut plan = self.plan_items(job)?;
-        let reservation = self.engine.reserve_for_writeback(plan.len() + EXTRA_ITEMS)?;
-        let mut state = inode.state.write();
-        let state = &mut *state;
-        if let Some(inline) = &job.inline
-            && (state.item.size != inline.size || state.data.has_dirty())
-        {
-            return Ok(false);
+        loop {
+            let (mut plan, reservation, end) = self.reserve_items(job)?;
+            let is_last = end == job.units.len();
+            let mut state = inode.state.write();
+            let state = &mut *state;
+            if let Some(inline) = &job.inline
+                && (state.item.size != inline.size || state.data.has_dirty())
+            {
+                return Ok(false);
+            }
+            if is_last {
+                for run in &job.runs {
+                    state.data.end_writeback(run);
+                }
+                let disk_size = state.disk_size;
+                // Data that became dirty later does not limit the size on disk, which an earlier fsync may have promised.
+                state.disk_size = disk_size.max(job.reach.min(state.item.size));
+                state.advance_disk_size();
+                if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
+                    state.disk_size = disk_size;
+                    state.data.resume_writeback(&job.runs);
+                    return Err(error);
+                }
+            }
+            state.item.nbytes = plan.nbytes(state.item.nbytes);
+            if job.start_failed && !job.policy.force && state.compression == CompressionProperty::Unset {
+                state.item.flags |= InodeFlags::NOCOMPRESS.bits();
+            }
+            state.data.extents_changed();
+            let op = self.engine.begin(reservation);
+            plan.apply(&op, &inode.home.tree, inode.id.ino);
+            job.put_csums(&op, self.geometry, end);
+            inode.put_item(&op, state);
+            if is_last {
+                std::mem::take(&mut job.quota).spend();
+            }
+            drop(op);
+            job.nr_put = end;
+            if is_last {
+                self.data.dequeue(&mut state.data);
+                return Ok(true);
+            }
         }
-        for run in &job.runs {
-            state.data.end_writeback(run);
-        }
-        let disk_size = state.disk_size;
-        // Data that became dirty later does not limit the size on disk, which an earlier fsync may have promised.
-        state.disk_size = disk_size.max(job.reach.min(state.item.size));
-        state.advance_disk_size();
-        if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
-            state.disk_size = disk_size;
-            state.data.resume_writeback(&job.runs);
-            return Err(error);
-        }
-        state.item.nbytes = plan.nbytes(state.item.nbytes);
-        if job.start_failed && !job.policy.force && state.compression == CompressionProperty::Unset {
-            state.item.flags |= InodeFlags::NOCOMPRESS.bits();
-        }
-        state.data.extents_changed();
-        let op = self.engine.begin(reservation);
-        plan.apply(&op, &inode.home.tree, inode.id.ino);
-        job.put_csums(&op, self.geometry);
-        inode.put_item(&op, state);
-        std::mem::take(&mut job.quota).spend();
-        drop(op);
-        self.data.dequeue(&mut state.data);
-        Ok(true)
     }
 
-    fn plan_items(&self, job: &Job<'_>) -> Result<ExtentPlan> {
+    /// Reserves for the items of as many of the job's next units as there is room for. If there is not enough for one
+    /// unit, which may replace many extents, cuts it. Returns the plan and the number of units that have their items
+    /// after it.
+    fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
+        let mut end = job.units.len();
+        let mut plan = self.plan_items(job, end)?;
+        let most = plan.len() + EXTRA_ITEMS;
+        let least = match job.units.get(job.nr_put).map(|unit| &unit.target) {
+            Some(Target::Plain { .. }) => FEW_ITEMS,
+            Some(_) => self.plan_items(job, job.nr_put + 1)?.len() + EXTRA_ITEMS,
+            None => most,
+        };
+        let reservation = self.engine.reserve_for_writeback_steps(most, least.min(most))?;
+        while plan.len() + EXTRA_ITEMS > reservation.nr_items() {
+            match end - job.nr_put {
+                0 => break,
+                1 if ordered_data::halve(&mut job.units, job.nr_put, self.geometry) => {}
+                1 => break,
+                nr_units => end = job.nr_put + nr_units / 2,
+            }
+            plan = self.plan_items(job, end)?;
+        }
+        Ok((plan, reservation, end))
+    }
+
+    /// Plans the items of the job's next units up to `end`.
+    fn plan_items(&self, job: &Job<'_>, end: usize) -> Result<ExtentPlan> {
         let (tree, ino) = (&job.inode.home.tree, job.inode.id.ino);
         let sectorsize = self.geometry.sectorsize;
         let mut plan = ExtentPlan::default();
-        let is_new = job.may_be_new && tree.first_ge(&extent_key(ino, 0), &extent_key(ino, u64::MAX))?.is_none();
+        let is_new = job.may_be_new
+            && job.nr_put == 0
+            && tree.first_ge(&extent_key(ino, 0), &extent_key(ino, u64::MAX))?.is_none();
         if let Some(inline) = &job.inline {
             if !is_new {
                 plan.drop_range(tree, ino, 0..u64::from(sectorsize), sectorsize)?;
@@ -471,7 +513,7 @@ impl Fs {
             plan.insert(0, inline.file_extent());
             return Ok(plan);
         }
-        for unit in &job.units {
+        for unit in &job.units[job.nr_put..end] {
             match &unit.target {
                 Target::Plain { .. } | Target::Compressed { .. } => {
                     if !is_new {
@@ -504,12 +546,13 @@ impl Fs {
         plan.fill_holes(&inode.home.tree, inode.id.ino, range, self.geometry.sectorsize)
     }
 
-    /// Makes the job's data dirty again (I4).
+    /// Makes the job's data dirty again (I4), except for units that have their items.
     fn give_up(&self, job: Job<'_>) {
         let mut state = job.inode.state.write();
         let mut bytes = 0;
+        let put: Vec<_> = job.units[..job.nr_put].iter().map(|unit| unit.range.clone()).collect();
         for run in job.runs {
-            bytes += state.data.fail_writeback(run);
+            bytes += state.data.fail_writeback(run, &put);
         }
         let mut reservation = job.reservation.unwrap_or_else(|| self.engine.empty_data_reservation());
         reservation.add_quota(job.quota);
@@ -533,6 +576,8 @@ struct Job<'i> {
     inode: &'i Arc<Inode>,
     runs: Vec<Run>,
     units: Vec<Unit>,
+    /// The first units have their items.
+    nr_put: usize,
     bytes: u64,
     reservation: Option<DataReservation>,
     /// The part of `reservation` within the limits of quota groups, while it is merged with those of other jobs.
@@ -576,11 +621,11 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Puts the checksums of all units. Checksums of adjacent new extents are put together.
-    fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry) {
+    /// Puts the checksums of the next units up to `end`. Checksums of adjacent new extents are put together.
+    fn put_csums(&mut self, op: &TransHandle<'_>, geometry: Geometry, end: usize) {
         let csum_size = geometry.csum_type.size();
         let mut pending: Option<(Logical, Vec<u8>)> = None;
-        for unit in &mut self.units {
+        for unit in &mut self.units[self.nr_put..end] {
             let csums = std::mem::take(&mut unit.csums);
             if csums.is_empty() {
                 continue;
@@ -724,6 +769,8 @@ const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
 /// Items reserved beside the planned ones: the inode, checksums, explicit holes.
 const EXTRA_ITEMS: usize = 8;
+/// Enough items for one sector: its new extent, and the rests of the extent around it.
+const FEW_ITEMS: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use ubtrfs_device::AlignedBuf;
 use ubtrfs_format::Logical;
 use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody};
-use ubtrfs_transaction::{DataExtent, DataReservation, Engine};
+use ubtrfs_transaction::{DataExtent, DataReservation, Engine, Geometry};
 
 use crate::Result;
 use crate::compression::{self, MAX_UNCOMPRESSED, Method};
@@ -403,6 +403,27 @@ fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, ve
         pending.clear();
     }
     Ok(())
+}
+
+/// Cuts a written unit into two extents, one behind the other. Returns false if that is impossible.
+pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: Geometry) -> bool {
+    let unit = &mut units[index];
+    let (start, sectorsize) = (unit.range.start, u64::from(geometry.sectorsize));
+    let nr_sectors = (unit.range.end - start) / sectorsize / 2;
+    let Target::Plain { bytenr } = &unit.target else { return false };
+    if nr_sectors == 0 {
+        return false;
+    }
+    let len = nr_sectors * sectorsize;
+    let csums = match unit.csums.is_empty() {
+        true => Vec::new(),
+        false => unit.csums.split_off(nr_sectors as usize * geometry.csum_type.size()),
+    };
+    let target = Target::Plain { bytenr: Logical(bytenr.0 + len) };
+    let second = Unit { run: unit.run, range: start + len..unit.range.end, target, csums };
+    unit.range.end = start + len;
+    units.insert(index + 1, second);
+    true
 }
 
 /// With at least this many units, compression uses several threads.

@@ -165,8 +165,10 @@ const RESERVE_MAX: u64 = 512 << 20;
 const RESERVE_MIXED_MAX: u64 = 16 << 20;
 /// Room is ample if it is this many times the need.
 const AMPLE: u64 = 3;
-/// Time for which removals and writeback wait for reservations that were admitted before them.
+/// Time for which removals wait for reservations that were admitted before them.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for which writeback waits for changes of others.
+const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const NAP: Duration = Duration::from_millis(1);
 /// Changes that a thread gets admitted at once: about fifty operations.
 const SHARE_ITEMS: u64 = 1024;
@@ -384,7 +386,8 @@ impl Engine {
         }
         if !purpose.is_ordinary() {
             let _waited = self.stats.span(Span::ReserveWait);
-            return self.admit_between_commits(&granted, PATIENCE)?.ok_or(Error::NoSpace);
+            let patience = if purpose == Purpose::Writeback { WRITEBACK_PATIENCE } else { PATIENCE };
+            return self.admit_between_commits(&granted, purpose, patience)?.ok_or(Error::NoSpace);
         }
         // Cheap steps first. A commit replaces estimates by facts and frees pinned space; writing dirty data before it
         // replaces more estimates.
@@ -399,21 +402,31 @@ impl Engine {
             },
         );
         match reclaimed {
-            Err(Error::NoSpace) => self.admit_between_commits(&granted, Duration::ZERO)?.ok_or(Error::NoSpace),
+            Err(Error::NoSpace) => self.admit_between_commits(&granted, purpose, Duration::ZERO)?.ok_or(Error::NoSpace),
             done => done,
         }
     }
 
     /// Admits while no commit runs, after one if need be (I5); or when others that were admitted have put their changes, for
     /// which `patience` is the limit: they may be waiting for a lock that the caller holds.
-    fn admit_between_commits<T>(&self, granted: &dyn Fn() -> Option<T>, patience: Duration) -> Result<Option<T>> {
+    fn admit_between_commits<T>(
+        &self,
+        granted: &dyn Fn() -> Option<T>,
+        purpose: Purpose,
+        patience: Duration,
+    ) -> Result<Option<T>> {
         let begun = Instant::now();
         loop {
             if let Some(reservation) = self.ask_between_commits(granted)? {
                 return Ok(Some(reservation));
             }
             self.admission.load.add_shares();
-            if self.admission.load.nr_reserved.load(Ordering::Relaxed) == 0 || begun.elapsed() >= patience {
+            // For accepted data, also changes that others put since the commit count: the next one replaces their estimate.
+            let may_get_less = match purpose {
+                Purpose::Writeback => self.admission.load.active() != Load::default(),
+                _ => self.admission.load.nr_reserved.load(Ordering::Relaxed) > 0,
+            };
+            if !may_get_less || begun.elapsed() >= patience {
                 // The last one may have ended just now.
                 return Ok(granted());
             }
@@ -602,7 +615,8 @@ impl Engine {
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
             // Changes left room for the items of dirty data (I2), by an estimate that free space in small pieces exceeds.
-            Purpose::Writeback => (self.admission.load.active(), reserve / 4),
+            // Removals, which may fail, must not take all of it.
+            Purpose::Writeback => (self.admission.load.active(), reserve / 8),
             Purpose::Removal => (self.admission.load.active(), reserve / 4),
         };
         let frozen = self.admission.load.frozen_need.load(Ordering::Relaxed);

@@ -115,13 +115,15 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
     }
 
-    /// Reserves metadata space for the items of dirty data. Their room has been kept since data space was reserved.
+    /// Reserves metadata space for the items of dirty data, whose room has been kept since data space was reserved: for
+    /// `most` changes, or when space is short for fewer, but at least for `least`; see
+    /// [`MetadataReservation::nr_items`].
     ///
     /// # Errors
     ///
     /// As for [`Engine::reserve`].
-    pub fn reserve_for_writeback(&self, nr_items: usize) -> Result<MetadataReservation<'_>> {
-        self.reserve_metadata(nr_items, nr_items, Purpose::Writeback)
+    pub fn reserve_for_writeback_steps(&self, most: usize, least: usize) -> Result<MetadataReservation<'_>> {
+        self.reserve_metadata(most, least, Purpose::Writeback)
     }
 
     /// Begins an operation: enters the transaction gate. The caller already holds the inode locks that the operation
