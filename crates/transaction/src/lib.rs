@@ -49,6 +49,8 @@ mod tree_log;
 
 pub use backref::inodes::ExtentUse;
 pub use delayed::delayed_item::INODES_PER_ROW;
+#[cfg(debug_assertions)]
+pub use delayed::tree_view::take_nr_steps;
 pub use delayed::tree_view::{ItemRef, Tree};
 pub use engine::{BackgroundWork, Engine, Flusher, Geometry, OpenOptions, Usage};
 pub use extents::chunk_migration::MigratedChunk;

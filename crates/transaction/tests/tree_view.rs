@@ -10,9 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ubtrfs_device::MemoryDevice;
-use ubtrfs_format::{Key, KeyType, RootId};
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, RegularExtent};
+use ubtrfs_format::{Generation, Ino, Key, KeyType, Logical, RootId};
 use ubtrfs_testkit::Rng;
+#[cfg(debug_assertions)]
+use ubtrfs_transaction::take_nr_steps;
 use ubtrfs_transaction::{Engine, OpenOptions, Tree};
+
+mod common;
 
 type Model = BTreeMap<Key, Vec<u8>>;
 
@@ -161,4 +166,81 @@ fn readers_see_no_gap_while_items_move() {
         stop.store(true, Ordering::Release);
     });
     engine.close().unwrap();
+}
+
+const INO: u64 = 300;
+
+fn extent_key(number: u64) -> Key {
+    Key::new(INO, KeyType::EXTENT_DATA, number * 8192)
+}
+
+fn hole() -> Vec<u8> {
+    let regular = RegularExtent { disk_bytenr: Logical(0), disk_num_bytes: 0, offset: 0, num_bytes: 4096 };
+    let extent = FileExtent {
+        generation: Generation(1),
+        ram_bytes: 4096,
+        compression: Compression::None,
+        encryption: 0,
+        other_encoding: 0,
+        body: FileExtentBody::Regular(regular),
+    };
+    extent.encode()
+}
+
+fn put_extents(engine: &Engine, tree: &Tree, nr_extents: u64) {
+    for number in 0..nr_extents {
+        engine.begin(engine.reserve(1).unwrap()).put(tree, extent_key(number), hole());
+    }
+}
+
+fn delete_extents(engine: &Engine, tree: &Tree, nr_extents: u64) {
+    for number in 0..nr_extents {
+        engine.begin(engine.reserve(1).unwrap()).delete(tree, extent_key(number));
+    }
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn the_log_of_dropped_extents_is_made_in_one_walk() {
+    const NR_EXTENTS: u64 = 3000;
+    let (engine, tree) = engine();
+    let op = engine.begin(engine.reserve(1).unwrap());
+    let item = common::inode(Generation(1), 0o100_644, NR_EXTENTS * 8192, 0);
+    op.put(&tree, Key::new(INO, KeyType::INODE_ITEM, 0), item.encode());
+    drop(op);
+    put_extents(&engine, &tree, NR_EXTENTS);
+    engine.sync_inode(RootId::FS_TREE, Ino(INO)).unwrap();
+    delete_extents(&engine, &tree, NR_EXTENTS);
+    take_nr_steps();
+    engine.sync_inode(RootId::FS_TREE, Ino(INO)).unwrap();
+    let nr_steps = take_nr_steps();
+    assert_eq!(engine.log_stats().written, 2);
+    assert!(nr_steps <= NR_EXTENTS + 10, "{nr_steps} steps for {NR_EXTENTS} extents");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_search_passes_many_deleted_items_in_one_step() {
+    const NR_ITEMS: u64 = 10_000;
+    let (engine, tree) = engine();
+    let key = |number| Key::new(INO, KeyType(TYPES[1]), number);
+    let change = |number, value: Option<&[u8]>| {
+        let op = engine.begin(engine.reserve(1).unwrap());
+        match value {
+            Some(value) => op.put(&tree, key(number), value),
+            None => op.delete(&tree, key(number)),
+        }
+    };
+    for in_tree in [false, true] {
+        (0..NR_ITEMS).for_each(|number| change(number, Some(b"item")));
+        if in_tree {
+            engine.commit().unwrap();
+        }
+        assert_eq!(tree.last_le(&Key::MAX, &key(0)).unwrap().unwrap().0, key(NR_ITEMS - 1));
+        (1..NR_ITEMS).for_each(|number| change(number, None));
+        take_nr_steps();
+        assert_eq!(tree.last_le(&key(u64::MAX), &key(0)).unwrap().unwrap().0, key(0));
+        let nr_steps = take_nr_steps();
+        assert!(nr_steps <= NR_ITEMS / 512 + 6, "{nr_steps} steps");
+    }
 }

@@ -16,6 +16,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{RwLock, RwLockWriteGuard};
@@ -116,10 +117,10 @@ impl DelayedItems {
         merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
-    /// The last changed key in `start..=end`, with its change.
-    pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
-        let last = |number: usize| self.shards[number].read().changes.last(start, end);
-        shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
+    /// The changes of `start..=end`, the last one first, down to the first value or to `limit` changes.
+    pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
+        let of_shard = |number: usize| self.shards[number].read().changes.backwards(start, end, limit);
+        join_backwards(shards_between(start, end).map(of_shard), limit)
     }
 
     /// Takes all changes and ends all watches. The caller holds the gate and the tree's view exclusively (I2).
@@ -214,9 +215,10 @@ impl FrozenItems {
         merge_ranges(shards_between(start, end).filter_map(of_shard), limit)
     }
 
-    pub(crate) fn last_le(&self, end: &Key, start: &Key) -> Option<(Key, Change)> {
-        let last = |number: usize| self.shards.get(number)?.last(start, end);
-        shards_between(start, end).filter_map(last).max_by_key(|(key, _)| *key)
+    /// See [`DelayedItems::backwards`].
+    pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
+        let of_shard = |number: usize| Some(self.shards.get(number)?.backwards(start, end, limit));
+        join_backwards(shards_between(start, end).filter_map(of_shard), limit)
     }
 
     /// All changes as one batch.
@@ -283,12 +285,31 @@ impl Shard {
         }
     }
 
-    fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
+    fn backwards(&self, start: &Key, end: &Key, limit: usize) -> Vec<(Key, Change)> {
         if self.lacks(start, end) {
-            return None;
+            return Vec::new();
         }
-        let lasts = [self.rows.last(start, end), self.names.last(start, end)];
-        lasts.into_iter().flatten().max_by_key(|(key, _)| *key)
+        let mut rows = Vec::new();
+        for (key, value) in self.rows.backwards(start, end).take(limit) {
+            rows.push((key, value.map(Arc::from)));
+            if value.is_some() {
+                break;
+            }
+        }
+        let has_names = start.item_type <= KeyType::DIR_ITEM && end.item_type >= KeyType::DIR_ITEM;
+        if start.objectid == end.objectid && !has_names {
+            return rows;
+        }
+        let mut names = Vec::new();
+        let mut last = self.names.last(start, end);
+        while let Some((key, change)) = last.take() {
+            let is_enough = change.is_some() || names.len() + 1 == limit;
+            names.push((key, change));
+            if !is_enough {
+                last = key.predecessor().and_then(|end| self.names.last(start, &end));
+            }
+        }
+        join_backwards([rows, names].into_iter(), limit)
     }
 }
 
@@ -382,6 +403,23 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     merged
 }
 
+/// Joins lists of changes that each go backwards to their first value, to `limit` changes, or to the end of the range.
+fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
+    let mut joined: Vec<(Key, Change)> = Vec::new();
+    let mut nr_lists = 0;
+    for list in lists.filter(|list| !list.is_empty()) {
+        nr_lists += 1;
+        joined.extend(list);
+    }
+    if nr_lists > 1 {
+        joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
+        // What is known of a list ends with its value, or with its limit.
+        let first_value = joined.iter().position(|(_, change)| change.is_some());
+        joined.truncate(first_value.map_or(limit, |at| (at + 1).min(limit)));
+    }
+    joined
+}
+
 /// The shard of a key (I1).
 fn shard_of(key: &Key) -> usize {
     if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
@@ -446,7 +484,10 @@ mod tests {
                 usize::from(has_name)
             );
             assert_eq!(frozen.get(&row).is_some(), has_row, "{objectid}");
-            assert_eq!(frozen.last_le(&key(objectid, KeyType(255)), &key(objectid, KeyType(0))).is_some(), has_row);
+            assert_eq!(
+                !frozen.backwards(&key(objectid, KeyType(255)), &key(objectid, KeyType(0)), 9).is_empty(),
+                has_row
+            );
         }
     }
 
@@ -467,9 +508,9 @@ mod tests {
             assert_eq!(found, keys);
             assert_eq!(items.keys_of(dir), keys);
             assert_eq!(items.range(&first(dir), &last(dir), 2).len(), 2);
-            assert_eq!(items.last_le(&last(dir), &first(dir)).unwrap().0, keys[4]);
-            assert_eq!(items.last_le(&keys[3], &first(dir)).unwrap().0, keys[3]);
-            assert_eq!(items.last_le(&Key::new(dir, KeyType::DIR_ITEM, 2), &first(dir)).unwrap().0, keys[1]);
+            assert_eq!(items.backwards(&last(dir), &first(dir), 1)[0].0, keys[4]);
+            assert_eq!(items.backwards(&keys[3], &first(dir), 1)[0].0, keys[3]);
+            assert_eq!(items.backwards(&Key::new(dir, KeyType::DIR_ITEM, 2), &first(dir), 1)[0].0, keys[1]);
             assert_eq!(items.range(&keys[2], &keys[3], 9).len(), 2);
             let mut touched = items.take_touched();
             touched.sort_unstable();
@@ -495,8 +536,8 @@ mod tests {
         assert_eq!(found(8, u32::MAX.into()), [u64::from(u32::MAX)]);
         assert_eq!(found(1 << 33, u64::MAX), [u64::MAX]);
         assert_eq!(items.get(&key(1 << 32)), Some(None));
-        assert_eq!(items.last_le(&key(1 << 40), &key(0)).unwrap().0, key(1 << 32));
-        assert_eq!(items.last_le(&key(9), &key(0)).unwrap().0, key(7));
+        assert_eq!(items.backwards(&key(1 << 40), &key(0), 1)[0].0, key(1 << 32));
+        assert_eq!(items.backwards(&key(9), &key(0), 1)[0].0, key(7));
         let frozen = items.freeze();
         let batch = frozen.batch();
         assert_eq!((0..batch.len()).map(|index| batch.key(index).offset).collect::<Vec<_>>(), offsets);

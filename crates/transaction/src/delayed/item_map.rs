@@ -124,28 +124,19 @@ impl ItemMap {
         self.places(start, end).map(|(page, slot)| page.key(slot))
     }
 
-    /// The last change of `start..=end`.
-    pub(crate) fn last(&self, start: &Key, end: &Key) -> Option<(Key, Change)> {
-        if start > end {
-            return None;
-        }
-        let at = self.search(end)?;
-        let of_group = &self.groups[at.group()].pages[..=at.page()];
-        let before = self.groups[..at.group()].iter().rev().flat_map(|group| group.pages.iter().rev());
-        // Skips pages whose keys are all above `end`.
-        of_group
-            .iter()
-            .rev()
-            .chain(before)
-            .find_map(|page| {
-                let slot = match page.search(end) {
-                    Ok(slot) => slot,
-                    Err(slot) => slot.checked_sub(1)?,
-                };
-                Some((page.key(slot), page, slot))
-            })
-            .filter(|(key, ..)| key >= start)
-            .map(|(key, page, slot)| (key, page.change(slot)))
+    /// The changes of `start..=end`, the last one first; `None` is a deletion.
+    pub(crate) fn backwards(&self, start: &Key, end: &Key) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
+        let (start, end) = (*start, *end);
+        let last = self.search(&end).filter(|_| start <= end);
+        let of_group = last.map_or(&[][..], |last| &self.groups[last.group()].pages[..=last.page()]);
+        let before =
+            self.groups[..last.map_or(0, PageAt::group)].iter().rev().flat_map(|group| group.pages.iter().rev());
+        let changes = of_group.iter().rev().chain(before).flat_map(move |page| {
+            // Also skips pages whose keys are all above `end`.
+            let behind = page.search(&end).map_or_else(|slot| slot, |slot| slot + 1);
+            (0..behind).rev().map(move |slot| (page.key(slot), page.value(slot)))
+        });
+        changes.take_while(move |(key, _)| *key >= start)
     }
 
     /// Bytes that the map takes, which is the sum of the growth of all changes.
@@ -408,7 +399,8 @@ mod tests {
             let expected: Vec<_> = in_range().map(|(key, value)| (*key, value.clone())).collect();
             assert_eq!(found, expected);
             assert!(map.keys(&low, &high).eq(in_range().map(|(key, _)| *key)));
-            assert_eq!(map.last(&low, &high).map(plain), expected.last().cloned());
+            let backwards = map.backwards(&low, &high).map(|(key, value)| (key, value.map(<[u8]>::to_vec)));
+            assert!(backwards.eq(expected.iter().rev().cloned()));
             assert_eq!(map.get(&low).map(|change| change.map(|value| value.to_vec())), model.get(&low).cloned());
         }
         assert_eq!(memory, map.memory_bytes());

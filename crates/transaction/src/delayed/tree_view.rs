@@ -74,6 +74,16 @@ struct LeafWalk {
     last: Key,
 }
 
+/// The result of a step backwards.
+enum Backwards {
+    Found(Key, ItemRef),
+    /// The items behind `end` were deleted.
+    Deleted {
+        end: Key,
+    },
+    Nothing,
+}
+
 /// The tree's root item, and whether it changed since it was last written to the root tree.
 #[derive(Clone, Debug)]
 pub(crate) struct RootState {
@@ -277,30 +287,59 @@ impl Tree {
     /// As for [`Tree::get`].
     pub fn last_le(&self, end: &Key, start: &Key) -> Result<Option<(Key, ItemRef)>> {
         let mut end = *end;
-        loop {
-            if *start > end {
-                return Ok(None);
+        // Usually the last item was not deleted.
+        let mut window = 1;
+        while *start <= end {
+            match self.last_in_window(&end, start, window)? {
+                Backwards::Found(key, item) => return Ok(Some((key, item))),
+                Backwards::Nothing => return Ok(None),
+                Backwards::Deleted { end: rest } => end = rest,
             }
-            // Active items before the view: I2 of delayed_item.
-            let active = self.active.last_le(&end, start);
-            let view = self.view.read();
-            self.check_not_sealed(&view)?;
-            let frozen = view.frozen.as_ref().and_then(|frozen| frozen.last_le(&end, start));
-            let mut cursor = Cursor::new(&*self.store, view.root);
-            let in_tree = cursor.seek_le(&end)?.filter(|key| key >= start);
-            let keys = [active.as_ref().map(|(key, _)| *key), frozen.as_ref().map(|(key, _)| *key), in_tree];
-            let Some(last) = keys.into_iter().flatten().max() else { return Ok(None) };
-            let change = [active, frozen].into_iter().flatten().find(|(key, _)| *key == last);
-            let item = match change {
+            window = (window * 8).min(WINDOW_MAX);
+        }
+        Ok(None)
+    }
+
+    /// Merges `start..=end` backwards, as far as `window` changes of each source reach, up to the first item.
+    fn last_in_window(&self, end: &Key, start: &Key, window: usize) -> Result<Backwards> {
+        // Active items before the view: I2 of delayed_item.
+        let active = self.active.backwards(end, start, window);
+        let view = self.view.read();
+        self.check_not_sealed(&view)?;
+        let frozen = view.frozen.as_ref().map_or_else(Vec::new, |frozen| frozen.backwards(end, start, window));
+        // Keys of a source before its last one are unknown, unless the source has no more.
+        let mut horizon = *start;
+        for changes in [&active, &frozen] {
+            if let Some((key, change)) = changes.last()
+                && (change.is_some() || changes.len() >= window)
+            {
+                horizon = horizon.max(*key);
+            }
+        }
+        let mut cursor = Cursor::new(&*self.store, view.root);
+        let mut in_tree = cursor.seek_le(end)?;
+        let (mut active, mut frozen) = (active.into_iter().peekable(), frozen.into_iter().peekable());
+        note_step();
+        loop {
+            let keys = [active.peek().map(|(key, _)| *key), frozen.peek().map(|(key, _)| *key), in_tree];
+            let Some(last) = keys.into_iter().flatten().max().filter(|last| *last >= horizon) else { break };
+            let newer = active.next_if(|(key, _)| *key == last);
+            let older = frozen.next_if(|(key, _)| *key == last);
+            let item = match newer.or(older) {
                 Some((_, change)) => change.map(ItemRef::Delayed),
                 None => cursor.item().map(ItemRef::Node),
             };
             if let Some(item) = item {
-                return Ok(Some((last, item)));
+                return Ok(Backwards::Found(last, item));
             }
-            let Some(before) = last.predecessor() else { return Ok(None) };
-            end = before;
+            if in_tree == Some(last) {
+                in_tree = step_back(&mut cursor, &last)?;
+            }
         }
+        Ok(match horizon.predecessor().filter(|_| horizon > *start) {
+            Some(end) => Backwards::Deleted { end },
+            None => Backwards::Nothing,
+        })
     }
 
     /// The highest objectid in use, of those that inodes and subvolumes can have.
@@ -391,6 +430,34 @@ impl Tree {
 const WINDOW_MARGIN: usize = 24;
 /// Most changes looked at together, if no more are wanted.
 const WINDOW_MAX: usize = 512;
+
+/// Moves to the item before `key`. Keys that a crafted leaf holds beyond its range are passed over.
+fn step_back(cursor: &mut Cursor<'_>, key: &Key) -> Result<Option<Key>> {
+    match cursor.prev()? {
+        Some(before) if before >= *key => match key.predecessor() {
+            Some(below) => Ok(cursor.seek_le(&below)?.filter(|before| before < key)),
+            None => Ok(None),
+        },
+        before => Ok(before),
+    }
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static NR_STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Number of windows that this thread merged backwards since the last call, for tests. Each costs a descent into a tree.
+#[cfg(debug_assertions)]
+pub fn take_nr_steps() -> u64 {
+    NR_STEPS.take()
+}
+
+/// Counts a window merged backwards.
+fn note_step() {
+    #[cfg(debug_assertions)]
+    NR_STEPS.set(NR_STEPS.get() + 1);
+}
 
 impl<'c> Iterator for Newest<'c> {
     type Item = &'c (Key, Change);

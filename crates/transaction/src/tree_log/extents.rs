@@ -51,13 +51,17 @@ impl Collector<'_> {
             ranges.push(before.min(end)..before.max(end));
         }
         if item.flags().contains(InodeFlags::PREALLOC)
-            && let Some((last, _, _)) = self.last_before(ino, u64::MAX)?
+            && let Some((last, _, _)) = self.last_before(ino, 0..u64::MAX)?
             && last.end > end
         {
             ranges.push(end..last.end);
         }
+        // One walk through the file: no extent that starts before `done` ends behind it.
+        let mut done = 0;
         for range in merged(ranges) {
-            self.log_range(ino, range, end)?;
+            if range.end > done {
+                done = self.log_range(ino, range.start.max(done)..range.end, done, end)?;
+            }
         }
         Ok(())
     }
@@ -71,22 +75,23 @@ impl Collector<'_> {
         offset..offset.saturating_add(len.checked_next_multiple_of(sectorsize).unwrap_or(u64::MAX))
     }
 
-    /// The last extent that starts before `end`.
-    fn last_before(&self, ino: u64, end: u64) -> Result<Option<Found>, Stop> {
-        let Some(last) = end.checked_sub(1) else { return Ok(None) };
-        let Some((key, raw)) = self.tree.last_le(&extent_key(ino, last), &extent_key(ino, 0))? else {
+    /// The last extent that starts in a range of offsets.
+    fn last_before(&self, ino: u64, starts: Range<u64>) -> Result<Option<Found>, Stop> {
+        let Some(last) = starts.end.checked_sub(1) else { return Ok(None) };
+        let Some((key, raw)) = self.tree.last_le(&extent_key(ino, last), &extent_key(ino, starts.start))? else {
             return Ok(None);
         };
         let extent = FileExtent::decode(&raw)?;
         Ok(Some((self.range_of(key.offset, &extent), extent, value_of(raw))))
     }
 
-    fn extents_in(&self, ino: u64, range: &Range<u64>) -> Result<Vec<Found>, Stop> {
+    /// The extents that overlap a range. Those that start before `done` end there at the latest.
+    fn extents_in(&self, ino: u64, range: &Range<u64>, done: u64) -> Result<Vec<Found>, Stop> {
         let mut found = Vec::new();
         if range.is_empty() {
             return Ok(found);
         }
-        found.extend(self.last_before(ino, range.start)?.filter(|(before, _, _)| before.end > range.start));
+        found.extend(self.last_before(ino, done..range.start)?.filter(|(before, _, _)| before.end > range.start));
         let last = extent_key(ino, range.end - 1);
         for (key, raw) in self.tree.range(&extent_key(ino, range.start), &last, usize::MAX)? {
             let extent = FileExtent::decode(&raw)?;
@@ -109,11 +114,12 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// Brings a range of a file up to date in the log. `end` is the end of the file.
-    fn log_range(&mut self, ino: u64, mut range: Range<u64>, end: u64) -> Result<(), Stop> {
+    /// Brings a range of a file up to date in the log, widened to whole extents. The log is up to date before `done`; it
+    /// is then up to date before the returned offset. `end` is the end of the file.
+    fn log_range(&mut self, ino: u64, mut range: Range<u64>, done: u64, end: u64) -> Result<u64, Stop> {
         // Widens the range to whole extents, current and logged ones (I1).
         let extents = loop {
-            let extents = self.extents_in(ino, &range)?;
+            let extents = self.extents_in(ino, &range, done)?;
             let logged = self.logged_in(ino, &range)?;
             let all = extents.iter().map(|(range, _, _)| range).chain(&logged);
             let wide = all.fold(range.clone(), |wide, one| wide.start.min(one.start)..wide.end.max(one.end));
@@ -135,7 +141,7 @@ impl Collector<'_> {
         let stale: Vec<Key> = stale.map(|(key, _)| *key).filter(|key| !wanted.contains_key(&key.offset)).collect();
         stale.into_iter().for_each(|key| self.set(key, None));
         wanted.into_iter().for_each(|(offset, value)| self.set(extent_key(ino, offset), Some(value)));
-        Ok(())
+        Ok(range.end)
     }
 
     fn hole(&self, wanted: &mut BTreeMap<u64, Value>, range: Range<u64>) {
