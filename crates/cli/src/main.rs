@@ -20,6 +20,8 @@ mod new_image;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand};
 
@@ -104,10 +106,23 @@ fn main() -> ExitCode {
             return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
         }
     };
+    lift_file_size_limit();
     match run(cli.command) {
         Ok(status) => status,
         Err(error) => common::print_error(&error),
     }
+}
+
+/// Lifts the limit on file sizes (`ulimit -f`) as far as allowed: an image is one file, whose size was decided when it was
+/// made. Where a limit stays, a write past it fails; without a handler, SIGXFSZ would end the program with all changes
+/// in memory.
+fn lift_file_size_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Fsize);
+    if limit.current.is_some() && setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).is_err() {
+        let _ = setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
 /// The command that the arguments name, such as `ubtrfs subvolume list`.

@@ -535,8 +535,41 @@ fn remounting_read_only_and_back() {
     assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(30));
     remount("rw");
     fs::write(mount.join("a"), b"a").unwrap();
+    remount("ro,noexec");
+    remount("rw");
+    let table = fs::read_to_string("/proc/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(mount.path().to_str().unwrap())).unwrap();
+    assert!(line.contains("noexec") && line.contains("rw,"), "flags that are not named stay: {line}");
+    // mount(8) passes the options that /proc/mounts shows.
+    let shown = line.split(' ').nth(3).unwrap();
+    remount(&format!("{shown},ro"));
+    remount(&format!("{shown},exec"));
+    let refused = |options: &str, device: &OsStr, words: &[&str]| {
+        let options = format!("remount,{options}");
+        let words_of = ["mount".as_ref(), "-o".as_ref(), OsStr::new(&options), device, mount.path().as_os_str()];
+        assert_one_line(&ubtrfs(words_of), words);
+    };
+    let device = image.path().as_os_str();
+    refused("compress=zstd", device, &["compress=zstd", "unmount", "mount it again"]);
+    refused("ro,subvol=a", device, &["subvol=a", "unmount", "mount it again"]);
+    refused("ro", OsStr::new("/nonexistent"), &["is mounted on", "/nonexistent"]);
+    fs::write(mount.join("a"), b"still writable").unwrap();
     mount.umount();
     btrfs_check(image.path()).unwrap();
+}
+
+#[test]
+fn a_mount_that_was_opened_read_only_does_not_become_writable() {
+    if !ready() {
+        return;
+    }
+    let image = Image::kernel_made(256 << 20, &[]).unwrap();
+    let mount = Mount::new(image.path(), &["-o", "ro"]);
+    let words = ["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), image.path().as_os_str()];
+    let output = ubtrfs(words.into_iter().chain([mount.path().as_os_str()]));
+    assert_one_line(&output, &["opened read-only", "without ro"]);
+    assert_eq!(fs::write(mount.join("a"), b"a").unwrap_err().raw_os_error(), Some(30));
+    mount.umount();
 }
 
 #[test]

@@ -94,6 +94,23 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// The file has a flag against changes.
+    Immutable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The block device refuses writes.
+    WriteProtected {
+        /// The device.
+        path: PathBuf,
+    },
+    /// This process may not write files of this size.
+    SizeLimit {
+        /// The file.
+        path: PathBuf,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// Neither a regular file nor a block device.
     NotRegular {
         /// The file.
@@ -172,6 +189,22 @@ impl std::fmt::Display for OpenError {
                  the image (-o ro)",
                 path.display()
             ),
+            Self::Immutable { path } => write!(
+                f,
+                "{0} is immutable or can only be appended to (see: lsattr {0}); take that off with `chattr -i -a {0}`, or only \
+                 read the image (-o ro)",
+                path.display()
+            ),
+            Self::WriteProtected { path } => write!(
+                f,
+                "{0} is write-protected; allow writes with `blockdev --setrw {0}`, or only read it (-o ro)",
+                path.display()
+            ),
+            Self::SizeLimit { path, limit } => write!(
+                f,
+                "{} is larger than the {limit} bytes that this process may write to a file; raise that limit (ulimit -f)",
+                path.display()
+            ),
             Self::NotRegular { path, what } => {
                 write!(f, "{} is {what}; give an image file or a block device", path.display())
             }
@@ -227,6 +260,9 @@ impl FileDevice {
         let parts = match is_block {
             true => {
                 refuse_mounted_block_device(path, kind.rdev())?;
+                if access == Access::ReadWrite && mounted::is_write_protected(kind.rdev()) {
+                    return Err(OpenError::WriteProtected { path: path.to_owned() });
+                }
                 lock_parts(path, access, kind.rdev())?
             }
             false => Vec::new(),
@@ -291,6 +327,12 @@ impl FileDevice {
         };
         let len_bytes =
             if is_block { (&file).seek(SeekFrom::End(0)).map_err(wrap)? } else { file.metadata().map_err(wrap)?.len() };
+        // Otherwise the first write past the limit would fail, long after it was accepted.
+        if let Some(limit) =
+            file_size_limit().filter(|limit| !is_block && access == Access::ReadWrite && *limit < len_bytes)
+        {
+            return Err(OpenError::SizeLimit { path: path.to_owned(), limit });
+        }
         let direct = Direct::open(path, &file, access == Access::ReadWrite);
         Ok(Self {
             file,
@@ -317,7 +359,7 @@ impl FileDevice {
             return Ok(());
         }
         let resized = self.file.set_len(size_bytes).and_then(|()| self.file.sync_all());
-        resized.map_err(|source| OpenError::Io { path: self.path.clone(), source })?;
+        resized.map_err(|source| classify(&self.path, Access::ReadWrite, source))?;
         self.len_bytes = AtomicU64::new(size_bytes);
         Ok(())
     }
@@ -372,13 +414,26 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     }
 }
 
+/// The most bytes of a file that this process may write; `None` without a limit.
+fn file_size_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
+}
+
 fn classify(path: &Path, access: Access, source: io::Error) -> OpenError {
     let path = path.to_owned();
     match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing { path },
         io::ErrorKind::AlreadyExists => OpenError::Exists { path },
+        // A missing permission is EACCES.
+        _ if access == Access::ReadWrite && Errno::from_io_error(&source) == Some(Errno::PERM) => {
+            OpenError::Immutable { path }
+        }
         io::ErrorKind::PermissionDenied => OpenError::Permission { path, access },
         io::ErrorKind::ReadOnlyFilesystem => OpenError::ReadOnlyHost { path },
+        io::ErrorKind::FileTooLarge => match file_size_limit() {
+            Some(limit) => OpenError::SizeLimit { path, limit },
+            None => OpenError::Io { path, source },
+        },
         _ if mounted::is_busy(&source) => OpenError::Mounted { path, through: None, at: None },
         _ => OpenError::Io { path, source },
     }

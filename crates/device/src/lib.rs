@@ -12,7 +12,8 @@
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
 //!
-//! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main`,
+//! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main` and for inherited
+//! files,
 //! `queues.rs` for memory that it shares with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring commands
 //! that name memory for the kernel to read and write.
 
@@ -36,7 +37,7 @@ pub use aligned_buf::AlignedBuf;
 pub use file::{Access, FileDevice, OpenError, refuse_in_use};
 pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
-pub use stdio::{stdin_was_closed, stdout_was_closed};
+pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 
 /// A device: a number of bytes with positioned I/O, which changes only in [`Device::grow_to_end`].
 ///

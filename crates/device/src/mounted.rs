@@ -97,6 +97,11 @@ fn sysfs_dir(rdev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev)))
 }
 
+/// Whether a block device refuses writes. Opening it for writing succeeds all the same.
+pub(crate) fn is_write_protected(rdev: u64) -> bool {
+    fs::read_to_string(sysfs_dir(rdev).join("ro")).is_ok_and(|flag| flag.trim() == "1")
+}
+
 /// Whether an exclusive open failed because the device is in use.
 pub(crate) fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())

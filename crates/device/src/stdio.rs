@@ -1,4 +1,5 @@
-//! Notes the standard streams that were closed when the program started.
+//! Open files that the program was started with: which standard streams were closed, and keeping the others from the
+//! programs that this one starts.
 //!
 //! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets its number.
 //! Then `prog >&-` looks like `prog >/dev/null`, and the output would be lost without an error. So this code runs
@@ -39,3 +40,22 @@ pub fn stdin_was_closed() -> bool {
 pub fn stdout_was_closed() -> bool {
     CLOSED.load(Ordering::Relaxed) & 1 << 1 != 0
 }
+
+/// Keeps all open files of this process, except for the standard streams, from the programs that it starts. Files that
+/// this program opens are closed there anyway; those that it was started with are not.
+pub fn keep_files_from_children() {
+    let open: Vec<i32> = match std::fs::read_dir("/proc/self/fd") {
+        Ok(entries) => entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect(),
+        Err(_) => (3..MAX_FILES).collect(),
+    };
+    for number in open.into_iter().filter(|number| *number > 2) {
+        #[allow(unsafe_code, reason = "the number may belong to no open file")]
+        // SAFETY: only the flag of the descriptor is set. If it was closed meanwhile, this fails, or sets the flag for a
+        // file that another thread opened, as it is set for all of them.
+        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        let _ = rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC);
+    }
+}
+
+/// Numbers of open files that are looked at without /proc.
+const MAX_FILES: i32 = 1024;

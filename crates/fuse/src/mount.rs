@@ -5,7 +5,7 @@
 //!     (`default_permissions`), unless only root may enter. The server answers every request that arrives, also those
 //!     of the kernel's own writeback.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -158,6 +158,16 @@ pub enum MountError {
     /// Nothing is mounted there.
     #[error("{0} is not a mount of ubtrfs; see: findmnt -t fuse.ubtrfs")]
     NotMounted(String),
+    /// Another device is mounted there.
+    #[error("{mounted} is mounted on {dir}, not {given}; give that device")]
+    OtherDevice {
+        /// The mount point.
+        dir: String,
+        /// The mounted device.
+        mounted: String,
+        /// The given one.
+        given: String,
+    },
     /// In use.
     #[error("{0} is busy; end the programs that use it (see: fuser -vm {0}), or detach it with --lazy")]
     Busy(String),
@@ -256,10 +266,62 @@ fn mount_flags(config: &MountConfig) -> MountFlags {
     flags
 }
 
-/// Changes the flags of a mount, as `mount -o remount` does; the options of the running server stay.
-pub fn remount(dir: &Path, config: &MountConfig) -> Result<(), MountError> {
-    let failed = |source: io::Error| MountError::Mount { dir: dir.display().to_string(), source };
-    rustix::mount::mount_remount(dir, mount_flags(config), c"").map_err(|errno| failed(errno.into()))
+/// The device, flags and options of an existing mount.
+#[derive(Debug)]
+pub struct Mounted {
+    /// The mount point.
+    pub dir: PathBuf,
+    /// Its flags; other fields are defaults.
+    pub config: MountConfig,
+    source: OsString,
+    options: Vec<String>,
+}
+
+impl Mounted {
+    /// Finds the mount of ubtrfs at `dir`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if something else or nothing is mounted there.
+    pub fn find(dir: &Path) -> Result<Self, MountError> {
+        let not_mounted = || MountError::NotMounted(dir.display().to_string());
+        let full = std::fs::canonicalize(dir).map_err(|source| unusable(dir, source))?;
+        let info = find_mount(&full).filter(|info| info.kind == format!("fuse.{SUBTYPE}")).ok_or_else(not_mounted)?;
+        let has = |flag: &str| info.options.iter().any(|option| option == flag);
+        let config = MountConfig {
+            read_only: has("ro"),
+            nodev: has("nodev"),
+            nosuid: has("nosuid"),
+            noexec: has("noexec"),
+            noatime: has("noatime"),
+            dirsync: has("dirsync"),
+            ..MountConfig::default()
+        };
+        Ok(Self { dir: full, config, source: info.source, options: info.options })
+    }
+
+    /// Whether /proc/mounts shows this option.
+    pub fn shows(&self, option: &str) -> bool {
+        self.options.iter().any(|shown| shown == option)
+    }
+
+    /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server continues as it is.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `device` is not the one that is mounted, or the kernel refuses the change.
+    pub fn remount(&self, device: &Path) -> Result<(), MountError> {
+        let same_file = || std::fs::canonicalize(device).is_ok_and(|full| full.as_os_str() == self.source);
+        if device.as_os_str() != self.source && !same_file() {
+            return Err(MountError::OtherDevice {
+                dir: self.dir.display().to_string(),
+                mounted: Path::new(&self.source).display().to_string(),
+                given: device.display().to_string(),
+            });
+        }
+        let failed = |source: io::Error| MountError::Mount { dir: self.dir.display().to_string(), source };
+        rustix::mount::mount_remount(&self.dir, mount_flags(&self.config), c"").map_err(|errno| failed(errno.into()))
+    }
 }
 
 fn mount_directly(dir: &Path, config: &MountConfig) -> Result<OwnedFd, MountError> {
@@ -404,6 +466,9 @@ fn refused_by_helper(text: &str) -> MountError {
     if text.contains("could not determine username") {
         return MountError::UnknownUser(rustix::process::getuid().as_raw());
     }
+    if text.contains("not found in /etc/mtab") {
+        return MountError::Fusermount("another user mounted it; do it as that user or as root".to_owned());
+    }
     MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
 }
 
@@ -438,6 +503,10 @@ pub(crate) struct MountInfo {
     pub(crate) kind: String,
     /// `major:minor`: equal wherever one filesystem is mounted, and reused after it is unmounted.
     pub(crate) device: Vec<u8>,
+    /// What was mounted, as given.
+    pub(crate) source: OsString,
+    /// Options of the mount point and of the filesystem.
+    pub(crate) options: Vec<String>,
 }
 
 impl MountInfo {
@@ -481,11 +550,16 @@ fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
     let device = fields.nth(2)?.to_vec();
     let dir = unescape(fields.nth(1)?);
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+    let of_mount_point = fields.next()?;
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let (kind, source, of_filesystem) = (fields.next()?, unescape(fields.next()?), fields.next().unwrap_or_default());
+    let options = [of_mount_point, of_filesystem].into_iter().flat_map(|list| list.split(|&byte| byte == b','));
     Some(MountInfo {
         dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
         kind: String::from_utf8_lossy(kind).into_owned(),
         device,
+        source: OsStr::from_bytes(&source).to_owned(),
+        options: options.map(|option| String::from_utf8_lossy(option).into_owned()).collect(),
     })
 }
 
@@ -513,8 +587,10 @@ mod tests {
     fn mountinfo_lines_are_read() {
         let line = br"36 35 98:0 / /mnt/with\040space rw,noatime master:1 - fuse.ubtrfs /dev/loop0 rw,user_id=0";
         let mount = parse_mountinfo(line).unwrap();
-        let device = b"98:0".to_vec();
-        assert_eq!(mount, MountInfo { dir: "/mnt/with space".into(), kind: "fuse.ubtrfs".into(), device });
+        let options = ["rw", "noatime", "rw", "user_id=0"].map(str::to_owned).to_vec();
+        let (dir, kind) = ("/mnt/with space".into(), "fuse.ubtrfs".into());
+        let expected = MountInfo { dir, kind, device: b"98:0".to_vec(), source: "/dev/loop0".into(), options };
+        assert_eq!(mount, expected);
         assert_eq!(parse_mountinfo(b""), None);
     }
 

@@ -51,7 +51,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The counters of a mount, as text for Prometheus.
-fn mount_stats(path: &Path) -> anyhow::Result<String> {
+pub(crate) fn mount_stats(path: &Path) -> anyhow::Result<String> {
     let target = Target::Mounted(path.to_owned());
     with_channel(&target, &ImageOptions::default(), Use::Read, |channel| {
         let stats = channel.call(Request::Filesystem(filesystem::Request::Stats), &[]);

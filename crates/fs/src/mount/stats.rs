@@ -15,6 +15,8 @@ impl Fs {
         out.push(Metric::counter("writeback_failures_total", help, nr_failures as f64));
         let help = "Files whose data could not be written back and is kept in memory";
         out.push(Metric::gauge("unwritable_files", help, nr_failing as f64));
+        let is_read_only = f64::from(u8::from(self.read_only().is_some()));
+        out.push(Metric::gauge("read_only", "Whether the filesystem takes no changes (1)", is_read_only));
         let limit = self.options.memory_bytes as f64;
         out.push(Metric::gauge("memory_budget_bytes", "Memory that caches and changes may take together", limit));
         let has_io_uring = f64::from(u8::from(self.engine.devices_have_io_uring()));

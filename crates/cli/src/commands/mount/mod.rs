@@ -23,7 +23,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
-use ubtrfs_fuse::{Identity, MountConfig, Session, Unmounter};
+use ubtrfs_fuse::{Identity, MountConfig, Mounted, Session, Unmounter};
 
 use crate::common::{parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// Where to mount it: an empty directory
     dir: PathBuf,
     /// Mount options, separated by commas: btrfs's own and the mount point's
+    ///
+    /// With remount: ro or rw, and the mount point's dev, suid, exec, atime, dirsync and their opposites change; all other
+    /// options need a new mount.
     ///
     /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
     /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit,
@@ -91,12 +94,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         ubtrfs_fuse::serve_unmounts(&args.dir);
         return Ok(ExitCode::SUCCESS);
     }
+    if options::is_remount(&args.options) {
+        return remount(&args);
+    }
     let (mut config, mut options) = options::parse(&args.options)?;
     apply_flags(&args, &mut config, &mut options)?;
-    if options::is_remount(&args.options) {
-        ubtrfs_fuse::remount(&args.dir, &config)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let dir = ubtrfs_fuse::check(&args.dir, &config)?;
     if args.fake {
         return Ok(ExitCode::SUCCESS);
@@ -146,6 +148,33 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Changes the flags of an existing mount.
+fn remount(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut mounted = Mounted::find(&args.dir)?;
+    let was_read_only = mounted.config.read_only;
+    options::change(&args.options, &mut mounted)?;
+    mounted.config.read_only |= args.read_only;
+    if was_read_only && !mounted.config.read_only && is_served_read_only(&mounted.dir)? {
+        bail!(
+            "{} was opened read-only and cannot become writable; unmount it and mount it again without ro",
+            args.dir.display()
+        );
+    }
+    if args.compress.is_some() || args.memory.is_some() || args.create.is_some() || args.timeline.is_some() {
+        bail!("a remount changes only ro, rw and the flags of the mount point; unmount it and mount it again");
+    }
+    if !args.fake {
+        mounted.remount(&args.device)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a mount's server changes nothing, so that making the mount writable is of no use.
+fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
+    let text = super::stats::mount_stats(dir)?;
+    Ok(text.lines().any(|line| line.trim() == "ubtrfs_read_only 1"))
+}
+
 fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions) -> anyhow::Result<()> {
     if args.read_only {
         config.read_only = true;
@@ -193,7 +222,14 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     if args.no_sandbox {
         command.arg("--no-sandbox");
     }
-    command.arg("--").arg(&args.device).arg(dir);
+    let device = match args.device.starts_with("/dev/fd") || args.device.starts_with("/proc/self/fd") {
+        // The server does not have the caller's open files.
+        true => std::fs::canonicalize(&args.device).unwrap_or_else(|_| args.device.clone()),
+        false => args.device.clone(),
+    };
+    command.arg("--").arg(device).arg(dir);
+    // A lock or pipe of the caller must not stay open as long as the mount.
+    ubtrfs_device::keep_files_from_children();
     let mut server = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -224,6 +260,7 @@ fn start_unmounter(args: &Args, dir: &Path) -> anyhow::Result<Unmounter> {
     let mut command = Command::new(program);
     command.args(["mount", "--unmounter", "--"]).arg(&args.device).arg(dir);
     command.current_dir("/");
+    ubtrfs_device::keep_files_from_children();
     Unmounter::start(command).context("cannot start the helper that unmounts; use --no-sandbox")
 }
 

@@ -1,9 +1,9 @@
 //! Mount options: those of the mount point are handled here, all others by btrfs (`ubtrfs_fs::MountOptions`).
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use ubtrfs_fs::MountOptions;
-use ubtrfs_fuse::MountConfig;
 use ubtrfs_fuse::transport::Transport;
+use ubtrfs_fuse::{MountConfig, Mounted};
 
 use crate::common::parse_memory;
 
@@ -19,6 +19,41 @@ pub(super) fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
 }
 
+/// Applies the `-o` arguments of a remount. Only flags that the kernel enforces can change, because the server continues;
+/// mount(8) also passes the options that /proc/mounts shows.
+pub(super) fn change(lists: &[String], mounted: &mut Mounted) -> anyhow::Result<()> {
+    for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty()) {
+        let is_ignored = IGNORED.contains(&option) || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
+        if !set_flag(&mut mounted.config, option) && !is_ignored && !mounted.shows(option) {
+            bail!(
+                "mount option '{option}' cannot change while the filesystem is mounted; unmount it and mount it again with \
+                 that option"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Sets a flag that the kernel enforces. Returns whether the option is one.
+fn set_flag(config: &mut MountConfig, option: &str) -> bool {
+    match option {
+        "ro" => config.read_only = true,
+        // As for mount(8), the last one counts.
+        "rw" => config.read_only = false,
+        "dev" => config.nodev = false,
+        "nodev" => config.nodev = true,
+        "suid" => config.nosuid = false,
+        "nosuid" => config.nosuid = true,
+        "exec" => config.noexec = false,
+        "noexec" => config.noexec = true,
+        "atime" => config.noatime = false,
+        "noatime" => config.noatime = true,
+        "dirsync" => config.dirsync = true,
+        _ => return false,
+    }
+    true
+}
+
 /// Parses all `-o` arguments.
 pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptions)> {
     let mut config = MountConfig { allow_other: ubtrfs_fuse::is_root(), ..MountConfig::default() };
@@ -29,22 +64,11 @@ pub(super) fn parse(lists: &[String]) -> anyhow::Result<(MountConfig, MountOptio
             continue;
         }
         match option {
-            "ro" => config.read_only = true,
-            // As for mount(8), the last one counts.
-            "rw" => config.read_only = false,
+            _ if set_flag(&mut config, option) => {}
             "allow_other" => config.allow_other = true,
             "noallow_other" => config.allow_other = false,
             "default_permissions" => config.default_permissions = true,
             "nonempty" => config.nonempty = true,
-            "dev" => config.nodev = false,
-            "nodev" => config.nodev = true,
-            "suid" => config.nosuid = false,
-            "nosuid" => config.nosuid = true,
-            "exec" => config.noexec = false,
-            "noexec" => config.noexec = true,
-            "atime" => config.noatime = false,
-            "noatime" => config.noatime = true,
-            "dirsync" => config.dirsync = true,
             "writeback_cache" => config.writeback_cache = true,
             "nowriteback_cache" => config.writeback_cache = false,
             "io_uring" => config.transport = Transport::Auto,
