@@ -400,3 +400,46 @@ fn a_dash_exports_to_standard_output() {
     assert!(dashed.status.success() && !plain.stdout.is_empty() && dashed.stdout == plain.stdout, "{dashed:?}");
     assert!(!dir.path().join("-").exists(), "a file of that name was written");
 }
+
+/// The members of an archive, and its end.
+fn joined(members: &[Vec<u8>]) -> Vec<u8> {
+    [members.concat(), vec![0; 1024]].concat()
+}
+
+#[test]
+fn a_member_that_cannot_be_unpacked_stops_no_other() {
+    if !program("btrfs") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let long = [record("path", &[b'n'; 256])].concat();
+    let members = [
+        member("first", b'0', b"1"),
+        [member("pax", b'x', &long), member("short", b'0', b"the data of a member that is passed over")].concat(),
+        member("d/", b'5', b""),
+        member("up/../escaped", b'0', b"2"),
+        member("../outside", b'0', b"3"),
+        member("full/", b'5', b""),
+        member("full/f", b'0', b"4"),
+        member("d", b'0', b"in place of an empty directory"),
+        member("full", b'0', b"5"),
+        member("last", b'0', b"6"),
+    ];
+    fs::write(dir.path().join("a.tar"), joined(&members)).unwrap();
+    fs::write(dir.path().join("packed.tar.zst"), zstd::encode_all(&joined(&members)[..], 3).unwrap()).unwrap();
+    for (tar, image) in [("a.tar", "a.img"), ("packed.tar.zst", "b.img")] {
+        let output = run(dir.path(), 0, &format!("import --create 200M {tar} {image}:/"));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let lines: Vec<&str> = stderr.lines().collect();
+        assert_eq!(lines.len(), 4, "{stderr}");
+        for (line, words) in lines.iter().zip(["too long", "'..'", "'..'", "not empty"]) {
+            assert!(line.starts_with("ubtrfs: cannot import") && line.contains(words), "{stderr}");
+        }
+        assert!(String::from_utf8_lossy(&output.stdout).contains("6 entries"), "{output:?}");
+        assert_eq!(ok(run(dir.path(), 0, &format!("ls {image}:/"))), "d\nfirst\nfull\nlast\n");
+        assert_eq!(ok(run(dir.path(), 0, &format!("cat {image}:/d"))), "in place of an empty directory");
+        assert_eq!(ok(run(dir.path(), 0, &format!("cat {image}:/last"))), "6");
+        ubtrfs_testkit::btrfs_check(&dir.path().join(image)).unwrap();
+    }
+}

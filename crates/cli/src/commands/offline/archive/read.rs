@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
@@ -127,14 +128,15 @@ impl Reader {
                 };
                 let bytes = match bytes {
                     Ok(bytes) if !bytes.is_empty() => bytes,
-                    Ok(_) => bail!(DATA_CUT_OFF),
+                    Ok(_) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, DATA_CUT_OFF).into()),
                     Err(error) => {
                         return Err(error).context("its data cannot be read");
                     }
                 };
                 let count = bytes.len() as u64;
-                piece(offset, bytes)?;
+                // Also if the piece cannot be used: the next member begins behind the data.
                 self.data_left -= count;
+                piece(offset, bytes)?;
                 left -= count;
                 offset += count;
             }

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use ubtrfs_fs::{Caller, Fs, InodeId, SetAttr, SetTime, XattrFlags};
 
 use super::super::archive::read::{DATA_CUT_OFF, Reader};
 use super::super::archive::{Kind, Member};
 use super::super::text::printable;
 use super::super::write_all;
-use super::{Args, cannot_import};
+use super::{Args, Fatal, cannot_import, pass_over};
 
 /// Writes contents and attributes of members, but no names.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ pub(super) struct ContentsThread<'scope> {
     batch: Vec<Handed>,
     batch_bytes: u64,
     batches: SyncSender<Vec<Handed>>,
-    thread: ScopedJoinHandle<'scope, anyhow::Result<()>>,
+    thread: ScopedJoinHandle<'scope, anyhow::Result<u64>>,
 }
 
 impl<'a> Contents<'a> {
@@ -155,37 +155,43 @@ impl<'scope> ContentsThread<'scope> {
         self.batches.send(std::mem::take(&mut self.batch)).map_err(|back| {
             back.0.into_iter().for_each(|file| self.fs.release_inode(file.id));
             // `finish` returns the error itself.
-            anyhow!("an earlier file failed")
+            Fatal("an earlier file failed").into()
         })
     }
 
-    /// Waits until all files are complete. Its error is the error of a file that was handed over earlier.
-    pub(super) fn finish(mut self) -> anyhow::Result<()> {
+    /// Waits until all files are complete, and returns how many were passed over. Its error is the error of a file that
+    /// was handed over earlier.
+    pub(super) fn finish(mut self) -> anyhow::Result<u64> {
         let sent = self.send();
         drop(self.batches);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(sent)
+        let nr_failed = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        sent.map(|()| nr_failed)
     }
 }
 
-fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyhow::Result<()> {
+/// Completes files, and returns how many were passed over.
+fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyhow::Result<u64> {
+    let mut nr_failed = 0;
     for batch in batches {
         let mut files = batch.into_iter();
-        let failed = files.by_ref().find_map(|file| {
+        let fatal = files.by_ref().find_map(|file| {
             let done = contents.handed_file(&file);
-            done.with_context(|| cannot_import(contents.args, &file.member.path)).err()
+            let error = done.with_context(|| cannot_import(contents.args, &file.member.path)).err()?;
+            nr_failed += 1;
+            pass_over(error).err()
         });
         // I1
-        if let Some(error) = failed {
+        if let Some(error) = fatal {
             files.chain(batches.iter().flatten()).for_each(|file| contents.fs.release_inode(file.id));
             return Err(error);
         }
     }
-    Ok(())
+    Ok(nr_failed)
 }
 
 fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> anyhow::Result<()> {
     file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => anyhow!(DATA_CUT_OFF),
+        std::io::ErrorKind::UnexpectedEof => Fatal(DATA_CUT_OFF).into(),
         _ => anyhow::Error::new(error).context("its data cannot be read"),
     })
 }

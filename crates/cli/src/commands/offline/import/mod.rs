@@ -5,7 +5,8 @@
 //!   on the way are followed as if the target were the root.
 //! - I2. Times of a directory are set at the end, after the last change in it. Its extended attributes are too, because
 //!   otherwise new files would inherit its default ACL.
-//! - I3. The reported error is that of the first failed member in the archive's order.
+//! - I3. A member that cannot be unpacked is reported and passed over, as by tar; the exit status is then 1. Errors that
+//!   would meet the other members too end the import ([`is_fatal`]); the first in the archive's order is reported.
 //! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the
 //!   names of the layer.
 //! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
+use rustix::io::Errno;
 use ubtrfs_device::Device;
 use ubtrfs_fs::{Caller, Error, Fs, InodeId, NewInode, RenameFlags, SetAttr, SetTime, mode, rdev_from_parts};
 
@@ -34,7 +36,7 @@ use super::text::printable;
 use super::{
     ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_device, with_image,
 };
-use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes};
+use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::new_image::NewImage;
 
 /// Unpack a tar archive into an image, without a mount and without root
@@ -100,8 +102,9 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         None => with_image(image, &args.image, Use::Write, work),
     };
     progress.finish_and_clear();
-    print_out(&counts?.report(started.elapsed(), args.json))?;
-    Ok(ExitCode::SUCCESS)
+    let counts = counts?;
+    print_out(&counts.report(started.elapsed(), args.json))?;
+    Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
@@ -123,6 +126,8 @@ struct Counts {
     xattrs: u64,
     whiteouts: u64,
     bytes: u64,
+    /// Members that were reported and passed over.
+    failed: u64,
 }
 
 impl Counts {
@@ -135,13 +140,52 @@ impl Counts {
         }
         let rate = format_size((self.bytes as f64 / seconds.max(1e-9)) as u64);
         let bytes = format_size(self.bytes);
-        format!("imported {} entries, {bytes} in {seconds:.2} s ({rate}/s)\n", self.entries)
+        let failed = if self.failed == 0 { String::new() } else { format!("; {} failed", self.failed) };
+        format!("imported {} entries, {bytes} in {seconds:.2} s ({rate}/s){failed}\n", self.entries)
     }
 }
 
 fn charge(left: &mut usize, bytes: usize) -> anyhow::Result<()> {
-    *left = left.checked_sub(bytes).context("the archive has too many directories for one run; import it in parts")?;
+    let rest = left.checked_sub(bytes);
+    *left = rest.ok_or(Fatal("the archive has too many directories for one run; import it in parts"))?;
     Ok(())
+}
+
+/// An error that ends the import.
+#[derive(Debug)]
+struct Fatal(&'static str);
+
+impl std::fmt::Display for Fatal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Fatal {}
+
+/// Whether an error is not one of the member alone: of the archive, the device, or for lack of space.
+fn is_fatal(error: &anyhow::Error) -> bool {
+    let is_of_all = |errno: i32| {
+        [Errno::NOSPC, Errno::DQUOT, Errno::ROFS, Errno::IO, Errno::UCLEAN]
+            .iter()
+            .any(|all| all.raw_os_error() == errno)
+    };
+    error.downcast_ref::<Error>().is_some_and(|error| is_of_all(error.errno()))
+        || error.chain().any(|cause| cause.is::<Fatal>() || cause.is::<std::io::Error>())
+}
+
+/// Reports a member that is passed over, unless its error ends the import (I3).
+fn pass_over(error: anyhow::Error) -> anyhow::Result<()> {
+    if is_fatal(&error) {
+        return Err(error);
+    }
+    warn(&format!("{error:#}"));
+    Ok(())
+}
+
+/// Whether a path leads upwards on its way, so that it names another file than it seems to.
+fn leaves_its_place(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').any(|name| name == b"..")
 }
 
 fn cannot_import(args: &Args, path: &[u8]) -> String {
@@ -252,7 +296,8 @@ impl<'a> Import<'a> {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut(), progress);
             // I3: files that were handed over precede the member that failed here.
-            thread.map_or(Ok(()), ContentsThread::finish).and(made)
+            self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
+            made
         })?;
         for dir in std::mem::take(&mut self.dirs_to_finish).into_iter().rev() {
             let times = SetAttr { atime: dir.atime, mtime: dir.mtime, ..SetAttr::default() };
@@ -262,7 +307,7 @@ impl<'a> Import<'a> {
             let is_gone = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(Error::Stale | Error::NotFound));
             match finished {
                 // A later member replaced the directory.
-                Err(error) if self.layer.is_some() && is_gone(&error) => {}
+                Err(error) if is_gone(&error) => {}
                 finished => finished.context("cannot finish a directory")?,
             }
         }
@@ -283,9 +328,16 @@ impl<'a> Import<'a> {
                 let names = names.get(self.args.strip_components..).unwrap_or_default();
                 // A directory without a name is the target itself; one that stripping left without a name is skipped.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
-                    self.member(reader, &member, names, thread.as_deref_mut())
-                        .with_context(|| cannot_import(self.args, &member.path))?;
-                    self.counts.entries += 1;
+                    let unpacked = self
+                        .member(reader, &member, names, thread.as_deref_mut())
+                        .with_context(|| cannot_import(self.args, &member.path));
+                    match unpacked {
+                        Ok(()) => self.counts.entries += 1,
+                        Err(error) => {
+                            pass_over(error)?;
+                            self.counts.failed += 1;
+                        }
+                    }
                 }
             }
             progress.set_position(reader.input().taken());
@@ -305,6 +357,9 @@ impl<'a> Import<'a> {
         names: &[&[u8]],
         thread: Option<&mut ContentsThread<'_>>,
     ) -> anyhow::Result<()> {
+        if leaves_its_place(&member.path) {
+            bail!("its path contains '..'");
+        }
         let Some((name, dirs)) = names.split_last() else { return self.dir(member, self.base) };
         let parent = self.parent_dir(dirs)?;
         if let Some(layer) = &mut self.layer {
@@ -382,13 +437,16 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Fails if the existing file must stay. Only a layer replaces a directory, and only if everything in it is older.
+    /// Fails if the existing file must stay. A directory is replaced if it is empty, as by tar, and by a layer if everything
+    /// in it is older.
     fn check_replaceable(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         match &self.layer {
             _ if !old.is_dir() => Ok(()),
             Some(layer) => layer.check_replaceable(self.fs, old.id),
-            None => bail!("a directory of that name exists; remove it first"),
+            // The size of a directory is the length of the names in it.
+            None if old.size == 0 => Ok(()),
+            None => bail!("a directory of that name exists and is not empty; remove it first"),
         }
     }
 
@@ -419,6 +477,8 @@ impl<'a> Import<'a> {
         }
         if let Some(layer) = self.layer.as_ref().filter(|_| old.is_dir()) {
             layer.remove_dir(self.fs, parent, name)?;
+        } else if old.is_dir() {
+            self.fs.rmdir(parent, name)?;
         } else if is_dir {
             self.fs.unlink(parent, name)?;
         }
@@ -462,6 +522,9 @@ impl<'a> Import<'a> {
 
     fn hard_link(&mut self, member: &Member, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let target = printable(&member.link);
+        if leaves_its_place(&member.link) {
+            bail!("the path of its target '{target}' contains '..'");
+        }
         let names = normal_names(&member.link);
         let names = names.get(self.args.strip_components..).unwrap_or_default();
         let Some((old_name, dirs)) = names.split_last() else { bail!("its target '{target}' is not in the archive") };
