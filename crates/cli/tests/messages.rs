@@ -96,6 +96,56 @@ fn an_image_on_a_read_only_filesystem_is_read_as_the_message_says() {
 }
 
 #[test]
+fn advice_is_never_what_was_done_already() {
+    let bed = Bed::new();
+    for (line, words) in [
+        ("mkfs -q -m single -d single -b 5M b.img", "give a larger device or size\n"),
+        ("mkfs -q -b 1 b.img", "too small: this filesystem needs at least"),
+        ("rescue super-recover a.img ./a.img", "given twice"),
+    ] {
+        refused(&bed.run(line), &[words]);
+    }
+    fs::create_dir(bed.join("links")).unwrap();
+    std::os::unix::fs::symlink("f", bed.join("links/link")).unwrap();
+    ok(bed.run("mkfs -q -r links c.img"));
+    refused(&bed.run("rm c.img:/link/"), &["not a directory"]);
+    assert_eq!(ok(bed.run("ls c.img:/")), "link\n");
+}
+
+#[test]
+fn an_immutable_image_is_called_so() {
+    let bed = Bed::new();
+    let image = bed.join("a.img");
+    if sh("chattr", ["+i".as_ref(), image.as_os_str()]).is_err() {
+        return;
+    }
+    let output = bed.run("mkdir a.img:/d");
+    sh("chattr", ["-i".as_ref(), image.as_os_str()]).unwrap();
+    refused(&output, &["immutable", "chattr -i"]);
+    ok(bed.run("mkdir a.img:/d"));
+}
+
+#[test]
+fn a_write_protected_device_is_refused_before_it_takes_changes() {
+    if !kernel_oracle() || !fuse() {
+        return;
+    }
+    let bed = Bed::new();
+    let device =
+        sh("losetup", ["-r".as_ref(), "-f".as_ref(), "--show".as_ref(), bed.join("a.img").as_os_str()]).unwrap();
+    let device = device.trim();
+    let lines = ["mount DEV mnt", "mkdir DEV:/d", "cp a.img DEV:/", "subvolume create DEV:/s", "mkfs -q -f DEV"];
+    let refusals: Vec<Output> = lines.iter().map(|line| bed.run(&line.replace("DEV", device))).collect();
+    let read = [format!("mount -o ro {device} mnt"), "umount mnt".to_owned(), format!("cat -o ro {device}:/f")];
+    let reads: Vec<Output> = read.iter().map(|line| bed.run(line)).collect();
+    sh("losetup", ["-d", device]).unwrap();
+    for output in &refusals {
+        refused(output, &["is write-protected", "blockdev --setrw", "-o ro"]);
+    }
+    reads.iter().for_each(|output| drop(ok(output)));
+}
+
+#[test]
 fn a_subvolume_that_stays_says_which_rule_keeps_it() {
     if !kernel_oracle() || !fuse() {
         return;

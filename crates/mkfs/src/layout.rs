@@ -57,8 +57,11 @@ pub(crate) fn plan(options: &MkfsOptions, total_bytes: u64) -> Result<Vec<Chunk>
         return Ok(small.chunks);
     }
     Err(Error::Refused {
-        what: format!("{total_bytes} bytes are too few: this filesystem needs at least {}", min_size(options)),
-        hint: "give a larger device or size, or the single profile",
+        what: format!("the size is too small: this filesystem needs at least {} bytes", min_size(options)),
+        hint: match options.metadata_profile.is_empty() && options.data_profile.is_empty() {
+            true => "give a larger device or size",
+            false => "give a larger device or size, or the single profile",
+        },
     })
 }
 

@@ -12,6 +12,7 @@ use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_fs::{Fs, MountOptions};
 use ubtrfs_volumes::{SuperCopies, SuperCopy};
 
+use super::place::is_same_file;
 use crate::common::{print_err, print_out};
 
 /// Repair damage that prevents mounting a filesystem
@@ -51,7 +52,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
     let mut found = Vec::new();
-    for path in &args.devices {
+    for (index, path) in args.devices.iter().enumerate() {
+        if args.devices[..index].iter().any(|other| is_same_file(other, path)) {
+            bail!("{} is given twice; give each device once", path.display());
+        }
         let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, Access::ReadWrite)?);
         let copies = SuperCopies::examine(&*device)?;
         found.push((device, copies));

@@ -85,6 +85,9 @@ fn remove(fs: &Fs, path: &ImagePath, args: &RmArgs) -> anyhow::Result<()> {
         found => found?,
     };
     if !attr.is_dir() {
+        if path.path.ends_with(b"/") {
+            bail!("cannot remove {path}: it is not a directory; name it without the slash at the end");
+        }
         return fs.unlink(parent, name).with_context(|| format!("cannot remove {path}"));
     }
     if !args.recursive {

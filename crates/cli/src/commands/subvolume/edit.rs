@@ -86,7 +86,11 @@ pub(super) fn create(args: &CreateArgs) -> anyhow::Result<()> {
         let umask = if channel.is_mount() { umask() } else { DEFAULT_UMASK };
         let qgroups = args.qgroups.iter().map(|id| id.0).collect();
         let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups }, &[&dir]);
-        made.map_err(|failure| explain("make", target, failure))?;
+        made.map_err(|failure| match failure.errno() {
+            // The path is the root of the mount, whose parent is in another filesystem.
+            Errno::XDEV if target.path().exists() => explain("make", target, Failure::from(ubtrfs_fs::Error::Exists)),
+            _ => explain("make", target, failure),
+        })?;
         print_out(&format!("Create subvolume '{target}'\n"))
     })
 }
