@@ -32,7 +32,6 @@ use ubtrfs_transaction::{
     DataReservation, Geometry, MetadataReservation, QuotaReservation, Reclaim, Span, TransHandle,
 };
 
-use crate::compression::Method;
 use crate::inode::file_data::Run;
 use crate::inode::state::{CompressionProperty, Inode, InodeState};
 use crate::inode::writeback_lock::{BatchGuard, Wait};
@@ -320,33 +319,6 @@ impl Fs {
             inline,
             _guard: guard,
         })
-    }
-
-    fn policy(&self, state: &InodeState) -> Policy {
-        let flags = state.item.flags();
-        let csums = !flags.contains(InodeFlags::NODATASUM);
-        let never = InodeFlags::NODATACOW | InodeFlags::NODATASUM | InodeFlags::PREALLOC;
-        if flags.intersects(never) {
-            return Policy { compress: None, force: false, csums };
-        }
-        if let Some(method) = state.rewriting.and_then(|rewriting| rewriting.compress) {
-            return Policy { compress: Some(method), force: true, csums };
-        }
-        let option = self.options.compress;
-        let force = option.is_some_and(|option| option.force);
-        let by_option = option.map(|option| Method { kind: option.kind, level: option.level });
-        let compress = match state.compression {
-            _ if flags.contains(InodeFlags::NOCOMPRESS) && !force => None,
-            CompressionProperty::Method(kind) => Some(match by_option {
-                Some(method) if method.kind == kind => method,
-                _ => Method { kind, level: 0 },
-            }),
-            CompressionProperty::Unset if flags.contains(InodeFlags::COMPRESS) => {
-                Some(by_option.unwrap_or(Method { kind: Compression::Zlib, level: 0 }))
-            }
-            CompressionProperty::Unset => by_option,
-        };
-        Policy { compress, force, csums }
     }
 
     /// Cuts all jobs into units and writes the units. After an error the jobs are as before.

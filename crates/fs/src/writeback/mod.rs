@@ -7,4 +7,5 @@ pub(crate) mod flusher;
 pub(crate) mod fsync;
 pub(crate) mod inline_data;
 pub(crate) mod ordered_data;
+mod policy;
 pub(crate) mod thread;
