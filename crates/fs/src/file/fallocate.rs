@@ -117,7 +117,7 @@ impl Fs {
         let mut space = Some(self.engine.reserve_data_for(inode.id.root, missing + 4 * sectorsize)?);
         let (_locks, mut state) = lock(inode)?;
         let state = &mut *state;
-        self.take_out_inline(inode, state, wide.end.max(state.item.size), &mut space)?;
+        self.prepare_end(inode, state, wide.end.max(state.item.size), &mut space)?;
         if zero {
             let inner = range.start.next_multiple_of(sectorsize)..range.end - range.end % sectorsize;
             self.zero_edges(inode, state, &range, &inner, &mut space)?;

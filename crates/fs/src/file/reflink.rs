@@ -255,7 +255,7 @@ impl Fs {
                 drop(locked);
                 return self.copy_all(source, src_off, target.id, dst_off, len);
             }
-            self.take_out_inline(target, state, dst_off, &mut space)?;
+            self.prepare_end(target, state, dst_off, &mut space)?;
             // Reserved in advance (I4).
             let reservation = self.engine.reserve_for_removal(SIZE_ITEMS)?;
             let mut reached = dst_off;

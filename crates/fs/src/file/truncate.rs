@@ -57,7 +57,7 @@ impl Fs {
         let mut plan = ExtentPlan::default();
         if size > state.item.size {
             let state = &mut *state;
-            self.take_out_inline(inode, state, size.max(sectorsize), &mut space)?;
+            self.prepare_end(inode, state, size.max(sectorsize), &mut space)?;
             state.item.size = size;
             let disk_size = state.disk_size;
             state.advance_disk_size();

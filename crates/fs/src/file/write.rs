@@ -92,7 +92,7 @@ impl Fs {
         let mut state = inode.write()?;
         let state = &mut *state;
         check_regular(state)?;
-        self.take_out_inline(inode, state, offset, &mut reservation)?;
+        self.prepare_end(inode, state, offset, &mut reservation)?;
         match piece {
             Piece::Bytes(data) => self.write_dirty(inode, state, offset, data, &mut reservation)?,
             Piece::Filled(buf) => self.adopt_dirty(inode, state, offset, buf, &mut reservation)?,
@@ -185,15 +185,46 @@ impl Fs {
         self.data.enqueue(inode, &mut state.data);
     }
 
-    /// Makes the bytes of the file's inline extent dirty, if a write at (or an extension to) `offset` would put other
-    /// data behind it. An inline extent must hold the whole file.
-    pub(crate) fn take_out_inline(
+    /// Makes the bytes between the end of the file and the end of its last sector zero, if a write at (or an extension to)
+    /// `offset` is to show them. On disk they may be anything: Linux leaves old bytes there when it shortens a file.
+    fn zero_old_end(
         &self,
         inode: &Arc<Inode>,
         state: &mut InodeState,
         offset: u64,
         space: &mut Option<DataReservation>,
     ) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let size = state.item.size;
+        let (sector, end) = (size - size % sectorsize, size.next_multiple_of(sectorsize));
+        // Bytes in memory are zeros there.
+        if size == end || offset < end || !state.data.pending_in(sector..end).is_empty() {
+            return Ok(());
+        }
+        let extents = extents_in(&inode.home.tree, inode.id.ino, sector..end, 1, self.geometry.sectorsize)?;
+        if !extents.first().is_some_and(|extent| extent.is_data() && !extent.is_inline()) {
+            return Ok(());
+        }
+        let mut bytes = vec![0; self.geometry.sectorsize as usize];
+        self.read_extents(inode, state, sector, &mut bytes)?;
+        if bytes[(size - sector) as usize..].iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        self.write_dirty(inode, state, size, &[0], space)
+    }
+
+    /// Gets the end of the file ready for a write at `offset`, or an extension to it: see [`Self::zero_old_end`].
+    ///
+    /// Makes the bytes of the file's inline extent dirty, if a write at (or an extension to) `offset` would put other
+    /// data behind it. An inline extent must hold the whole file.
+    pub(crate) fn prepare_end(
+        &self,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+        offset: u64,
+        space: &mut Option<DataReservation>,
+    ) -> Result<()> {
+        self.zero_old_end(inode, state, offset, space)?;
         let sectorsize = u64::from(self.geometry.sectorsize);
         let size = state.item.size;
         if offset < sectorsize || size == 0 || size > sectorsize || state.item.nbytes == 0 {
