@@ -102,7 +102,7 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
 
 fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunResult>> {
     if let Some(size) = args.create.filter(|_| !image.exists()) {
-        make_image(image, size)?;
+        make_image(image, size, None)?;
     }
     /// Opens, works, closes. An error of the work takes precedence over one of closing.
     fn opened<R>(args: &Args, image: &Path, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
@@ -135,7 +135,8 @@ fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunRes
     };
     let done = phases();
     if args.cleans_up(&done) {
-        opened(args, image, clean).or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
+        opened(args, image, |target| clean(args, params, target))
+            .or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
     }
     done
 }
@@ -158,7 +159,7 @@ fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>>
     };
     let done = phases();
     if args.cleans_up(&done) {
-        clean(&target).or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
+        clean(args, params, &target).or_else(|error| done.as_ref().map_or(Ok(()), |_| Err(error)))?;
     }
     done
 }
@@ -201,9 +202,11 @@ fn measure<T: Target>(args: &Args, params: &Params, target: &T) -> Result<RunRes
     Ok(result)
 }
 
-fn clean<T: Target>(target: &T) -> Result<()> {
+fn clean<T: Target>(args: &Args, params: &Params, target: &T) -> Result<()> {
     let root = target.root()?;
-    remove_all(target, &target.child(&root, BASE)?)?;
+    let base = target.child(&root, BASE)?;
+    args.workload.clean(target, params, &base)?;
+    remove_all(target, &base)?;
     target.rmdir(&root, BASE)?;
     target.sync()
 }

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum as _;
 use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
@@ -48,6 +49,9 @@ pub(crate) struct Args {
     /// Size of the filesystems (sparse files)
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "32G")]
     image_size: u64,
+    /// Bytes of tree blocks [default: that of mkfs]
+    #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size)]
+    nodesize: Option<u64>,
     /// Memory limit for randwrite, page cache included; 0 for none. The file is twice as large unless --bytes is given
     #[arg(long, value_name = "SIZE", value_parser = crate::sizes::parse_size, default_value = "1G")]
     memory_limit: u64,
@@ -183,6 +187,7 @@ impl Compare<'_> {
         let setup = Setup {
             scratch: self.scratch.to_owned(),
             image_bytes: args.image_size,
+            nodesize: args.nodesize.map(u32::try_from).transpose().context("--nodesize is too large")?,
             loop_direct_io: !args.loop_buffered,
             mount_options: args.mount_options.clone(),
             memory_bytes: args.memory.or(limit_bytes.map(|bytes| bytes / 2)),
@@ -263,6 +268,15 @@ fn size_args(sizes: &Sizes) -> Vec<OsString> {
     }
     if let Some(tar) = &sizes.tar {
         args.extend(["--tar".into(), tar.into()]);
+    }
+    if let Some(source) = &sizes.source {
+        args.extend(["--source".into(), source.into()]);
+    }
+    if let Some(balance) = sizes.balance.and_then(|balance| balance.to_possible_value()) {
+        args.extend(["--balance".into(), balance.get_name().into()]);
+    }
+    if sizes.quotas {
+        args.push("--quotas".into());
     }
     args
 }

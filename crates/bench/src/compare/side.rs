@@ -57,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) scratch: PathBuf,
     /// Size of the images, which are sparse.
     pub(crate) image_bytes: u64,
+    /// Bytes of tree blocks, if not the default.
+    pub(crate) nodesize: Option<u32>,
     /// The loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
     /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring`, `writeback_cache` and `idle_poll` apply to the null server too.
@@ -91,12 +93,14 @@ impl Side {
         let mut side = Self { kind, setup: setup.clone(), image, dir, loop_device: None, server: None, mounted: false };
         std::fs::create_dir_all(&side.dir).with_context(|| format!("cannot make {}", side.dir.display()))?;
         match kind {
-            SideKind::Engine | SideKind::Mount => make_image(&side.image, setup.image_bytes)?,
+            SideKind::Engine | SideKind::Mount => make_image(&side.image, setup.image_bytes, setup.nodesize)?,
             SideKind::Linux => {
                 File::create_new(&side.image)
                     .and_then(|file| file.set_len(setup.image_bytes))
                     .with_context(|| format!("cannot make {}", side.image.display()))?;
-                output(Command::new(machine::program("mkfs.btrfs")?).arg("-q").arg(&side.image))?;
+                let mut mkfs = Command::new(machine::program("mkfs.btrfs")?);
+                mkfs.args(setup.nodesize.map(|bytes| format!("--nodesize={bytes}")));
+                output(mkfs.arg("-q").arg(&side.image))?;
             }
             SideKind::Null => {}
         }

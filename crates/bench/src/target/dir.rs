@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use ubtrfs_control::{Channel, ConnectError};
 
-use super::{Kind, Meta, Target};
+use super::{Admin, Kind, Meta, Target};
 use crate::machine;
 
 /// The directory to work in.
@@ -42,17 +42,17 @@ impl DirTarget {
         }
     }
 
-    /// Runs `btrfs subvolume`, or `ubtrfs subvolume` if the directory is in a mount of ubtrfs.
-    fn subvolume(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
+    /// Runs `btrfs`, or `ubtrfs` if the directory is in a mount of ubtrfs.
+    fn run(&self, command: &[&str], paths: &[&Path]) -> Result<()> {
         let program = match self.channel()? {
             Some(_) => machine::beside("ubtrfs")?,
             None => machine::program("btrfs")?,
         };
         let mut call = Command::new(&program);
-        call.arg("subvolume").args(command).args(paths.iter().map(|path| self.path.join(path)));
+        call.args(command).args(paths.iter().map(|path| self.path.join(path)));
         let output = call.output().with_context(|| format!("cannot run {}", program.display()))?;
         if !output.status.success() {
-            bail!("subvolume {}: {}", command[0], String::from_utf8_lossy(&output.stderr).trim());
+            bail!("{}: {}", command.join(" "), String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(())
     }
@@ -203,16 +203,29 @@ impl Target for DirTarget {
 
     fn make_subvolume(&self, dir: &PathBuf, name: &[u8]) -> Result<PathBuf> {
         let path = join(dir, name);
-        self.subvolume(&["create"], &[&path])?;
+        self.run(&["subvolume", "create"], &[&path])?;
         Ok(path)
     }
 
     fn snapshot(&self, dir: &PathBuf, source: &[u8], name: &[u8]) -> Result<()> {
-        self.subvolume(&["snapshot", "-r"], &[&join(dir, source), &join(dir, name)])
+        self.run(&["subvolume", "snapshot", "-r"], &[&join(dir, source), &join(dir, name)])
     }
 
     fn delete_subvolume(&self, dir: &PathBuf, name: &[u8]) -> Result<()> {
-        self.subvolume(&["delete"], &[&join(dir, name)])
+        self.run(&["subvolume", "delete"], &[&join(dir, name)])
+    }
+
+    fn administer(&self, what: Admin) -> Result<()> {
+        let here = [Path::new("")];
+        match what {
+            Admin::BalanceMetadata => self.run(&["balance", "start", "-m"], &here),
+            Admin::BalanceData => self.run(&["balance", "start", "-d"], &here),
+            Admin::ConvertDup => self.run(&["balance", "start", "-dconvert=dup"], &here),
+            Admin::EnableQuotas => {
+                self.run(&["quota", "enable"], &here)?;
+                self.run(&["quota", "rescan", "-w"], &here)
+            }
+        }
     }
 
     /// Calls syncfs(2), and syncs a mount of ubtrfs by its own command too, because syncfs(2) does not reach a FUSE server.

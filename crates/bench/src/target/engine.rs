@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use ubtrfs_control::{Channel, Request};
 use ubtrfs_device::{Access, Device, FileDevice};
 use ubtrfs_format::item::{FileType, Timespec};
 use ubtrfs_fs::{Caller, Fs, InodeId, Metric, MountOptions, NewInode, RenameFlags, SetAttr, SetTime};
 
-use super::{Kind, Meta, Target};
+use super::{Admin, Kind, Meta, Target};
 
 /// An open image.
 #[derive(Debug)]
@@ -55,10 +56,11 @@ impl EngineTarget {
 }
 
 /// Makes and formats an image file.
-pub(crate) fn make_image(path: &Path, size_bytes: u64) -> Result<()> {
+pub(crate) fn make_image(path: &Path, size_bytes: u64, nodesize: Option<u32>) -> Result<()> {
     let device = FileDevice::create(path, size_bytes, true)?;
-    ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default())
-        .with_context(|| format!("cannot format {}", path.display()))?;
+    let mut options = ubtrfs_mkfs::MkfsOptions::default();
+    options.nodesize = nodesize.unwrap_or(options.nodesize);
+    ubtrfs_mkfs::make(&device, &options).with_context(|| format!("cannot format {}", path.display()))?;
     Ok(())
 }
 
@@ -192,6 +194,28 @@ impl Target for EngineTarget {
             format!("{}{labels}", metric.full_name())
         };
         single.map(|metric| (name(&metric), metric.value)).collect()
+    }
+
+    fn administer(&self, what: Admin) -> Result<()> {
+        use ubtrfs_control::balance::{Filters, Request as Balance, Start};
+        use ubtrfs_control::quota::Request as Quota;
+        let channel = Channel::image(&self.fs, 0, 0);
+        let all = || Some(Filters::default());
+        let start = match what {
+            Admin::BalanceMetadata => Start { metadata: all(), system: all(), ..Start::default() },
+            Admin::BalanceData => Start { data: all(), ..Start::default() },
+            Admin::ConvertDup => {
+                let filters = Filters { convert: Some("dup".to_owned()), ..Filters::default() };
+                Start { data: Some(filters), ..Start::default() }
+            }
+            Admin::EnableQuotas => {
+                channel.call(Request::Quota(Quota::Enable), &[])?;
+                channel.call(Request::Quota(Quota::RescanWait), &[])?;
+                return Ok(());
+            }
+        };
+        channel.call(Request::Balance(Balance::Start(Box::new(start))), &[])?;
+        Ok(())
     }
 
     /// Writes out all data and commits.

@@ -29,6 +29,24 @@ pub(crate) enum Kind {
     Other,
 }
 
+/// Work on a whole filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Admin {
+    /// Balance all metadata
+    #[value(name = "metadata")]
+    BalanceMetadata,
+    /// Balance all data
+    #[value(name = "data")]
+    BalanceData,
+    /// Convert data to DUP
+    #[value(name = "dup")]
+    ConvertDup,
+    /// Enable quotas, and wait until all is counted
+    #[value(skip)]
+    EnableQuotas,
+}
+
 /// A filesystem to be measured.
 pub(crate) trait Target: Sync {
     /// A directory, cheap to copy.
@@ -78,6 +96,8 @@ pub(crate) trait Target: Sync {
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
     /// Deletes a subvolume; its space is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
+    /// Does work on the whole filesystem; durable on return.
+    fn administer(&self, what: Admin) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
     /// The engine's counters since it was opened; empty if it is in another process.

@@ -8,23 +8,23 @@ use crate::rng::{Permutation, Rng};
 use crate::target::Target;
 
 /// The size of each thread's file.
-fn share(params: &Params) -> u64 {
+pub(super) fn share(params: &Params) -> u64 {
     params.bytes / params.threads
 }
 
-fn name(thread: u64) -> Vec<u8> {
+pub(super) fn name(thread: u64) -> Vec<u8> {
     format!("data-{thread}").into_bytes()
 }
 
 /// Makes a block of bytes that do not compress.
-fn random_block(params: &Params, thread: u64) -> Vec<u8> {
+pub(super) fn random_block(params: &Params, thread: u64) -> Vec<u8> {
     let mut block = vec![0; params.block as usize];
     Rng::new(params.seed ^ thread.rotate_left(32)).fill(&mut block);
     block
 }
 
 /// Makes a block differ from all others, like real file data.
-fn stamp(block: &mut [u8], offset: u64) {
+pub(super) fn stamp(block: &mut [u8], offset: u64) {
     for page in block.chunks_mut(4096) {
         if let Some(head) = page.first_chunk_mut::<8>() {
             *head = offset.to_le_bytes();

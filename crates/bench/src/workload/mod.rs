@@ -1,5 +1,6 @@
 //! The workloads, each written once over [`Target`]: `prepare` makes the files that it needs, `measure` is timed.
 
+mod balance;
 mod data;
 mod fsync;
 mod mixed;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 
 use crate::record::Work;
-use crate::target::Target;
+use crate::target::{Admin, Target};
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -41,6 +42,10 @@ pub(crate) enum Workload {
     Mixed,
     /// Take snapshots of a subvolume while threads write in it
     Snapshot,
+    /// Balance a tree with snapshots
+    Balance,
+    /// Overwrite every block of a file that a snapshot shares, in random order
+    Overwrite,
 }
 
 /// The sizes in the arguments; omitted ones have a default that depends on the workload.
@@ -67,6 +72,15 @@ pub(crate) struct Sizes {
     /// Archive to unpack (untar, rm, find); a synthetic source tree if left out
     #[arg(long, value_name = "FILE")]
     pub(crate) tar: Option<PathBuf>,
+    /// Directory of this machine to copy (balance)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) source: Option<PathBuf>,
+    /// What to do with the tree (balance)
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) balance: Option<Admin>,
+    /// Enable quotas before the measurement (fsmark, balance, overwrite)
+    #[arg(long)]
+    pub(crate) quotas: bool,
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -82,6 +96,9 @@ pub(crate) struct Params {
     pub(crate) block: u64,
     pub(crate) ops: u64,
     pub(crate) tar: Option<PathBuf>,
+    pub(crate) source: PathBuf,
+    pub(crate) balance: Admin,
+    pub(crate) quotas: bool,
     pub(crate) seed: u64,
 }
 
@@ -96,6 +113,8 @@ impl Params {
             Workload::Fsync => (1, 0, 4096, 500),
             Workload::Mixed => (4, 0, 4096, 50_000),
             Workload::Snapshot => (1, 1 << 30, 4096, 10),
+            Workload::Balance => (1, 4 << 30, 4096, 16),
+            Workload::Overwrite => (1, 512 << 20, 4096, 0),
             Workload::Untar | Workload::Rm | Workload::Find => (1, 0, 0, 0),
         };
         let files = if workload == Workload::Fsmark { 100_000 } else { 20_000 };
@@ -107,13 +126,16 @@ impl Params {
             block: sizes.block.unwrap_or(block).clamp(1, 1 << 30),
             ops: sizes.ops.unwrap_or(ops),
             tar: sizes.tar.clone(),
+            source: sizes.source.clone().unwrap_or_else(|| "/usr".into()),
+            balance: sizes.balance.unwrap_or(Admin::BalanceMetadata),
+            quotas: sizes.quotas,
             seed: sizes.seed,
         }
     }
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Untar,
         Self::Fsmark,
         Self::Rm,
@@ -125,6 +147,8 @@ impl Workload {
         Self::Fsync,
         Self::Mixed,
         Self::Snapshot,
+        Self::Balance,
+        Self::Overwrite,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -140,6 +164,8 @@ impl Workload {
             Self::Fsync => "fsync",
             Self::Mixed => "mixed",
             Self::Snapshot => "snapshot",
+            Self::Balance => "balance",
+            Self::Overwrite => "overwrite",
         }
     }
 
@@ -150,12 +176,15 @@ impl Workload {
 
     /// Whether `prepare` makes files, so that the caches must be emptied.
     pub(crate) fn has_preparation(self) -> bool {
-        matches!(self, Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed)
+        matches!(
+            self,
+            Self::Rm | Self::Find | Self::Seqread | Self::Randread | Self::Mixed | Self::Balance | Self::Overwrite
+        )
     }
 
     /// Whether it needs subvolumes, which the null server lacks.
     pub(crate) fn needs_subvolumes(self) -> bool {
-        self == Self::Snapshot
+        matches!(self, Self::Snapshot | Self::Balance | Self::Overwrite)
     }
 
     /// Whether it must exceed memory, which is then limited equally for all sides.
@@ -169,6 +198,9 @@ impl Workload {
             Self::Rm | Self::Find => untar::measure(target, params, base).map(drop),
             Self::Seqread | Self::Randread => data::seqwrite(target, params, base).map(drop),
             Self::Mixed => mixed::prepare(target, params, base),
+            Self::Balance => balance::prepare(target, params, base),
+            Self::Overwrite => balance::prepare_overwrite(target, params, base),
+            Self::Fsmark if params.quotas => target.administer(Admin::EnableQuotas),
             Self::Untar | Self::Fsmark | Self::Seqwrite | Self::Randwrite | Self::Fsync | Self::Snapshot => Ok(()),
         }
     }
@@ -187,6 +219,17 @@ impl Workload {
             Self::Fsync => fsync::measure(target, params, base),
             Self::Mixed => mixed::measure(target, params, base),
             Self::Snapshot => snapshot::measure(target, params, base),
+            Self::Balance => balance::measure(target, params),
+            Self::Overwrite => balance::overwrite(target, params, base),
+        }
+    }
+
+    /// Removes subvolumes that the workload left in `base`.
+    pub(crate) fn clean<T: Target>(self, target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+        match self {
+            Self::Balance => balance::clean(target, params, base),
+            Self::Overwrite => balance::clean(target, &Params { ops: 1, ..params.clone() }, base),
+            _ => Ok(()),
         }
     }
 }

@@ -1,0 +1,141 @@
+//! balance and overwrite: what balance costs on a tree with snapshots, and what quotas cost.
+//!
+//! `balance` copies a directory of this machine into a subvolume, takes snapshots with three changed files after each,
+//! enables quotas if asked to, and times one balance. `overwrite` times random overwrites of a file that a snapshot shares.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::{Params, data};
+use crate::record::Work;
+use crate::rng::Permutation;
+use crate::target::{Admin, Target};
+
+const TREE: &[u8] = b"tree";
+/// Files that change after each snapshot, in the tree's first directories.
+const CHANGES: u64 = 3;
+const COPY_BYTES: usize = 1 << 20;
+
+pub(super) fn prepare<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    let tree = target.make_subvolume(base, TREE)?;
+    let mut left = params.bytes;
+    copy_dir(target, &params.source, &tree, &mut left)?;
+    let changed = target.mkdir(&tree, b"changed", 0o755)?;
+    for number in 0..CHANGES {
+        target.create_empty(&changed, &file_name(number), 0o644)?;
+    }
+    target.sync()?;
+    for snapshot in 0..params.ops {
+        target.snapshot(base, TREE, &snapshot_name(snapshot))?;
+        for number in 0..CHANGES {
+            let file = target.open(&changed, &file_name(number), true)?;
+            target.write(&file, 0, format!("changed after snapshot {snapshot}").as_bytes())?;
+        }
+        target.sync()?;
+    }
+    if params.quotas {
+        target.administer(Admin::EnableQuotas)?;
+    }
+    Ok(())
+}
+
+pub(super) fn measure<T: Target>(target: &T, params: &Params) -> Result<Work> {
+    let mut work = Work::new();
+    let started = Instant::now();
+    work.latencies.time(|| target.administer(params.balance))?;
+    work.timed = Some(started.elapsed());
+    work.ops = 1;
+    Ok(work)
+}
+
+/// Removes the subvolumes, which [`super::remove_all`] cannot remove.
+pub(super) fn clean<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    for number in 0..params.ops {
+        target.delete_subvolume(base, &snapshot_name(number))?;
+    }
+    target.delete_subvolume(base, TREE)
+}
+
+pub(super) fn prepare_overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<()> {
+    let tree = target.make_subvolume(base, TREE)?;
+    data::seqwrite(target, params, &tree)?;
+    target.sync()?;
+    target.snapshot(base, TREE, &snapshot_name(0))?;
+    if params.quotas {
+        target.administer(Admin::EnableQuotas)?;
+    }
+    Ok(())
+}
+
+pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    let tree = target.child(base, TREE)?;
+    super::in_threads(params.threads, |thread| {
+        let mut work = Work::new();
+        let mut block = data::random_block(params, thread);
+        let file = target.open(&tree, &data::name(thread), true)?;
+        let nr_blocks = data::share(params) / params.block;
+        let order = Permutation::new(nr_blocks, params.seed ^ thread);
+        for index in 0..nr_blocks {
+            let offset = order.at(index) * params.block;
+            data::stamp(&mut block, offset);
+            work.latencies.time(|| target.write(&file, offset, &block))?;
+            work.ops += 1;
+            work.bytes += params.block;
+        }
+        Ok(work)
+    })
+}
+
+fn file_name(number: u64) -> Vec<u8> {
+    format!("file-{number}").into_bytes()
+}
+
+fn snapshot_name(number: u64) -> Vec<u8> {
+    format!("snapshot-{number}").into_bytes()
+}
+
+/// Copies directories, files and symbolic links until `left` bytes of file data are used up.
+fn copy_dir<T: Target>(target: &T, from: &Path, to: &T::Dir, left: &mut u64) -> Result<()> {
+    let mut entries = fs::read_dir(from)
+        .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+        .with_context(|| format!("cannot list {}", from.display()))?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let name = entry.file_name();
+        let name = name.as_bytes();
+        let metadata = entry.metadata()?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if metadata.is_dir() {
+            let dir = target.mkdir(to, name, mode)?;
+            copy_dir(target, &entry.path(), &dir, left)?;
+        } else if metadata.is_symlink() {
+            target.symlink(to, name, fs::read_link(entry.path())?.as_os_str().as_bytes())?;
+        } else if metadata.is_file() {
+            let Some(rest) = left.checked_sub(metadata.size()) else { continue };
+            *left = rest;
+            copy_file(target, &entry.path(), to, name, mode)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_file<T: Target>(target: &T, from: &Path, to: &T::Dir, name: &[u8], mode: u32) -> Result<()> {
+    let mut source = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+    let file = target.create(to, name, mode)?;
+    let mut buf = vec![0; COPY_BYTES];
+    let mut offset = 0;
+    loop {
+        let count = source.read(&mut buf).with_context(|| format!("cannot read {}", from.display()))?;
+        if count == 0 {
+            return Ok(());
+        }
+        target.write(&file, offset, &buf[..count])?;
+        offset += count as u64;
+    }
+}
