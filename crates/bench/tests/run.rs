@@ -20,6 +20,14 @@ const RUNS: &[(&str, &[&str], u64)] = &[
     ("mixed", &["--ops", "400", "--threads", "2"], 400),
 ];
 
+/// Workloads that need subvolumes, as above.
+const SUBVOLUME_RUNS: &[(&str, &[&str], u64)] = &[
+    ("snapshot", &["--bytes", "8m", "--ops", "2"], 2),
+    ("balance", &["--source", concat!(env!("CARGO_MANIFEST_DIR"), "/src"), "--ops", "2", "--quotas"], 1),
+    ("balance", &["--source", concat!(env!("CARGO_MANIFEST_DIR"), "/src"), "--ops", "1", "--balance", "dup"], 1),
+    ("overwrite", &["--bytes", "1m", "--quotas"], 256),
+];
+
 fn bench(args: &[&str], target: &[&str]) -> Value {
     let output =
         Command::new(env!("CARGO_BIN_EXE_bench")).arg("run").arg("--warm").args(args).args(target).output().unwrap();
@@ -57,7 +65,7 @@ fn every_workload_runs_on_a_directory() {
 fn every_workload_runs_on_an_image() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
-    for (workload, sizes, ops) in RUNS {
+    for (workload, sizes, ops) in RUNS.iter().chain(SUBVOLUME_RUNS) {
         let args = [&[*workload, "--no-import", "--create", "512m"], *sizes].concat();
         let result = bench(&args, &["--engine", image.to_str().unwrap()]);
         check(&result, workload, *ops);
