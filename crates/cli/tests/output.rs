@@ -146,7 +146,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
         ("filesystem df a.img", true),
         ("filesystem usage a.img", true),
         ("filesystem show a.img", true),
-        ("filesystem label a.img", false),
+        ("filesystem label a.img", true),
         ("filesystem resize max a.img", true),
         ("filesystem defragment --json a.img:/f", true),
         ("filesystem fiemap a.img:/f", true),
