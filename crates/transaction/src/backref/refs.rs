@@ -80,7 +80,7 @@ pub(crate) fn read_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64) -> R
     let mut sum = 0u64;
     item.inline_refs.iter().for_each(|inline| extent.note(inline, &mut sum));
     let mut next = cursor.next()?;
-    while let Some(found) = next.filter(|found| is_keyed_ref(found, bytenr)) {
+    while let Some(found) = next.filter(|found| found.objectid == bytenr.0 && is_keyed_ref(found.item_type)) {
         let keyed = InlineRef::decode_keyed(&found, cursor.data().unwrap_or_default()).map_err(corrupt)?;
         extent.note(&keyed, &mut sum);
         next = cursor.next()?;
@@ -104,7 +104,7 @@ impl ExtentRefs {
     }
 }
 
-/// Whether this is the key of a keyed reference to the extent.
-fn is_keyed_ref(key: &Key, bytenr: Logical) -> bool {
-    key.objectid == bytenr.0 && (KeyType::EXTENT_OWNER_REF..=KeyType::SHARED_DATA_REF).contains(&key.item_type)
+/// Whether items of this type are references to an extent.
+pub(crate) fn is_keyed_ref(item_type: KeyType) -> bool {
+    (KeyType::EXTENT_OWNER_REF..=KeyType::SHARED_DATA_REF).contains(&item_type)
 }

@@ -214,7 +214,7 @@ impl Copying<'_, '_> {
         let moves_all = |record: &ExtentRecord| {
             let mut expected: BTreeMap<RefKey, i64> = BTreeMap::new();
             for (reference, count) in &record.refs {
-                *expected.entry(*reference).or_default() -= i64::from(*count);
+                *expected.entry(*reference).or_default() -= i64::try_from(*count).unwrap_or(i64::MAX);
             }
             let head = self.refs.get(record.extent.bytenr);
             head.is_some_and(|head| {

@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use ubtrfs_error::{Error, Result};
-use ubtrfs_format::item::{ExtentFlags, ExtentItem, InlineRef};
+use ubtrfs_format::item::ExtentFlags;
 use ubtrfs_format::{Corrupt, FormatError, Generation, Key, KeyType, Logical, RootId};
 use ubtrfs_space::{Extent, ExtentKind, RefKey};
 use ubtrfs_tree::{Cursor, NodeSource, RootPtr};
+
+use crate::backref::refs::{ExtentRefs, is_keyed_ref, read_refs};
 
 /// An extent of the extent tree.
 #[derive(Clone, Debug)]
@@ -18,9 +20,7 @@ pub(crate) struct ExtentRecord {
     pub(crate) generation: Generation,
     pub(crate) flags: ExtentFlags,
     /// References with their counts, without the owner of simple quotas.
-    pub(crate) refs: Vec<(RefKey, u32)>,
-    /// The references as the item counts them.
-    nr_refs: u64,
+    pub(crate) refs: Vec<(RefKey, u64)>,
 }
 
 impl ExtentRecord {
@@ -34,50 +34,25 @@ impl ExtentRecord {
         self.level.map_or(ExtentKind::Data, |level| ExtentKind::Tree { level, first_key })
     }
 
-    fn new(key: &Key, data: &[u8], nodesize: u32) -> Result<Self> {
-        let bytenr = Logical(key.objectid);
-        let corrupt = |field, value, expected| corrupt(bytenr, field, value, expected);
-        let item = ExtentItem::decode(key.item_type, data)
-            .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(bytenr))?;
-        let is_tree = item.flags.contains(ExtentFlags::TREE_BLOCK);
-        if is_tree == item.flags.contains(ExtentFlags::DATA) {
-            return Err(corrupt("flags", item.flags.bits(), "expected data or tree block"));
+    fn new(key: &Key, found: ExtentRefs, nodesize: u32) -> Result<Self> {
+        let bytenr = found.bytenr;
+        let is_tree = found.flags.contains(ExtentFlags::TREE_BLOCK);
+        if is_tree == found.flags.contains(ExtentFlags::DATA) {
+            return Err(corrupt(bytenr, "flags", found.flags.bits(), "expected data or tree block"));
         }
+        let level = found.level.filter(|_| is_tree);
         let skinny = key.item_type == KeyType::METADATA_ITEM;
-        let level = match (is_tree, skinny) {
-            (true, true) => Some(u8::try_from(key.offset).unwrap_or(u8::MAX)),
-            (true, false) => item.tree_block.map(|info| info.level),
-            (false, _) => None,
-        };
         if level.is_some_and(|level| level > LEVEL_MAX) || (skinny && !is_tree) {
-            return Err(corrupt("level", key.offset, "expected a tree block of level 0 to 7"));
+            return Err(corrupt(bytenr, "level", key.offset, "expected a tree block of level 0 to 7"));
         }
         let len_bytes = if is_tree { nodesize.into() } else { key.offset };
-        let mut record = Self {
+        Ok(Self {
             extent: Extent::new(bytenr, len_bytes),
             level,
-            generation: item.generation,
-            flags: item.flags,
-            refs: Vec::new(),
-            nr_refs: item.refs,
-        };
-        item.inline_refs.iter().for_each(|reference| record.add(reference));
-        Ok(record)
-    }
-
-    fn add(&mut self, reference: &InlineRef) {
-        if let Some(key) = RefKey::of(reference) {
-            self.refs.push((key, reference.count()));
-        }
-    }
-
-    /// Fails if the references are not those that the item counts.
-    fn checked(self) -> Result<Self> {
-        let found: u64 = self.refs.iter().map(|(_, count)| u64::from(*count)).sum();
-        if found != self.nr_refs {
-            return Err(corrupt(self.extent.bytenr, "refs", self.nr_refs, "expected the number of its references"));
-        }
-        Ok(self)
+            generation: found.generation,
+            flags: found.flags,
+            refs: found.refs,
+        })
     }
 }
 
@@ -99,30 +74,21 @@ impl<'s> Records<'s> {
 
     /// The next extent; `None` at the end of the range.
     pub(crate) fn next(&mut self) -> Result<Option<ExtentRecord>> {
-        let mut record: Option<ExtentRecord> = None;
         while let Some(key) = self.next.filter(|key| key.objectid < self.end) {
-            let data = self.cursor.data().unwrap_or_default();
             match key.item_type {
                 KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM => {
-                    if record.is_some() {
-                        break;
-                    }
-                    record = Some(ExtentRecord::new(&key, data, self.nodesize)?);
+                    let found = read_refs(&mut self.cursor, &key, key.offset)?;
+                    self.next = self.cursor.key();
+                    return ExtentRecord::new(&key, found, self.nodesize).map(Some);
                 }
                 other if is_keyed_ref(other) => {
-                    let bytenr = Logical(key.objectid);
-                    let reference = InlineRef::decode_keyed(&key, data)
-                        .map_err(|cause| Error::from(cause).in_tree(RootId::EXTENT_TREE).at(bytenr))?;
-                    match &mut record {
-                        Some(record) if record.extent.bytenr == bytenr => record.add(&reference),
-                        _ => return Err(corrupt(bytenr, "refs", 0, "expected an extent item before a reference")),
-                    }
+                    let expected = "expected an extent item before a reference";
+                    return Err(corrupt(Logical(key.objectid), "refs", 0, expected));
                 }
-                _ => {}
+                _ => self.next = self.cursor.next()?,
             }
-            self.next = self.cursor.next()?;
         }
-        record.map(ExtentRecord::checked).transpose()
+        Ok(None)
     }
 }
 
@@ -134,10 +100,6 @@ pub(crate) fn record_at(
     nodesize: u32,
 ) -> Result<Option<ExtentRecord>> {
     Records::new(source, root, bytenr.0..bytenr.0.saturating_add(1), nodesize)?.next()
-}
-
-fn is_keyed_ref(item_type: KeyType) -> bool {
-    (KeyType::EXTENT_OWNER_REF..=KeyType::SHARED_DATA_REF).contains(&item_type)
 }
 
 /// An error in what the extent tree records about an extent.
