@@ -13,6 +13,16 @@ use super::offline::text::printable;
 use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
 use crate::common::calling_user;
 
+// Without a doc comment, which would become the help of every command that uses it.
+#[derive(clap::Args)]
+pub(crate) struct FilesystemArgs {
+    /// Any path in a mount, or an image
+    #[arg(value_name = "PATH|IMAGE")]
+    pub(crate) path: Target,
+    #[command(flatten)]
+    pub(crate) image: ImageOptions,
+}
+
 /// A path in the filesystem that a command works on.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {

@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use ubtrfs_control::quota::{Request, Response, Status};
 use ubtrfs_control::{Channel, Response as AnyResponse};
 
-use super::offline::{ImageOptions, Use};
-use super::place::{Target, with_channel};
+use super::offline::Use;
+use super::place::{FilesystemArgs, Target, with_channel};
 use crate::common::print_out;
 use crate::job::with_progress;
 
@@ -21,22 +21,13 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Turn quotas on; counting begins, and goes on in the background of a mount
-    Enable(PathArgs),
+    Enable(FilesystemArgs),
     /// Turn quotas off, and forget all groups and limits
-    Disable(PathArgs),
+    Disable(FilesystemArgs),
     /// Count everything anew
     Rescan(RescanArgs),
     /// Show whether quotas are on, and whether their numbers are reliable
-    Status(PathArgs),
-}
-
-#[derive(clap::Args)]
-struct PathArgs {
-    /// Any path in a mount, or an image
-    #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
-    #[command(flatten)]
-    image: ImageOptions,
+    Status(FilesystemArgs),
 }
 
 #[derive(clap::Args)]
@@ -51,7 +42,7 @@ struct RescanArgs {
     #[arg(short = 'W', long, conflicts_with_all = ["status", "wait"])]
     wait_norescan: bool,
     #[command(flatten)]
-    of: PathArgs,
+    of: FilesystemArgs,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -64,7 +55,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn change(args: &PathArgs, what: &str, request: Request) -> anyhow::Result<()> {
+fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result<()> {
     let target = args.path.clone().or_image();
     with_channel(&target, &args.image, Use::Write, |channel| {
         let enables = request == Request::Enable;
@@ -120,7 +111,7 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
     })
 }
 
-fn status(args: &PathArgs) -> anyhow::Result<()> {
+fn status(args: &FilesystemArgs) -> anyhow::Result<()> {
     let target = args.path.clone().or_image();
     with_channel(&target, &args.image, Use::Read, |channel| {
         let status = status_of(channel, &target)?;

@@ -321,19 +321,7 @@ fn names(flags: u64) -> (&'static str, &'static str) {
         MIXED => "Data+Metadata",
         _ => "unknown",
     };
-    let profile = match flags & BlockGroupFlags::PROFILES {
-        BlockGroupFlags::RAID0 => "RAID0",
-        BlockGroupFlags::RAID1 => "RAID1",
-        BlockGroupFlags::DUP => "DUP",
-        BlockGroupFlags::RAID10 => "RAID10",
-        BlockGroupFlags::RAID5 => "RAID5",
-        BlockGroupFlags::RAID6 => "RAID6",
-        BlockGroupFlags::RAID1C3 => "RAID1C3",
-        BlockGroupFlags::RAID1C4 => "RAID1C4",
-        flags if flags.is_empty() => "single",
-        _ => "unknown",
-    };
-    (kind, profile)
+    (kind, ubtrfs_volumes::profile_name(flags))
 }
 
 fn path_of(path: Option<&str>) -> &str {

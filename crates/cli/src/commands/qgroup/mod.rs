@@ -10,7 +10,7 @@ use ubtrfs_control::quota::{LimitChange, Request, Response};
 use ubtrfs_fs::QgroupId;
 
 use super::offline::{ImageOptions, Use};
-use super::place::{Target, open, with_channel};
+use super::place::{FilesystemArgs, Target, open, with_channel};
 use super::quota::{call, status_of, wait};
 use crate::common::{parse_size, print_out, warn};
 
@@ -34,16 +34,7 @@ enum Command {
     Remove(RelationArgs),
     Limit(LimitArgs),
     /// Remove the quota groups of subvolumes that no longer exist
-    ClearStale(PathArgs),
-}
-
-#[derive(clap::Args)]
-struct PathArgs {
-    /// Any path in a mount, or an image
-    #[arg(value_name = "PATH|IMAGE")]
-    path: Target,
-    #[command(flatten)]
-    image: ImageOptions,
+    ClearStale(FilesystemArgs),
 }
 
 #[derive(clap::Args)]
@@ -52,7 +43,7 @@ struct GroupArgs {
     #[arg(value_name = "QGROUP", value_parser = parse_qgroup)]
     group: QgroupId,
     #[command(flatten)]
-    of: PathArgs,
+    of: FilesystemArgs,
 }
 
 #[derive(clap::Args)]
@@ -70,7 +61,7 @@ struct RelationArgs {
     #[arg(long)]
     no_rescan: bool,
     #[command(flatten)]
-    of: PathArgs,
+    of: FilesystemArgs,
 }
 
 /// Limit the space of a quota group
@@ -128,7 +119,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn change(args: &PathArgs, what: &str, request: Request) -> anyhow::Result<Response> {
+fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result<Response> {
     let target = args.path.clone().or_image();
     with_channel(&target, &args.image, Use::Write, |channel| call(channel, &target, what, request))
 }
