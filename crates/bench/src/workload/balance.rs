@@ -14,7 +14,6 @@ use anyhow::{Context, Result};
 
 use super::{Params, data};
 use crate::record::Work;
-use crate::rng::Permutation;
 use crate::target::{Admin, Target};
 
 const TREE: &[u8] = b"tree";
@@ -74,22 +73,7 @@ pub(super) fn prepare_overwrite<T: Target>(target: &T, params: &Params, base: &T
 }
 
 pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
-    let tree = target.child(base, TREE)?;
-    super::in_threads(params.threads, |thread| {
-        let mut work = Work::new();
-        let mut block = data::random_block(params, thread);
-        let file = target.open(&tree, &data::name(thread), true)?;
-        let nr_blocks = data::share(params) / params.block;
-        let order = Permutation::new(nr_blocks, params.seed ^ thread);
-        for index in 0..nr_blocks {
-            let offset = order.at(index) * params.block;
-            data::stamp(&mut block, offset);
-            work.latencies.time(|| target.write(&file, offset, &block))?;
-            work.ops += 1;
-            work.bytes += params.block;
-        }
-        Ok(work)
-    })
+    data::overwrite(target, params, &target.child(base, TREE)?)
 }
 
 fn file_name(number: u64) -> Vec<u8> {

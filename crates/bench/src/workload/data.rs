@@ -8,23 +8,23 @@ use crate::rng::{Permutation, Rng};
 use crate::target::Target;
 
 /// The size of each thread's file.
-pub(super) fn share(params: &Params) -> u64 {
+fn share(params: &Params) -> u64 {
     params.bytes / params.threads
 }
 
-pub(super) fn name(thread: u64) -> Vec<u8> {
+fn name(thread: u64) -> Vec<u8> {
     format!("data-{thread}").into_bytes()
 }
 
 /// Makes a block of bytes that do not compress.
-pub(super) fn random_block(params: &Params, thread: u64) -> Vec<u8> {
+fn random_block(params: &Params, thread: u64) -> Vec<u8> {
     let mut block = vec![0; params.block as usize];
     Rng::new(params.seed ^ thread.rotate_left(32)).fill(&mut block);
     block
 }
 
 /// Makes a block differ from all others, like real file data.
-pub(super) fn stamp(block: &mut [u8], offset: u64) {
+fn stamp(block: &mut [u8], offset: u64) {
     for page in block.chunks_mut(4096) {
         if let Some(head) = page.first_chunk_mut::<8>() {
             *head = offset.to_le_bytes();
@@ -72,20 +72,32 @@ pub(super) fn seqread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> 
 /// Writes each block of a new file once, in random order, as fio does with `rw=randwrite` and its random map.
 pub(super) fn randwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
     in_threads(params.threads, |thread| {
-        let mut work = Work::new();
-        let mut block = random_block(params, thread);
         let file = target.create(base, &name(thread), 0o644)?;
-        let nr_blocks = share(params) / params.block;
-        let order = Permutation::new(nr_blocks, params.seed ^ thread);
-        for index in 0..nr_blocks {
-            let offset = order.at(index) * params.block;
-            stamp(&mut block, offset);
-            work.latencies.time(|| target.write(&file, offset, &block))?;
-            work.ops += 1;
-            work.bytes += params.block;
-        }
-        Ok(work)
+        write_at_random(target, params, thread, &file)
     })
+}
+
+/// Writes each block of an existing file once, in random order.
+pub(super) fn overwrite<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
+    in_threads(params.threads, |thread| {
+        let file = target.open(base, &name(thread), true)?;
+        write_at_random(target, params, thread, &file)
+    })
+}
+
+fn write_at_random<T: Target>(target: &T, params: &Params, thread: u64, file: &T::File) -> Result<Work> {
+    let mut work = Work::new();
+    let mut block = random_block(params, thread);
+    let nr_blocks = share(params) / params.block;
+    let order = Permutation::new(nr_blocks, params.seed ^ thread);
+    for index in 0..nr_blocks {
+        let offset = order.at(index) * params.block;
+        stamp(&mut block, offset);
+        work.latencies.time(|| target.write(file, offset, &block))?;
+        work.ops += 1;
+        work.bytes += params.block;
+    }
+    Ok(work)
 }
 
 pub(super) fn randread<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
