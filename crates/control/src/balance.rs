@@ -82,7 +82,7 @@ pub enum Response {
     Status(Option<Status>),
 }
 
-/// What a balance did.
+/// The result of a balance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Block groups that were moved.

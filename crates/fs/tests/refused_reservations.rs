@@ -125,7 +125,7 @@ fn prepare(options: &MkfsOptions) -> (Image, Arc<Fs>) {
     (image, fs)
 }
 
-/// What a reader sees of a file: mode, links, content.
+/// A file as its readers see it: mode, links, content.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     mode: u32,

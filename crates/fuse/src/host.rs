@@ -1,4 +1,4 @@
-//! What the commands of crate `control` need of a mount: inodes behind descriptors, and the kernel's cache of names.
+//! The mount as the commands of crate `control` use it: inodes behind descriptors, and the kernel's cache of names.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;

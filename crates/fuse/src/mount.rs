@@ -503,7 +503,7 @@ pub(crate) struct MountInfo {
     pub(crate) kind: String,
     /// `major:minor`: equal wherever one filesystem is mounted, and reused after it is unmounted.
     pub(crate) device: Vec<u8>,
-    /// What was mounted, as given.
+    /// The mounted device, as given.
     pub(crate) source: OsString,
     /// Options of the mount point and of the filesystem.
     pub(crate) options: Vec<String>,

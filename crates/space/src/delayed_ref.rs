@@ -74,11 +74,11 @@ pub enum ExtentKind {
     Data,
 }
 
-/// What a change of an extent's references means for the accounting of quotas. The later variants win when changes of
-/// an extent meet.
+/// The meaning of a change of an extent's references for the accounting of quotas. If changes of an extent meet, the
+/// later variant counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerMark {
-    /// The same subvolumes reach the extent as before: references are handed over, or the extent was moved.
+    /// No subvolume begins or ceases to reach the extent: references are handed over, or the extent was moved.
     #[default]
     Same,
     /// A subvolume may have begun or ceased to reach the extent.

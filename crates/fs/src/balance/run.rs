@@ -22,7 +22,7 @@ use crate::balance::filter::{args_for, for_resumption, limits, profile_of, takes
 use crate::balance::state::{BalanceCounts, BalanceStatus, Wish};
 use crate::{Error, Fs, InodeId, Result};
 
-/// What a balance did.
+/// The result of a balance.
 #[derive(Debug, Default)]
 pub struct BalanceReport {
     /// Numbers of block groups.
@@ -78,7 +78,7 @@ impl Fs {
         if self.balance.stop(Wish::Pause) { Ok(()) } else { Err(Error::NotRunning("no balance is running")) }
     }
 
-    /// Ends a running or paused balance. What has moved stays where it is.
+    /// Ends a running or paused balance. Extents that have moved stay where they are.
     ///
     /// # Errors
     ///

@@ -43,7 +43,7 @@ struct Running {
     wish: Option<Wish>,
 }
 
-/// What is asked of a running balance.
+/// A request to a running balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     Pause,

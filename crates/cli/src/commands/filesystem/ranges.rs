@@ -64,7 +64,7 @@ pub(super) fn fiemap(args: &FiemapArgs) -> anyhow::Result<()> {
     let target = &args.file;
     let extents = with_channel(target, &args.image, Use::Read, |channel| {
         let file = open(channel, target)?;
-        // What waits for its place in the kernel is in no extent yet.
+        // Data in the kernel's page cache has no extent yet.
         channel.flush_file(&file).with_context(|| format!("cannot write back {target}"))?;
         extents(channel, &file).with_context(|| format!("cannot list the extents of {target}"))
     })?;
