@@ -243,9 +243,9 @@ pub struct FileDevice {
     len_bytes: AtomicU64,
     access: Access,
     is_block: bool,
-    /// The image had a name when it was opened.
+    /// Whether the image had a name when it was opened.
     had_name: bool,
-    /// A flush failed; no later flush succeeds (I4 of the crate).
+    /// Whether a flush failed; then no later flush succeeds (I4 of the crate).
     flush_failed: AtomicBool,
     /// Files held open for their locks: loop devices over the image, which the kernel cannot mount then, or the files
     /// and devices that a block device is made of (I2).
@@ -386,8 +386,8 @@ impl FileDevice {
         if self.is_block {
             return Ok(());
         }
-        // This runs before every write. Asking for the end is cheaper than fstat: where a filesystem has multigrain
-        // timestamps, each look at the times makes the next write change the inode.
+        // This runs before every write. Seeking to the end is cheaper than fstat: on a filesystem with multigrain
+        // timestamps, reading the timestamps makes the next write update the inode.
         let len_bytes = (&self.file).seek(SeekFrom::End(0))?;
         if len_bytes >= self.len_bytes() {
             return Ok(());
@@ -457,7 +457,7 @@ fn lock_parts(path: &Path, access: Access, rdev: u64) -> Result<Vec<File>, OpenE
     let mut locked = Vec::new();
     for part in mounted::parts_of_block_device(rdev) {
         let in_use = |backing| OpenError::BackingInUse { path: path.to_owned(), backing: Box::new(backing) };
-        // A part that this user cannot open is skipped: another user has attached it and is responsible for it.
+        // Skip a part that this user cannot open: another user has attached it and is responsible for it.
         let open = |write| File::options().read(true).write(write).open(&part);
         let Ok(file) = open(access == Access::ReadWrite).or_else(|_| open(false)) else { continue };
         let Ok(metadata) = file.metadata() else { continue };
@@ -608,7 +608,8 @@ impl Device for FileDevice {
     }
 
     fn check_in_place(&self) -> io::Result<()> {
-        // Of the open file, not of its path: one that was renamed is found again, and a confined process sees no paths.
+        // Query the open file, not its path: the link count survives a rename, and a sandboxed process cannot resolve
+        // paths.
         if self.had_name && rustix::fs::fstat(&self.file)?.st_nlink == 0 {
             return Err(io::Error::other(
                 "the image was removed or replaced while it was open, and ends when it is closed: copy what you need out of \
@@ -780,7 +781,7 @@ mod tests {
         device.check_in_place().unwrap();
         File::options().write(true).open(&moved).unwrap().set_len(70_000).unwrap();
         assert!(device.check_in_place().unwrap_err().to_string().contains("70000"));
-        // Neither through the page cache nor past it.
+        // Both writes fail: through the page cache and direct.
         assert!(device.write_at(100_000, &[7; 100]).is_err());
         let mut large = AlignedBuf::with_capacity(512 << 10);
         large.resize(512 << 10);

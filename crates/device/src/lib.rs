@@ -12,10 +12,9 @@
 //! - I5. An image file that was truncated while it was open takes no more writes: a write would extend it again, with
 //!   zeros in place of the lost content.
 //!
-//! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main` and for inherited
-//! files,
-//! `queues.rs` for memory that it shares with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring commands
-//! that name memory for the kernel to read and write.
+//! `unsafe` is allowed in five files: `discard.rs` for an ioctl, `stdio.rs` for code that runs before `main` and for
+//! inherited files, `queues.rs` for memory shared with the kernel, and `fuse_ring.rs` and `io_ring.rs` for io_uring
+//! commands that name memory for the kernel to read and write.
 
 #![deny(unsafe_code)]
 
@@ -39,7 +38,7 @@ pub use fuse_ring::{FUSE_RING_HEADER, FuseRing, has_fuse_rings};
 pub use memory::MemoryDevice;
 pub use stdio::{keep_files_from_children, stdin_was_closed, stdout_was_closed};
 
-/// A device: a number of bytes with positioned I/O, which changes only in [`Device::grow_to_end`].
+/// A device of fixed size with positioned I/O. Only [`Device::grow_to_end`] changes the size.
 ///
 /// Threads may call all methods concurrently. After overlapping concurrent writes, each byte comes from one of them.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -79,14 +78,14 @@ pub trait Device: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Takes bytes into use that the image file or block device has gained since it was opened. Returns the size in
-    /// bytes, which never becomes smaller.
+    /// Extends the device to the current end of the image file or block device, which may have grown since it was
+    /// opened. Returns the size in bytes, which never decreases.
     fn grow_to_end(&self) -> io::Result<u64> {
         Ok(self.len_bytes())
     }
 
-    /// Fails if the content could not be found by opening the device again: the image file was removed, replaced or
-    /// truncated since it was opened.
+    /// Fails if reopening the device would not find its content: the image file was removed, replaced or truncated
+    /// since it was opened.
     fn check_in_place(&self) -> io::Result<()> {
         Ok(())
     }

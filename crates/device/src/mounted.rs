@@ -1,5 +1,5 @@
-//! Finds out whether a file or block device is in use, directly or through a loop device, and what a block device is
-//! made of.
+//! Checks whether a file or block device is in use, directly or through a loop device, and lists the parts of a block
+//! device.
 //!
 //! Invariants:
 //! - I1. If the state is unknown (no permission, no sysfs), the device counts as not mounted. These checks protect
@@ -29,7 +29,7 @@ pub(crate) enum KernelUse {
     Exclusive,
 }
 
-/// Finds out how the kernel uses the block device with this number.
+/// Returns how the kernel uses the block device with this number.
 pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
     if let Some(point) = mount_points(&mountinfo).find(|mount| block_rdev(&mount.source) == Some(rdev)) {
@@ -45,8 +45,8 @@ pub(crate) fn use_of_block_device(rdev: u64) -> Option<KernelUse> {
     filesystems.flatten().any(|entry| is_member(entry.path())).then_some(KernelUse::Exclusive)
 }
 
-/// Finds out whether the kernel uses an image file through a loop device. If it does not, and `hold` is set, returns
-/// the loop devices over the file, opened exclusively: the kernel cannot mount them while they are open.
+/// Checks whether the kernel uses an image file through a loop device. If it does not, and `hold` is set, returns the
+/// loop devices over the file, opened exclusively: the kernel cannot mount them while they are open.
 pub(crate) fn use_of_image(dev: u64, ino: u64, hold: bool) -> Result<Vec<File>, (PathBuf, KernelUse)> {
     let mut held = Vec::new();
     for name in loop_devices_of(dev, ino) {
@@ -97,7 +97,7 @@ fn sysfs_dir(rdev: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev)))
 }
 
-/// Whether a block device refuses writes. Opening it for writing succeeds all the same.
+/// Whether a block device refuses writes. Opening such a device for writing succeeds nevertheless.
 pub(crate) fn is_write_protected(rdev: u64) -> bool {
     fs::read_to_string(sysfs_dir(rdev).join("ro")).is_ok_and(|flag| flag.trim() == "1")
 }

@@ -1,5 +1,4 @@
-//! Open files that the program was started with: which standard streams were closed, and keeping the others from the
-//! programs that this one starts.
+//! Descriptors that the process inherited: which standard streams were closed, and close-on-exec for the others.
 //!
 //! Before `main`, Rust opens /dev/null in place of each closed standard stream, so that no other file gets its number.
 //! Then `prog >&-` looks like `prog >/dev/null`, and the output would be lost without an error. So this code runs
@@ -41,8 +40,8 @@ pub fn stdout_was_closed() -> bool {
     CLOSED.load(Ordering::Relaxed) & 1 << 1 != 0
 }
 
-/// Keeps all open files of this process, except for the standard streams, from the programs that it starts. Files that
-/// this program opens are closed there anyway; those that it was started with are not.
+/// Sets close-on-exec on all open files of this process except the standard streams. Files that the process opened
+/// itself have the flag already; inherited files do not.
 pub fn keep_files_from_children() {
     let open: Vec<i32> = match std::fs::read_dir("/proc/self/fd") {
         Ok(entries) => entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect(),
@@ -50,12 +49,12 @@ pub fn keep_files_from_children() {
     };
     for number in open.into_iter().filter(|number| *number > 2) {
         #[allow(unsafe_code, reason = "the number may belong to no open file")]
-        // SAFETY: only the flag of the descriptor is set. If it was closed meanwhile, this fails, or sets the flag for a
-        // file that another thread opened, as it is set for all of them.
+        // SAFETY: only the descriptor's flag is set. If the descriptor was closed meanwhile, the call fails, or sets the
+        // flag on a file that another thread opened, which has it already.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC);
     }
 }
 
-/// Numbers of open files that are looked at without /proc.
+/// End of the descriptor numbers tried if /proc is not available.
 const MAX_FILES: i32 = 1024;

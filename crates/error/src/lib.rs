@@ -26,18 +26,18 @@ pub enum Error {
         device: String,
         /// Byte offset on the device.
         offset: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         len_bytes: u64,
-        /// The error of the system.
+        /// The system's error.
         source: Arc<io::Error>,
     },
-    /// No space is left, after everything that could be reclaimed was.
+    /// No space is left, even after reclaiming.
     #[error("no space left")]
     NoSpace,
-    /// The filesystem does not take changes.
+    /// The filesystem is read-only.
     #[error("read-only filesystem: {reason}")]
     ReadOnly {
-        /// Why it does not.
+        /// The reason.
         reason: String,
     },
     /// A format feature that this program does not know or does not write yet.
@@ -48,7 +48,7 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
-    /// The device or file cannot be used as asked: missing, locked, mounted, not btrfs.
+    /// The device or file cannot be used as requested: missing, locked, mounted, not btrfs.
     #[error("{what}; {hint}")]
     Refused {
         /// The reason.
@@ -56,16 +56,16 @@ pub enum Error {
         /// The next step for the user.
         hint: &'static str,
     },
-    /// The caller asked long work to stop.
+    /// The caller cancelled a long operation.
     #[error("cancelled")]
     Cancelled,
-    /// The program contradicts itself.
+    /// An invariant of the engine does not hold.
     #[error("{what}; this is a bug of ubtrfs: please report it")]
     Bug {
-        /// The contradiction.
+        /// The broken invariant.
         what: String,
     },
-    /// A change of quota groups that is not possible.
+    /// An impossible change of quota groups.
     #[error("{what}")]
     Qgroup {
         /// The reason.
@@ -76,7 +76,7 @@ pub enum Error {
     /// A limit of a quota group would be exceeded.
     #[error("disk quota exceeded")]
     QuotaExceeded,
-    /// The floor above could not do what the engine asked of it.
+    /// A callback of the layer above the engine failed (writing dirty data back).
     #[error("{message}")]
     Above {
         /// The errno of that failure.
@@ -96,7 +96,7 @@ impl From<FormatError> for Error {
 }
 
 impl Error {
-    /// A device failed.
+    /// Makes an [`Error::Io`].
     pub fn io(op: &'static str, device: String, offset: u64, len_bytes: u64, source: io::Error) -> Self {
         Self::Io { op, device, offset, len_bytes, source: Arc::new(source) }
     }

@@ -74,16 +74,16 @@ pub enum ExtentKind {
     Data,
 }
 
-/// The meaning of a change of an extent's references for the accounting of quotas. If changes of an extent meet, the
-/// later variant counts.
+/// How a change of an extent's references affects quotas. When changes of an extent are merged, the later variant
+/// applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerMark {
-    /// No subvolume begins or ceases to reach the extent: references are handed over, or the extent was moved.
+    /// The set of subvolumes that reach the extent stays the same: references are handed over, or the extent moves.
     #[default]
     Same,
-    /// A subvolume may have begun or ceased to reach the extent.
+    /// A subvolume may start or stop reaching the extent.
     Changed,
-    /// So it is, and only the subvolume that ceased to reach it did so before.
+    /// As `Changed`. Before the change, no other subvolume reached the extent.
     WasPrivate,
 }
 
@@ -100,8 +100,8 @@ pub struct DelayedRefHead {
     pub set_flags: ExtentFlags,
     /// Generation for a new extent item.
     pub generation: Generation,
-    /// Whether quotas count the extent anew. A marked head stays when its deltas cancel out: references may stand for
-    /// other subvolumes than before.
+    /// Whether quotas count the extent again. A marked head stays queued when its deltas cancel out, because the
+    /// references may belong to other subvolumes than before.
     pub owners: OwnerMark,
 }
 
@@ -143,12 +143,12 @@ impl DelayedRefs {
         Self::default()
     }
 
-    /// Adds (`delta > 0`) or drops (`delta < 0`) references, which for quotas changes no users.
+    /// Adds (`delta > 0`) or drops (`delta < 0`) references. Quotas see no change of users.
     pub fn add(&mut self, extent: Extent, kind: ExtentKind, reference: RefKey, delta: i64, generation: Generation) {
         self.change(extent, kind, generation, |head| head.deltas.add(reference, delta));
     }
 
-    /// Adds or drops references, like [`Self::add`], with a mark for quotas.
+    /// Adds or drops references like [`Self::add`], with a mark for quotas.
     pub fn add_marked(
         &mut self,
         extent: Extent,

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1. Chunks in the map do not overlap, in logical addresses or on a device, and each passed [`Geometry::of`].
-//! - I2. No chunk and no target is added behind the limit of a device.
+//! - I2. No chunk and no target is added past the limit of a device.
 //! - I3. `next_logical` never decreases. The addresses of a removed chunk are not used again while the filesystem is
 //!   open, so caches by address stay correct.
 //!
@@ -26,9 +26,9 @@ pub(crate) struct Chunk {
     pub(crate) range: LogicalRange,
     pub(crate) geometry: Geometry,
     pub(crate) item: Arc<ChunkItem>,
-    /// What becomes of the chunk, while it is being migrated.
+    /// The migration's target, while the chunk is being migrated.
     pub(crate) target: Option<Arc<Target>>,
-    /// Shared by all versions of the chunk that have its stripes in the same places.
+    /// Shared by all versions of the chunk whose stripes lie in the same places.
     place: Arc<()>,
 }
 
@@ -50,23 +50,23 @@ struct Inner {
     /// Ends of device extents, by device and start.
     device_extents: BTreeMap<(DevId, u64), u64>,
     next_logical: Logical,
-    /// Places that chunks left, which readers may still use.
+    /// Old places of migrated chunks, which readers may still use.
     migrated: Vec<Migrated>,
-    /// The ends of devices for new chunks and targets, if they are limited.
+    /// Limits of devices: new chunks and targets end below them.
     limits: BTreeMap<DevId, u64>,
 }
 
-/// A place that a chunk left.
+/// The old place of a migrated chunk.
 #[derive(Debug)]
 struct Migrated {
     /// Held by every version of the chunk in that place.
     place: Arc<()>,
-    /// Devices and starts of the device extents that it left.
+    /// Devices and starts of the device extents to free.
     left: Vec<(DevId, u64)>,
 }
 
 impl Inner {
-    /// Registers device extents that overlap no other.
+    /// Registers device extents, which must overlap no other and end within the device's limit.
     fn add_device_extents(&mut self, logical: Logical, added: &[(DevId, Range<u64>)]) -> Result<()> {
         let is_behind =
             |(devid, extent): &(DevId, Range<u64>)| self.limits.get(devid).is_some_and(|end| extent.end > *end);
@@ -86,7 +86,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees the places that migrations left and no reader uses any more (G3 of `migration`).
+    /// Frees the old places that no reader uses any more (G3 of `migration`).
     fn free_migrated(&mut self) {
         let Self { migrated, device_extents, .. } = self;
         migrated.retain(|old| {
@@ -145,7 +145,7 @@ impl ChunkMap {
         Some(chunk)
     }
 
-    /// Gives a chunk a target, whose fresh stripes take their device space at once.
+    /// Gives a chunk a target and reserves the device space of the target's fresh stripes.
     pub(crate) fn begin_migration(&self, logical: Logical, target: ChunkItem, sectorsize: u32) -> Result<()> {
         let geometry = Geometry::of(logical, &target, sectorsize).map_err(|cause| Corrupt::new(cause).at(logical))?;
         let mut inner = self.inner.write();
@@ -167,7 +167,7 @@ impl ChunkMap {
         Ok(())
     }
 
-    /// Puts the target of a chunk in its place.
+    /// Replaces a chunk by its target.
     pub(crate) fn finish_migration(&self, logical: Logical, sectorsize: u32) -> Result<()> {
         let mut inner = self.inner.write();
         let Some((chunk, target)) =
@@ -190,7 +190,7 @@ impl ChunkMap {
         Ok(())
     }
 
-    /// Takes the target of a chunk away.
+    /// Removes the target of a chunk.
     pub(crate) fn cancel_migration(&self, logical: Logical) {
         let mut inner = self.inner.write();
         let Some(chunk) = inner.chunks.get(&logical).filter(|chunk| chunk.target.is_some()).cloned() else { return };
@@ -202,7 +202,7 @@ impl ChunkMap {
         inner.chunks.insert(logical, Arc::new(Chunk { range, geometry, item, target: None, place }));
     }
 
-    /// Limits a device for new chunks and targets (I2), or ends its limit. Chunks that are there stay.
+    /// Sets the limit of a device for new chunks and targets (I2), or removes it. Existing chunks stay.
     pub(crate) fn limit(&self, devid: DevId, end: Option<u64>) {
         let limits = &mut self.inner.write().limits;
         match end {
@@ -211,12 +211,12 @@ impl ChunkMap {
         };
     }
 
-    /// The end of a device for new chunks and targets.
+    /// The limit of a device for new chunks and targets; `u64::MAX` without one.
     pub(crate) fn limit_of(&self, devid: DevId) -> u64 {
         self.inner.read().limits.get(&devid).copied().unwrap_or(u64::MAX)
     }
 
-    /// The chunks that have a stripe behind `end` of a device, or a target there.
+    /// The chunks with a stripe, or a stripe of their target, that ends past `end` on a device.
     pub(crate) fn behind(&self, devid: DevId, end: u64) -> Vec<Logical> {
         let inner = self.inner.read();
         let is_behind = |chunk: &&Arc<Chunk>| {

@@ -273,7 +273,8 @@ impl Volumes {
         })
     }
 
-    /// Tells the devices that a range is no longer needed (best effort). Commit the removal of its content first.
+    /// Tells the devices that a range is no longer needed (best effort). The removal of its content must be committed
+    /// first.
     pub fn discard(&self, logical: Logical, len_bytes: u64) -> Result<()> {
         self.check_writable()?;
         let _shared = self.repair_lock.read();

@@ -1,6 +1,6 @@
 //! Moving a chunk to other places on the devices, or to another number of copies, while it is read and written.
 //!
-//! Its logical addresses stay, so no tree that refers to them changes. The chunk item that is to come is the chunk's
+//! The chunk's logical addresses stay, so no tree that refers to them changes. The new chunk item is the chunk's
 //! *target*. Stripes of the target that are not stripes of the chunk are *fresh*.
 //!
 //! ```text
@@ -10,14 +10,15 @@
 //! ```
 //!
 //! Invariants:
-//! - G1. Between the copy of a piece and the end of the migration, the piece's fresh stripes have what the chunk's
-//!   copies have: a write holds the target's lock shared while it writes both, the copy of a piece holds it alone.
-//! - G2. No write goes to a chunk without its target: a migration begins and ends under the exclusive repair lock, which
-//!   every write holds shared.
-//! - G3. The device space of stripes that a migration left is free only when no reader uses them any more.
-//! - G4. A migration in which a write to any copy of the chunk, old or fresh, failed cannot be recorded: the copies that
-//!   stay may be the stale ones.
-//! - G5. Once the running commit has recorded the new chunk item, a write that fails on a fresh stripe fails.
+//! - G1. From the copy of a piece to the end of the migration, the piece's fresh stripes have the content of the chunk's
+//!   copies: a write holds the target's lock shared while it writes both, and copying a piece holds it exclusively.
+//! - G2. Every write to a chunk also goes to its target: a migration begins and ends under the exclusive repair lock,
+//!   which every write holds shared.
+//! - G3. The device space of stripes that a migration left is freed only after the last reader has stopped using them.
+//! - G4. A migration cannot be recorded after a write to any copy of the chunk, old or fresh, failed: the remaining
+//!   copies may be the stale ones.
+//! - G5. Once the running commit has recorded the new chunk item, a write to the chunk fails if a fresh stripe cannot be
+//!   written.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -35,27 +36,27 @@ use crate::chunk_map::Chunk;
 use crate::profile::Segment;
 use crate::set::{Volumes, unmapped};
 
-/// Where a chunk is to lie.
+/// The requested layout of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
-    /// The profile to come: [`BlockGroupFlags::DUP`], or empty for single.
+    /// The new profile: [`BlockGroupFlags::DUP`], or empty for single.
     pub profile: BlockGroupFlags,
-    /// Whether stripes of the chunk may stay in their places, if these are below the limits of their devices
-    /// ([`Volumes::limit_device`]). If not, all are moved.
+    /// Whether stripes may stay where they are, if they end below the limits of their devices
+    /// ([`Volumes::limit_device`]). Otherwise all stripes move.
     pub keeps_stripes: bool,
 }
 
-/// What becomes of a chunk that is being migrated.
+/// The new layout of a chunk that is being migrated.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) item: Arc<ChunkItem>,
     /// Indexes of the fresh stripes in `item`.
     fresh: Vec<usize>,
-    /// G1
+    /// Shared by writes, exclusive for the copy of a piece (G1).
     pieces: RwLock<()>,
-    /// G4
+    /// Whether a write to a copy failed (G4).
     has_failed: AtomicBool,
-    /// G5
+    /// Whether the running commit has recorded the new item (G5).
     is_recorded: AtomicBool,
 }
 
@@ -90,14 +91,15 @@ impl Target {
     }
 }
 
-/// Whether two stripes of chunks of one length are the same device extent.
+/// Whether two stripes, of chunks of equal length, are the same device extent.
 pub(crate) fn is_same_place(one: &Stripe, other: &Stripe) -> bool {
     (one.devid, one.offset) == (other.devid, other.offset)
 }
 
 impl Volumes {
-    /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no chunk, no
-    /// room, or a profile that is not single or DUP. The plan equals the chunk's item if nothing is to be done.
+    /// Plans another place or profile for the chunk that starts at `logical`. Returns `None` if there is no such
+    /// chunk or no room, or if a profile is not single or DUP. The plan equals the chunk's item if the chunk need not
+    /// change.
     pub fn plan_migration(&self, logical: Logical, placement: &Placement) -> Option<ChunkItem> {
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
         if !chunk.geometry.is_mirrored() {
@@ -122,25 +124,26 @@ impl Volumes {
         Some(ChunkItem { flags, stripes, ..(*chunk.item).clone() })
     }
 
-    /// Begins to write everything that goes to the chunk at `logical` also to the stripes of `target`, a plan of
+    /// Starts duplicating every write to the chunk at `logical` to the stripes of `target`, a plan of
     /// [`Volumes::plan_migration`].
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`] if its place on a device is behind the device's limit. Fails if the chunk is being migrated
-    /// already, if the target contradicts itself or the chunk, or if its place is taken.
+    /// [`Error::NoSpace`] if a stripe of the target ends past the device's limit. Fails if the chunk is already being
+    /// migrated, if the target contradicts itself or the chunk, or if its place is taken.
     pub fn begin_migration(&self, logical: Logical, target: ChunkItem) -> Result<()> {
         self.check_writable()?;
         let _exclusive = self.repair_lock.write();
         self.chunks.begin_migration(logical, target, self.sectorsize())
     }
 
-    /// Copies a piece of the chunk at `logical` to the fresh stripes. `used` names the ranges of the piece that hold
-    /// content; it is called while no write to the chunk runs. Returns the bytes copied, of one copy.
+    /// Copies a piece of the chunk at `logical` to the fresh stripes. `used` returns the ranges of the piece that
+    /// hold content; it runs while no write to the chunk does. Returns the bytes copied, counted once for all
+    /// stripes.
     ///
     /// # Errors
     ///
-    /// Fails if a range cannot be read from any copy, or not be written.
+    /// Fails if a range cannot be read from any copy, or cannot be written.
     pub fn copy_piece(&self, logical: Logical, used: &dyn Fn() -> Vec<Range<u64>>) -> Result<u64> {
         let chunk = self.chunks.get(logical).ok_or_else(|| unmapped(logical))?;
         let Some(target) = chunk.target.as_deref() else { return Err(not_begun(logical)) };
@@ -170,8 +173,8 @@ impl Volumes {
         Ok(copied)
     }
 
-    /// Reads a copy, or else another one. Each stripe is copied from the copy with its number, so that damage in one
-    /// copy does not spread to all.
+    /// Reads a copy, or another one if that fails. Each fresh stripe is filled from the copy with its own number, so
+    /// damage in one copy does not spread to all.
     fn read_any_copy(&self, at: Logical, buf: &mut [u8], copy: usize) -> Result<()> {
         let error = match self.read_copy(at, buf, copy) {
             Ok(()) => return Ok(()),
@@ -181,7 +184,7 @@ impl Volumes {
         if others.any(|other| self.read_copy(at, buf, other).is_ok()) { Ok(()) } else { Err(error) }
     }
 
-    /// Writes what was written to a chunk to the fresh stripes of its target. The caller holds
+    /// Writes data that was written to a chunk also to the fresh stripes of its target. The caller has held
     /// [`Target::begin_write`] since before it wrote to the chunk (G1).
     pub(crate) fn write_target(&self, target: &Target, offset: u64, bufs: &[IoSlice<'_>], len: usize) -> Result<()> {
         for &index in &target.fresh {
@@ -196,17 +199,17 @@ impl Volumes {
         Ok(())
     }
 
-    /// The chunk item to come of the chunk at `logical`, if it is being migrated.
+    /// The new chunk item of the chunk at `logical`, if it is being migrated.
     pub fn migration_target(&self, logical: Logical) -> Option<Arc<ChunkItem>> {
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical)?;
         chunk.target.as_ref().map(|target| Arc::clone(&target.item))
     }
 
-    /// Begins the end of a migration: the running commit records the item that this returns (G5).
+    /// Returns the new chunk item for the running commit to record. From now on, failed writes to it are errors (G5).
     ///
     /// # Errors
     ///
-    /// Fails if a write to the new place failed (G4), or no migration has begun.
+    /// Fails if a write to any copy failed (G4), or no migration has begun.
     pub fn record_migration(&self, logical: Logical) -> Result<Arc<ChunkItem>> {
         let _exclusive = self.repair_lock.write();
         let chunk = self.chunks.get(logical).filter(|chunk| chunk.start() == logical);
@@ -221,7 +224,7 @@ impl Volumes {
         Ok(Arc::clone(&target.item))
     }
 
-    /// Ends a migration: the chunk is what its target says. To be called when the new chunk item is durable.
+    /// Ends a migration: the chunk becomes its target. Call this when the new chunk item is durable.
     ///
     /// # Errors
     ///
@@ -231,7 +234,7 @@ impl Volumes {
         self.chunks.finish_migration(logical, self.sectorsize())
     }
 
-    /// Gives a migration up: the chunk stays as it is.
+    /// Cancels a migration: the chunk stays as it is.
     pub fn cancel_migration(&self, logical: Logical) {
         let _exclusive = self.repair_lock.write();
         self.chunks.cancel_migration(logical);
@@ -247,8 +250,8 @@ impl Chunk {
     }
 }
 
-/// Takes the first hole that holds `len` bytes without a superblock mirror. Logical ranges of a chunk over a mirror
-/// cannot be allocated, and the chunk may use them already.
+/// Takes the first hole of `len` bytes that contains no superblock mirror: logical ranges over a mirror cannot be
+/// allocated, and the chunk may already use them.
 fn place_stripe(spaces: &mut [DeviceSpace], len: u64) -> Option<Stripe> {
     for space in spaces {
         let start = space.holes_without_mirrors().into_iter().find(|hole| allocation::len_bytes(hole) >= len);

@@ -1,18 +1,18 @@
-//! Detects that devices are not in place any more, and other writers: compares the primary superblocks with the last ones
+//! Detects other writers, and devices that were removed or replaced: compares the primary superblocks with the last ones
 //! that this process read or wrote.
 //!
 //! No lock prevents the kernel from attaching a loop device to an open image file and writing to it (`mount -o loop`).
 //! Two writers destroy a filesystem. So each commit checks at its start, and again before it writes a superblock; data and
-//! nodes are written only after a check that is younger than [`RECENT`]. A window remains: a superblock of another writer
-//! that arrives within that time, or during a write, is detected by the next check, and blocks that the other writer just
-//! wrote may be overwritten by then. Another writer that has not written a superblock yet is not detected.
+//! nodes are written only if the last check is younger than [`RECENT`]. A window remains: a superblock that another writer
+//! writes within that time, or during a write, is detected by the next check, and by then blocks of the other writer may
+//! be overwritten. Another writer that has not written a superblock yet is not detected.
 //!
 //! Invariants:
 //! - O1. A valid primary superblock that this process neither read at open nor wrote is from another writer. It is
 //!   never overwritten.
-//! - O2. Three cases are device failures, not another writer: the superblock cannot be read; it belongs to this
-//!   filesystem and is invalid; it is the one from before the last write. They are counted, and the next superblock
-//!   write repairs them.
+//! - O2. Three cases count as device failures, not as another writer: the superblock cannot be read; it is an invalid
+//!   superblock of this filesystem; it is the one from before the last write. The device's statistics count them, and
+//!   the next superblock write repairs them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,7 @@ impl LastLook {
 }
 
 impl Volumes {
-    /// Fails where something else has written a superblock since this filesystem did (O1), or a device is not in place.
+    /// Fails if another writer has written a superblock (O1), or a device is not in place.
     pub fn check_superblocks_are_ours(&self) -> Result<()> {
         let now = self.last_look.micros_since_open().max(1);
         self.members().iter().try_for_each(|member| check(member))?;
@@ -86,12 +86,12 @@ impl Volumes {
         Ok(())
     }
 
-    /// Whether [`Volumes::check_superblocks_are_ours`] found them so a moment ago.
+    /// Whether [`Volumes::check_superblocks_are_ours`] succeeded less than [`RECENT`] ago.
     pub fn were_superblocks_ours_lately(&self) -> bool {
         self.last_look.is_recent()
     }
 
-    /// Fails if a device is not in place any more: an image that was removed is lost when it is closed.
+    /// Fails if a device is no longer in place. A removed image loses its content when it is closed.
     pub fn check_devices_in_place(&self) -> Result<()> {
         self.members().iter().filter_map(|member| member.backend.as_deref()).try_for_each(check_in_place)
     }
@@ -159,5 +159,5 @@ fn is_damaged_copy(found: &[u8], ours: &[u8]) -> bool {
 
 /// Age from which a check is repeated before anything is written.
 const RECENT: Duration = Duration::from_millis(20);
-/// Number of reads, because a single transfer may go wrong.
+/// Number of reads before a difference counts, because a single transfer may go wrong.
 const ATTEMPTS: usize = 3;

@@ -105,7 +105,7 @@ pub struct Volumes {
     superblock: Superblock,
     superblock_mirror: usize,
     write_refusal: Option<String>,
-    /// Number of devices given to open.
+    /// Number of devices passed to open.
     nr_given: u64,
     /// Whether the caller or a device requires read-only access.
     read_only: bool,
@@ -113,7 +113,7 @@ pub struct Volumes {
     pub(crate) chunks: ChunkMap,
     /// Shared for writes, exclusive for a repair, because a repair must not overwrite newer content.
     pub(crate) repair_lock: RwLock<()>,
-    /// When the superblocks were found to be ours.
+    /// When the superblocks were last checked (see `ownership`).
     pub(crate) last_look: LastLook,
 }
 
@@ -201,7 +201,7 @@ impl Volumes {
         })
     }
 
-    /// Names the devices that were not given, if any; by number until their items are known.
+    /// Names the missing devices, if any; by number until their items are known.
     fn missing_devices(&self) -> Option<String> {
         if !self.may_lack_devices() {
             return None;
@@ -380,11 +380,12 @@ impl Volumes {
         Ok(())
     }
 
-    /// The size of a present device in bytes, with what it has gained since it was opened.
+    /// The current size of a present device in bytes, after extending it to its end
+    /// ([`ubtrfs_device::Device::grow_to_end`]).
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if it does not tell its size.
+    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if its size cannot be read.
     pub fn device_len(&self, devid: DevId) -> Result<u64> {
         let member = self.member(devid);
         let Some(backend) = member.as_ref().and_then(|member| member.backend.as_ref()) else {
@@ -396,12 +397,12 @@ impl Volumes {
         backend.grow_to_end().map_err(|source| Error::io("find the size", backend.describe(), 0, 0, source))
     }
 
-    /// Takes new chunks, and new places of chunks, on this device only below an offset, or anywhere.
+    /// Restricts new chunks, and new places of chunks, to the part of a device below `end`. `None` removes the limit.
     pub fn limit_device(&self, devid: DevId, end: Option<u64>) {
         self.chunks.limit(devid, end);
     }
 
-    /// The chunks that have a part behind `end` of a device, or move there.
+    /// The chunks with a stripe that ends past `end` on a device, or that are moving there.
     pub fn chunks_behind(&self, devid: DevId, end: u64) -> Vec<Logical> {
         self.chunks.behind(devid, end)
     }

@@ -21,7 +21,7 @@ pub(super) fn check_chunk_item(item: &Item<'_>) -> Check {
     check_chunk(item.key.offset, item.data, item.ctx)
 }
 
-/// Bytes of a chunk item of this many stripes.
+/// Size in bytes of a chunk item with this many stripes.
 pub(crate) fn chunk_size(num_stripes: u16) -> usize {
     usize::from(num_stripes).saturating_mul(Stripe::SIZE).saturating_add(ChunkItem::HEADER_SIZE)
 }

@@ -5,12 +5,12 @@ use bitflags::bitflags;
 use crate::disk_struct;
 
 bitflags! {
-    /// The filters of [`BalanceArgs`] that are in force.
+    /// Bits that say which filters of [`BalanceArgs`] apply.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct BalanceFilters: u64 {
         /// `profiles`
         const PROFILES = 1 << 0;
-        /// `usage`, less than `usage_min`, which then is the low half of a 64-bit number
+        /// Usage below `usage`, a 64-bit percentage whose low half is `usage_min`
         const USAGE = 1 << 1;
         /// `devid`
         const DEVID = 1 << 2;
@@ -18,7 +18,7 @@ bitflags! {
         const DRANGE = 1 << 3;
         /// `vstart..vend`
         const VRANGE = 1 << 4;
-        /// `limit`: `limit_min`, which then is the low half of a 64-bit number
+        /// At most `limit` block groups, a 64-bit number whose low half is `limit_min`
         const LIMIT = 1 << 5;
         /// `limit_min..limit_max`
         const LIMIT_RANGE = 1 << 6;
@@ -43,7 +43,7 @@ bitflags! {
         const SYSTEM = 1 << 1;
         /// Metadata block groups.
         const METADATA = 1 << 2;
-        /// Fewer copies of metadata are wanted.
+        /// Metadata may get fewer copies.
         const FORCE = 1 << 3;
     }
 }
@@ -53,9 +53,9 @@ disk_struct! {
     BalanceArgs {
         /// Profiles, with [`BalanceArgs::SINGLE`] for single.
         profiles: u64,
-        /// Percentage; see [`BalanceFilters`].
+        /// Percentage, or the low half of `usage`; see [`BalanceFilters::USAGE`].
         usage_min: u32,
-        /// Percentage.
+        /// Percentage, or the high half of `usage`.
         usage_max: u32,
         /// A device.
         devid: u64,
@@ -69,11 +69,11 @@ disk_struct! {
         vend: u64,
         /// Profile to convert to, as in `profiles`.
         target: u64,
-        /// [`BalanceFilters`].
+        /// Bits of [`BalanceFilters`].
         flags: u64,
-        /// Number of block groups.
+        /// Number of block groups, or the low half of `limit`.
         limit_min: u32,
-        /// Number of block groups.
+        /// Number of block groups, or the high half of `limit`.
         limit_max: u32,
         /// Number of stripes.
         stripes_min: u32,

@@ -105,7 +105,7 @@ impl ChunkItem {
     /// The only stripe element length in use.
     pub const STRIPE_LEN: u64 = 64 * 1024;
 
-    /// Reads a chunk item; the reader then stands behind it, as decoding the system chunk array needs.
+    /// Reads a chunk item and leaves the reader at the end of the item: the system chunk array holds further ones.
     pub fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
         let length = u64::read(reader)?;
         let owner = u64::read(reader)?;
