@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The engine below failed: corrupt content, a device, no space, read-only.
@@ -83,10 +83,10 @@ pub enum Error {
     /// EBUSY.
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// EINPROGRESS: work of this kind is under way.
+    /// EINPROGRESS: an operation of this kind is already running.
     #[error("{0}")]
     InProgress(&'static str),
-    /// ENOTCONN: there is no work of this kind.
+    /// ENOTCONN: no operation of this kind is running.
     #[error("{0}")]
     NotRunning(&'static str),
     /// Earlier writeback of the file's data failed.
@@ -124,7 +124,7 @@ impl From<ubtrfs_format::Corrupt> for Error {
 }
 
 impl Error {
-    /// The error number that Linux's btrfs returns for this.
+    /// The error number that Linux's btrfs returns for this failure.
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::Engine(error) => return error.errno(),

@@ -50,10 +50,10 @@ pub enum AtimeMode {
     Strictatime,
 }
 
-/// How a filesystem is opened.
+/// Options for opening a filesystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Take no changes.
+    /// Open read-only.
     pub read_only: bool,
     /// Path of the subvolume to show as the root.
     pub subvol: Option<Vec<u8>>,
@@ -93,7 +93,7 @@ pub struct MountOptions {
     pub notreelog: bool,
     /// Do not replay a tree log, so the mount shows the last commit. For read-only mounts.
     pub nologreplay: bool,
-    /// A mount does not resume a balance that was interrupted.
+    /// Do not resume an interrupted balance.
     pub skip_balance: bool,
     /// Count each `Attr` that lookup, create, tmpfile and link return as a reference to its inode, which
     /// [`Fs::forget`](crate::Fs::forget) gives back. For FUSE; not an option for users.

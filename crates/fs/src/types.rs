@@ -44,7 +44,7 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 /// The highest number that an inode gets.
 pub(crate) const LAST_INO: u64 = STUBS - 1;
 
-/// What `stat` shows of an inode.
+/// The attributes of an inode that `stat` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// The inode.

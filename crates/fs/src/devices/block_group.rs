@@ -1,4 +1,4 @@
-//! Block groups as users see them, and moving one of them as it is.
+//! Lists block groups, and moves one of them without changing its logical addresses.
 
 use ubtrfs_format::Logical;
 use ubtrfs_transaction::{BlockGroup, Job, MigratedChunk, Placement};
@@ -12,13 +12,12 @@ impl Fs {
         self.engine.block_groups()
     }
 
-    /// Moves a block group to another place on the devices, or gives it another number of copies, while it is in use. No
-    /// tree but the chunk and device trees changes, however many snapshots share its content. Units of `job` are bytes of
-    /// one copy.
+    /// Moves a block group to another place on the devices, or changes its number of copies, while it is in use. Only the
+    /// chunk and device trees change, however many snapshots share the content. Units of `job` are bytes of one copy.
     ///
     /// # Errors
     ///
-    /// As for [`ubtrfs_transaction::Engine::migrate_chunk`]. The block group then stays where it was.
+    /// As for [`ubtrfs_transaction::Engine::migrate_chunk`]. After an error, the block group is unchanged.
     pub fn migrate_block_group(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_open()?;
         Ok(self.engine.migrate_chunk(start, placement, job)?)

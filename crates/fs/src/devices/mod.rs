@@ -1,4 +1,4 @@
-//! Devices and block groups: sizes of devices, how their space is used, and moving block groups as they are.
+//! Devices and block groups: sizes of devices, use of their space, and moving block groups on the devices.
 
 mod block_group;
 mod size;

@@ -7,21 +7,21 @@ use crate::Fs;
 use crate::error::Result;
 
 impl Fs {
-    /// The bytes that the filesystem uses of a device, and the bytes that the device has.
+    /// The number of bytes that the filesystem uses on a device, and the device's size in bytes.
     ///
     /// # Errors
     ///
-    /// Fails if there is no such device, or it does not tell its size.
+    /// Fails if there is no such device, or its size cannot be read.
     pub fn device_size(&self, devid: DevId) -> Result<(u64, u64)> {
         Ok(self.engine.device_size(devid)?)
     }
 
-    /// Sets the bytes that the filesystem uses of a device. When it shrinks, all that lies behind the new end moves
-    /// before it. Units of `job` are bytes that move. Durable on return.
+    /// Sets the number of bytes that the filesystem uses on a device. Shrinking moves everything past the new end
+    /// below it. Units of `job` are bytes that move. Durable on return.
     ///
     /// # Errors
     ///
-    /// As for [`ubtrfs_transaction::Engine::resize_device`]. The size is then what it was.
+    /// As for [`ubtrfs_transaction::Engine::resize_device`]. After an error, the size is unchanged.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_open()?;
         Ok(self.engine.resize_device(devid, len_bytes, job)?)

@@ -1,4 +1,4 @@
-//! How much space there is, by kind and by device, and the filesystem's label.
+//! Space by kind and by device, and the filesystem's label.
 
 use ubtrfs_format::DevId;
 use ubtrfs_format::item::BlockGroupFlags;
@@ -40,7 +40,7 @@ pub struct DeviceUsage {
     pub path: Option<String>,
     /// Bytes that the filesystem uses of it.
     pub total: u64,
-    /// Bytes that the device has beyond them.
+    /// Bytes of the device past `total`.
     pub slack: u64,
     /// Bytes in device extents.
     pub allocated: u64,
@@ -49,7 +49,7 @@ pub struct DeviceUsage {
 }
 
 impl Fs {
-    /// How the space is used.
+    /// Returns how the filesystem's space is used.
     pub fn space_usage(&self) -> SpaceUsage {
         let mut groups: Vec<GroupUsage> = Vec::new();
         for group in self.engine.block_groups() {
@@ -81,7 +81,7 @@ impl Fs {
         let mut devices: Vec<DeviceUsage> = self.engine.devices().into_iter().map(device).collect();
         devices.sort_by_key(|device| device.devid);
         let usage = self.engine.usage();
-        // Without writers, nothing is set aside.
+        // A read-only mount has an empty reserve: both numbers are 0.
         let in_use = usage.metadata.global_size.saturating_sub(usage.metadata.global_reserved);
         SpaceUsage { groups, global_reserve: (usage.global_reserve, in_use), devices }
     }

@@ -1,7 +1,7 @@
-//! Defragmenting a file: small extents are read and made dirty again, so that writeback joins them into larger ones, and
-//! compresses them if asked.
+//! Defragmenting a file: small extents are read and made dirty again, so that writeback joins them into larger ones and,
+//! on request, compresses them.
 //!
-//! Neither content, size nor times change. Extents that others share stay shared unless the caller wants them unshared.
+//! Content, size and times stay as they are. Shared extents stay shared unless the caller asks to unshare them.
 //!
 //! I1. The state lock of the inode is held from the first look at a piece's extents until their bytes are dirty, so that no
 //! newer data is replaced.
@@ -19,16 +19,16 @@ use crate::inode::state::{Inode, InodeState, Rewriting};
 use crate::items::file_extent::{ExtentAt, extents_in};
 use crate::{CompressSpec, Error, Fs, InodeId, Result};
 
-/// How to defragment.
+/// Options of a defragmentation.
 #[derive(Clone, Debug)]
 pub struct Defragment {
-    /// The bytes of the file to look at.
+    /// The bytes of the file to defragment.
     pub range: Range<u64>,
     /// Extents of at least this many bytes on disk stay as they are.
     pub small_bytes: u64,
-    /// Compress with this method, also what was not compressed before.
+    /// Compress with this method, including extents that are not compressed yet.
     pub compress: Option<CompressSpec>,
-    /// Rewrite extents that snapshots or other files share too. They take space of their own then.
+    /// Also rewrite extents that snapshots or other files share. The file then takes space of its own for them.
     pub unshare: bool,
 }
 
@@ -40,13 +40,13 @@ impl Default for Defragment {
 }
 
 impl Fs {
-    /// Joins the small extents of a file. Returns the number of bytes that were written again. Units of `job` are bytes of
-    /// the file.
+    /// Joins the small extents of a file. Returns the number of bytes that were rewritten. Units of `job` are bytes of the
+    /// file.
     ///
     /// # Errors
     ///
-    /// Fails if the file is not a regular one, in a read-only subvolume, or being defragmented already; on
-    /// cancellation; with the error of a read or write. The file's content is right then too.
+    /// Fails if the file is not a regular file, is in a read-only subvolume, or is already being defragmented; if
+    /// `job` is cancelled; and if a read or write fails. The file's content is intact after every failure.
     pub fn defragment(&self, id: InodeId, how: &Defragment, job: &Job) -> Result<u64> {
         let inode = self.inode_to_change(id)?;
         self.flush_inode(&inode, how.range.clone())?;
@@ -60,7 +60,7 @@ impl Fs {
             state.rewriting = Some(Rewriting { compress });
         }
         let done = self.rewrite_small(&inode, how, job);
-        // The dirty bytes are written with the rules of the defragmentation.
+        // Write the dirty bytes back before `rewriting` is cleared: it makes writeback use new extents.
         let flushed = self.flush_inode(&inode, how.range.clone());
         inode.state.write().rewriting = None;
         let done = done?;
@@ -103,8 +103,8 @@ impl Fs {
         Ok(done)
     }
 
-    /// The parts of a piece whose extents are worth rewriting: small ones with a neighbour in the file to join them with,
-    /// and those that are to be compressed.
+    /// The parts of a piece whose extents are worth rewriting: small extents next to one that they can be joined with,
+    /// and extents to be compressed.
     fn ranges_to_rewrite(
         &self,
         inode: &Inode,
@@ -113,7 +113,7 @@ impl Fs {
         how: &Defragment,
     ) -> Result<Vec<Range<u64>>> {
         let sectorsize = u64::from(self.geometry.sectorsize);
-        // With the neighbours, which decide whether there is anything to join.
+        // Include the neighbours of the piece, which decide whether its extents can be joined.
         let wide = piece.start.saturating_sub(sectorsize)..piece.end.saturating_add(sectorsize);
         let extents = extents_in(&inode.home.tree, inode.id.ino, wide, usize::MAX, self.geometry.sectorsize)?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -155,13 +155,12 @@ impl Fs {
     }
 }
 
-/// The bytes of a file extent item's part of its extent.
+/// The length in bytes of a file extent item's range.
 fn on_disk(extent: &ExtentAt) -> u64 {
     extent.end - extent.start
 }
 
-/// Whether two neighbours in the file are neighbours in one extent, or end and begin at one address: joining them gains
-/// nothing for reading.
+/// Whether two neighbours in the file are contiguous on disk and uncompressed: joining them would not speed up reading.
 fn are_parts_of_one(first: &ExtentAt, second: &ExtentAt) -> bool {
     let (Some(one), Some(other)) = (first.extent.disk_extent(), second.extent.disk_extent()) else { return false };
     let is_plain = |extent: &ExtentAt| extent.extent.compression == Compression::None;
@@ -170,5 +169,5 @@ fn are_parts_of_one(first: &ExtentAt, second: &ExtentAt) -> bool {
         && one.disk_bytenr.0 + one.offset + (first.end - first.start) == other.disk_bytenr.0 + other.offset
 }
 
-/// Bytes that are made dirty in one step.
+/// Number of bytes made dirty in one step.
 const PIECE: u64 = BUF_MAX as u64;

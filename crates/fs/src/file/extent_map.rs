@@ -1,4 +1,4 @@
-//! The extents of a file, as FIEMAP shows them.
+//! The extents of a file, as FIEMAP reports them.
 
 use std::ops::Range;
 
@@ -51,8 +51,8 @@ impl Fs {
         Ok(self.extents_from(id, 0, usize::MAX)?.0)
     }
 
-    /// Returns up to `limit` extents of the file's items that end behind `from`, and the pending ranges there, as
-    /// [`Fs::extents`] does; and where to go on, if there may be more.
+    /// Returns, in the order of [`Fs::extents`], up to `limit` extents of the file's items that end after `from`, and
+    /// the pending ranges in between. Also returns the offset at which to continue if there may be more.
     pub fn extents_from(&self, id: InodeId, from: u64, limit: usize) -> Result<(Vec<ExtentInfo>, Option<u64>)> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
@@ -90,8 +90,8 @@ impl Fs {
         Ok((extents, next))
     }
 
-    /// Pending bytes that have no extent yet. `st_blocks` counts them beside the extents: if a file with data looked
-    /// like a hole, programs that copy only data would lose it.
+    /// Returns the number of pending bytes that have no extent yet. `st_blocks` counts them too: if a file with data
+    /// looked like a hole, programs that copy only data would lose it.
     pub(crate) fn new_bytes(&self, inode: &Inode, state: &InodeState) -> u64 {
         if state.data.is_clean() {
             return 0;
@@ -100,7 +100,7 @@ impl Fs {
         let nbytes = state.item.nbytes.next_multiple_of(u64::from(self.geometry.sectorsize));
         let len = |range: &Range<u64>| range.end - range.start;
         if nbytes == disk_end && !state.has_flags(InodeFlags::PREALLOC) {
-            // Extents cover everything up to the size on disk, and nothing behind it.
+            // Extents cover everything up to the size on disk and nothing past it.
             return state.data.pending_in(disk_end..u64::MAX).iter().map(len).sum();
         }
         let pending = state.data.pending_in(0..u64::MAX);

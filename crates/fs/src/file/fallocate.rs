@@ -108,7 +108,7 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = range.start - range.start % sectorsize..range.end.next_multiple_of(sectorsize);
         drop(self.reserve(8)?);
-        // Space for the parts that are missing now. Writes that happen meanwhile only lower the need.
+        // Reserve space for the parts that are missing now. Concurrent writes only reduce the need.
         let missing: u64 = {
             let _writeback = inode.writeback.lock();
             let state = inode.read()?;
@@ -302,7 +302,7 @@ impl Fs {
                 true => None,
                 false => Some(self.engine.reserve_for_removal(plan.len() + 4)?),
             };
-            // Only now: if no space is left, the data stays.
+            // Drop the data only after space is reserved (I3).
             self.drop_pending(state, before.max(range.start)..after);
             if let Some(reservation) = reservation {
                 state.item.nbytes = plan.nbytes(state.item.nbytes);
@@ -322,7 +322,7 @@ impl Fs {
         let mut plan = ExtentPlan::default();
         let planned = self.plan_size(inode, state, size, &mut plan);
         let reserved = planned.and_then(|()| Ok(self.engine.reserve_for_removal(plan.len() + 4)?));
-        // The size stays if there is no space for it.
+        // Without space for the change, the size stays.
         let reservation = reserved.inspect_err(|_| (state.item.size, state.disk_size) = sizes)?;
         self.put_planned(inode, state, plan, reservation);
         Ok(())

@@ -7,8 +7,8 @@
 //!   sector of the destination.
 //! - I3: one operation both removes a range of the destination and puts the shared extents there, so no commit or log
 //!   shows zeros in place of data.
-//! - I4: pending data of the destination is dropped only when the space for what replaces it is reserved. A copy that
-//!   fails leaves the rest of the range as it was, and no extent past the end of the file.
+//! - I4: pending data of the destination is dropped only after space for its replacement is reserved. A copy that
+//!   fails leaves the rest of the range unchanged, and no extent past the end of the file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ impl Fs {
         self.copy_range_opened(src, src_off, dst, dst_off, len)
     }
 
-    /// Copies as `copy_range` does, into a file that is open for writing. It may be written anywhere, even if it became
-    /// append-only since.
+    /// Copies as `copy_range` does, into a file that is open for writing. Any offset may be written, even if the file
+    /// became append-only after it was opened.
     pub fn copy_range_opened(&self, src: InodeId, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let source = self.inode(src)?;
         let target = self.inode_to_change(dst)?;
@@ -115,8 +115,8 @@ impl Fs {
         self.share(&source, src_off, &target, dst_off, len, None)
     }
 
-    /// Shares a range as [`Fs::clone_range`] does, if both ranges have the same content; returns whether they have. Both
-    /// ends must lie inside of their files. Times stay. Units of `job` are bytes.
+    /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content; returns whether they have. Both
+    /// ranges must end inside their files. Times do not change. Units of `job` are bytes.
     pub fn dedupe_range(
         &self,
         src: InodeId,
@@ -165,8 +165,8 @@ impl Fs {
         Ok(true)
     }
 
-    /// Shares a piece if both files have the same content there. Every change of a file's content changes its sequence:
-    /// if neither changes between the comparison and the sharing, they are still the same.
+    /// Shares a piece if both files have equal content there. Every change of a file's content changes its sequence. So
+    /// the content is still equal if neither sequence changes between the comparison and the sharing.
     fn dedupe_piece(
         &self,
         source: &Arc<Inode>,
@@ -201,9 +201,10 @@ impl Fs {
         Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
     }
 
-    /// Shares a range. Both offsets must be sector-aligned. Its end must be aligned too, or be the end of the source
-    /// and not before the end of the target. If sequences of both files are given, they had the same content then: fails
-    /// with [`Error::Busy`] if one has changed since, and changes no times.
+    /// Shares a range. Both offsets must be sector-aligned. The range's end must be aligned too, or be the end of the
+    /// source and not lie before the end of the target. `same_at` is given for a deduplication: the sequences of source
+    /// and target when their content was equal. Then no times change, and [`Error::Busy`] is returned if a sequence has
+    /// changed.
     fn share(
         &self,
         source: &Arc<Inode>,
@@ -218,7 +219,7 @@ impl Fs {
         let src_range = src_off..src_off + wide_len;
         let dst_range = dst_off..dst_off + wide_len;
         drop(self.reserve(16)?);
-        // In its own subvolume, an extent is counted already.
+        // Within one subvolume, quotas count the extent already.
         let quota = match source.id.root == target.id.root {
             true => QuotaReservation::default(),
             false => self.engine.reserve_quota(target.id.root, wide_len)?,
@@ -249,14 +250,14 @@ impl Fs {
             let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {
                 if same_at.is_some() {
-                    // Inline data cannot be shared, and is the same already.
+                    // Inline data cannot be shared. The content is equal already.
                     return Ok(());
                 }
                 drop(locked);
                 return self.copy_all(source, src_off, target.id, dst_off, len);
             }
             self.prepare_end(target, state, dst_off, &mut space)?;
-            // Reserved in advance (I4).
+            // Reserve before data is dropped (I4).
             let reservation = self.engine.reserve_for_removal(SIZE_ITEMS)?;
             let mut reached = dst_off;
             let shared = self.share_items(source, src_range, target, state, dst_range, &mut reached);
@@ -285,8 +286,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes the target's items refer to the source's extents, which must not be inline. `reached` is the end of the
-    /// range that is done, also after an error.
+    /// Makes the target's items refer to the source's extents, which must not be inline. `reached` is set to the end
+    /// of the completed part of the range, also after an error.
     fn share_items(
         &self,
         source: &Arc<Inode>,
@@ -329,7 +330,7 @@ impl Fs {
                 continue;
             }
             let reservation = self.engine.reserve(plan.len() + 4)?;
-            // Only now (I4).
+            // Drop the data only after space is reserved (I4).
             self.drop_pending(state, step.clone());
             *reached = step.end;
             if prealloc {
@@ -399,7 +400,7 @@ fn up_to_end(size: u64, offset: u64) -> Result<u64> {
     size.checked_sub(offset).ok_or(Error::InvalidArgument("the source ends before the range does"))
 }
 
-/// Fails if the file is immutable: a copy must not change it, even through a file that was opened for writing before.
+/// Fails if the file is immutable: a copy must not change it, even if the file was opened for writing before.
 fn check_mutable(state: &InodeState) -> Result<()> {
     if state.has_flags(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted("the file is immutable"));

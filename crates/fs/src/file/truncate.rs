@@ -117,9 +117,9 @@ fn shrink(
     let (tree, ino) = (&inode.home.tree, inode.id.ino);
     let sectorsize = u64::from(fs.geometry.sectorsize);
     let sector_end = size.next_multiple_of(sectorsize);
-    // The size on disk does not tell: pending data may hold it back below extents that are in the tree.
+    // The size on disk is not usable here: pending data may keep it below extents that are in the tree.
     let cuts_sector = size < sector_end && size < state.item.size;
-    // Only delayed deletions lie behind this offset. A search from the end would pass all of them in every step.
+    // Only deleted extents lie past this offset. Searching from the end would pass all of them again in every step.
     let mut reached = u64::MAX;
     loop {
         let reservation = fs.engine.reserve_for_removal_steps(STEP + 8, STEP_MIN + 8)?;

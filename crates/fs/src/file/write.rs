@@ -21,9 +21,9 @@ impl Fs {
         self.write_to(&inode, offset, data, false)
     }
 
-    /// Writes as [`Fs::write`] does, through a file that is open for writing ([`Fs::check_writable`]). Flags that were
-    /// set since, or a subvolume that became read-only, do not stop the write: a program or the kernel's page cache
-    /// holds the data already. With `keeps_times` the file's times stay as they are.
+    /// Writes as [`Fs::write`] does, through a file that is open for writing ([`Fs::check_writable`]). Flags set
+    /// later, or a subvolume that became read-only later, do not stop the write: a program or the kernel's page cache
+    /// holds the data already. With `keeps_times` the file's times do not change.
     pub fn write_opened(&self, id: InodeId, offset: u64, data: &[u8], keeps_times: bool) -> Result<usize> {
         let inode = self.inode_of_open_file(id)?;
         self.write_to(&inode, offset, data, keeps_times)
@@ -39,7 +39,7 @@ impl Fs {
         }
         let data = &data[..data.len().min(usize::try_from(rest).unwrap_or(usize::MAX))];
         let mut done = 0;
-        // Written in pieces, so that a large write stays within the memory limit.
+        // Write in pieces, so that a large write stays within the memory limit.
         for piece in data.chunks(PIECE) {
             let at = offset + done as u64;
             match self.throttle(inode).and_then(|()| self.write_piece(inode, at, Piece::Bytes(piece), keeps_times)) {
@@ -51,8 +51,8 @@ impl Fs {
         Ok(done)
     }
 
-    /// Writes `len` bytes at `offset`, which `fill` puts straight into the memory for dirty data. `fill` is called for
-    /// each piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error the
+    /// Writes `len` bytes at `offset`. `fill` puts them directly into the memory for dirty data. It is called for each
+    /// piece of at most 1 MiB, in order and without locks, with the piece's offset in the file. After an error the
     /// earlier pieces are written.
     pub fn write_with<E: From<Error>>(
         &self,
@@ -79,9 +79,9 @@ impl Fs {
         let end = offset + piece.len_bytes();
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide = offset - offset % sectorsize..end.next_multiple_of(sectorsize);
-        // Checks that there is room for the items of writeback. Writeback reserves again when it knows them.
+        // Check that there is room for the items of writeback, which reserves again when it knows its items.
         drop(self.reserve(4)?);
-        // One sector more than the data needs: an inline extent may have to become a regular one.
+        // Reserve one sector more than the data needs: an inline extent may have to become a regular one.
         let mut reservation = match self.engine.reserve_data_for(inode.id.root, wide.end - wide.start + sectorsize) {
             Ok(reservation) => Some(reservation),
             Err(error) => {
@@ -185,8 +185,9 @@ impl Fs {
         self.data.enqueue(inode, &mut state.data);
     }
 
-    /// Makes the bytes between the end of the file and the end of its last sector zero, if a write at (or an extension to)
-    /// `offset` is to show them. On disk they may be anything: Linux leaves old bytes there when it shortens a file.
+    /// Zeroes the bytes between the end of the file and the end of its last sector if a write at (or an extension to)
+    /// `offset` makes them visible. On disk they may have any content: Linux leaves old bytes there when it shortens a
+    /// file.
     fn zero_old_end(
         &self,
         inode: &Arc<Inode>,
@@ -197,7 +198,7 @@ impl Fs {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let size = state.item.size;
         let (sector, end) = (size - size % sectorsize, size.next_multiple_of(sectorsize));
-        // Bytes in memory are zeros there.
+        // Pending data is already zero past the end of the file.
         if size == end || offset < end || !state.data.pending_in(sector..end).is_empty() {
             return Ok(());
         }
@@ -213,10 +214,9 @@ impl Fs {
         self.write_dirty(inode, state, size, &[0], space)
     }
 
-    /// Gets the end of the file ready for a write at `offset`, or an extension to it: see [`Self::zero_old_end`].
-    ///
-    /// Makes the bytes of the file's inline extent dirty, if a write at (or an extension to) `offset` would put other
-    /// data behind it. An inline extent must hold the whole file.
+    /// Prepares the end of the file for a write at `offset`, or an extension to it. Calls [`Self::zero_old_end`].
+    /// Also makes the content of the file's inline extent dirty if other data would follow it, because an inline
+    /// extent must hold the whole file.
     pub(crate) fn prepare_end(
         &self,
         inode: &Arc<Inode>,
@@ -279,7 +279,7 @@ pub(crate) fn check_may_write(state: &InodeState, offset: u64) -> Result<()> {
     Ok(())
 }
 
-/// Data that is written in one step, at most `PIECE` bytes.
+/// Data written in one step, at most `PIECE` bytes.
 enum Piece<'d> {
     Bytes(&'d [u8]),
     Filled(Buf),
@@ -295,5 +295,5 @@ impl Piece<'_> {
     }
 }
 
-/// The most bytes written in one step, and the size of a full buffer.
+/// Maximum number of bytes written in one step, and the size of a full buffer.
 const PIECE: usize = BUF_MAX;

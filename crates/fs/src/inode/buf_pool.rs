@@ -10,8 +10,8 @@ use ubtrfs_device::AlignedBuf;
 /// The largest buffer. A sequential writer fills it before it takes the next.
 pub(crate) const BUF_MAX: usize = 1 << 20;
 const BUF_MIN_LOG: u32 = 12;
-/// All buffers together, idle ones included, may exceed the pool's memory by 1/`SLACK` of it. Writers reach the limit
-/// all the time, and the buffers that are written then are filled next.
+/// Total memory of the buffers, idle ones included, may exceed the pool's limit by 1/`SLACK` of it. Writers are at
+/// the limit most of the time, and the buffers that are freed by writeback are reused next.
 const SLACK: u64 = 8;
 const NR_CLASSES: usize = (BUF_MAX.trailing_zeros() - BUF_MIN_LOG) as usize + 1;
 
@@ -25,7 +25,7 @@ pub(crate) struct BufPool {
 }
 
 impl BufPool {
-    /// Makes a pool that keeps buffers for reuse while its memory in all is little more than `max_bytes`.
+    /// Makes a pool that keeps idle buffers for reuse as long as all buffers take little more than `max_bytes`.
     pub(crate) fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             idle: Default::default(),

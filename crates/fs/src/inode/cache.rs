@@ -41,14 +41,14 @@ struct ShardMap {
     young: VecDeque<InodeId>,
     loading: HashSet<InodeId, IdHash>,
     users: HashMap<InodeId, Users, IdHash>,
-    /// Number of inodes at which the next sweep pays.
+    /// Number of inodes that triggers the next sweep.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
 struct Cached {
     inode: Arc<Inode>,
-    /// It was looked up since it was created.
+    /// Whether it was looked up since it was created.
     wanted: bool,
 }
 
@@ -56,7 +56,7 @@ struct Cached {
 struct Users {
     lookups: u64,
     opens: u32,
-    /// The inode lost its last link. The user that gives the last reference back deletes it.
+    /// Whether the inode lost its last link. It is deleted when its last reference is released.
     unlinked: bool,
     /// Made by `tmpfile`: may get its first name. Kept here because the inode may leave memory before (I3).
     linkable: bool,
@@ -102,8 +102,8 @@ impl InodeCache {
         result
     }
 
-    /// Keeps an inode out of memory, if it is not there and nothing refers to it. Until the guard is dropped, `get` for
-    /// it waits, so its holder must not wait for inode locks.
+    /// Blocks loading of an uncached inode. Returns `None` if the inode is in memory or referenced. Until the guard is
+    /// dropped, `get` for this inode waits, so the holder of the guard must not wait for inode locks.
     pub(crate) fn keep_out(&self, id: InodeId) -> Option<Loading<'_>> {
         let shard = self.shard(id);
         let mut map = shard.map.lock();
@@ -137,17 +137,17 @@ impl InodeCache {
         self.shard(id).map.lock().users.entry(id).or_default().opens += 1;
     }
 
-    /// Gives lookups back; true if that was the last use of an inode without links.
+    /// Releases lookups; returns true if that was the last use of an inode without links.
     pub(crate) fn forget(&self, id: InodeId, lookups: u64) -> bool {
         self.shard(id).map.lock().give_back(id, |users| users.lookups = users.lookups.saturating_sub(lookups))
     }
 
-    /// Gives an open back; true if that was the last use of an inode without links.
+    /// Releases an open; returns true if that was the last use of an inode without links.
     pub(crate) fn release(&self, id: InodeId) -> bool {
         self.shard(id).map.lock().give_back(id, |users| users.opens = users.opens.saturating_sub(1))
     }
 
-    /// Notes that an inode lost its last link; true if it is used, and its last user will delete it.
+    /// Notes that an inode lost its last link. Returns true if it is in use, so that its last user deletes it.
     pub(crate) fn mark_unlinked(&self, id: InodeId) -> bool {
         match self.shard(id).map.lock().users.get_mut(&id) {
             Some(users) => {
@@ -165,7 +165,7 @@ impl InodeCache {
         }
     }
 
-    /// Notes that an inode got a name: once that is gone, it gets no other.
+    /// Notes that an inode got a name. After that name is removed, the inode can get no other.
     pub(crate) fn mark_linked(&self, id: InodeId) {
         if let Some(users) = self.shard(id).map.lock().users.get_mut(&id) {
             users.linkable = false;
@@ -177,7 +177,7 @@ impl InodeCache {
         self.shard(id).map.lock().users.get(&id).is_some_and(|users| users.linkable)
     }
 
-    /// Forgets all references to an inode.
+    /// Removes all references to an inode.
     pub(crate) fn drop_users(&self, id: InodeId) {
         self.shard(id).map.lock().users.remove(&id);
     }

@@ -1,7 +1,7 @@
-//! [`ChangeGate`]: decides whether changes may begin, and waits for those that have begun.
+//! [`ChangeGate`]: admits changes while it is open, and waits for running changes when it closes.
 //!
-//! A check alone does not suffice to make something read-only: an operation that has passed it may change things later.
-//! So each operation enters the gate before its check counts, and leaves when it ends.
+//! A check alone cannot make something read-only: an operation that has passed the check may change things later. So
+//! each operation enters the gate before its check counts, and leaves the gate when it ends.
 //!
 //! - I1. When [`ChangeGate::close`] returns, no change is inside, and none enters until [`ChangeGate::open`].
 //! - I2. Closing waits for other threads, so the caller holds no lock that a change takes, and is not inside.
@@ -15,7 +15,8 @@ use ubtrfs_transaction::PerThread;
 #[derive(Debug, Default)]
 pub(crate) struct ChangeGate {
     closed: AtomicBool,
-    /// Changes that entered and left; their sum is the number inside. A change may leave in another thread's place.
+    /// Numbers of changes that entered and left; their difference is the number inside. A change may leave on another
+    /// thread.
     entered: PerThread<AtomicU64>,
     left: PerThread<AtomicU64>,
 }
@@ -34,7 +35,7 @@ impl ChangeGate {
     /// Enters, unless the gate is closed. Each successful call is followed by one of [`ChangeGate::leave`].
     #[must_use]
     pub(crate) fn enter(&self) -> bool {
-        // Counted before the look: either this look finds the gate closed, or `close` finds the count.
+        // Count before the check: either this check finds the gate closed, or `close` finds the count.
         self.entered.current().fetch_add(1, Ordering::SeqCst);
         if self.is_closed() {
             self.leave();
@@ -66,13 +67,13 @@ impl ChangeGate {
         let sum = |counts: &PerThread<AtomicU64>| -> u64 {
             counts.all().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::SeqCst)))
         };
-        // A change that is inside during both looks is in the second sum and not in the first.
+        // Read `left` first: a change that is inside during both reads is in the sum of `entered` only.
         let left = sum(&self.left);
         sum(&self.entered) == left
     }
 }
 
-/// How often a closing gate looks whether the last change has left.
+/// Interval at which a closing gate checks whether the last change has left.
 const NAP: Duration = Duration::from_micros(200);
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ pub(crate) struct FileData {
     dirty: BTreeMap<u64, Buf>,
     writeback: BTreeMap<u64, Arc<Buf>>,
     dirty_bytes: u64,
-    /// Space for the dirty bytes.
+    /// Reserved space for the dirty bytes.
     reservation: Option<DataReservation>,
     /// The inode's place in the queue of inodes with dirty data.
     pub(crate) queued: Option<u64>,
@@ -83,8 +83,8 @@ pub(crate) struct FileData {
     read_window: Mutex<ReadWindow>,
 }
 
-/// The compressed extent that was read last. It is forgotten whenever the file's extent items change, because its
-/// address may hold other data then.
+/// The compressed extent that was read last. It is dropped whenever the file's extent items change, because its
+/// address may hold other data afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct Decompressed {
     /// The extent.
@@ -99,7 +99,7 @@ impl FileData {
         self.sectorsize = sectorsize.into();
     }
 
-    /// Moves space for `bytes` from `from` to the space for dirty bytes.
+    /// Moves reserved space for `bytes` from `from` to the reservation for dirty bytes.
     pub(crate) fn add_reservation(&mut self, from: &mut DataReservation, bytes: u64) {
         match &mut self.reservation {
             Some(reservation) => reservation.take_from(from, bytes),
@@ -107,7 +107,7 @@ impl FileData {
         }
     }
 
-    /// Takes space for `bytes` (or as much as there is) out of the space for dirty bytes.
+    /// Takes space for `bytes`, or as much as there is, out of the reservation for dirty bytes.
     pub(crate) fn take_reservation(&mut self, bytes: u64) -> Option<DataReservation> {
         let reservation = self.reservation.as_mut()?;
         if bytes >= reservation.bytes() { self.reservation.take() } else { Some(reservation.split(bytes)) }
@@ -123,7 +123,7 @@ impl FileData {
         *self.decompressed.lock() = Some(last);
     }
 
-    /// Forgets data that was read from extent items. Must be called whenever they change.
+    /// Drops data that was read from extent items. Must be called whenever they change.
     pub(crate) fn extents_changed(&mut self) {
         *self.decompressed.get_mut() = None;
         *self.read_window.get_mut() = ReadWindow::default();
@@ -161,8 +161,8 @@ impl FileData {
         dirty.into_iter().chain(writeback).min()
     }
 
-    /// The size on disk after `runs` are written. `runs` were taken for writeback just now; `from` is the size on disk
-    /// already, and `size` the size of the file. The result ends at the first pending data that is not in `runs`.
+    /// The size on disk after `runs`, which were just taken for writeback, are written. `from` is the current size on
+    /// disk, and `size` the size of the file. The result ends at the first pending data that is not in `runs`.
     pub(crate) fn reach_with(&self, runs: &[Run], from: u64, size: u64) -> u64 {
         if from >= size {
             return from;
@@ -200,7 +200,7 @@ impl FileData {
     }
 
     /// The first and the last sector of `range`, each only if the range covers it in part and it is not dirty. The
-    /// caller must pass their other bytes to [`Self::write`].
+    /// caller must pass the other bytes of these sectors to [`Self::write`].
     pub(crate) fn partial_sectors(&self, range: Range<u64>) -> (Option<u64>, Option<u64>) {
         let wide = self.widen(range.clone());
         let first = (wide.start < range.start && !self.is_dirty(wide.start)).then_some(wide.start);
@@ -209,9 +209,9 @@ impl FileData {
         (first, last)
     }
 
-    /// Puts `data` at `offset`. `before` holds the bytes of the first sector in front of the data, and `after` the
-    /// bytes of the last sector behind it. They are used for sectors that [`Self::partial_sectors`] named. Returns how
-    /// many bytes became dirty.
+    /// Puts `data` at `offset`. For sectors that [`Self::partial_sectors`] returned, `before` holds the bytes of the
+    /// first sector that precede the data, and `after` the bytes of the last sector that follow it. Returns how many
+    /// bytes became dirty.
     pub(crate) fn write(&mut self, pool: &Arc<BufPool>, offset: u64, data: &[u8], before: &[u8], after: &[u8]) -> u64 {
         let end = offset + data.len() as u64;
         let dirty_before = self.dirty_bytes;
@@ -330,7 +330,7 @@ impl FileData {
         }
     }
 
-    /// Forgets the dirty sectors of `range`, which must be aligned. Returns how many bytes were dropped.
+    /// Drops the dirty sectors of `range`, which must be aligned. Returns how many bytes were dropped.
     pub(crate) fn discard(&mut self, range: Range<u64>) -> u64 {
         if self.dirty.is_empty() {
             return 0;
@@ -362,7 +362,7 @@ impl FileData {
         before - self.dirty_bytes
     }
 
-    /// Forgets dirty data past `size`, and zeroes the rest of the sector that holds `size`. Returns how many dirty
+    /// Drops dirty data past `size`, and zeroes the rest of the sector that contains `size`. Returns how many dirty
     /// bytes were dropped.
     pub(crate) fn truncate(&mut self, size: u64) -> u64 {
         if self.dirty.is_empty() {
@@ -374,7 +374,7 @@ impl FileData {
     }
 
     /// Takes dirty data inside `range` for writeback, about `max_bytes` of it (whole buffers, at least one). Data that
-    /// lies over a range under writeback stays dirty (I5).
+    /// hides a range under writeback stays dirty (I5).
     pub(crate) fn start_writeback(&mut self, range: Range<u64>, max_bytes: u64) -> Vec<Run> {
         let is_alone = self.writeback.is_empty();
         let mut runs: Vec<Run> = Vec::new();
@@ -407,7 +407,7 @@ impl FileData {
         runs
     }
 
-    /// Forgets a run whose extent items were put.
+    /// Drops a run after its extent items were put.
     pub(crate) fn end_writeback(&mut self, run: &Run) {
         let mut at = run.offset;
         for buf in &run.bufs {
@@ -427,8 +427,8 @@ impl FileData {
         }
     }
 
-    /// Makes a run dirty again that could not be written, except where newer data hides it and in the ranges `put`, whose
-    /// items were put. These are in ascending order. Returns how many bytes are dirty again.
+    /// Makes a failed run dirty again, except where newer data hides it and in the ranges `put`, whose items were put, in
+    /// ascending order. Returns how many bytes are dirty again.
     pub(crate) fn fail_writeback(&mut self, run: Run, put: &[Range<u64>]) -> u64 {
         let mut at = run.offset;
         let before = self.dirty_bytes;

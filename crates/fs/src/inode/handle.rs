@@ -17,7 +17,7 @@ use crate::items::dir_item::{self, in_tree};
 use crate::options::AtimeMode;
 use crate::types::{Attr, InodeId, mode};
 
-/// A change of the filesystem while it is open.
+/// A running change. The filesystem is not closed before it is dropped.
 #[derive(Debug)]
 pub(crate) struct Changing<'f> {
     gate: &'f ChangeGate,
@@ -33,7 +33,7 @@ impl Drop for Changing<'_> {
 #[derive(Debug)]
 pub(crate) struct InodeToChange<'f> {
     inode: Arc<Inode>,
-    /// Whether it holds the gate of its subvolume, which can become read-only only afterwards.
+    /// Whether it has entered the gate of its subvolume, which then cannot become read-only before it is dropped.
     in_subvolume: bool,
     _changing: Changing<'f>,
 }
@@ -71,10 +71,10 @@ impl Fs {
         if let Some(inode) = self.inodes.peek(id) {
             return if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) };
         }
-        // Must come before the load of the inode: entering a subvolume may load its orphans.
+        // Enter the subvolume before loading the inode: entering may load orphans of the subvolume.
         let subvolume = self.subvolume(id.root)?;
         let inode = self.inodes.get(id, || self.load_inode(id, subvolume))?;
-        // The deletion of the subvolume removes its inodes from memory, and may have missed one that was being loaded.
+        // The deletion of the subvolume removes its inodes from memory, but misses inodes that are being loaded.
         if inode.home.is_gone() { Err(Error::Stale) } else { Ok(inode) }
     }
 
@@ -89,7 +89,7 @@ impl Fs {
         let Some(raw) = tree.get(&key)? else { return Err(Error::Stale) };
         let item = InodeItem::decode(&raw).map_err(in_tree(tree))?;
         if item.size > crate::types::MAX_SIZE {
-            // Otherwise rounding the size up to whole sectors could overflow.
+            // A larger size could overflow when it is rounded up to whole sectors.
             let expected = "expected at most 2^63 - 1";
             let cause = FormatError::Value { what: "InodeItem", field: "size", value: item.size, expected };
             return Err(in_tree(tree)(cause));
@@ -105,8 +105,8 @@ impl Fs {
         Ok(Arc::new(Inode { id, home, state: RwLock::new(state), writeback: Default::default() }))
     }
 
-    /// Returns an inode for a change. Fails if its subvolume is read-only. The subvolume does not become read-only, and
-    /// the filesystem is not closed, until the returned value is dropped.
+    /// Returns an inode for a change. Fails if its subvolume is read-only. Until the returned value is dropped, the
+    /// subvolume does not become read-only, and the filesystem is not closed.
     pub(crate) fn inode_to_change(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         let inode = self.inode(id)?;
@@ -117,14 +117,14 @@ impl Fs {
         InodeToChange::in_subvolume(inode, changing)
     }
 
-    /// Begins a change of anything: the filesystem is not closed until the returned value is dropped.
+    /// Begins a change: the filesystem is not closed until the returned value is dropped.
     pub(crate) fn begin_change(&self) -> Result<Changing<'_>> {
         self.check_open()?;
         if self.changes.enter() { Ok(Changing { gate: &self.changes }) } else { Err(Error::Closed) }
     }
 
-    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open; as on
-    /// Linux, flags or a read-only subvolume that came later do not revoke it.
+    /// Returns an inode for a write through a file that is open for writing. Permission was checked at open. As on
+    /// Linux, flags that are set later, or a subvolume that becomes read-only later, do not revoke it.
     pub(crate) fn inode_of_open_file(&self, id: InodeId) -> Result<InodeToChange<'_>> {
         let changing = self.begin_change()?;
         Ok(InodeToChange { inode: self.inode(id)?, in_subvolume: false, _changing: changing })
@@ -141,7 +141,7 @@ impl Fs {
         state.attr(inode.id, self.geometry.sectorsize, self.new_bytes(inode, state))
     }
 
-    /// Keeps the inode, even if it gets unlinked, until [`Fs::release_inode`].
+    /// Keeps the inode until [`Fs::release_inode`], even if it is unlinked.
     pub fn open_inode(&self, id: InodeId) -> Result<()> {
         let inode = self.inode(id)?;
         let state = inode.read()?;
@@ -162,7 +162,7 @@ impl Fs {
         self.end_deletion(id);
     }
 
-    /// Gives back `n` references that lookups counted ([`MountOptions::track_lookups`](crate::MountOptions::track_lookups)).
+    /// Releases `n` references that lookups counted ([`MountOptions::track_lookups`](crate::MountOptions::track_lookups)).
     pub fn forget(&self, id: InodeId, n: u64) {
         if self.inodes.forget(id, n) {
             self.delete_if_unlinked(id);

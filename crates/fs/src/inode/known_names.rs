@@ -1,5 +1,5 @@
-//! The known names of a directory that was empty at some time since it was loaded. All of its names are known, so a
-//! name that is not among them does not exist, and the tree need not be searched. Creating a file looks for its name
+//! The known names of a directory that was empty at some time since it was loaded. All names of such a directory are
+//! known, so any other name does not exist, and the tree need not be searched. Creating a file looks for its name
 //! first.
 //!
 //! Invariants:
@@ -25,7 +25,7 @@ pub(crate) struct NameBudget {
 #[derive(Debug)]
 pub(crate) struct KnownNames {
     filters: Vec<Box<[Line]>>,
-    /// Number of names that the last filter can still take.
+    /// Number of names that the last filter has room for.
     room: usize,
     budget: Arc<NameBudget>,
 }
@@ -62,7 +62,7 @@ impl KnownNames {
         self.filters.len() >= LARGE_FILTERS
     }
 
-    /// Adds the hash of a new name. False if the set exceeds its budget and must be dropped (I2).
+    /// Adds the hash of a new name. Returns false if the set exceeds its budget and must be dropped (I2).
     #[must_use]
     pub(crate) fn add(&mut self, hash: u64) -> bool {
         if self.room == 0 && !self.grow() {

@@ -70,7 +70,7 @@ pub(crate) fn load_compression(tree: &Tree, ino: Ino, flags: InodeFlags) -> Resu
     let value = xattr::read(tree, ino, COMPRESSION)?;
     Ok(match value.as_deref().map(Value::parse) {
         Some(Ok(Value::Method(method))) => CompressionProperty::Method(method),
-        // The value was set by a newer program: only the flag counts.
+        // A newer program set this value: only the flag counts.
         _ => CompressionProperty::Unset,
     })
 }

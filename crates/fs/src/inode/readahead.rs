@@ -12,9 +12,9 @@
 //!   ([`FileData::extents_changed`](crate::inode::file_data::FileData::extents_changed)). A slot that a reader finds
 //!   was made after the last change.
 //! - I2. A reader holds the state lock for reading while it waits for a slot, so the thread that fills the slot must
-//!   not wait for that lock: it passes waiting writers, or gives the slot up. A reader does not wait for a slot that no
-//!   thread has begun: it takes the slot over.
-//! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory beside them.
+//!   not wait for that lock: it passes waiting writers, or abandons the slot. A reader takes over a slot that no thread
+//!   has begun to fill, instead of waiting for it.
+//! - I3. All files together have at most [`Readahead::max_slots`] slots. A few idle buffers take memory besides them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -81,8 +81,9 @@ pub(crate) struct ReadWindow {
 }
 
 impl ReadWindow {
-    /// Notes a read and drops slots that are not needed any more. Returns whether the read belongs to the sequence; if
-    /// not, it begins another. Reads of a sequence may come out of order, because several threads issue them at once.
+    /// Notes a read and drops slots that are not needed any more. Returns whether the read belongs to the sequence;
+    /// otherwise a new sequence begins. Reads of a sequence may arrive out of order, because several threads issue
+    /// them at once.
     fn goes_on(&mut self, offset: u64, end: u64) -> bool {
         if offset > self.next.saturating_add(SLOT_BYTES) || offset.saturating_add(LAG_BYTES) < self.next {
             *self = Self { next: end, run_bytes: end - offset, slots: VecDeque::new() };
@@ -168,7 +169,7 @@ impl Readahead {
 }
 
 impl Shared {
-    /// Takes the right to a slot. Dropping the slot gives it back (I3).
+    /// Counts a new slot. Returns false if there are `max_slots` already (I3). Dropping the slot uncounts it.
     fn acquire(&self, max_slots: usize) -> bool {
         let taken = self.nr_slots.fetch_add(1, Ordering::Relaxed) < max_slots;
         if !taken {
@@ -179,8 +180,8 @@ impl Shared {
 }
 
 impl Slot {
-    /// Copies from `offset` on into `out`, both inside the slot. Waits if a thread is reading the slot. False if there
-    /// is nothing to copy; the caller then reads by itself.
+    /// Copies from `offset` on into `out`, both inside the slot. Waits if a thread is reading the slot. Returns false
+    /// if there is nothing to copy; the caller then reads from the extents.
     pub(crate) fn copy_to(&self, offset: u64, out: &mut [u8]) -> bool {
         let mut content = self.content.lock();
         loop {
@@ -205,7 +206,7 @@ impl Slot {
         self.nr_read.load(Ordering::Relaxed) >= self.range.end - self.range.start
     }
 
-    /// Begins to fill the slot, unless a reader took it over.
+    /// Begins to fill the slot. Returns false if a reader took it over.
     fn begin(&self) -> bool {
         let mut content = self.content.lock();
         let is_queued = matches!(&*content, Content::Queued);
@@ -233,7 +234,7 @@ impl Drop for Slot {
     }
 }
 
-/// Finishes a slot when dropped, so that its readers go on even if filling it panics.
+/// Finishes a slot when dropped, so that its readers wake up even if filling it panics.
 struct Filling<'s> {
     slot: &'s Slot,
     content: Content,
@@ -280,7 +281,7 @@ impl Fs {
         let Some(state) = job.inode.state.try_read_recursive() else { return };
         let mut bytes = shared.idle.lock().pop().unwrap_or_else(|| AlignedBuf::with_capacity(SLOT_BYTES as usize));
         bytes.resize((job.slot.range.end - job.slot.range.start) as usize);
-        // Errors are dropped here: the reader meets them when it reads by itself.
+        // Ignore errors here: the reader gets them when it reads from the extents.
         if !state.dead && self.read_extents(&job.inode, &state, job.slot.range.start, &mut bytes).is_ok() {
             filling.content = Content::Ready(bytes);
         }
@@ -355,12 +356,12 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = inode.state.read();
             let writer = scope.spawn(|| drop(inode.state.write()));
-            // A waiting writer keeps new readers out.
+            // Wait until the waiting writer blocks new readers.
             while inode.state.try_read().is_some() {
                 std::thread::yield_now();
             }
             let thread = scope.spawn(|| filled(&stuck));
-            // A reader waits like this with its lock held.
+            // Wait as a reader does, with the lock held.
             let start = Instant::now();
             while !thread.is_finished() && start.elapsed() < Duration::from_secs(30) {
                 std::thread::sleep(Duration::from_millis(1));
@@ -387,7 +388,7 @@ mod tests {
         let mut window = ReadWindow::default();
         window.goes_on(0, MIB);
         window.slots = (1..7).map(|at| slot(at * MIB)).collect();
-        // The second part is asked for last.
+        // Fill the second part last.
         for at in [2, 3, 4] {
             assert!(window.goes_on(at * MIB, (at + 1) * MIB));
             window

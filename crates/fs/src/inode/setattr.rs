@@ -19,8 +19,8 @@ impl Fs {
         self.change_attributes(id, set, false)
     }
 
-    /// Changes attributes through a file that is open for writing: if it became immutable since, it can still be
-    /// truncated.
+    /// Changes attributes through a file that is open for writing, which can still be truncated if it became
+    /// immutable after it was opened.
     pub fn setattr_opened(&self, id: InodeId, set: &SetAttr, _caller: &Caller) -> Result<Attr> {
         self.change_attributes(id, set, true)
     }
@@ -50,7 +50,7 @@ impl Fs {
         let only_now = set.mode.or(set.uid).or(set.gid).is_none()
             && [set.atime, set.mtime].iter().all(|time| !matches!(time, Some(SetTime::At(_))))
             && set.otime.is_none();
-        // Append-only files take the present time, as they do when written.
+        // As on a write, setting the current time is allowed for append-only files.
         let like_a_write = only_now && (!state.has_flags(InodeFlags::IMMUTABLE) || (is_open && set.size.is_some()));
         if !written_back && !like_a_write {
             check_may_change(&state)?;
@@ -76,8 +76,8 @@ impl Fs {
     }
 
     /// Removes set-user-id and set-group-id from a file whose content was changed, except the bits in `kept`. Other
-    /// permissions stay. The flags append-only and immutable do not forbid it, because appending changes the content
-    /// too.
+    /// permissions do not change. The flags append-only and immutable do not forbid this, because appending changes
+    /// the content too.
     pub fn drop_privileges(&self, id: InodeId, kept: u32) -> Result<()> {
         let inode = self.inode_to_change(id)?;
         let reservation = self.reserve(SETATTR_ITEMS)?;
@@ -134,7 +134,7 @@ impl Fs {
         self.set_inode_flags_with(id, flags, caller, caller.flag_rights())
     }
 
-    /// Sets flags as FS_IOC_SETFLAGS does, for a caller with the given rights, whatever its user id is.
+    /// Sets flags as FS_IOC_SETFLAGS does, with the rights `rights` instead of those of the caller's user id.
     pub fn set_inode_flags_with(&self, id: InodeId, flags: u32, caller: &Caller, rights: FlagRights) -> Result<()> {
         if flags & !SETTABLE != 0 {
             return Err(Error::NotSupported("these inode flags"));
@@ -173,8 +173,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Plans the property for new flags. `+c` sets it to the mount's method (zlib without one), whatever it was; all
-    /// other flags remove it.
+    /// Plans the property for new flags. `+c` sets it to the mount's method (zlib without one), replacing any other;
+    /// all other flags remove it.
     fn plan_compression_flags(
         &self,
         changes: &mut Vec<dir_item::Change>,
@@ -248,7 +248,7 @@ fn apply_ioctl_flags(state: &mut InodeState, new: u32) {
             flags.set(*disk, new & ioctl != 0);
         }
     }
-    // As on Linux, a file with content keeps its setting: its extents have checksums or have none.
+    // As on Linux, a file with content keeps its setting, because its extents either have checksums or lack them.
     let wants_nocow = new & FS_NOCOW != 0;
     if !state.is_regular() {
         flags.set(InodeFlags::NODATACOW, wants_nocow);

@@ -1,8 +1,8 @@
 //! An inode in memory: the single place for its current state, between the tree and the callers.
 //!
 //! - I1. `state.item` is the inode's current state. The `INODE_ITEM` in the tree may show a smaller size (`disk_size`)
-//!   while data past that size is not on disk yet. Nothing else differs, except between a write and its writeback;
-//!   meanwhile the dirty data keeps the inode in memory.
+//!   while data past that size is not on disk yet. The two differ in nothing else, except between a write and its
+//!   writeback; the dirty data keeps the inode in memory for that time.
 //! - I2. Everything that belongs to the inode's items changes under its state lock, held for writing around the
 //!   [`TransHandle`] that puts the items.
 //! - I3. Lock order: `Fs::reserve` -> rename lock -> inode states by ascending [`InodeId`] -> `Engine::begin` -> shards
@@ -62,18 +62,18 @@ pub(crate) struct InodeState {
     /// Attributes that new entries inherit from this directory, once they are read. Forgotten when an attribute
     /// changes.
     pub(crate) inherit: Option<Arc<Inherited>>,
-    /// The inode's items are being deleted or are gone; see [`Inode::write`].
+    /// Whether the inode's items are being deleted or are gone; see [`Inode::write`].
     pub(crate) dead: bool,
-    /// A defragmentation of the file that is in progress.
+    /// The running defragmentation of the file.
     pub(crate) rewriting: Option<Rewriting>,
-    /// The root directory of a deleted subvolume: shows no names and takes none.
+    /// Whether this is the root directory of a deleted subvolume, which is empty and accepts no names.
     pub(crate) removed: bool,
 }
 
-/// How a defragmentation writes the file's data back: never in place.
+/// Settings of a running defragmentation. It never writes the file's data back in place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rewriting {
-    /// Compress with this method, instead of as the file's flags say.
+    /// Compress with this method, instead of the one that the file's flags select.
     pub(crate) compress: Option<Method>,
 }
 
@@ -81,7 +81,8 @@ pub(crate) struct Rewriting {
 /// neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct NextInos {
-    /// The transaction that the numbers are for: the inodes of each transaction lie behind those of earlier ones.
+    /// The transaction that the numbers are for: the inodes of each transaction have higher numbers than those of
+    /// earlier ones.
     pub(crate) generation: Generation,
     /// How many numbers the directory gave to new inodes in the transaction.
     pub(crate) nr_given: u64,

@@ -25,9 +25,9 @@ pub(crate) struct Subvolume {
     pub(crate) tree: Arc<Tree>,
     /// Closed while the subvolume is read-only.
     pub(crate) changes: ChangeGate,
-    /// Its name is removed: its root directory cannot be found any more, but its inodes in use stay usable.
+    /// Whether its name is removed. Its root directory cannot be found any more, but its inodes in use remain usable.
     deleted: AtomicBool,
-    /// No inode of it is in use; its tree is being dropped.
+    /// Whether all uses of its inodes have ended. Its tree is then dropped.
     gone: AtomicBool,
     /// The highest inode number in use or given out (I1). `None` if no inodes are created here, or if the end of the
     /// tree is damaged.
@@ -77,7 +77,7 @@ impl Subvolume {
     pub(crate) fn enter(id: RootId, tree: Arc<Tree>, item: &RootItem, takes_changes: bool) -> Self {
         let read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
         let last_ino = (takes_changes && !read_only).then(|| highest_ino(&tree)).and_then(|highest| {
-            // The existing inodes can still be read.
+            // Existing inodes can still be read without it.
             highest.inspect_err(|error| tracing::warn!("subvolume {id}: looking for its last inode: {error}")).ok()
         });
         Self {
@@ -96,8 +96,8 @@ impl Subvolume {
         self.changes.is_closed()
     }
 
-    /// Makes the subvolume read-only or writable. While read-only it is not changed, so the highest number can be
-    /// looked up afterwards (I1). Waits for running changes, so the caller holds no lock that they take.
+    /// Makes the subvolume read-only or writable. A read-only subvolume does not change, so the highest inode number
+    /// can be looked up afterwards (I1). Waits for running changes, so the caller must hold no lock that they take.
     pub(crate) fn set_read_only(&self, read_only: bool) -> Result<()> {
         let mut last = self.last_ino.lock();
         if !read_only && last.is_none() {

@@ -1,7 +1,7 @@
-//! [`WritebackLock`]: which tasks may work on a file's extents at the same time.
+//! [`WritebackLock`]: controls which tasks may work on a file's extents at the same time.
 //!
-//! Several batches of one file's data may be on their way to the devices at once, so the devices never wait until the
-//! next batch is prepared. All other code that changes extents holds the lock exclusively.
+//! Several batches of one file's data may be in flight at once, so the devices do not idle while the next batch is
+//! prepared. All other code that changes extents holds the lock exclusively.
 //!
 //! Invariants:
 //! - I1: an exclusive holder sees no data of the file under writeback by others.
@@ -59,7 +59,7 @@ impl WritebackLock {
         }
     }
 
-    /// Taken by a batch while it replaces extents of the file (I2).
+    /// Locks the extents while a batch replaces some of them (I2).
     pub(crate) fn extents(&self) -> MutexGuard<'_, ()> {
         self.extents.lock()
     }

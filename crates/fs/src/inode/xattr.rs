@@ -25,11 +25,11 @@ fn key_of(ino: Ino, name: &[u8]) -> Key {
     Key::new(ino.0, KeyType::XATTR_ITEM, name_hash(name))
 }
 
-/// Whether an inode has attributes; unknown until the first lookup. Most inodes have none, but programs look for some
-/// on most accesses.
+/// Whether an inode has attributes; unknown until the first lookup. Most inodes have none, but programs query some on
+/// most accesses.
 ///
-/// It is learned under the inode's state lock, and set to [`Self::SOME`] under that lock, held for writing, before an
-/// attribute is added. Removing the last attribute does not change it.
+/// The value is set from the tree under the inode's state lock. Before an attribute is added, it is set to
+/// [`Self::SOME`] under that lock, held for writing. Removing the last attribute does not change it.
 #[derive(Debug)]
 pub(crate) struct KnownXattrs(AtomicU8);
 
@@ -38,12 +38,12 @@ impl KnownXattrs {
     const NONE: u8 = 1;
     const SOME: u8 = 2;
 
-    /// For a loaded inode.
+    /// The value for a loaded inode.
     pub(crate) fn unknown() -> Self {
         Self(AtomicU8::new(Self::UNKNOWN))
     }
 
-    /// For a new inode.
+    /// The value for a new inode.
     pub(crate) fn of_new(has_some: bool) -> Self {
         Self(AtomicU8::new(if has_some { Self::SOME } else { Self::NONE }))
     }

@@ -24,14 +24,14 @@ pub(crate) struct CommitThread {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Changes were announced since the thread last looked.
+    /// Whether changes were announced since the thread last looked.
     news: AtomicBool,
-    /// The thread sleeps for longer, because there was nothing to commit.
+    /// Whether the thread sleeps longer, because there is nothing to commit.
     idle: AtomicBool,
     stopped: AtomicBool,
-    /// A commit is requested.
+    /// Whether a commit is requested.
     commit_asked: AtomicBool,
-    /// The engine requests a flush of its delayed items.
+    /// Whether the engine requests a flush of its delayed items.
     flush_asked: AtomicBool,
     /// Guards the sleep; true wakes the thread.
     wake: Mutex<bool>,
@@ -59,7 +59,7 @@ impl CommitThread {
         }
     }
 
-    /// Asks the thread for this work, which leaves dirty file data alone. Returns false if no thread is running.
+    /// Requests background work, none of which writes dirty file data. Returns false if no thread is running.
     pub(crate) fn do_soon(&self, work: BackgroundWork) -> bool {
         let asked = match work {
             BackgroundWork::Commit => &self.shared.commit_asked,
@@ -105,8 +105,8 @@ fn run(shared: &Shared, fs: &Weak<Fs>, interval: Duration) {
     // announced.
     let mut dirty_since = None;
     let mut last_news = Instant::now();
-    // Some data could not be written. Without new changes, it is tried again at the interval, not as soon as it is
-    // quiet.
+    // Whether some data could not be written. Without new changes, the thread retries after the commit interval, not
+    // as soon as changes pause.
     let mut has_failed = false;
     loop {
         shared.sleep(if dirty_since.is_some() { TICK.min(interval) } else { IDLE });

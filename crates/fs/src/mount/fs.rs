@@ -41,7 +41,7 @@ pub struct Fs {
     leaf_threads: ServiceThreads,
     pub(crate) commit_thread: CommitThread,
     root: InodeId,
-    /// Closed with the filesystem.
+    /// Counts running changes; [`Fs::close`] closes it.
     pub(crate) changes: ChangeGate,
 }
 
@@ -90,7 +90,7 @@ impl Fs {
             tracing::warn!("looking for an interrupted balance: {error}");
         }
         if fs.read_only().is_none() {
-            // Leftovers of deleted subvolumes are no reason to refuse the filesystem.
+            // A failed search for deleted subvolumes does not fail the mount.
             if let Err(error) = fs.engine.find_dead_roots() {
                 tracing::warn!("looking for deleted subvolumes: {error}");
             }
@@ -100,7 +100,7 @@ impl Fs {
         Ok(fs)
     }
 
-    /// Why the filesystem takes no changes, or `None` if it takes them.
+    /// The reason why the filesystem is read-only, or `None` if it is writable.
     pub fn read_only(&self) -> Option<String> {
         self.engine.read_only()
     }

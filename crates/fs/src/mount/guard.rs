@@ -1,17 +1,17 @@
-//! Checks that a FUSE server makes before it acts, and the abort when it must stop.
+//! Checks for a FUSE server, and the abort when it must stop.
 
 use crate::Fs;
 use crate::error::{Error, Result};
 use crate::types::{Attr, InodeId};
 
 impl Fs {
-    /// Turns the filesystem read-only for good: no further commits, so the disk keeps the last one.
+    /// Makes the filesystem read-only until it is closed. The disk keeps the last commit.
     pub fn abort(&self, reason: String) {
         self.engine.abort(reason);
     }
 
-    /// Fails if the mount or the inode's subvolume is read-only. Meant for open: once a writer's data is in the
-    /// kernel's page cache, the writer only learns that something failed.
+    /// Fails if the mount or the inode's subvolume is read-only. FUSE calls this at open: data in the kernel's page
+    /// cache is written later, and the writer would then get only a general error.
     pub fn check_writable(&self, id: InodeId) -> Result<()> {
         if self.read_only().is_some() {
             return Err(Error::ReadOnlyMount);

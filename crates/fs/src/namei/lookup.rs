@@ -213,6 +213,6 @@ fn bad_target(ino: u64) -> Error {
 }
 
 const MAX_SYMLINKS: u32 = 40;
-/// Number of entries in a batch: at most, and in the first batch, because the caller may have room for few.
+/// Maximum number of entries in a batch, and the number in the first batch, because the caller may have room for few.
 const READDIR_BATCH: usize = 256;
 const READDIR_BATCH_MIN: usize = 40;

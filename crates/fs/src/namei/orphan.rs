@@ -149,8 +149,8 @@ impl Fs {
         }
     }
 
-    /// Tries again to delete unlinked inodes that could not be deleted: each sync does so, because their space may be
-    /// needed (I3).
+    /// Retries the deletion of unlinked inodes that could not be deleted. Each sync does so, because their space may
+    /// be needed (I3).
     pub(crate) fn delete_undeleted(&self) {
         for inode in self.names.take_undeleted() {
             let id = inode.id;
@@ -221,9 +221,9 @@ impl Fs {
         }
     }
 
-    /// Deletes inodes that earlier sessions left without links in a subvolume. Runs until it has succeeded once; calls
-    /// return at once while it runs, because it uses the subvolume itself. Inodes that cannot be deleted now are tried
-    /// again (I3); one of them does not keep the others.
+    /// Deletes the inodes that earlier sessions left without links in a subvolume. The work is done once per
+    /// subvolume; while it runs, nested calls return at once, because it uses the subvolume itself. A failure to
+    /// delete one inode does not stop the others; the inode is tried again (I3).
     pub(crate) fn delete_orphans(&self, subvolume: &Arc<Subvolume>) -> Result<()> {
         let Some(mut done) = subvolume.orphans_deleted.try_lock() else { return Ok(()) };
         if *done {
@@ -252,7 +252,7 @@ impl Fs {
         }
     }
 
-    /// Deletes unlinked inodes that are still in use when the filesystem is closed.
+    /// Deletes unlinked inodes when the filesystem is closed, even if they are still in use.
     pub(crate) fn delete_unused_orphans(&self) -> Result<()> {
         let subvolumes = self.subvolumes.all();
         for subvolume in subvolumes.iter().filter(|subvolume| !subvolume.is_read_only() && !subvolume.is_deleted()) {

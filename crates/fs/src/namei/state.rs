@@ -36,17 +36,17 @@ impl Names {
         self.undeleted.lock().push(inode);
     }
 
-    /// Takes all of them.
+    /// Takes all inodes whose deletion failed.
     pub(crate) fn take_undeleted(&self) -> Vec<Arc<Inode>> {
         std::mem::take(&mut *self.undeleted.lock())
     }
 
-    /// Whether there are any.
+    /// Whether the deletion of any inode failed and was not retried yet.
     pub(crate) fn has_undeleted(&self) -> bool {
         !self.undeleted.lock().is_empty()
     }
 
-    /// Prevents other renames from moving directories while the guard lives, so that a rename can rule out loops.
+    /// Blocks other renames that move directories while the guard lives, so that a rename can rule out loops.
     pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
         self.rename_lock.lock()
     }

@@ -5,8 +5,8 @@
 //! - I2. Writes to the source never change a snapshot: writes in place wait while the snapshot is made, and then find
 //!   their extents shared.
 //! - I3. Lock order: subvolume lock -> `DataPath::in_place` -> inode states.
-//! - I4. A subvolume becomes read-only in two steps: no change begins and the running ones end, before any lock that they
-//!   take is taken; then its data and the flag are made durable.
+//! - I4. A subvolume becomes read-only in two steps. First, new changes are refused and the running ones end; this wait
+//!   precedes every lock that a change may take. Then the subvolume's data and the flag are made durable.
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::{DirEntry, FileType, InodeRef, RootRef, Timespec};
@@ -150,8 +150,9 @@ impl Fs {
         Ok(InodeId::root_of(id))
     }
 
-    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too. Waits for running
-    /// changes: once it returns, only writes through files that were opened before still change a read-only subvolume.
+    /// Sets or clears the read-only flag of a subvolume, durable on return. Earlier writes are durable too. Waits for
+    /// running changes. After it returns, only files that were opened for writing earlier can still change a read-only
+    /// subvolume.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) -> Result<()> {
         let _changing = self.begin_change()?;
         let _flags = self.subvolumes.lock_flags();
@@ -171,7 +172,7 @@ impl Fs {
         let reservation = match ready {
             Ok(reservation) => reservation,
             Err(error) => {
-                // On disk the flag is as it was.
+                // The flag on disk is unchanged.
                 subvolume.set_read_only(!read_only)?;
                 return Err(error);
             }

@@ -1,5 +1,5 @@
-//! Deleting subvolumes. The name goes at once, the inodes when the last of them is unused, and the space with the
-//! commits that follow ([`ubtrfs_transaction::Engine::drop_subvolume`]).
+//! Deleting subvolumes. The name is removed at once, the inodes after the last of them becomes unused, and the space
+//! in the following commits ([`ubtrfs_transaction::Engine::drop_subvolume`]).
 //!
 //! ```text
 //! [named] --remove_subvolume--> [deleted] --end_deletion, with its last user--> [gone] --commits--> nothing left
@@ -35,8 +35,8 @@ use crate::types::InodeId;
 #[derive(Debug, Default)]
 pub(crate) struct Deletions {
     deleted: Mutex<HashSet<RootId>>,
-    /// Deleted subvolumes whose inodes may still be used, each with the inodes that the last search found in use. There
-    /// is no new search until all of these are given back.
+    /// Deleted subvolumes whose inodes may still be used, each with the inodes that the last search found in use. The
+    /// next search waits until all of these are unused.
     used: Mutex<HashMap<RootId, HashSet<InodeId>>>,
     nr_used: AtomicUsize,
 }
@@ -53,8 +53,8 @@ impl Deletions {
         self.nr_used.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Called when a use of an inode was given back. Returns true, once, if the inode's subvolume is deleted and none
-    /// of its inodes is used.
+    /// Notes that a use of an inode ended. Returns true, once, if the inode's subvolume is deleted and none of its
+    /// inodes is used.
     fn was_last(&self, given_back: InodeId, inodes: &InodeCache) -> bool {
         let mut used = self.used.lock();
         let Some(known) = used.get_mut(&given_back.root) else { return false };
@@ -75,8 +75,9 @@ impl Deletions {
 }
 
 impl Fs {
-    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id: the caller may
-    /// have checked its owner. The space is freed in the background, or by [`Fs::finish_deletions`].
+    /// Deletes the subvolume with this name. If `expected` is given, the subvolume must have that id, because the
+    /// caller may have checked the owner of that subvolume. The space is freed in the background, or by
+    /// [`Fs::finish_deletions`].
     ///
     /// Fails with `InvalidArgument` if the name is not that of a subvolume, `NotEmpty` if the subvolume holds other
     /// subvolumes, `Busy` if it is the mount's root, and `NotPermitted` if it is the default subvolume, immutable or
@@ -209,9 +210,9 @@ impl Fs {
         self.commit_thread.note_change();
     }
 
-    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes that are left, and may end the
-    /// work by an error; it goes on in the background then. Fails if the tree of a subvolume cannot be read; its
-    /// remainder stays.
+    /// Frees the space of deleted subvolumes now. `progress` gets the number of subvolumes left; an error from it ends
+    /// the call, and the work continues in the background. Fails if the tree of a subvolume cannot be read; the rest of
+    /// that tree stays allocated.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         loop {
             let nr_left = self.engine.nr_dead_roots();

@@ -1,4 +1,4 @@
-//! Subvolumes and snapshots: creating, deleting, listing, renaming, searching their items; quotas of them.
+//! Subvolumes and snapshots: creating, deleting, listing, renaming, quotas, and searching their items.
 
 pub(crate) mod create;
 pub(crate) mod delete;

@@ -6,7 +6,7 @@ use crate::Fs;
 use crate::error::Result;
 
 impl Fs {
-    /// Turns quotas on, durable on return. Counting what exists begins; [`Self::wait_for_quota_rescan`] waits for its end.
+    /// Enables quotas, durable on return. A rescan starts; [`Self::wait_for_quota_rescan`] waits for its end.
     pub fn enable_quotas(&self) -> Result<()> {
         self.check_open()?;
         self.engine.enable_quotas()?;
@@ -14,18 +14,18 @@ impl Fs {
         Ok(())
     }
 
-    /// Turns quotas off, durable on return. Groups and limits are forgotten.
+    /// Disables quotas and removes all groups and limits, durable on return.
     pub fn disable_quotas(&self) -> Result<()> {
         self.check_open()?;
         Ok(self.engine.disable_quotas()?)
     }
 
-    /// Quotas as a whole; `None` if they are off.
+    /// The state of quotas; `None` if they are disabled.
     pub fn quota_status(&self) -> Option<QuotaStatus> {
         self.engine.quota_status()
     }
 
-    /// Begins to count everything anew.
+    /// Starts a rescan, which counts all extents again.
     pub fn start_quota_rescan(&self) -> Result<()> {
         self.check_open()?;
         self.engine.start_quota_rescan()?;
@@ -33,7 +33,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts until no rescan runs. A cancelled job only stops waiting: the rescan goes on in the background.
+    /// Commits until no rescan runs. Cancelling `job` only ends the wait: the rescan continues in the background.
     pub fn wait_for_quota_rescan(&self, job: &Job) -> Result<()> {
         while let Some(at) = self.engine.quota_status().and_then(|status| status.rescan) {
             job.check()?;
@@ -43,7 +43,7 @@ impl Fs {
         Ok(())
     }
 
-    /// All quota groups by id, with the numbers of the last commit. Fails if quotas are off.
+    /// All quota groups by id, with the numbers of the last commit. Fails if quotas are disabled.
     pub fn qgroups(&self) -> Result<Vec<QgroupInfo>> {
         Ok(self.engine.qgroups()?)
     }
@@ -54,27 +54,27 @@ impl Fs {
         Ok(self.engine.create_qgroup(id)?)
     }
 
-    /// Removes a quota group without members that is not that of a subvolume, durable on return.
+    /// Removes a quota group that has no members and does not belong to a subvolume, durable on return.
     pub fn destroy_qgroup(&self, id: QgroupId) -> Result<()> {
         self.check_open()?;
         Ok(self.engine.destroy_qgroup(id)?)
     }
 
-    /// Removes the groups of subvolumes that no longer exist, durable on return. Returns how many.
+    /// Removes the groups of subvolumes that no longer exist, durable on return. Returns their number.
     pub fn clear_stale_qgroups(&self) -> Result<usize> {
         self.check_open()?;
         Ok(self.engine.clear_stale_qgroups()?)
     }
 
-    /// Puts a quota group into one of a higher level, durable on return. Returns whether the numbers of the higher groups
-    /// need a rescan.
+    /// Makes `member` a member of `parent`, a quota group of a higher level, durable on return. Returns whether the
+    /// numbers of the higher groups need a rescan.
     pub fn assign_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
         self.check_open()?;
         Ok(self.engine.assign_qgroup(member, parent)?)
     }
 
-    /// Takes a quota group out of another one, durable on return. Returns whether the numbers of the higher groups need a
-    /// rescan.
+    /// Removes `member` from the quota group `parent`, durable on return. Returns whether the numbers of the higher
+    /// groups need a rescan.
     pub fn remove_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
         self.check_open()?;
         Ok(self.engine.remove_qgroup(member, parent)?)

@@ -163,8 +163,8 @@ impl Fs {
         }))
     }
 
-    /// Fails if the first cannot move to the second's place, or for an exchange the second to the first's. Checks of
-    /// flags and of emptiness need locked states and come later.
+    /// Fails if the first inode or subvolume cannot move to the second name or, for an exchange, the second to the
+    /// first name. Flags and emptiness are checked later, with the states locked.
     fn check_ends(
         &self,
         (from, source): (&End<'_>, &Thing),

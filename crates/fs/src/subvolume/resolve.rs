@@ -1,4 +1,4 @@
-//! From inodes and addresses back to paths.
+//! Finds the paths of inodes, and the files that use an address.
 
 use ubtrfs_format::item::{InodeExtref, InodeRef};
 use ubtrfs_format::{Ino, Key, KeyType, Logical};
@@ -46,8 +46,8 @@ impl Fs {
         Ok(paths)
     }
 
-    /// The files that use the data at an address, as of the last commit; with `whole_extent`, of all of its extent. At most
-    /// `limit`. `None` if no data extent holds the address.
+    /// The files that use the data at an address, as of the last commit, at most `limit`. With `whole_extent`, the files
+    /// that use any part of its extent. `None` if no data extent covers the address.
     pub fn uses_of_address(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
         Ok(self.engine.extent_uses(at, whole_extent, limit)?)
     }

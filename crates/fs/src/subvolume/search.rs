@@ -10,8 +10,8 @@ use crate::{Fs, InodeId};
 
 impl Fs {
     /// Passes the items of a tree in `keys` to `visit`, in ascending order, until it returns false. The generation is
-    /// that of the item's leaf; an item that is in no leaf yet has the running transaction's. Only leaves with a
-    /// generation in `generations` count.
+    /// that of the item's leaf; a delayed item has that of the running transaction. Items with a generation outside
+    /// `generations` are skipped.
     ///
     /// # Errors
     ///
@@ -24,7 +24,7 @@ impl Fs {
         visit: &mut dyn FnMut(Key, Generation, &[u8]) -> bool,
     ) -> Result<()> {
         if !tree.is_subvolume() && self.read_only().is_none() && self.engine.has_changes() {
-            // The trees that account for subvolumes and space say what is true only after a commit.
+            // The trees that account for subvolumes and space are up to date only after a commit.
             self.engine.commit()?;
         }
         let tree = self.engine.tree(tree)?.ok_or(Error::NotFound)?;
@@ -62,5 +62,5 @@ impl Fs {
     }
 }
 
-/// Items read at once.
+/// Number of items read at once.
 const BATCH: usize = 128;

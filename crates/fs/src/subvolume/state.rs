@@ -25,13 +25,13 @@ pub(crate) struct Subvolumes {
 }
 
 impl Subvolumes {
-    /// Keeps all other threads from making, changing or deleting subvolumes.
+    /// Blocks creation, change and deletion of subvolumes by other threads.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         self.change_lock.lock()
     }
 
-    /// Keeps all other threads from making subvolumes read-only or writable. Comes before all other locks: its holder waits
-    /// for running changes.
+    /// Blocks changes of read-only flags by other threads. This lock comes before all others, because its holder waits for
+    /// running changes.
     pub(crate) fn lock_flags(&self) -> MutexGuard<'_, ()> {
         self.flag_lock.lock()
     }
@@ -51,7 +51,7 @@ impl Subvolumes {
         self.deletions.has(id)
     }
 
-    /// Keeps an entered subvolume. If two threads enter it at once, both get the first.
+    /// Adds an entered subvolume to the map. If two threads enter it at once, both get the subvolume of the first.
     fn keep(&self, subvolume: Arc<Subvolume>) -> Arc<Subvolume> {
         Arc::clone(self.entered.write().entry(subvolume.id).or_insert(subvolume))
     }
@@ -76,7 +76,7 @@ impl Fs {
         let takes_changes = self.read_only().is_none();
         let subvolume = self.subvolumes.keep(Arc::new(Subvolume::enter(root, tree, &item, takes_changes)));
         if takes_changes && !subvolume.is_read_only() {
-            // Leftovers are no reason to refuse the subvolume.
+            // A failed deletion does not prevent use of the subvolume.
             if let Err(error) = self.delete_orphans(&subvolume) {
                 tracing::warn!("subvolume {root}: unlinked inodes were not all deleted: {error}");
             }

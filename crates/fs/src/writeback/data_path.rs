@@ -26,12 +26,13 @@ pub(crate) struct DataPath {
     pub(crate) hint: Mutex<Option<Logical>>,
     pub(crate) threads: WritebackThreads,
     pub(crate) errors: WritebackErrors,
-    /// Held by batches that may write into extents that a file has, and exclusively while a snapshot is made.
+    /// Held shared by batches that may write into existing extents of a file, and exclusively while a snapshot is
+    /// made.
     pub(crate) in_place: RwLock<()>,
 }
 
-/// Inodes with dirty data, in the order in which they became dirty. An inode whose data could not be written has the
-/// bit [`FAILED`] in its place: background writeback and reclaim pass it over.
+/// Inodes with dirty data, in the order in which they became dirty. The queue numbers of inodes whose data could not
+/// be written have the bit [`FAILED`]: background writeback and reclaim skip these inodes.
 #[derive(Debug, Default)]
 struct DirtyQueue {
     next: u64,
@@ -52,7 +53,7 @@ impl DataPath {
         }
     }
 
-    /// Puts an inode whose data became dirty into the queue. `data` is the inode's data; the caller holds its state
+    /// Adds an inode whose data became dirty to the queue. `data` is the inode's data; the caller holds its state
     /// lock.
     pub(crate) fn enqueue(&self, inode: &Arc<Inode>, data: &mut FileData) {
         if data.queued.is_none() {
@@ -69,7 +70,7 @@ impl DataPath {
         !self.queue.lock().inodes.is_empty()
     }
 
-    /// Takes an inode out of the queue if none of its data is pending (I5 of [`crate::writeback::delalloc`]).
+    /// Removes an inode from the queue if none of its data is pending (I5 of [`crate::writeback::delalloc`]).
     pub(crate) fn dequeue(&self, data: &mut FileData) {
         if data.is_clean()
             && let Some(at) = data.queued.take()
@@ -93,8 +94,8 @@ impl DataPath {
         self.queue.lock().inodes.range(..FAILED).take(limit).map(|(_, inode)| Arc::clone(inode)).collect()
     }
 
-    /// Puts an inode whose data could not be written behind all others. `data` is the inode's data; the caller holds
-    /// its state lock.
+    /// Moves an inode whose data could not be written to the end of the queue. `data` is the inode's data; the caller
+    /// holds its state lock.
     pub(crate) fn enqueue_failed(&self, inode: &Arc<Inode>, data: &mut FileData) {
         let mut queue = self.queue.lock();
         let at = data.queued.unwrap_or(queue.next);
@@ -150,5 +151,5 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// The bit in the queue places of inodes whose data could not be written.
+/// Bit in the queue numbers of inodes whose data could not be written.
 const FAILED: u64 = 1 << 63;

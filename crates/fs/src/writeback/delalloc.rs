@@ -54,9 +54,9 @@ impl Fs {
     }
 
     /// Writes back the data of one subvolume, or of all, that is dirty now, and little more, however fast writers are:
-    /// first as many bytes as are dirty now, in batches of many files, then the rest in one pass through each file. In
-    /// a single subvolume, which may be written to all the time, large files get their pass first. The caller must hold
-    /// no inode lock.
+    /// first as many bytes as are dirty now, in batches of many files, then the rest in one pass through each file. For
+    /// a single subvolume, which may be written to all the time, the passes through large files come first. The caller
+    /// must hold no inode lock.
     pub(crate) fn flush_tagged(&self, of: Option<RootId>) -> Result<()> {
         let tagged = self.data.queued().into_iter().filter(|inode| of.is_none_or(|root| inode.id.root == root));
         let tagged = tagged.map(|inode| {
@@ -94,7 +94,7 @@ impl Fs {
     }
 
     /// Writes back the data in `range` that is dirty now. If the range reaches past the end of the file, the size on
-    /// disk is then at least the current size. The caller must hold no inode lock.
+    /// disk is at least the current size afterwards. The caller must hold no inode lock.
     pub(crate) fn flush_inode(&self, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         let inodes = [Arc::clone(inode)];
         let last = {
@@ -133,7 +133,7 @@ impl Fs {
             let inodes = self.data.queued_healthy(BATCH_INODES);
             let how = How::together(Wait::Never);
             let written = self.write_batch(&inodes, 0..u64::MAX, BATCH_BYTES.min(most - total), how)?;
-            // Inodes that failed are not among the healthy ones any more.
+            // Failed inodes have left the healthy part of the queue.
             if written.bytes + written.failed_bytes == 0 {
                 break;
             }
@@ -165,7 +165,7 @@ impl Fs {
         if own_bytes >= OWN_BYTES || (own_bytes > 0 && self.data.errors.is_failing(inode.id)) {
             let how = How::together(Wait::ForExclusive);
             let written = self.write_batch(&[Arc::clone(inode)], 0..u64::MAX, WRITER_BYTES, how)?;
-            // More data that cannot be written would take memory that others need.
+            // Do not accept more data that cannot be written: it would take memory that others need.
             written.failure.map_or(Ok(()), Err)?;
         }
         let mut nr_waits = 0;
@@ -174,7 +174,7 @@ impl Fs {
                 if self.data.is_stuck() {
                     break;
                 }
-                // Other threads are writing all that can be written.
+                // Other threads are writing all data that can be written.
                 std::thread::sleep(WAIT);
                 nr_waits += 1;
             }
@@ -183,8 +183,8 @@ impl Fs {
     }
 
     /// Writes back up to about `max_bytes` of the inodes' data in `range`. `how` says how to wait for the first inode's
-    /// writeback lock; the others are passed over if their locks are taken. An inode whose data cannot be written does
-    /// not stop the others. An error means that nothing can be written at all.
+    /// writeback lock; other inodes are skipped if their locks are taken. Data that cannot be written is reported in
+    /// [`Written`] and does not stop other inodes. An error means that nothing can be written at all.
     fn write_batch(&self, inodes: &[Arc<Inode>], range: Range<u64>, max_bytes: u64, how: How) -> Result<Written> {
         let _no_flush = NoFlush::new();
         let mut written = Written { done: vec![false; inodes.len()], ..Written::default() };
@@ -198,7 +198,7 @@ impl Fs {
             }
             let wait = if index == 0 { how.wait } else { Wait::Never };
             let Some((guard, mut state)) = lock_for_batch(inode, wait) else { continue };
-            // A panic releases the lock in the middle of a writeback, and makes the filesystem refuse writes.
+            // A panic releases the lock in the middle of a writeback, and turns the filesystem read-only.
             if let Err(error) = self.engine.check_writable() {
                 jobs.into_iter().flatten().for_each(|job| self.give_up(job));
                 return Err(error.into());
@@ -245,7 +245,7 @@ impl Fs {
     }
 
     /// Writes the data of all jobs that can be written, and gives up the others. If a group fails, its halves are tried
-    /// separately: the error of a joint write does not tell whose data the device refuses.
+    /// separately: the error of a joint write does not say whose data the device refuses.
     fn write_writable<'i>(&self, group: &mut [Option<Job<'i>>], written: &mut Written) {
         let Err(error) = self.write_jobs(group) else { return };
         if group.len() > 1 && self.engine.check_writable().is_ok() {
@@ -264,10 +264,10 @@ impl Fs {
         }
     }
 
-    /// Notes that an inode's data could not be written. It is dirty again.
+    /// Notes that an inode's data, which is dirty again, could not be written.
     fn note_failure(&self, inode: &Arc<Inode>, bytes: u64, error: Error, written: &mut Written) {
         written.failed_bytes += bytes;
-        // A filesystem that takes no changes any more is no failure of the file.
+        // If the whole filesystem became read-only, the file itself has not failed.
         if self.engine.check_writable().is_ok() {
             self.data.errors.note(inode.id, &error);
             let mut state = inode.state.write();
@@ -321,7 +321,7 @@ impl Fs {
         })
     }
 
-    /// Cuts all jobs into units and writes the units. After an error the jobs are as before.
+    /// Cuts all jobs into units and writes the units. After an error the jobs are unchanged.
     fn write_jobs(&self, jobs: &mut [Option<Job<'_>>]) -> Result<()> {
         let mut reservation = self.engine.empty_data_reservation();
         let result = self.try_write_jobs(jobs, &mut reservation);
@@ -394,9 +394,9 @@ impl Fs {
         }
     }
 
-    /// Puts the job's items, in several operations if there is no room to reserve for all at once: each commit replaces
-    /// the estimate for the items before it. False if the file changed, so that the job's inline data is not all of it
-    /// any more.
+    /// Puts the job's items. If there is no room to reserve for all at once, uses several operations: each commit
+    /// replaces the estimates for earlier items by their actual use. Returns false if the file changed, so that the
+    /// job's inline data no longer is all of the file.
     fn put_items(&self, job: &mut Job<'_>) -> Result<bool> {
         let inode = job.inode;
         let _extents = inode.writeback.extents();
@@ -445,9 +445,9 @@ impl Fs {
         }
     }
 
-    /// Reserves for the items of as many of the job's next units as there is room for. If there is not enough for one
-    /// unit, which may replace many extents, cuts it. Returns the plan and the number of units that have their items
-    /// after it.
+    /// Reserves for the items of as many of the job's next units as there is room for. If there is too little for one
+    /// unit, which may replace many extents, halves the unit. Returns the plan, the reservation, and the number of
+    /// units that will have their items.
     fn reserve_items(&self, job: &mut Job<'_>) -> Result<(ExtentPlan, MetadataReservation<'_>, usize)> {
         let mut end = job.units.len();
         let mut plan = self.plan_items(job, end)?;
@@ -518,7 +518,7 @@ impl Fs {
         plan.fill_holes(&inode.home.tree, inode.id.ino, range, self.geometry.sectorsize)
     }
 
-    /// Makes the job's data dirty again (I4), except for units that have their items.
+    /// Makes the job's data dirty again (I4), except for units whose items were put.
     fn give_up(&self, job: Job<'_>) {
         let mut state = job.inode.state.write();
         let mut bytes = 0;
@@ -548,7 +548,7 @@ struct Job<'i> {
     inode: &'i Arc<Inode>,
     runs: Vec<Run>,
     units: Vec<Unit>,
-    /// The first units have their items.
+    /// Number of units, from the first on, whose items were put.
     nr_put: usize,
     bytes: u64,
     reservation: Option<DataReservation>,
@@ -559,13 +559,13 @@ struct Job<'i> {
     policy: Policy,
     /// The whole file as an inline extent; the job then has no units.
     inline: Option<InlineData>,
-    /// Some data may be written into extents that the file has.
+    /// Whether some data may be written into existing extents of the file.
     in_place: bool,
-    /// Data is overwritten in place, not only put into preallocated extents.
+    /// Whether data overwrites existing data, not only preallocated extents.
     overwrite: bool,
-    /// The file's `nbytes` is 0: it probably has no extent items.
+    /// Whether the file's `nbytes` is 0, so that it probably has no extent items.
     may_be_new: bool,
-    /// Compressing the file's start saved less than a sector.
+    /// Whether compressing the file's start saved less than a sector.
     start_failed: bool,
     /// The size on disk that the job's data allows, given the data that was pending when the job was prepared.
     reach: u64,
@@ -622,8 +622,8 @@ impl Job<'_> {
         }
     }
 
-    /// Splits a range into parts that need new extents and parts that go into extents of the file: into preallocated
-    /// ones and, without copy-on-write, into any extent that is not shared.
+    /// Splits a range into parts that need new extents and parts that go into existing extents of the file: into
+    /// preallocated ones and, without copy-on-write, into any extent that is not shared.
     fn split_in_place(
         &self,
         fs: &Fs,
@@ -668,7 +668,7 @@ impl Job<'_> {
     }
 }
 
-/// Takes an inode's locks for a batch, exclusively if it may write into extents that the file has.
+/// Takes an inode's locks for a batch, exclusively if the batch may write into existing extents of the file.
 fn lock_for_batch(inode: &Inode, wait: Wait) -> Option<(BatchGuard<'_>, RwLockWriteGuard<'_, InodeState>)> {
     let guard = inode.writeback.lock_for_batch(wait, false)?;
     let state = inode.state.write();
@@ -724,19 +724,19 @@ enum Finished {
     Retry,
 }
 
-/// About as many bytes are written back in one batch.
+/// Approximate number of bytes written back in one batch.
 const BATCH_BYTES: u64 = 16 << 20;
-/// About as many bytes are written back in one batch by a writer, which waits for it.
+/// Approximate number of bytes written back in one batch by a writer, which waits for it.
 const WRITER_BYTES: u64 = 4 << 20;
-/// Files with one of these flags may be written into extents that they have.
+/// Flags of files that may be written into their existing extents.
 pub(crate) const IN_PLACE: InodeFlags = InodeFlags::NODATACOW.union(InodeFlags::PREALLOC);
 const BATCH_INODES: usize = 4096;
 /// A writer whose file has at least this much dirty data writes that back first.
 const OWN_BYTES: u64 = 1 << 20;
-/// A writer waits for others' writeback `MAX_WAITS` times `WAIT`, then goes on.
+/// A writer waits for others' writeback up to `MAX_WAITS` times `WAIT`, then continues.
 const MAX_WAITS: u32 = 500;
 /// Attempts to write a small file inline while others change it: an inline extent must hold the whole file as it is
-/// when its item is put. Afterwards its data becomes a regular extent, which may hold an older state.
+/// when its item is put. After that many, its data becomes a regular extent, which may hold an older state.
 const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
 /// Items reserved beside the planned ones: the inode, checksums, explicit holes.

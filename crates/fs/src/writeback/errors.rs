@@ -1,13 +1,15 @@
-//! [`WritebackErrors`]: files whose data could not be written back, and the descriptors that were told of it.
+//! [`WritebackErrors`]: files whose data could not be written back, and which failures were reported to which
+//! descriptors.
 //!
 //! Linux keeps a writeback error with the file. It reports the error once to each descriptor that was open when it
-//! happened, and to the next one opened if nobody was told before. We do the same. Unlike Linux we keep the data: it
-//! stays dirty, every fsync tries to write it again, and fsync fails until that succeeds, whatever was reported before.
+//! happened, and to the next descriptor opened if it was not reported before. We do the same. Unlike Linux we keep the
+//! data: it stays dirty, every fsync tries to write it again, and fsync fails until that succeeds, even if the error
+//! was reported before.
 //!
 //! Invariants:
 //! - I1: descriptors and failures take their numbers from one clock, so the numbers tell which came first.
-//! - I2: a descriptor has no entry until it is told of a failure. So opening takes no lock, and closing takes one only
-//!   while some descriptor has an entry.
+//! - I2: a descriptor has no entry until a failure is reported to it. So opening takes no lock, and closing takes one
+//!   only while some descriptor has an entry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +29,7 @@ pub(crate) struct WritebackErrors {
     clock: AtomicU64,
     /// Failures since the filesystem was opened.
     nr_failures: AtomicU64,
-    /// Files with data that could not be written so far.
+    /// Files that have data which could not be written.
     nr_failing: AtomicU64,
     /// The number of descriptors in [`State::told`].
     nr_told: AtomicU64,
@@ -37,7 +39,7 @@ pub(crate) struct WritebackErrors {
 #[derive(Debug, Default)]
 struct State {
     files: HashMap<InodeId, Failure>,
-    /// The last failure that each descriptor was told of.
+    /// The number of the last failure that was reported to each descriptor.
     told: HashMap<Descriptor, u64>,
 }
 
@@ -46,9 +48,9 @@ struct State {
 struct Failure {
     at: u64,
     errno: i32,
-    /// A descriptor was told of it.
+    /// Whether it was reported to a descriptor.
     is_seen: bool,
-    /// The data is still dirty.
+    /// Whether the data is still dirty.
     is_failing: bool,
 }
 
@@ -96,7 +98,7 @@ impl WritebackErrors {
         (self.nr_failures.load(Ordering::Relaxed), self.nr_failing.load(Ordering::Relaxed))
     }
 
-    /// Returns the failure that a descriptor was not told of yet, and counts it as told.
+    /// Returns the failure that was not reported to a descriptor yet, and marks it as reported.
     fn take(&self, id: InodeId, descriptor: Descriptor) -> Option<i32> {
         if self.nr_failures.load(Ordering::Acquire) == 0 {
             return None;
@@ -124,12 +126,12 @@ impl WritebackErrors {
 }
 
 impl Fs {
-    /// Returns a number for a file that is opened now, for [`Fs::fsync_descriptor`].
+    /// Returns the number of a file that is opened now, for [`Fs::fsync_descriptor`].
     pub fn open_descriptor(&self) -> Descriptor {
         self.data.errors.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Forgets the number that [`Fs::open_descriptor`] returned.
+    /// Drops the number that [`Fs::open_descriptor`] returned.
     pub fn close_descriptor(&self, descriptor: Descriptor) {
         self.data.errors.close(descriptor);
     }
@@ -144,7 +146,7 @@ impl Fs {
     }
 }
 
-/// With this many files, failures that were reported and whose data was written later are forgotten.
+/// Number of files from which on failures are dropped that were reported and whose data was written later.
 const MOST_FILES: usize = 1 << 16;
 
 #[cfg(test)]

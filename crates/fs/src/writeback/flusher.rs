@@ -1,4 +1,4 @@
-//! The engine's requests for writeback, and threads that must not be asked.
+//! The engine's requests for writeback, and the threads that are exempt from them.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ thread_local! {
     static FLUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Keeps reservations of this thread from writing data back: that could deadlock on inode locks that the thread holds.
+/// Prevents writeback by reservations of this thread: it could deadlock on inode locks that the thread holds.
 #[derive(Debug)]
 pub(crate) struct NoFlush {
     before: bool,

@@ -7,7 +7,7 @@
 //! Invariants:
 //! - I1: a unit's items are put only after all of its bytes were written.
 //! - I2: a unit becomes one new extent of at most [`MAX_EXTENT`] bytes (128 KiB before compression), or goes into an
-//!   extent that the file has.
+//!   existing extent of the file.
 //! - I3: allocated bytes that no unit uses are released.
 
 use std::io::IoSlice;
@@ -28,7 +28,7 @@ use crate::items::file_extent::{ExtentAt, whole_extent};
 /// The largest extent that writeback makes.
 pub(crate) const MAX_EXTENT: u64 = 128 << 20;
 
-/// How a file's new data is written.
+/// The rules for writing a file's new data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     /// Compress with this method.
@@ -59,7 +59,7 @@ pub(crate) enum Target {
     Plain { bytenr: Logical },
     /// A new extent of these compressed bytes, which fill whole sectors.
     Compressed { bytenr: Logical, kind: Compression, bytes: AlignedBuf },
-    /// Into an extent that the file has already.
+    /// An existing extent of the file.
     InPlace { at: ExtentAt },
 }
 
@@ -266,8 +266,8 @@ pub(crate) struct Batch<'r> {
 }
 
 /// Allocates, checksums and writes all units of several files. Adjacent units share one allocation and one write.
-/// `reservation` covers the units. Allocation begins at `hint`, which then moves to its end. After an error all space
-/// allocated here is released, and the reservation is as before.
+/// `reservation` covers the units. Allocation begins at `hint`, which is moved to the end of the allocated space.
+/// After an error all space allocated here is released, and the reservation is unchanged.
 pub(crate) fn write_out(
     engine: &Engine,
     batches: &mut [Batch<'_>],
@@ -314,8 +314,8 @@ fn allocate(
                 let min = if is_plain { sectorsize } else { len };
                 let want = wanted.min(MAX_ALLOCATION).max(len);
                 let extent = match engine.allocate_data(reservation, want, min, hint) {
-                    // No free piece is large enough for the compressed extent, which cannot be split. Space is reserved
-                    // for the uncompressed bytes, so these go into the pieces that there are.
+                    // No free piece is large enough for the compressed extent, which cannot be split. The reservation
+                    // covers the uncompressed bytes, so these go into the smaller pieces.
                     Err(ubtrfs_error::Error::NoSpace) if !is_plain => {
                         unit.target = Target::Plain { bytenr: Logical(0) };
                         wanted = wanted - len + unit.disk_len();
@@ -405,7 +405,7 @@ fn flush(engine: &Engine, pending: &mut Vec<IoSlice<'_>>, range: &Range<u64>, ve
     Ok(())
 }
 
-/// Cuts a written unit into two extents, one behind the other. Returns false if that is impossible.
+/// Cuts a written unit into two consecutive extents. Returns false if that is impossible.
 pub(crate) fn halve(units: &mut Vec<Unit>, index: usize, geometry: Geometry) -> bool {
     let unit = &mut units[index];
     let (start, sectorsize) = (unit.range.start, u64::from(geometry.sectorsize));

@@ -1,4 +1,4 @@
-//! Background threads that write data back while writers go on. Copying and compressing run in parallel: while one
+//! Background threads that write data back while writers continue. Copying and compressing run in parallel: while one
 //! thread waits for the device, another prepares the next batch.
 //!
 //! - I1. A thread holds the filesystem only while it writes, so dropping the last handle ends it.
@@ -23,10 +23,10 @@ pub(crate) struct WritebackThreads {
 #[derive(Debug, Default)]
 struct Shared {
     stopped: AtomicBool,
-    /// How many threads still have to look for work; the rest sleep.
+    /// Number of threads that still have to look for work; the others sleep.
     calls: Mutex<usize>,
     wake: Condvar,
-    /// A wake-up was sent and no thread has answered it yet. Spares writers the lock.
+    /// Whether a wake-up was sent that no thread has seen yet. Writers then skip the lock.
     woken: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ fn run(shared: &Shared, fs: &Weak<Fs>) {
         }
         if let Err(error) = fs.flush_background() {
             tracing::warn!("writing data back: {error}");
-            // An error means that nothing can be written at all: do not try again at once.
+            // An error means that nothing can be written at all: pause before the next attempt.
             drop(fs);
             std::thread::sleep(PAUSE);
         }
