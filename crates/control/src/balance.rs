@@ -20,15 +20,15 @@ use crate::failure::{Failure, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Balances the block groups of the named types that their filters take: [`Response::Done`].
+    /// Balances the block groups that the filters of their type select: [`Response::Done`].
     Start(Box<Start>),
     /// Resumes a paused balance: [`Response::Done`].
     Resume,
-    /// Pauses a running balance, and waits until it stands still.
+    /// Pauses a running balance, and waits until it has stopped.
     Pause,
     /// Ends a balance, and waits until it has ended.
     Cancel,
-    /// Tells about the balance that runs or is paused: [`Response::Status`].
+    /// Describes the running or paused balance: [`Response::Status`].
     Status,
 }
 
@@ -42,31 +42,31 @@ pub struct Start {
     pub metadata: Option<Filters>,
     /// System block groups.
     pub system: Option<Filters>,
-    /// Whether metadata may lose copies.
+    /// Whether a conversion may reduce the number of copies of metadata.
     pub force: bool,
 }
 
-/// The filters of one type of block groups; all must match. Ranges without a number on one side are open there.
+/// The filters of one type of block group. A block group must match all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filters {
     /// Names of profiles: `single`, `dup`, `raid1`, ...
     pub profiles: Vec<String>,
-    /// Percentages: from the first one, and below the second one.
+    /// Used bytes in percent of the block group: at least the first number, below the second.
     pub usage: Option<(u32, u32)>,
-    /// A device.
+    /// The device that holds one of the stripes.
     pub devid: Option<u64>,
-    /// Bytes on that device.
+    /// The range of bytes on that device that a stripe overlaps: start and end.
     pub drange: Option<(u64, u64)>,
-    /// Logical addresses.
+    /// The range of logical addresses that the block group overlaps: start and end.
     pub vrange: Option<(u64, u64)>,
     /// The name of the profile to convert to.
     pub convert: Option<String>,
-    /// Block groups that have that profile stay.
+    /// Whether block groups that already have the profile `convert` are skipped.
     pub soft: bool,
-    /// The least number of block groups that must match, and the most that are taken.
+    /// The number of block groups that must match at least, and the largest number to balance.
     pub limit: Option<(u32, u32)>,
-    /// Numbers of stripes.
+    /// The smallest and the largest number of stripes.
     pub stripes: Option<(u32, u32)>,
 }
 
@@ -76,7 +76,7 @@ pub struct Filters {
 pub enum Response {
     /// The balance is complete.
     Done(Report),
-    /// It is as asked.
+    /// The balance is paused or cancelled, as requested.
     Stopped,
     /// The balance, if there is one.
     Status(Option<Status>),
@@ -87,18 +87,18 @@ pub enum Response {
 pub struct Report {
     /// Block groups that were moved.
     pub completed: u64,
-    /// Those of them that moved as they are, without a change of trees.
+    /// The part of `completed` that moved with their logical addresses unchanged.
     pub migrated: u64,
-    /// Block groups that the filters took.
+    /// Block groups that the balance looked at.
     pub considered: u64,
     /// Extents that could not be moved.
     pub failures: Vec<Unmoved>,
 }
 
-/// An extent that could not be moved; its block group stays.
+/// An extent that could not be moved. Its block group stays where it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unmoved {
-    /// Its address.
+    /// The extent's logical address.
     pub bytenr: u64,
     /// The reason.
     pub reason: String,
@@ -106,18 +106,18 @@ pub struct Unmoved {
     pub files: Vec<PathBuf>,
 }
 
-/// A balance that runs or is paused.
+/// The state of a running or paused balance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// `running`, `paused`, `pausing` or `cancelling`.
     pub state: String,
-    /// Block groups that the filters took at the beginning.
+    /// Block groups that the filters selected when the balance started.
     pub expected: u64,
-    /// Those looked at.
+    /// Block groups that the balance has looked at.
     pub considered: u64,
-    /// Those that are done.
+    /// Block groups that are finished.
     pub completed: u64,
-    /// The filters by type of block groups.
+    /// The filters of each type of block group: `data`, `metadata` or `system`.
     pub filters: Vec<(String, Filters)>,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     }
 }
 
-/// Errors that say what to do already.
+/// Converts an error of a balance into a failure that says what to do next.
 fn told(error: Error) -> Failure {
     let errno = Errno::from_raw_os_error(error.errno());
     match error {
@@ -326,7 +326,7 @@ impl From<BalanceReport> for Report {
     }
 }
 
-/// The path of a file, or its numbers if it has none.
+/// The path of a file, or its inode and subvolume numbers if it has no path.
 fn shown(id: ubtrfs_fs::InodeId, path: Option<Vec<u8>>) -> PathBuf {
     match path {
         Some(path) if !path.is_empty() => String::from_utf8_lossy(&path).into_owned().into(),

@@ -25,7 +25,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     }
 }
 
-/// Bytes that are no text: hexadecimal digits.
+/// Arbitrary bytes, as a string of hexadecimal digits.
 pub(crate) mod hex {
     use std::borrow::Cow;
 

@@ -1,9 +1,9 @@
-//! The caller of a command, and its rights.
+//! [`Caller`]: the user who runs a command, and their rights.
 //!
-//! - C1. A process that opened an image itself may do everything: it has the bytes.
-//! - C2. The user of a client is the one who connected (`SO_PEERCRED`). Its groups are looked up later, when the process
-//!   may run another program: they count only while all its users are still that user, and capabilities count only for
-//!   root, who may lack some.
+//! - C1. A process that opened an image itself may run every command, because it can change the bytes anyway.
+//! - C2. A client's user comes from the connection (`SO_PEERCRED`). Its groups and capabilities are looked up later,
+//!   when the process may already run another program. So groups count only while all four user ids of the process are
+//!   still that user, and capabilities count only if the user is root, who may lack some of them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::failure::{Failure, Result};
 use crate::process::Processes;
 
-/// The user who wants a command done.
+/// The user who runs a command.
 #[derive(Clone, Debug)]
 pub struct Caller {
     uid: u32,
@@ -24,12 +24,12 @@ pub struct Caller {
 struct Process {
     pid: u32,
     processes: Arc<dyn Processes>,
-    /// Whether the process waits for the answer and so cannot run another program meanwhile.
+    /// Whether the process is blocked until the answer, so that it cannot execute another program before.
     waits: bool,
 }
 
 impl Caller {
-    /// The caller on an image, who may do everything (C1); new files get this owner.
+    /// A caller that works on an image and may run every command (C1). New files get this owner.
     pub fn of_image(uid: u32, gid: u32) -> Self {
         Self { uid, gid, process: None }
     }
@@ -44,17 +44,17 @@ impl Caller {
         Self { uid, gid, process: Some(Process { pid, processes, waits: false }) }
     }
 
-    /// Its user.
+    /// The user id.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Its primary group.
+    /// The primary group id.
     pub fn gid(&self) -> u32 {
         self.gid
     }
 
-    /// Whether it is in a group.
+    /// Whether the caller is in a group, primary or supplementary.
     pub fn is_in_group(&self, gid: u32) -> bool {
         self.gid == gid
             || self.process.as_ref().is_some_and(|process| {
@@ -63,7 +63,7 @@ impl Caller {
             })
     }
 
-    /// Whether it has a capability.
+    /// Whether the caller has a capability.
     pub fn is_capable(&self, capability: u32) -> bool {
         let Some(process) = &self.process else { return true };
         if self.uid != 0 && !process.waits {
@@ -72,23 +72,23 @@ impl Caller {
         process.processes.has_capability(process.pid, capability).unwrap_or(self.uid == 0)
     }
 
-    /// Whether permissions of files do not bind it.
+    /// Whether the caller bypasses file permissions, as root does.
     pub fn overrides_permissions(&self) -> bool {
         self.process.is_none() || self.uid == 0
     }
 
-    /// Whether it may administer filesystems.
+    /// Whether the caller has `CAP_SYS_ADMIN`.
     pub fn is_admin(&self) -> bool {
         self.is_capable(CAP_SYS_ADMIN)
     }
 
-    /// The caller as `fs` wants it.
+    /// Converts the caller to the type that `fs` takes.
     pub(crate) fn with_umask(&self, umask: u32) -> ubtrfs_fs::Caller {
         ubtrfs_fs::Caller { uid: self.uid, gid: self.gid, umask: umask & 0o777 }
     }
 }
 
-/// A failure because the caller lacks a right.
+/// An `EPERM` failure; `text` says which right the caller lacks.
 pub(crate) fn not_permitted(text: &str) -> Failure {
     Failure { errno: Errno::PERM.raw_os_error(), text: format!("operation not permitted: {text}"), has_advice: false }
 }

@@ -1,7 +1,8 @@
-//! The client: one way to run commands on a mount and on an image.
+//! The client: [`Channel`] runs commands on a mount or on an image through one interface.
 //!
-//! - L1. The socket of a mount is found from any file in it that the user may read, or else from the mount's root.
-//! - L2. Files are opened here, so the kernel checks the user's way to them, and travel as descriptors.
+//! - L1. Any file of a mount that the user may read leads to the mount's socket. If the file is not readable, its
+//!   parent directories are tried.
+//! - L2. The client opens the files and sends their descriptors, so the kernel checks that the user may reach them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +25,7 @@ use crate::message::{Answer, Request, Response, decode_answer, encode_request};
 use crate::wire::{ANSWER_MAX, Wire};
 use crate::{CONTROL_XATTR, filesystem, subvolume};
 
-/// Why a mount cannot be reached.
+/// The reason why a mount cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The path is not in a mount of ubtrfs.
@@ -33,17 +34,17 @@ pub enum ConnectError {
     /// The path cannot be opened.
     #[error(transparent)]
     Open(io::Error),
-    /// The server does not take the connection.
+    /// The server does not accept the connection.
     #[error("the mount's server does not answer: {0}")]
     Server(io::Error),
 }
 
-/// A filesystem that commands run on: a mount, or an image that is open in this process.
+/// The way to run commands on a filesystem: a mount, or an image that is open in this process.
 #[derive(Debug)]
 pub enum Channel<'f> {
-    /// Through the control socket.
+    /// A mount, reached through its control socket.
     Mount(MountChannel),
-    /// In this process.
+    /// An image that is open in this process.
     Image {
         /// The filesystem.
         fs: &'f Fs,
@@ -52,37 +53,38 @@ pub enum Channel<'f> {
     },
 }
 
-/// A mount.
+/// A mount, reached through its control socket.
 #[derive(Debug)]
 pub struct MountChannel {
     name: Vec<u8>,
-    /// Proves that this user may enter the mount.
+    /// An open file of the mount, sent along as proof that this user may enter the mount.
     file: OwnedFd,
 }
 
-/// A file that is open for commands of one [`Channel`].
+/// A file that commands of one [`Channel`] can work on.
 #[derive(Debug)]
 pub enum OpenedFile {
-    /// In a mount.
+    /// A file of a mount.
     Descriptor(OwnedFd),
-    /// In an image.
+    /// A file of an image.
     Inode(InodeId),
 }
 
 impl<'f> Channel<'f> {
-    /// The mount that holds a path.
+    /// Returns the channel to the mount that holds a path.
     pub fn mount(path: &Path) -> Result<Self, ConnectError> {
         let file = open(path, OFlags::RDONLY)?;
         let name = control_name(&file, path)?;
         Ok(Self::Mount(MountChannel { name, file }))
     }
 
-    /// A mount whose server has this socket; `file` is any open file of the mount.
+    /// Returns the channel to the mount whose server listens on the socket `name`; `file` is any open file of the
+    /// mount.
     pub fn at(name: &[u8], file: OwnedFd) -> Self {
         Self::Mount(MountChannel { name: name.to_vec(), file })
     }
 
-    /// An image that is open in this process; new files get this owner.
+    /// Returns the channel to an image that is open in this process. New files get this owner.
     pub fn image(fs: &'f Fs, uid: u32, gid: u32) -> Self {
         Self::Image { fs, caller: Caller::of_image(uid, gid) }
     }
@@ -106,7 +108,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// Whether a path leads to a directory; `None` if it leads nowhere.
+    /// Whether a path is a directory; `None` if it does not exist.
     pub fn is_dir(&self, path: &Path) -> Result<Option<bool>> {
         let found = match self {
             Self::Mount(_) => std::fs::metadata(path).map(|meta| meta.is_dir()).map_err(failure_of),
@@ -121,12 +123,12 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// Whether it is a mount.
+    /// Whether the channel leads to a mount.
     pub fn is_mount(&self) -> bool {
         matches!(self, Self::Mount(_))
     }
 
-    /// Hands over what the kernel still has of what was written to the filesystem of a file.
+    /// Makes the kernel send its dirty pages of a file's whole filesystem to the server.
     pub fn flush(&self, file: &OpenedFile) -> Result<()> {
         match file {
             OpenedFile::Descriptor(file) => rustix::fs::syncfs(file).map_err(|errno| failure_of(errno.into())),
@@ -134,7 +136,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// Hands over what the kernel still has of what was written to one file.
+    /// Makes the kernel send its dirty pages of one file to the server.
     pub fn flush_file(&self, file: &OpenedFile) -> Result<()> {
         match file {
             OpenedFile::Descriptor(file) => rustix::fs::fdatasync(file).map_err(|errno| failure_of(errno.into())),
@@ -147,7 +149,7 @@ impl<'f> Channel<'f> {
         self.call_with(request, files, &Job::new())
     }
 
-    /// Runs a command; `job` shows its progress, and cancels it.
+    /// Runs a command. `job` receives its progress and can cancel it.
     pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
         match self {
             Self::Mount(mount) => mount.call(&request, files, job),
@@ -167,7 +169,7 @@ impl<'f> Channel<'f> {
 
     /// Makes everything written so far durable: first the kernel hands over its dirty pages, then the server commits.
     pub fn sync(&self) -> Result<()> {
-        // A write-back error of some file, perhaps an old one, is reported at the end: everything else is committed first.
+        // A writeback error of a file, perhaps an old one, is returned only after everything else is committed.
         let handed_over = match self {
             Self::Mount(mount) => rustix::fs::syncfs(&mount.file),
             Self::Image { .. } => Ok(()),
@@ -187,7 +189,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// All subvolumes in order of id, the top level first.
+    /// Lists all subvolumes in order of id, the top level first.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let (mut list, mut from) = (Vec::new(), 0);
         loop {
@@ -200,7 +202,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// The default subvolume.
+    /// Returns the id of the default subvolume.
     pub fn default_subvolume(&self) -> Result<RootId> {
         match self.subvolume(subvolume::Request::Default, &[])? {
             subvolume::Response::Default { id } => Ok(RootId(id)),
@@ -208,7 +210,7 @@ impl<'f> Channel<'f> {
         }
     }
 
-    /// The subvolume that holds a file, and whether the file is its root directory.
+    /// Returns the subvolume that holds a file, and whether the file is its root directory.
     pub fn subvolume_of(&self, file: &OpenedFile) -> Result<(SubvolumeInfo, bool)> {
         match self.subvolume(subvolume::Request::Info { of: 0 }, &[file])? {
             subvolume::Response::Info { is_root, subvolume } => Ok((subvolume.into(), is_root)),
@@ -218,7 +220,7 @@ impl<'f> Channel<'f> {
 }
 
 impl Channel<'_> {
-    /// Sends a request to a mount and leaves the answer to the caller, who may not want it: for tests of the server.
+    /// Sends a request to a mount and returns the connection without reading the answer. For tests of the server.
     #[doc(hidden)]
     pub fn send_only(&self, request: &Request) -> io::Result<UnixStream> {
         let Self::Mount(mount) = self else { return Err(io::ErrorKind::Unsupported.into()) };
@@ -244,7 +246,7 @@ impl MountChannel {
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {
             let wire = connect(&self.name).and_then(Wire::new).map_err(lost)?;
-            // The server may have refused the connection already; then its answer can still be read.
+            // Sending fails if the server has already refused the connection, but its answer can still be read.
             let sent = wire.send(&frame, &descriptors);
             match answer_of(&wire, job) {
                 Err(failure) if failure.errno() == Errno::AGAIN && Instant::now() < end => thread::sleep(RETRY_PAUSE),
@@ -255,7 +257,7 @@ impl MountChannel {
     }
 }
 
-/// Receives messages until the result.
+/// Receives messages until the result arrives, and passes progress on to `job`.
 fn answer_of(wire: &Wire, job: &Job) -> Result<Response> {
     let mut has_cancelled = false;
     loop {
@@ -288,7 +290,7 @@ fn answer_of(wire: &Wire, job: &Job) -> Result<Response> {
 pub fn control_name(file: &OwnedFd, path: &Path) -> Result<Vec<u8>, ConnectError> {
     let mut name = vec![0; 256];
     let found = match rustix::fs::fgetxattr(file, CONTROL_XATTR, &mut name) {
-        // The file may be one that only its owner's group, say, may read.
+        // The user may lack permission to read this file, so try the directories above it.
         Err(Errno::ACCESS | Errno::BADF) => {
             let full = std::fs::canonicalize(path).map_err(ConnectError::Open)?;
             full.ancestors().skip(1).find_map(|dir| rustix::fs::getxattr(dir, CONTROL_XATTR, &mut name).ok())
@@ -301,7 +303,7 @@ pub fn control_name(file: &OwnedFd, path: &Path) -> Result<Vec<u8>, ConnectError
     Ok(name)
 }
 
-/// Connects to the server with this socket, to hear of the unmount that follows (K3 of `server`).
+/// Asks the server on this socket to report the end of the unmount; [`await_unmount`] receives the report.
 pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
     let wire = Wire::new(connect(name)?)?;
     let frame = encode_request(&Request::AwaitUnmount).map_err(io::Error::other)?;
@@ -309,7 +311,7 @@ pub fn connect_to_unmount(name: &[u8]) -> io::Result<UnixStream> {
     Ok(wire.into_stream())
 }
 
-/// Waits for the end of the server: `Ok(None)` when its last commit is durable, `Ok(Some(reason))` when it failed.
+/// Waits until the server ends: `Ok(None)` if its last commit is durable, `Ok(Some(reason))` if that commit failed.
 pub fn await_unmount(stream: UnixStream) -> io::Result<Option<String>> {
     let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server ended without an answer");
     let frame = Wire::new(stream)?.receive(ANSWER_MAX, None)?.ok_or_else(ended)?;
@@ -342,7 +344,7 @@ fn connect_within(name: &[u8], patience: Duration) -> io::Result<UnixStream> {
     loop {
         match connect_to(&socket, &address) {
             Ok(()) => return Ok(UnixStream::from(socket)),
-            // The queue is full.
+            // The listener's queue is full.
             Err(Errno::AGAIN | Errno::INTR) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
             Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
             Err(errno) => return Err(errno.into()),
@@ -378,9 +380,9 @@ pub(crate) fn unexpected() -> Failure {
 
 /// Longer than a running server needs to accept a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// Pause before the next attempt when the server has no room.
+/// The pause before the next attempt when the server has reached a limit of connections.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// How often a client looks whether it is cancelled.
+/// The interval at which a client checks whether it was cancelled.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

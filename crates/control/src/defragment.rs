@@ -2,10 +2,10 @@
 //!
 //! | command     | needs                                                                                    |
 //! |-------------|------------------------------------------------------------------------------------------|
-//! | a file      | that it is open for writing, or the rights of an administrator ([`Context::require_admin`]) |
+//! | a file      | the file open for writing, or the rights of an administrator ([`Context::require_admin`]) |
 //! | a directory with everything below it | the rights of an administrator                                   |
 //!
-//! A walk does not enter other subvolumes, and passes over files that it cannot defragment; it counts them.
+//! A walk does not enter other subvolumes. It skips and counts files that it cannot defragment.
 
 use serde::{Deserialize, Serialize};
 use ubtrfs_format::item::Compression;
@@ -22,13 +22,13 @@ pub struct Request {
     pub file: FileNr,
     /// The first byte to look at.
     pub start: u64,
-    /// The number of bytes to look at, from there on.
+    /// The number of bytes to look at.
     pub len_bytes: u64,
-    /// Extents of at least this many bytes stay as they are.
+    /// Extents of at least this many bytes are not rewritten.
     pub small_bytes: u64,
-    /// Compress: the method and its level.
+    /// The method and level to compress with, if any.
     pub compress: Option<(Method, i32)>,
-    /// Rewrite extents that snapshots or other files share too.
+    /// Whether to rewrite also extents that snapshots or other files share.
     pub unshare: bool,
 }
 
@@ -48,9 +48,9 @@ pub enum Method {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub struct Response {
-    /// Files that were looked at.
+    /// Files examined.
     pub files: u64,
-    /// Bytes that were written again.
+    /// Bytes rewritten.
     pub bytes: u64,
     /// Files that could not be defragmented.
     pub failed: u64,
@@ -100,12 +100,12 @@ pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Respon
     Ok(done)
 }
 
-/// Defragments a file of a walk, and notes a failure.
+/// Defragments one file of a walk. A failure is recorded in `done`.
 fn one(context: &Context<'_>, id: InodeId, how: &Defragment, done: &mut Response) -> Result<()> {
     done.files += 1;
     match context.fs.defragment(id, how, context.job) {
         Ok(bytes) => done.bytes += bytes,
-        // It was removed meanwhile.
+        // The file was removed during the walk.
         Err(Error::NotFound) => done.files -= 1,
         Err(error) => {
             context.job.check().map_err(Error::from)?;

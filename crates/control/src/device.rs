@@ -19,22 +19,22 @@ pub enum Request {
     Resize {
         /// The device.
         devid: u64,
-        /// The size to come.
+        /// The new size.
         to: NewSize,
     },
 }
 
-/// A size, absolute or by the present one, in bytes.
+/// A new size in bytes, absolute or relative to the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NewSize {
-    /// All that the device has.
+    /// The size of the device.
     Max,
     /// Exactly this size.
     To(u64),
-    /// So much more.
+    /// The current size plus this many bytes.
     Add(u64),
-    /// So much less.
+    /// The current size minus this many bytes.
     Sub(u64),
 }
 
@@ -42,17 +42,18 @@ pub enum NewSize {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// The size changed, or was right already.
+    /// The device has the requested size.
     Resized {
-        /// Bytes used before.
+        /// Bytes that the filesystem used before.
         before: u64,
-        /// Bytes used now.
+        /// Bytes that the filesystem uses now.
         now: u64,
     },
 }
 
 impl NewSize {
-    /// The size in bytes, from the one used now and the one that the device has; `None` if it is below 0 or too large.
+    /// The new size in bytes. `now` is the size in use, `has` the size of the device. `None` if the result is below 0
+    /// or above `u64::MAX`.
     fn bytes(self, now: u64, has: u64) -> Option<u64> {
         match self {
             Self::Max => Some(has),

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
 use crate::{balance, defragment, device, file, filesystem, quota, resolve, search, subvolume};
 
-/// The number of a file among those that come with a request.
+/// The index of a file among the files sent with a request.
 pub type FileNr = u8;
 
 /// A file that a command works on.
@@ -33,31 +33,32 @@ impl OpenFile {
     }
 }
 
-/// The surroundings of a filesystem: a mount, or nothing but the engine.
+/// The environment of a filesystem: a mount, or for an image only the engine.
 pub trait Host: Send + Sync {
-    /// The user who mounted, and may administer the mount; `None` if the caller of an image may do everything anyway.
+    /// The user who mounted and may administer the mount; `None` for an image.
     fn owner(&self) -> Option<u32>;
 
-    /// The file behind a descriptor that a client sent.
+    /// Finds the file behind a descriptor that a client sent.
     fn file(&self, file: BorrowedFd<'_>) -> Result<OpenFile>;
 
-    /// Something is about to change.
+    /// Called before a command that changes something.
     fn note_change(&self) {}
 
-    /// All changes before the command are durable.
+    /// Called after a command that made all earlier changes durable.
     fn note_sync(&self) {}
 
-    /// A name of a directory changed, so caches of names must forget it; `deleted` is the subvolume that it named.
+    /// Makes the kernel's caches forget a name that changed; `deleted` is the subvolume that had the name, if it was
+    /// deleted.
     fn forget_name(&self, _dir: InodeId, _name: &[u8], _deleted: Option<RootId>) {}
 
-    /// The content of a file changed, so caches of it must forget it.
+    /// Makes the kernel's page cache drop a file whose content changed.
     fn forget_data(&self, _id: InodeId) {}
 
-    /// Waits until the caches of names have forgotten what changed. Not to be called while a cache holds the lock of a
-    /// directory.
+    /// Waits until the kernel's caches have forgotten all changed names. Must not be called while the kernel holds a
+    /// directory's lock for the request.
     fn settle(&self) {}
 
-    /// Counters beside those of the engine, as text for Prometheus.
+    /// The host's own counters, as Prometheus text.
     fn stats(&self) -> String {
         String::new()
     }
@@ -81,13 +82,13 @@ impl Host for PlainHost {
 pub struct Context<'c> {
     /// The filesystem.
     pub fs: &'c Fs,
-    /// The mount, if there is one.
+    /// The mount, or [`PlainHost`] for an image.
     pub host: &'c dyn Host,
-    /// The user who wants it done.
+    /// The user who runs the command.
     pub caller: &'c Caller,
     /// The files that came with the request.
     pub files: &'c [OpenFile],
-    /// Progress, and the wish to stop.
+    /// Reports progress and tells whether the command was cancelled.
     pub job: &'c Job,
 }
 
@@ -120,7 +121,7 @@ impl Context<'_> {
     }
 }
 
-/// Does what a request asks for, if its caller may.
+/// Executes a request if its caller has the rights that it needs.
 pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
     if request.changes() {
         context.host.note_change();

@@ -1,4 +1,4 @@
-//! [`Failure`]: why a command failed, as it travels to the client.
+//! [`Failure`]: the error of a command, as sent to the client.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -7,15 +7,15 @@ use ubtrfs_fs::{Error, Fs};
 /// Result of a command.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Why a command failed.
+/// The error of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{text}")]
 pub struct Failure {
-    /// The error number that an ioctl returns for this.
+    /// The error number, which an ioctl returns.
     pub errno: i32,
-    /// Why, in one line.
+    /// The reason, in one line.
     pub text: String,
-    /// Whether the text says what to do, so that a client adds no advice of its own for the error number.
+    /// Whether the text says what to do next. If so, a client adds no advice for the error number.
     #[serde(default)]
     pub has_advice: bool,
 }
@@ -26,13 +26,13 @@ impl Failure {
         Self { errno: errno.raw_os_error(), text: text.into(), has_advice: true }
     }
 
-    /// Its error number.
+    /// The error number.
     pub fn errno(&self) -> Errno {
         Errno::from_raw_os_error(self.errno)
     }
 
-    /// Explains a failure of the whole filesystem, whose error number alone tells another writer, a bad device and a
-    /// full host not apart.
+    /// Adds the reason if the filesystem has turned read-only. `EROFS` and `EIO` alone do not tell whether another
+    /// writer, a bad device or a full host disk caused it.
     pub(crate) fn explained(self, fs: &Fs) -> Self {
         match fs.read_only().filter(|_| !fs.options().read_only) {
             Some(reason) if matches!(self.errno(), Errno::ROFS | Errno::IO) => {

@@ -1,15 +1,15 @@
-//! Commands on the content of files, whose ioctls do not reach a FUSE server: FIEMAP, FICLONERANGE, FIDEDUPERANGE.
+//! Commands on the content of files. Their ioctls do not reach a FUSE server: FIEMAP, FICLONERANGE, FIDEDUPERANGE.
 //!
 //! | command  | needs                                                                                                 |
 //! |----------|-------------------------------------------------------------------------------------------------------|
 //! | extents  | nothing but the file                                                                                  |
 //! | clone    | the source open for reading, the target open for writing                                              |
 //! | compression | nothing but the file                                                                               |
-//! | set compression | ownership of the file, or the rights of an administrator                                       |
-//! | dedupe   | the source open for reading; the target open for writing, or to own it, or the rights of an administrator |
+//! | set compression | ownership of the file, or root                                                                 |
+//! | dedupe   | the source open for reading; the target open for writing, or ownership of it, or root                 |
 //!
-//! - D1. The kernel has no dirty pages of the files: the client has them written first. It forgets its pages of a target
-//!   whose content changed.
+//! - D1. Before such a command, the client makes the kernel write its dirty pages of the files. After a change, the
+//!   server makes the kernel drop its pages of the target.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ use crate::failure::{Failure, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// The extents of a file, a page at a time: [`Response::Extents`].
+    /// Lists the extents of a file, a page at a time: [`Response::Extents`].
     Extents {
         /// The file.
         of: FileNr,
@@ -32,7 +32,7 @@ pub enum Request {
     },
     /// Makes a range of file 1 share the extents of a range of file 0.
     Clone(Ranges),
-    /// The `btrfs.compression` property: [`Response::Compression`].
+    /// Reads the `btrfs.compression` property: [`Response::Compression`].
     Compression {
         /// The file or directory.
         of: FileNr,
@@ -49,7 +49,7 @@ pub enum Request {
     Dedupe(Ranges),
 }
 
-/// A range of file 0 and one of file 1, of one length.
+/// A range of file 0 and a range of file 1 with equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ranges {
@@ -57,7 +57,7 @@ pub struct Ranges {
     pub source: u64,
     /// Offset in the target, file 1.
     pub target: u64,
-    /// Bytes; 0 for all up to the source's end.
+    /// Length in bytes; 0 means up to the end of the source.
     pub len: u64,
 }
 
@@ -65,20 +65,20 @@ pub struct Ranges {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// It is done.
+    /// The command succeeded.
     Done,
     /// Extents in the order of their offsets.
     Extents {
         /// The extents of this page.
         extents: Vec<Extent>,
-        /// The offset to go on at; none at the end.
+        /// The offset where the next page starts; `None` after the last one.
         next: Option<u64>,
     },
-    /// The `btrfs.compression` property; none if it is not set.
+    /// The `btrfs.compression` property; `None` if it is not set.
     Compression(Option<String>),
-    /// Whether the ranges have the same content, and so share it now.
+    /// The result of [`Request::Dedupe`].
     Deduped {
-        /// Whether they do.
+        /// Whether the ranges have the same content. If so, they now share it.
         same: bool,
     },
 }
@@ -88,13 +88,14 @@ pub enum Response {
 pub struct Extent {
     /// Offset in the file.
     pub offset: u64,
-    /// Bytes of the file.
+    /// Length in the file, in bytes.
     pub len: u64,
-    /// Its kind.
+    /// The kind of the extent.
     pub kind: Kind,
-    /// Logical address of the file's part; of the whole extent if it is compressed; 0 without an address.
+    /// Logical address of the part that the file uses; for a compressed extent, of the whole extent; 0 if it has no
+    /// address.
     pub address: u64,
-    /// Whether it is compressed.
+    /// Whether the extent is compressed.
     pub is_compressed: bool,
 }
 
@@ -209,7 +210,7 @@ fn pair(context: &Context<'_>) -> Result<(OpenFile, OpenFile)> {
     Ok((source, target))
 }
 
-/// Takes set-user-id and set-group-id from a file that the caller changed, as a write does.
+/// Clears the set-user-id and set-group-id bits of a file that the caller changed, as a write does.
 fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
     const CAP_FSETID: u32 = 4;
     const GROUP_EXECUTE: u32 = 0o010;
@@ -228,5 +229,5 @@ fn drop_privileges(context: &Context<'_>, id: InodeId) -> Result<()> {
 }
 
 const COMPRESSION: &[u8] = b"btrfs.compression";
-/// Extents of an answer.
+/// The largest number of extents in one answer.
 const PAGE: usize = 10_000;

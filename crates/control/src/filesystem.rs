@@ -20,11 +20,11 @@ use crate::failure::Result;
 pub enum Request {
     /// Makes everything written so far durable.
     Sync,
-    /// The counters since the mount: [`Response::Stats`].
+    /// Returns the counters since the mount: [`Response::Stats`].
     Stats,
-    /// Identity, features and sizes: [`Response::Info`].
+    /// Returns identity, features and sizes: [`Response::Info`].
     Info,
-    /// How the space is used: [`Response::Usage`].
+    /// Returns how the space is used: [`Response::Usage`].
     Usage,
     /// Sets the label.
     SetLabel {
@@ -38,7 +38,7 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// It is done.
+    /// The command succeeded.
     Done,
     /// Counters as text for Prometheus.
     Stats(String),
@@ -76,9 +76,9 @@ pub struct Usage {
     pub groups: Vec<Group>,
     /// Size of the global reserve.
     pub global_reserve: u64,
-    /// Bytes of it that are in use.
+    /// Bytes of the global reserve that are in use.
     pub global_reserve_used: u64,
-    /// Devices by their ids.
+    /// Devices in order of their ids.
     pub devices: Vec<Device>,
     /// Bytes that `df` shows as available.
     pub available: u64,
@@ -91,26 +91,27 @@ pub struct Group {
     pub flags: u64,
     /// Logical bytes.
     pub total: u64,
-    /// Logical bytes of extents.
+    /// Logical bytes that extents occupy.
     pub used: u64,
 }
 
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its id.
+    /// The device id.
     pub devid: u64,
-    /// Its UUID.
+    /// The device UUID.
     pub uuid: Uuid,
-    /// Its path; none if it is missing.
+    /// The path; `None` if the device is missing.
     pub path: Option<String>,
-    /// Bytes that the filesystem uses of it.
+    /// Bytes of the device that belong to the filesystem.
     pub total: u64,
-    /// Bytes that the device has beyond them.
+    /// Bytes of the device beyond `total`.
     pub slack: u64,
     /// Bytes in device extents.
     pub allocated: u64,
-    /// Bytes in device extents by the bits of type and profile; none if the caller may not see them.
+    /// Bytes in device extents for each combination of type and profile bits; `None` if the caller may not
+    /// see them.
     pub groups: Option<Vec<(u64, u64)>>,
 }
 

@@ -1,7 +1,7 @@
 //! The commands that change or show a filesystem as a whole: subvolumes, sync, usage, label and so on.
 //!
 //! Each command has one implementation, [`execute`]. The command line calls it in its own process for an image, and
-//! through the control socket for a mount; ioctls of the mount end in it too.
+//! through the control socket for a mount; ioctls on the mount call it too.
 //!
 //! ```text
 //! command line --> Channel::image --------------------------------> execute --> fs
@@ -11,31 +11,31 @@
 //!
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
-//! | `execute`    | [`execute`], and what a command gets: [`Context`]                       |
+//! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
 //! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `resolve` | the commands, each module with a table of its permission rules |
-//! | `caller`     | the caller of a command, and its rights                                 |
+//! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may change a directory                                 |
-//! | `message`    | what travels through the socket                                         |
+//! | `message`    | the messages on the socket                                              |
 //! | `wire`       | frames: a length, JSON, descriptors                                     |
 //! | `server`     | the mount's end of the socket                                           |
-//! | `client`     | the other end                                                           |
+//! | `client`     | the command line's end of the socket                                    |
 //!
 //! # How to add a command
 //!
 //! 1. A variant of the `Request` of a module, or a new module with its own `Request` and `Response` enums and a variant
-//!    for it in [`Request`] and [`Response`]. Files that the command works on are no paths: they are numbers
-//!    ([`FileNr`]) of the files that come with the request.
+//!    for it in [`Request`] and [`Response`]. A request names the files that it works on by their index ([`FileNr`])
+//!    among the files sent with it, never by path.
 //! 2. A line in the table of permissions at the head of the module, and a function that checks the rule first and then
-//!    makes one call of `fs`. The function takes a [`Context`]; long work passes on `context.job` and calls
+//!    makes one call of `fs`. The function takes a [`Context`]; long work passes `context.job` down and calls
 //!    [`Job::check`](ubtrfs_transaction::Job::check) between its steps.
-//! 3. An arm in the module's `execute`. If the command is new in kind: [`Request::is_long`] says whether it runs long and
-//!    shows progress, [`Request::ends_with_client`] whether it stops when its client goes away, and
-//!    [`Request::changes`] whether it may change the filesystem.
+//! 3. An arm in the module's `execute`. For a new kind of command, also answer [`Request::is_long`] (it runs long and
+//!    shows progress), [`Request::ends_with_client`] (it stops when its client goes away) and [`Request::changes`] (it
+//!    may change the filesystem).
 //! 4. The command line: open a [`Channel`], open the files with [`Channel::open`], call [`Channel::call`].
 //! 5. Tests: a line for each rule in `tests/permissions.rs`, and one run on a mount and on an image with equal output.
 //!
-//! Fields that are added to a request later need `#[serde(default)]`: a client that is older does not send them. An
-//! older server refuses fields and commands that it does not know, by name.
+//! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
+//! server refuses fields and commands that it does not know and names them in the error.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -66,6 +66,6 @@ pub use message::{Request, Response};
 pub use process::{FileId, LocalProcesses, Processes};
 pub use server::{Canceller, Server};
 
-/// Attribute of any file of a mount: the name of the control socket. The only attribute of the server: everything else
-/// goes through the socket.
+/// The extended attribute, on every file of a mount, that holds the name of the control socket. The server has no other
+/// attribute; everything else goes through the socket.
 pub const CONTROL_XATTR: &str = "ubtrfs.control";

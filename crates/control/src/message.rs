@@ -1,5 +1,5 @@
-//! Messages of the control socket. Each connection carries one request, as a frame of JSON with the files that it works
-//! on, and then the answer: progress, any number of times, and the result.
+//! Messages of the control socket. Each connection carries one request: a frame of JSON with the files that it works
+//! on. The answer is any number of progress messages and then the result.
 //!
 //! ```text
 //! client:  {"version": 1, "request": {"subvolume": {"create": {"dir": 0, "name": "home", "umask": 18}}}}  + descriptors
@@ -7,8 +7,7 @@
 //! server:  {"done": {"subvolume": "done"}}   or   {"failed": {"errno": 17, "text": "file exists"}}
 //! ```
 //!
-//! - M1. A message says its version first. The other end refuses a version or a command that it does not know, in a line
-//!   that says so.
+//! - M1. A message starts with its version. The receiver refuses unknown versions and commands with a one-line error.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -16,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Failure, Result};
 use crate::{balance, defragment, device, file, filesystem, quota, resolve, search, subvolume};
 
-/// The version of the messages. It changes when a command that exists is given another meaning; new commands and new
-/// fields do not change it.
+/// The version of the messages. It changes when an existing command gets another meaning, not for new commands or
+/// fields.
 pub(crate) const VERSION: u32 = 1;
 
-/// A command, by the module that does it.
+/// A command, grouped by the module that executes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -34,20 +33,20 @@ pub enum Request {
     Defragment(defragment::Request),
     /// Moving block groups.
     Balance(balance::Request),
-    /// Items and paths.
+    /// Reading items and paths.
     Search(search::Request),
     /// The content of files.
     File(file::Request),
     /// Quotas and quota groups.
     Quota(quota::Request),
-    /// From numbers to paths.
+    /// Finding the paths of addresses, inodes and subvolumes.
     Resolve(resolve::Request),
-    /// The answer comes when the filesystem is unmounted and its last commit is durable.
+    /// Waits until the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
 
 impl Request {
-    /// Whether it may run for longer than a moment: it gets a thread of its own and shows progress.
+    /// Whether the command may take long. If so, it runs in a separate thread and shows progress.
     pub fn is_long(&self) -> bool {
         match self {
             Self::Subvolume(request) => request.is_long(),
@@ -61,12 +60,12 @@ impl Request {
         }
     }
 
-    /// Whether it is cancelled when its client goes away or is interrupted; other commands run to their end.
+    /// Whether the command is cancelled when its client goes away or is interrupted. Other commands run to their end.
     pub fn ends_with_client(&self) -> bool {
         self.is_long()
     }
 
-    /// Whether it may change the filesystem.
+    /// Whether the command may change the filesystem.
     pub fn changes(&self) -> bool {
         match self {
             Self::Subvolume(request) => request.changes(),
@@ -81,7 +80,7 @@ impl Request {
     }
 }
 
-/// The result of a command, by the module that did it.
+/// The result of a command, grouped by the module that executed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
@@ -95,19 +94,19 @@ pub enum Response {
     Defragment(defragment::Response),
     /// Moving block groups.
     Balance(balance::Response),
-    /// Items and paths.
+    /// Reading items and paths.
     Search(search::Response),
     /// The content of files.
     File(file::Response),
     /// Quotas and quota groups.
     Quota(quota::Response),
-    /// From numbers to paths.
+    /// Finding the paths of addresses, inodes and subvolumes.
     Resolve(resolve::Response),
-    /// The last commit is durable, and the image free.
+    /// The last commit is durable, and the image is closed.
     Unmounted,
 }
 
-/// How far a command is.
+/// The progress of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
     pub(crate) done: u64,
@@ -128,7 +127,7 @@ pub(crate) enum Answer {
 #[derive(Serialize)]
 struct Outgoing<'r> {
     version: u32,
-    /// The program, for messages about versions.
+    /// The program and its version, for error messages about versions.
     program: &'static str,
     request: &'r Request,
 }

@@ -1,15 +1,15 @@
 //! Groups, capabilities and umasks of processes, from /proc.
 //!
-//! A process that is not visible there (it is in another pid namespace, or gone) has no other groups, and the
-//! capabilities that its user id implies. Capabilities only count in the server's user namespace: in its own namespace
-//! any process may have all of them.
+//! A process that is not visible there (because it ended or is in another pid namespace) counts as having no
+//! supplementary groups, and only the capabilities that its user id implies. Capabilities count only in the server's
+//! user namespace, because any process can have all of them in a namespace that it created.
 
 use std::fmt::Debug;
 
-/// Looks up processes: in /proc, or through a helper process where this one is confined.
+/// Looks up processes: in /proc, or through a helper process if this one is confined.
 pub trait Processes: Debug + Send + Sync {
-    /// Whether a process is in a supplementary group. If `uid` is given, only while the process has this user in all
-    /// four places: a process that runs a set-user-id program by now has other groups than its user.
+    /// Whether a process is in a supplementary group. If `uid` is given, all four user ids of the process must equal
+    /// it, because a process that meanwhile runs a set-user-id program may have groups that its user lacks.
     fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool;
 
     /// Whether a capability of a process is effective; `None` if the process is not visible.
@@ -18,11 +18,11 @@ pub trait Processes: Debug + Send + Sync {
     /// The umask of a process.
     fn umask_of(&self, pid: u32) -> Option<u32>;
 
-    /// The file that a process has open as this descriptor.
+    /// The file that a process has open under this descriptor number.
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
 }
 
-/// A file, by what `stat` shows.
+/// The identity of a file, as `stat` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     /// `st_dev`
@@ -52,7 +52,8 @@ impl Processes for LocalProcesses {
         u32::from_str_radix(field(&status(pid)?, "Umask:")?, 8).ok()
     }
 
-    /// Asks no filesystem: one that does not answer would hold up this process.
+    /// Reads only /proc and never the filesystem of the file, because one that does not answer would block this
+    /// process.
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
         let info = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).ok()?;
         let ino = field(&info, "ino:")?.parse().ok()?;
@@ -79,7 +80,7 @@ fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Whether the real, effective, saved and filesystem user are all this one.
+/// Whether the real, effective, saved and filesystem user ids all equal `uid`.
 fn has_user(status: &str, uid: u32) -> bool {
     let users = field(status, "Uid:").unwrap_or_default();
     !users.is_empty() && users.split_ascii_whitespace().all(|user| user.parse() == Ok(uid))
@@ -120,7 +121,7 @@ mod tests {
         let stat = rustix::fs::fstat(&file).unwrap();
         let descriptor = u32::try_from(file.as_raw_fd()).unwrap();
         let found = LocalProcesses.file_of(std::process::id(), descriptor);
-        // Before Linux 5.14 the number is not shown.
+        // Linux shows the inode number since 5.14.
         if let Some(found) = found {
             assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
         }

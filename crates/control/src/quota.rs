@@ -20,13 +20,13 @@ pub enum Request {
     Enable,
     /// Turns quotas off.
     Disable,
-    /// Quotas as a whole: [`Response::Status`].
+    /// Returns the state of quotas: [`Response::Status`].
     Status,
-    /// Begins to count everything anew.
+    /// Starts a rescan, which counts everything again.
     Rescan,
-    /// Returns when no rescan runs.
+    /// Waits until no rescan is running.
     RescanWait,
-    /// Groups in order of id, a page at a time: [`Response::Groups`].
+    /// Lists groups in order of id, a page at a time: [`Response::Groups`].
     Groups {
         /// The first id.
         from: u64,
@@ -59,7 +59,7 @@ pub enum Request {
     },
     /// Changes the limits of a group.
     Limit {
-        /// The group, or none for that of the subvolume that holds the file `of`.
+        /// The group; `None` means the group of the subvolume that holds the file `of`.
         id: Option<u64>,
         /// A file.
         of: FileNr,
@@ -74,11 +74,11 @@ pub enum Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitChange {
-    /// It stays.
+    /// Leaves the limit as it is.
     Keep,
-    /// There is none from now on.
+    /// Removes the limit.
     None,
-    /// This many bytes.
+    /// Sets the limit to this many bytes.
     Bytes(u64),
 }
 
@@ -86,28 +86,28 @@ pub enum LimitChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// It is done.
+    /// The command succeeded.
     Done,
-    /// Quotas as a whole; `None` if they are off.
+    /// The state of quotas; `None` if they are off.
     Status(Option<Status>),
     /// Groups in order of id; empty after the last one.
     Groups(Vec<Group>),
-    /// Whether only a rescan can tell the numbers of the higher groups.
+    /// Whether the numbers of the higher groups are wrong until a rescan.
     NeedsRescan(bool),
-    /// How many groups were removed.
+    /// The number of groups that were removed.
     Removed(u64),
 }
 
-/// Quotas as a whole.
+/// The state of quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Whether the numbers are reliable.
     pub consistent: bool,
-    /// The first address that a running rescan has not counted.
+    /// The first address that a running rescan has not counted yet; `None` if no rescan is running.
     pub rescan: Option<u64>,
 }
 
-/// A group as it travels; the fields are those of [`QgroupInfo`].
+/// A group as sent to the client. The fields are those of [`QgroupInfo`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "QgroupInfo documents the fields")]
 pub struct Group {
@@ -193,5 +193,5 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     })
 }
 
-/// Most groups of a page.
+/// The largest number of groups in a page.
 const PAGE: usize = 500;

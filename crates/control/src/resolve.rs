@@ -1,4 +1,4 @@
-//! Commands that lead from numbers back to paths.
+//! Commands that find the paths of addresses, inodes and subvolumes.
 //!
 //! | command           | needs                                                          |
 //! |-------------------|----------------------------------------------------------------|
@@ -13,47 +13,48 @@ use ubtrfs_fs::InodeId;
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
 
-/// A question about numbers.
+/// A command that finds paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Paths of all files that use the data at an address: [`Response::Paths`].
+    /// Returns the paths of all files that use the data at an address: [`Response::Paths`].
     Logical {
         /// The address.
         bytenr: u64,
-        /// All uses of the extent that holds it, not only of this byte.
+        /// Whether to include all users of the extent that holds the address, not only users of
+        /// that byte.
         whole_extent: bool,
     },
-    /// All paths of an inode: [`Response::Paths`].
+    /// Returns all paths of an inode: [`Response::Paths`].
     Inode {
-        /// A file of the subvolume.
+        /// Any file of the subvolume.
         of: FileNr,
         /// The inode number.
         ino: u64,
     },
-    /// The path of a subvolume: [`Response::Paths`].
+    /// Returns the path of a subvolume: [`Response::Paths`].
     Subvolume {
-        /// Its id.
+        /// The subvolume's id.
         id: u64,
     },
-    /// The id of the subvolume that holds a file: [`Response::Id`].
+    /// Returns the id of the subvolume that holds a file: [`Response::Id`].
     RootId {
         /// The file.
         of: FileNr,
     },
 }
 
-/// The answer.
+/// The result of a command that finds paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// Paths from the top level, without a slash in front.
+    /// Paths from the top level, without a leading slash.
     Paths(Vec<PathBytes>),
     /// An id.
     Id(u64),
 }
 
-/// A path as it travels.
+/// A path as sent to the client.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PathBytes(#[serde(with = "crate::bytes")] pub Vec<u8>);
 
@@ -86,5 +87,5 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
     Ok(Response::Paths(paths.into_iter().take(MOST).map(PathBytes).collect()))
 }
 
-/// Most paths of an answer.
+/// The largest number of paths in an answer.
 const MOST: usize = 4096;

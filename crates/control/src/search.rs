@@ -3,9 +3,9 @@
 //! | command           | needs                                                                              |
 //! |-------------------|------------------------------------------------------------------------------------|
 //! | items             | the rights of an administrator ([`Context::require_admin`])                        |
-//! | path              | the rights of an administrator; nothing for the root directory of a subvolume      |
-//! | children          | nothing but a file of the subvolume                                                |
-//! | name and path of a child | read and search of the directories on the path below file 0                 |
+//! | path              | the rights of an administrator; none for the root directory of a subvolume         |
+//! | children          | only an open file of the subvolume                                                 |
+//! | name and path of a child | permission to read and search the directories on the path below file 0      |
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -20,48 +20,49 @@ use crate::failure::{Failure, Result};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Items of a tree in ascending order of their keys: [`Response::Items`].
+    /// Returns items of a tree in ascending order of their keys: [`Response::Items`].
     Items(Range),
-    /// The path of an inode from its subvolume's root: [`Response::Path`].
+    /// Returns the path of an inode from its subvolume's root: [`Response::Path`].
     Path {
-        /// The subvolume; none for that of file 0.
+        /// The subvolume; `None` means the one that holds file 0.
         tree: Option<u64>,
         /// The inode.
         inode: u64,
     },
-    /// The subvolumes whose names the subvolume of a file holds, by id: [`Response::Children`].
+    /// Returns the subvolumes whose names lie in the subvolume of a file, in order of id:
+    /// [`Response::Children`].
     Children {
-        /// Any file of it.
+        /// Any file of the parent subvolume.
         of: FileNr,
         /// The first id.
         from: u64,
     },
-    /// Name and place of a subvolume below a directory: [`Response::Child`].
+    /// Returns the name and path of a subvolume below a directory: [`Response::Child`].
     Child {
         /// The directory.
         below: FileNr,
-        /// The subvolume.
+        /// The subvolume's id.
         subvolume: u64,
-        /// The directory that holds its name.
+        /// The inode number of the directory that holds the subvolume's name.
         dirid: u64,
     },
 }
 
-/// Items to look for.
+/// The range of items to return, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Range {
-    /// The tree; none for the subvolume of file 0.
+    /// The tree; `None` means the subvolume that holds file 0.
     pub tree: Option<u64>,
     /// The first key: objectid, type, offset.
     pub min: (u64, u8, u64),
     /// The last key.
     pub max: (u64, u8, u64),
-    /// The least and the greatest generation of leaves.
+    /// The lowest and the highest generation of leaves to look at.
     pub generations: (u64, u64),
-    /// Most items.
+    /// The largest number of items to return.
     pub nr_items: u32,
-    /// Most bytes of items, each with 32 bytes of its header.
+    /// The largest number of bytes to return; each item counts with a header of 32 bytes.
     pub len_bytes: u32,
 }
 
@@ -69,24 +70,24 @@ pub struct Range {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// Items that fit.
+    /// The first items of the range, as many as fit the limits.
     Items(Vec<Item>),
-    /// A path without a slash at its start and end, and the subvolume that it starts in.
+    /// The result of [`Request::Path`].
     Path {
-        /// The subvolume.
+        /// The subvolume's id.
         tree: u64,
-        /// The path.
+        /// The path, without a slash at its start and end.
         #[serde(with = "crate::bytes")]
         path: Vec<u8>,
     },
-    /// Subvolumes, each with the directory that holds its name.
+    /// Ids of subvolumes, each with the inode number of the directory that holds its name.
     Children(Vec<(u64, u64)>),
-    /// Name and place of a subvolume.
+    /// The result of [`Request::Child`].
     Child {
-        /// Its name.
+        /// The subvolume's name.
         #[serde(with = "crate::bytes")]
         name: Vec<u8>,
-        /// The path of the directory that holds it, without a slash at its start and end.
+        /// The path of the directory that holds the name, without a slash at its start and end.
         #[serde(with = "crate::bytes")]
         path: Vec<u8>,
     },
@@ -95,11 +96,11 @@ pub enum Response {
 /// An item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
-    /// The generation of its leaf.
+    /// The generation of the item's leaf.
     pub generation: u64,
-    /// Its key: objectid, type, offset.
+    /// The key: objectid, type, offset.
     pub key: (u64, u8, u64),
-    /// Its bytes.
+    /// The item's bytes.
     #[serde(with = "crate::bytes::hex")]
     pub bytes: Vec<u8>,
 }
@@ -143,7 +144,7 @@ fn path(context: &Context<'_>, tree: Option<u64>, inode: u64) -> Result<Response
     let own = context.inode(0)?.root;
     let id = InodeId { root: tree.map_or(own, RootId), ino: Ino(inode) };
     if id == InodeId::root_of(id.root) {
-        // As on Linux, which does not look whether there is such a subvolume.
+        // Linux does not check that the subvolume exists either.
         return Ok(Response::Path { tree: id.root.0, path: Vec::new() });
     }
     context.require_admin()?;
@@ -163,7 +164,8 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
     if info.parent != Some(top.root) || info.dirid != dirid {
         return Err(Error::NotFound.into());
     }
-    // From the name's directory up to the given one; the way must lead there.
+    // Climb from the directory that holds the name up to file 0. If the climb does not reach it, access is
+    // denied.
     let mut dir = InodeId { root: top.root, ino: dirid };
     let mut names = Vec::new();
     for _ in 0..NESTING_MAX {
@@ -183,12 +185,12 @@ fn child(context: &Context<'_>, below: FileNr, subvolume: RootId, dirid: Ino) ->
     Err(Error::AccessDenied.into())
 }
 
-/// Bytes of an item's header in the answer of the ioctl.
+/// Length of an item's header in the ioctl's answer.
 const HEADER_LEN: usize = 32;
-/// Most items and bytes of an answer.
+/// The largest numbers of items and of bytes in an answer.
 const ITEMS_MAX: usize = 100_000;
 const LEN_MAX: usize = 8 << 20;
-/// Children of one answer: one more than the ioctl has room for.
+/// The largest number of children in one answer: one more than the ioctl has room for.
 const CHILDREN_MAX: usize = 256;
-/// Longer paths are damage.
+/// Deeper nesting of directories is treated as damage.
 const NESTING_MAX: usize = 4096;

@@ -1,8 +1,9 @@
 //! The mount's end of the control socket.
 //!
-//! The server listens on an abstract socket with a random name. The name is the value of an extended attribute that is
-//! not on disk, for everyone who may read a file of the mount. But any user can connect: names of abstract sockets are
-//! no secret. So a request has to come with an open file of the mount, which proves that its sender may enter.
+//! The server listens on an abstract socket with a random name. Everyone who may read a file of the mount can read the
+//! name from an extended attribute, which is not on disk. Names of abstract sockets are public, so any user can
+//! connect. A request therefore has to include an open file of the mount, which proves that its sender may enter the
+//! mount.
 //!
 //! ```text
 //! connected --request--> executing --result--> closed
@@ -11,15 +12,15 @@
 //! ```
 //!
 //! - K1. A thread accepts connections as they arrive, so the listener's queue stays free.
-//! - K2. A user has at most [`USER_MAX`] connections, root and the mount's owner [`OWNER_MAX`] each. All other users have
-//!   at most [`OTHERS_MAX`] together. A connection beyond these limits is told so and closed. Waiting for the unmount has
-//!   limits of its own of the same sizes.
-//! - K3. No end waits for the other for ever (W1 of `wire`). A connection that has not sent its request within
+//! - K2. An ordinary user has at most [`USER_MAX`] connections, root and the mount's owner have [`OWNER_MAX`] each. All
+//!   ordinary users together have at most [`OTHERS_MAX`]. A connection beyond these limits gets an error and is closed.
+//!   Connections that wait for the unmount are counted separately, with the same limits.
+//! - K3. Neither end waits for the other forever (W1 of `wire`). A connection that has not sent its request within
 //!   [`REQUEST_PATIENCE`] is closed.
-//! - K4. Each connection has a thread of its own, so it never holds up another one, or the mount.
-//! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for these, so that the
-//!   devices are closed when umount gets its answer.
-//! - K6. The descriptors of a request are closed before its answer is sent: they keep the mount busy.
+//! - K4. Each connection has its own thread, so it never blocks another connection or the mount.
+//! - K5. A thread holds the filesystem only while it executes a command. [`Server::stop`] waits for running commands,
+//!   so that the devices are closed when umount gets its answer.
+//! - K6. The descriptors of a request are closed before its answer is sent, because they keep the mount busy.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -67,13 +68,13 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The filesystem and its surroundings; none before the mount is served, and after it.
+    /// The filesystem and its host; `None` before the mount is served and after it.
     served: Option<Served>,
     /// The user of each connection that has a thread.
     connected: Vec<u32>,
     /// Commands that hold the filesystem (K5).
     running: Vec<Arc<Job>>,
-    /// Connections that wait for the unmount, with their users.
+    /// Connections that wait for the unmount, each with its user.
     waiting: Vec<(u32, Wire)>,
 }
 
@@ -91,7 +92,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Server {
-    /// Listens. The mount's owner is the user of this process now, even if confinement changes it later.
+    /// Creates the socket and listens on it. The user of this process at this time is the mount's owner, even if
+    /// confinement changes the user later.
     pub fn listen() -> io::Result<Self> {
         let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         let name = format!("ubtrfs-{}", random.trim()).into_bytes();
@@ -112,17 +114,17 @@ impl Server {
         &self.name
     }
 
-    /// From now on commands are executed on this filesystem. Before, only waiting for the unmount is possible.
+    /// Starts executing commands on this filesystem. Before this call, clients can only wait for the unmount.
     pub fn serve(&self, fs: &Arc<Fs>, host: Arc<dyn Host>, processes: Arc<dyn Processes>) {
         self.shared.state.lock().served = Some(Served { fs: Arc::downgrade(fs), host, processes });
     }
 
-    /// Cancels commands from elsewhere, such as a signal handler.
+    /// Returns a handle that cancels commands from elsewhere, such as a signal handler.
     pub fn canceller(&self) -> Canceller {
         Canceller(Arc::clone(&self.shared))
     }
 
-    /// Takes no more commands, cancels those that run, and waits for their end (K5).
+    /// Refuses new commands, cancels the running ones, and waits for their end (K5).
     pub fn stop(&self) {
         self.shared.state.lock().served = None;
         self.canceller().cancel_all();
@@ -132,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Sends the result of the last commit to all that wait for the unmount.
+    /// Sends the result of the last commit to all connections that wait for the unmount.
     pub fn finish(mut self, failure: Option<&str>) {
         self.stop();
         // Queued connections are still accepted; later ones are refused.
@@ -143,7 +145,7 @@ impl Server {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        // A connection may be about to say that it waits.
+        // A client that has connected may still be sending its request to wait.
         let mut state = self.shared.state.lock();
         let until = Instant::now() + LAST_PATIENCE;
         while !state.connected.is_empty() {
@@ -164,8 +166,8 @@ impl Server {
 }
 
 impl Canceller {
-    /// Cancels the commands that run now and may be cancelled. The descriptors of others keep the mount busy until they
-    /// are done.
+    /// Cancels the running commands. The mount stays busy until commands that ignore the cancellation have ended,
+    /// because their descriptors stay open.
     pub fn cancel_all(&self) {
         for job in &self.0.state.lock().running {
             job.cancel();
@@ -173,7 +175,7 @@ impl Canceller {
     }
 }
 
-/// K1
+/// Accepts connections until the server ends (K1).
 fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
     loop {
         match listener.accept() {
@@ -210,7 +212,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     });
 }
 
-/// A place in [`State::connected`], given back on drop.
+/// An entry of [`State::connected`], removed on drop.
 struct Connected {
     shared: Arc<Shared>,
     user: u32,
@@ -234,7 +236,7 @@ struct Peer {
     pid: u32,
 }
 
-/// K2
+/// Whether `user` may have one more connection beside those of `users` (K2).
 fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
     let is_other = |user: u32| user != 0 && user != owner;
     let (mut of_user, mut of_others) = (0, 0);
@@ -245,7 +247,7 @@ fn has_room(users: impl Iterator<Item = u32>, user: u32, owner: u32) -> bool {
     if is_other(user) { of_user < USER_MAX && of_others < OTHERS_MAX } else { of_user < OWNER_MAX }
 }
 
-/// Receives the request of a connection, and answers it.
+/// Receives and answers the request of a connection.
 fn converse(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
     let received = wire.receive(REQUEST_MAX, Some(Instant::now() + REQUEST_PATIENCE));
     let failed = |text: &str| Err(Failure::new(Errno::PROTO, text));
@@ -270,7 +272,7 @@ fn converse(wire: Wire, peer: Peer, shared: &Arc<Shared>) {
     }
 }
 
-/// Adds a connection to those that wait (K2).
+/// Adds a connection to those that wait for the unmount, if there is room (K2).
 fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
     let mut state = shared.state.lock();
     let users = |state: &State| state.waiting.iter().map(|(user, _)| *user).collect::<Vec<_>>();
@@ -285,7 +287,8 @@ fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
 fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame: Frame) -> Result<Response> {
     let unmounted = || Failure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
     let served = shared.state.lock().served.clone().ok_or_else(unmounted)?;
-    // A descriptor may belong to another filesystem, which may never answer. So the filesystem is taken only later (K5).
+    // A descriptor may belong to another filesystem that never answers, so the files are looked up before the command
+    // starts to hold this filesystem (K5).
     let opened = frame.files.iter().map(|file| served.host.file(file.as_fd())).collect::<Result<Vec<_>>>()?;
     if opened.is_empty() {
         return Err(Failure::new(Errno::BADF, "a command has to come with an open file of the mount"));
@@ -319,14 +322,14 @@ fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame
     let thread = thread::Builder::new().name("control-command".to_owned());
     thread
         .spawn(move || {
-            // Without a client nobody listens.
+            // Sending fails only if the receiver is gone, and then nobody needs the result.
             let _ = send.send(work());
         })
         .map_err(no_thread)?;
     watch(wire, &job, &results, ends_with_client)
 }
 
-/// Sends progress until the result is there; cancels the job when the client goes away.
+/// Sends progress until the result arrives. Cancels the job when the client goes away.
 fn watch(
     wire: &Wire,
     job: &Job,
@@ -343,7 +346,7 @@ fn watch(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
             Ok(result) => {
-                // The rest of a frame that was begun comes first.
+                // Complete the frame that is partly sent before the answer.
                 let _ = wire.finish(&mut out);
                 return result;
             }
@@ -359,7 +362,7 @@ fn watch(
         }
         let now = job.progress();
         let now = Progress { done: now.done, total: now.total, step: now.step };
-        // A client that does not read gets less often told (K3).
+        // A client that reads slowly gets fewer progress messages (K3).
         if matches!(wire.push(&mut out, &[]), Ok(true))
             && now != shown
             && let Ok(bytes) = encode_answer(&Answer::Progress(now.clone()))
@@ -371,7 +374,7 @@ fn watch(
     }
 }
 
-/// A command that holds the filesystem; it has ended when this is dropped (K5).
+/// Marks a command that holds the filesystem until this value is dropped (K5).
 struct Running {
     shared: Arc<Shared>,
     job: Arc<Job>,
@@ -393,7 +396,7 @@ impl Drop for Running {
     }
 }
 
-/// Sends as much of an answer as fits at once: into an empty socket, all of it.
+/// Sends as much of an answer as fits without waiting. A short answer fits an empty socket whole.
 fn answer_at_once(wire: &Wire, answer: &Answer) {
     if let Ok(bytes) = encode_answer(answer)
         && let Ok(mut out) = Outgoing::new(&bytes)
@@ -402,15 +405,15 @@ fn answer_at_once(wire: &Wire, answer: &Answer) {
     }
 }
 
-/// Connections of one ordinary user.
+/// The largest number of connections of one ordinary user.
 const USER_MAX: usize = 8;
-/// Connections of root, and of the mount's owner.
+/// The largest number of connections of root, and of the mount's owner.
 const OWNER_MAX: usize = 128;
-/// Connections of all other users together.
+/// The largest number of connections of all ordinary users together.
 const OTHERS_MAX: usize = 64;
 const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
-/// How often progress is shown, and a client that went away is noticed.
+/// The interval at which progress is sent and a client that went away is noticed.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// How long the end waits for connections that have said nothing yet.
+/// How long [`Server::finish`] waits for connections that have not sent a request yet.
 const LAST_PATIENCE: Duration = Duration::from_millis(200);

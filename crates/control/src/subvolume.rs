@@ -2,7 +2,7 @@
 //!
 //! | command            | needs                                                                                    |
 //! |--------------------|------------------------------------------------------------------------------------------|
-//! | info, default      | nothing but the file                                                                     |
+//! | info, default      | only an open file                                                                        |
 //! | create             | write and search of the directory                                                        |
 //! | snapshot           | write and search of the directory, and ownership of the source's root directory          |
 //! | delete             | `user_subvol_rm_allowed`, write and search of the directory and of the subvolume's root directory, the rule of unlink for sticky directories, and that the subvolume is not read-only |
@@ -10,10 +10,10 @@
 //! | set read-only      | ownership of the subvolume's root directory                                              |
 //! | set default, list, sync | the rights of an administrator ([`Context::require_admin`])                         |
 //!
-//! rmdir also removes an empty subvolume, and needs the rights that it needs for any directory.
+//! rmdir also removes an empty subvolume, with the rights that it needs for any directory.
 //!
-//! - U1. Root may do everything. Only root and the user who mounted see the paths of all subvolumes; other users see the
-//!   path of the subvolume that they are in.
+//! - U1. Root may run every command. Only root and the user who mounted see the paths of all subvolumes. Other users
+//!   see only the path of the subvolume that holds their file.
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use crate::caller::permit;
 use crate::execute::{Context, FileNr};
 use crate::failure::{Failure, Result};
 
-/// A command on subvolumes. Ids are those of subvolumes.
+/// A command on subvolumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
@@ -36,12 +36,12 @@ pub enum Request {
         /// The file.
         of: FileNr,
     },
-    /// All subvolumes in order of id, a page at a time: [`Response::Page`].
+    /// Lists all subvolumes in order of id, a page at a time: [`Response::Page`].
     List {
         /// The first id.
         from: u64,
     },
-    /// Makes an empty subvolume.
+    /// Creates an empty subvolume.
     Create {
         /// The directory of the name.
         dir: FileNr,
@@ -54,9 +54,9 @@ pub enum Request {
         #[serde(default)]
         qgroups: Vec<u64>,
     },
-    /// Makes a snapshot.
+    /// Creates a snapshot.
     Snapshot {
-        /// The root directory of the subvolume.
+        /// The root directory of the source subvolume.
         source: FileNr,
         /// The directory of the name.
         dir: FileNr,
@@ -79,16 +79,16 @@ pub enum Request {
     },
     /// Makes a subvolume read-only or writable.
     SetReadOnly {
-        /// Its root directory.
+        /// The subvolume's root directory.
         of: FileNr,
-        /// Whether it is read-only from now on.
+        /// Whether to make it read-only.
         read_only: bool,
     },
-    /// The subvolume that is mounted by default: [`Response::Default`].
+    /// Returns the subvolume that is mounted by default: [`Response::Default`].
     Default,
     /// Sets the subvolume that is mounted by default.
     SetDefault {
-        /// Its id; none for the subvolume whose root directory is file 0.
+        /// The subvolume's id; `None` means the subvolume whose root directory is file 0.
         id: Option<u64>,
     },
     /// Frees the space of deleted subvolumes now.
@@ -99,11 +99,11 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// It is done.
+    /// The command succeeded.
     Done,
     /// The subvolume that holds a file.
     Info {
-        /// Whether the file is its root directory.
+        /// Whether the file is the subvolume's root directory.
         is_root: bool,
         /// The subvolume.
         subvolume: Subvolume,
@@ -112,7 +112,7 @@ pub enum Response {
     Page(Vec<Subvolume>),
     /// The default subvolume.
     Default {
-        /// Its id.
+        /// The subvolume's id.
         id: u64,
     },
 }
@@ -185,7 +185,7 @@ fn snapshot(
     Ok(())
 }
 
-/// Quota groups that a new one joins: for administrators, as all changes of quotas.
+/// The quota groups that a new subvolume joins. Only administrators may name any, as for all changes of quotas.
 fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
     if !qgroups.is_empty() {
         context.require_admin()?;
@@ -231,7 +231,7 @@ fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Tells apart the reasons for which a subvolume may not be deleted; all have one error number.
+/// Explains why a subvolume cannot be deleted, because several reasons share one error number.
 fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: Error) -> Failure {
     let failure = Failure::from(error);
     if failure.errno() != Errno::PERM {
@@ -284,7 +284,7 @@ fn check_owner(context: &Context<'_>, subvolume: RootId) -> Result<()> {
     permit(is_owner, "the subvolume's root directory is somebody else's")
 }
 
-/// The subvolume whose root directory an inode is.
+/// The subvolume whose root directory is `id`. Fails for any other inode.
 fn root_of(id: InodeId) -> Result<RootId> {
     if id == InodeId::root_of(id.root) { Ok(id.root) } else { Err(Error::InvalidArgument("not a subvolume").into()) }
 }
@@ -299,15 +299,15 @@ fn check_name(name: &[u8]) -> Result<()> {
     })
 }
 
-/// Most subvolumes of a page.
+/// The largest number of subvolumes in a page.
 const PAGE: usize = 1000;
 const NAME_MAX: usize = 255;
 const STICKY: u32 = 0o1000;
-/// Flags of inodes, as `chattr` sets them (linux/fs.h).
+/// The inode flags that `chattr` sets (linux/fs.h).
 const FS_IMMUTABLE_FL: u32 = 0x10;
 const FS_APPEND_FL: u32 = 0x20;
 
-/// A subvolume as it travels; the fields are those of [`SubvolumeInfo`].
+/// A subvolume as sent to the client. The fields are those of [`SubvolumeInfo`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "SubvolumeInfo documents the fields")]
 pub struct Subvolume {

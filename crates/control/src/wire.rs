@@ -1,9 +1,10 @@
-//! Frames: a length (4 bytes, little-endian) and so many bytes. Descriptors travel with the first byte of a frame.
+//! Frames: a length (4 bytes, little-endian), followed by that many bytes. Descriptors are sent with the first byte of
+//! a frame.
 //!
-//! - W1. No end waits for the other for ever: reading a frame has a deadline, and writing gives up when the other end
-//!   takes nothing for a while.
-//! - W2. A length is believed as far as bytes arrive: memory grows with what the other end has sent.
-//! - W3. A frame that is too long, or comes with too many descriptors, is an error. Descriptors are closed then.
+//! - W1. Neither end waits for the other forever: reading a frame has a deadline, and writing gives up if the other
+//!   end reads nothing for [`WRITE_PATIENCE`].
+//! - W2. Memory grows with the bytes that have arrived, not with the length that the other end announces.
+//! - W3. A frame that is too long or has too many descriptors is an error, and its descriptors are closed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,18 +19,18 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-/// Longest request.
+/// The greatest length of a request.
 pub(crate) const REQUEST_MAX: usize = 64 << 10;
-/// Longest answer.
+/// The greatest length of an answer.
 pub(crate) const ANSWER_MAX: usize = 64 << 20;
-/// Most files of a request.
+/// The largest number of files in a request.
 pub(crate) const FILES_MAX: usize = 4;
-/// A writer gives up when the other end takes nothing for this long.
+/// A writer gives up if the other end reads nothing for this long.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes read at once.
 const PIECE: usize = 16 << 10;
 
-/// One end of a connection. It does not block: waiting is done by `poll`, with limits.
+/// One end of a connection. The socket is non-blocking; waiting is done by `poll`, with time limits.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: UnixStream,
@@ -57,8 +58,8 @@ impl Wire {
         self.stream
     }
 
-    /// Receives a frame as [`Self::receive`] does, once its first byte is there; fails with `WouldBlock` if none comes
-    /// within `patience`.
+    /// Waits for the first byte of a frame, then receives the frame as [`Self::receive`] does. Fails with `WouldBlock`
+    /// if no byte arrives within `patience`.
     pub(crate) fn receive_within(&self, max: usize, patience: Duration) -> io::Result<Option<Frame>> {
         match self.wait(PollFlags::IN, Some(Instant::now() + patience)) {
             Ok(()) if self.has_ended() => self.receive(max, None),
@@ -136,7 +137,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends as much of a frame as the other end takes now; returns whether all of it is sent.
+    /// Sends as much of a frame as fits without waiting. Returns whether the whole frame is sent.
     pub(crate) fn push(&self, out: &mut Outgoing, files: &[BorrowedFd<'_>]) -> io::Result<bool> {
         while out.sent < out.bytes.len() {
             let mut space = [const { MaybeUninit::<u8>::uninit() }; rustix::cmsg_space!(ScmRights(FILES_MAX))];
@@ -155,7 +156,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// Whether the other end has closed, or sent something, which a client does only to cancel.
+    /// Whether the other end has closed the connection or sent something. A client sends more only to cancel.
     pub(crate) fn has_ended(&self) -> bool {
         let mut byte = [0];
         !matches!(
@@ -170,7 +171,7 @@ impl Wire {
         if timeout.is_some_and(|left| left.is_zero()) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // An overlong wait is as good as none at all.
+        // A timeout that is too long to represent means no timeout.
         let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut [PollFd::from_borrowed_fd(self.stream.as_fd(), events)], timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -179,7 +180,7 @@ impl Wire {
     }
 }
 
-/// A frame that is partly sent.
+/// A frame that may be partly sent.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     bytes: Vec<u8>,
@@ -187,7 +188,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A frame of which nothing is left to send.
+    /// An empty frame: nothing is left to send.
     pub(crate) fn nothing() -> Self {
         Self { bytes: Vec::new(), sent: 0 }
     }

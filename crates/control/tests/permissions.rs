@@ -56,7 +56,7 @@ impl Bed {
         ubtrfs_control::execute(&context, request).map(|_| ())
     }
 
-    /// The error numbers of each of [`CALLERS`], each on a new filesystem.
+    /// The error number that each of [`CALLERS`] gets, each on a new filesystem.
     fn each(options: &str, request: &Request, files: &[&str]) -> [i32; 5] {
         CALLERS.map(|uid| {
             let bed = Self::new(options);
@@ -172,7 +172,7 @@ fn files_are_cloned_by_those_who_have_them_open_for_it() {
     assert_eq!(call(OTHER, true, true, file::Request::Clone(ranges)), OK);
     assert_eq!(call(USER, true, false, file::Request::Clone(ranges)), badf);
     assert_eq!(call(USER, false, true, file::Request::Clone(ranges)), badf);
-    // Sharing what is the same anyway also needs no more than ownership.
+    // Dedupe does not change content, so ownership of the target suffices.
     let dedupe = |uid, is_writable| call(uid, true, is_writable, file::Request::Dedupe(ranges));
     assert_eq!([dedupe(OTHER, true), dedupe(OTHER, false), dedupe(USER, false), dedupe(0, false)], [OK, PERM, OK, OK]);
 }

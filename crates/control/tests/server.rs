@@ -1,5 +1,5 @@
-//! The control socket between a server and many clients, some of which misbehave: nothing that a client does holds up
-//! another one, and the server ends when it is told to.
+//! Tests of the control socket with many clients, some of which misbehave: no client blocks another one, and the server
+//! ends when it is told to.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -45,7 +45,7 @@ impl Bed {
         UnixStream::connect_addr(&SocketAddr::from_abstract_name(self.server.name()).unwrap()).unwrap()
     }
 
-    /// Makes subvolume NAME at the root.
+    /// Creates subvolume `name` at the root.
     fn create(&self, name: &str) -> Result<subvolume::Response, Failure> {
         let dir = OpenedFile::Descriptor(self.host.open(self.fs.root()));
         let request = subvolume::Request::Create { dir: 0, name: name.into(), umask: 0, qgroups: Vec::new() };
@@ -56,8 +56,8 @@ impl Bed {
         assert!(!self.channel().subvolumes().unwrap().is_empty());
     }
 
-    /// Makes the next changing command wait until the returned sender sends or is dropped; also returns the signal that
-    /// it waits.
+    /// Makes the next changing command wait until the returned sender sends or is dropped. The returned receiver gets a
+    /// message when the command waits.
     fn hold_next_change(&self) -> (mpsc::Sender<()>, mpsc::Receiver<()>) {
         let (go, wait) = mpsc::channel();
         let (reached, arrived) = mpsc::channel();
@@ -81,7 +81,7 @@ impl Bed {
     }
 }
 
-/// The request to free the space of deleted subvolumes, which is a long one.
+/// A long request: freeing the space of deleted subvolumes.
 fn long() -> Request {
     Request::Subvolume(subvolume::Request::Sync)
 }
@@ -142,7 +142,7 @@ fn garbage_is_refused_and_harms_nobody() {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let len = usize::try_from(rng.next_u64() % 600).unwrap();
         let body = match round % 4 {
-            // Bytes without a meaning.
+            // Random bytes.
             0 => rng.bytes(len),
             // JSON with a changed byte.
             1 | 2 => {
@@ -218,7 +218,7 @@ fn a_client_that_goes_away_ends_its_long_command() {
     arrived.recv().unwrap();
     bed.works();
     drop(client);
-    // The server looks for this a few times a second.
+    // The server checks for clients that went away a few times a second.
     thread::sleep(Duration::from_millis(700));
     drop(go);
     *bed.host.before_change.lock() = None;
@@ -316,7 +316,7 @@ fn answers_of_another_version_are_an_error_in_one_line() {
 #[test]
 fn waiting_for_the_unmount_has_few_places_and_closed_ones_do_not_count() {
     let bed = Bed::new();
-    // This is the state after many attempts to unmount a busy mount.
+    // Many attempts to unmount a busy mount leave this state.
     for _ in 0..2000 {
         drop(connect_to_unmount(bed.server.name()));
     }

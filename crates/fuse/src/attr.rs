@@ -1,13 +1,13 @@
-//! Attributes between `fs` and the protocol.
+//! Converts attributes between `fs` and the protocol.
 
 use ubtrfs_format::item::{FileType, Timespec};
 use ubtrfs_fs::{Attr, SetTime, mode};
 
 use crate::protocol::{self, Time};
 
-/// Attributes as the protocol carries them, with `ino` for the inode number.
+/// Converts attributes to the protocol's struct, with `ino` as the inode number.
 pub(crate) fn wire_attr(attr: &Attr, ino: u64) -> protocol::Attr {
-    // An invalid type shows as a regular file, reading it fails in `fs`.
+    // An inode of invalid type is shown as a regular file; `fs` refuses to read it.
     let kind = match attr.mode & mode::TYPE {
         kind @ (mode::DIRECTORY | mode::SYMLINK | mode::CHAR | mode::BLOCK | mode::FIFO | mode::SOCKET) => kind,
         _ => mode::REGULAR,
@@ -44,23 +44,23 @@ pub(crate) fn entry_kind(kind: FileType) -> u32 {
     mode >> 12
 }
 
-/// A time on disk, whatever it holds.
+/// Converts a time on disk, which may hold any values.
 fn time(time: Timespec) -> Time {
     Time { sec: time.sec, nsec: time.nsec.min(999_999_999) }
 }
 
-/// A time that the kernel sent.
+/// Converts a time that the kernel sent.
 pub(crate) fn timespec(time: Time) -> Timespec {
     Timespec { sec: time.sec, nsec: time.nsec }
 }
 
-/// The clock's time.
+/// The current time.
 pub(crate) fn present_time() -> Timespec {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     Timespec { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or(0) }
 }
 
-/// A time of a setattr request; `None` is now.
+/// Converts a time of a setattr request; `None` means the current time.
 pub(crate) fn set_time(time: Option<Time>) -> SetTime {
     time.map_or(SetTime::Now, |time| SetTime::At(timespec(time)))
 }

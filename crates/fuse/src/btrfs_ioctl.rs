@@ -1,9 +1,9 @@
-//! The ioctls on a whole filesystem and on its trees, with Linux's numbers; they end in the commands of crate `control`.
-//! `subvolume_ioctl` has those on subvolumes.
+//! The ioctls on a whole filesystem and on its trees, with Linux's numbers. Each runs a command of crate `control`.
+//! `subvolume_ioctl` has the ioctls on subvolumes.
 //!
-//! These cannot come through FUSE, because they have arrays behind their arguments, or pointers and descriptors in them:
+//! FUSE cannot transport ioctls with arrays behind their arguments, or with pointers or descriptors in them:
 //! TREE_SEARCH_V2, SPACE_INFO, LOGICAL_INO, INO_PATHS, SEND, ENCODED_READ and ENCODED_WRITE. The control socket has
-//! commands in their place.
+//! commands for these.
 //!
 //! | ioctl          | argument, with the offsets of its fields                                                     |
 //! |----------------|----------------------------------------------------------------------------------------------|
@@ -55,7 +55,7 @@ impl From<Vec<u8>> for Answer {
 pub(crate) fn ioctl(command: &Command<'_>, cmd: u32, data: &[u8]) -> Option<Result<Answer>> {
     Some(match cmd {
         SYNC => sync(command).map(|()| Answer::default()),
-        // Starting a sync also waits for it: the answer comes when the transaction is durable.
+        // START_SYNC also waits: the answer is sent when the transaction is durable.
         START_SYNC => {
             sync(command).and_then(|()| info(command)).map(|info| info.generation.to_le_bytes().to_vec().into())
         }
@@ -116,7 +116,7 @@ fn fs_info(info: &Info) -> Vec<u8> {
     }
     out.extend(info.csum_type.to_le_bytes());
     out.extend(info.csum_size.to_le_bytes());
-    // FUSE does not show which fields the caller asks for, so it gets all of them.
+    // FUSE does not pass on which fields the caller requests, so the answer has all of them.
     const ALL_FIELDS: u64 = 7;
     out.extend(ALL_FIELDS.to_le_bytes());
     out.extend(info.generation.to_le_bytes());
@@ -157,7 +157,8 @@ fn resize(command: &Command<'_>, data: &[u8]) -> Result<()> {
     command.run(Request::Device(request)).map(|_| ())
 }
 
-/// Parses `[DEVID:][+|-]SIZE` or `[DEVID:]max`; a size is a number, which a letter multiplies by a power of 1024.
+/// Parses `[DEVID:][+|-]SIZE` or `[DEVID:]max`; a size is a number, optionally with a letter that multiplies it by a
+/// power of 1024.
 fn parse_resize(text: &[u8]) -> Option<device::Request> {
     let text = std::str::from_utf8(text).ok()?;
     let (devid, size) = match text.split_once(':') {
@@ -237,7 +238,7 @@ fn root_refs(command: &Command<'_>, data: &[u8]) -> Result<Answer> {
     }
     out.resize(ROOT_REFS_COUNT, 0);
     out.push(u8::try_from(shown.len()).unwrap_or(u8::MAX));
-    // More follow: the caller asks again with what it got.
+    // EOVERFLOW tells the caller that more follow.
     Ok(Answer { data: padded(out, ARGS_LEN), errno: (!is_all).then_some(Errno::OVERFLOW) })
 }
 
@@ -248,7 +249,7 @@ fn tree_search(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
         let bytes = head.get(offset..).and_then(<[u8]>::first_chunk::<4>).ok_or_else(short)?;
         Ok::<_, Failure>(u32::from_le_bytes(*bytes))
     };
-    // Types beyond a byte match no item.
+    // Item types above 255 match no item.
     let (min_type, max_type) = (small(56)?, small(60)?);
     let tree = at(0)?;
     let Ok(min_type) = u8::try_from(min_type) else { return Ok(found(head, &[])) };
@@ -266,7 +267,7 @@ fn tree_search(command: &Command<'_>, data: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// The answer of TREE_SEARCH: the request with the number of items; then each item with its header.
+/// The answer of TREE_SEARCH: the request with the number of items filled in, then each item after its header.
 fn found(head: &[u8], items: &[Item]) -> Vec<u8> {
     let mut out = head.to_vec();
     out[64..68].copy_from_slice(&u32::try_from(items.len()).unwrap_or(0).to_le_bytes());
@@ -280,7 +281,7 @@ fn found(head: &[u8], items: &[Item]) -> Vec<u8> {
     padded(out, ARGS_LEN)
 }
 
-/// Fails if there is no room for text and a zero.
+/// Fails if the text and a terminating zero do not fit into `room` bytes.
 fn fits(text: &[u8], room: usize) -> Result<()> {
     if text.len() < room { Ok(()) } else { Err(Error::NameTooLong.into()) }
 }
@@ -290,7 +291,7 @@ fn padded(mut bytes: Vec<u8>, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Bytes of most arguments.
+/// Length of the argument of most ioctls.
 const ARGS_LEN: usize = 4096;
 const FS_INFO_LEN: usize = 1024;
 const LABEL_LEN: usize = 256;
@@ -300,7 +301,7 @@ const SUBVOLUME_NAME_LEN: usize = 256;
 const ROOT_REFS: usize = 255;
 const ROOT_REFS_COUNT: usize = 4088;
 const SEARCH_HEAD: usize = 104;
-/// Bytes of items of TREE_SEARCH.
+/// Room for items in the argument of TREE_SEARCH.
 const SEARCH_LEN: u32 = 3992;
 
 #[cfg(test)]

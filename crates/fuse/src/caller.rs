@@ -46,8 +46,8 @@ impl Groups {
         self.is_capable(req, CAP_FOWNER)
     }
 
-    /// The caller that `fs` should see for a change of this attribute. `fs` knows no capabilities and lets only root
-    /// change `trusted` attributes. Linux requires CAP_SYS_ADMIN, which root may lack and another user may have.
+    /// The caller to pass to `fs` for a change of this attribute. `fs` knows no capabilities and lets only root change
+    /// `trusted` attributes. Linux requires CAP_SYS_ADMIN, which root may lack and another user may have.
     pub(crate) fn xattr_caller(&self, req: &Request<'_>, name: &[u8]) -> Result<Caller> {
         let caller = caller(req, 0);
         if !name.starts_with(b"trusted.") {
@@ -115,7 +115,7 @@ impl Processes for Groups {
     }
 }
 
-/// The caller as `fs` wants it.
+/// Converts the caller to the type that `fs` takes.
 pub(crate) fn caller(req: &Request<'_>, umask: u32) -> Caller {
     Caller { uid: req.uid, gid: req.gid, umask }
 }

@@ -1,6 +1,6 @@
-//! Where a reader of a directory stops: at the end that the directory had when reading began. Otherwise a program that
-//! renames files in a directory while it reads the directory would never finish, because each new name gets a higher
-//! offset.
+//! The point where a reader of a directory stops: the end that the directory had when reading began. Otherwise a
+//! program that renames files in a directory while it reads the directory would never finish, because each new name
+//! gets a higher offset.
 //!
 //! Directories are not opened (the kernel asks once whether it should), so the offset at which a reader continues
 //! identifies it.
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
 
-/// The ends of all current readers.
+/// The ends of the directory for all current readers.
 #[derive(Debug, Default)]
 pub(crate) struct DirEnds {
     inner: Mutex<Inner>,
@@ -20,14 +20,14 @@ pub(crate) struct DirEnds {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// From node and next offset to end and age.
+    /// Maps a node and the next offset to the end and the reader's age.
     readers: HashMap<(u64, u64), (u64, u64)>,
     by_age: BTreeMap<u64, (u64, u64)>,
     next_age: u64,
 }
 
 impl DirEnds {
-    /// Takes out the end of the reader that continues at `cookie`.
+    /// Removes and returns the end of the reader that continues at `cookie`.
     pub(crate) fn take(&self, node: u64, cookie: u64) -> Option<u64> {
         if cookie == 0 {
             return None;

@@ -1,4 +1,5 @@
-//! The mount as the commands of crate `control` use it: inodes behind descriptors, and the kernel's cache of names.
+//! [`MountHost`]: the mount as commands of crate `control` use it. It finds inodes behind descriptors, and makes
+//! the kernel forget changed names.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::name_cache::NameCache;
 use crate::node::Nodes;
 use crate::protocol;
 
-/// A mount, for the commands.
+/// A mount, as the [`Host`] of commands.
 #[derive(Debug)]
 pub(crate) struct MountHost {
     pub(crate) nodes: Arc<Nodes>,
@@ -28,14 +29,15 @@ pub(crate) struct MountHost {
     /// The user who mounted.
     owner: u32,
     fs: Weak<Fs>,
-    /// Known once it is mounted.
+    /// The device number, once the filesystem is mounted.
     device: OnceLock<u64>,
     /// Whether requests arrive through io_uring; known once the connection exists.
     pub(crate) has_rings: OnceLock<bool>,
 }
 
 impl MountHost {
-    /// The mount's owner is the user of this process now, even if confinement changes it later.
+    /// Makes the host. The user of this process at this time is the mount's owner, even if confinement changes the
+    /// user later.
     pub(crate) fn new(fs: &Arc<Fs>, groups: Groups, names: NameCache, activity: Arc<Activity>) -> Self {
         Self {
             nodes: Arc::new(Nodes::new(fs.root())),
@@ -49,7 +51,8 @@ impl MountHost {
         }
     }
 
-    /// Notes the device number of the mount. Sends no request to it: nobody would answer yet.
+    /// Notes the device number of the mount. Must not send a request to the mount, because the server does not
+    /// answer yet.
     pub(crate) fn mounted(&self, dir: &Path) {
         if let Some(device) = mount::find_mount(dir).and_then(|mount| mount.device_number()) {
             let _ = self.device.set(device);
@@ -65,7 +68,7 @@ impl MountHost {
         request: Request,
     ) -> ubtrfs_control::Result<Response> {
         let caller = self.groups.waiting_caller(req);
-        // The kernel does not tell how the files are open.
+        // The kernel does not say in which mode the files are open.
         let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false };
         let files: Vec<OpenFile> = ids.iter().map(opened).collect();
         execute(&Context { fs, host: self, caller: &caller, files: &files, job: &Job::new() }, request)
@@ -114,7 +117,7 @@ impl Host for MountHost {
     fn forget_name(&self, dir: InodeId, name: &[u8], deleted: Option<RootId>) {
         let dir = self.nodes.node(dir);
         let Some(deleted) = deleted else { return self.names.forget(dir, name) };
-        // By then the filesystem may be closed.
+        // The filesystem may be closed when the closure runs.
         let (fs, nodes) = (self.fs.clone(), Arc::clone(&self.nodes));
         self.names.forget_with(dir, name, move || {
             let used = fs.upgrade().map(|fs| fs.used_names_of_deleted(deleted)).unwrap_or_default();

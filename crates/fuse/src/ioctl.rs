@@ -1,6 +1,6 @@
 //! The ioctls on flags of files. Only ioctls whose argument has the length that the ioctl's number states reach a FUSE
 //! server: FICLONE, FIDEDUPERANGE and FIEMAP never arrive. The kernel also turns accesses to inode flags (`lsattr`,
-//! `chattr`) into ioctls. `btrfs_ioctl` and `subvolume_ioctl` have btrfs's own.
+//! `chattr`) into ioctls. `btrfs_ioctl` and `subvolume_ioctl` have the ioctls of btrfs.
 
 use ubtrfs_format::item::InodeFlags;
 use ubtrfs_fs::{Caller, Error, FlagRights, Fs, InodeId, Result};
@@ -17,11 +17,11 @@ const FS_APPEND_FL: u32 = 0x20;
 const FS_NODUMP_FL: u32 = 0x40;
 const FS_NOATIME_FL: u32 = 0x80;
 
-/// Each of these bits, with its bit in `fsxattr.fsx_xflags`.
+/// Each of the bits above, with its bit in `fsxattr.fsx_xflags`.
 const XFLAGS: [(u32, u32); 5] =
     [(FS_IMMUTABLE_FL, 0x8), (FS_APPEND_FL, 0x10), (FS_SYNC_FL, 0x20), (FS_NOATIME_FL, 0x40), (FS_NODUMP_FL, 0x80)];
 
-/// A caller, and how to look up its rights, which only some ioctls need.
+/// A caller, with a way to look up its rights, because only some ioctls need them.
 pub(crate) struct Asker<'a> {
     pub(crate) caller: Caller,
     pub(crate) flag_rights: &'a dyn Fn() -> FlagRights,

@@ -1,5 +1,5 @@
-//! The FUSE server: turns requests of the kernel into calls of `fs`. It only speaks the protocol, and decides nothing
-//! about the filesystem.
+//! The FUSE server: turns requests of the kernel into calls of `fs`. It implements only the protocol, and decides
+//! nothing about the filesystem.
 //!
 //! | module       | contents                                                    |
 //! |--------------|-------------------------------------------------------------|
@@ -7,7 +7,7 @@
 //! | `session`    | a mount's life from mounting to the last commit             |
 //! | `server`     | one handler for each request                                |
 //! | `protocol`   | decodes requests, encodes answers                           |
-//! | `transport`  | how they travel: /dev/fuse, rings of io_uring               |
+//! | `transport`  | carries requests and answers: /dev/fuse, io_uring rings     |
 //! | `node`       | node ids and inode numbers                                  |
 //! | `attr`       | attributes and times on the wire                            |
 //! | `caller`     | the caller's rights, and the mode bits that a change clears |
@@ -15,7 +15,7 @@
 //! | `ioctl`      | the ioctls on flags of files                                |
 //! | `btrfs_ioctl` | btrfs's ioctls on the whole filesystem                     |
 //! | `subvolume_ioctl` | the ioctls on subvolumes                                  |
-//! | `host`       | what commands of crate `control` need of a mount            |
+//! | `host`       | the mount as commands of crate `control` use it             |
 //! | `name_cache` | names that the kernel must forget                           |
 //! | `seek`       | data and holes of files that are being written              |
 //! | `sandbox`    | seccomp, Landlock and giving up root                        |

@@ -1,6 +1,6 @@
 //! Mounting and unmounting: by mount(2) where this process may, else through the setuid helper fusermount3.
 //!
-//! M1. [`check`] finds every mistake that shows without touching the filesystem, before the image is opened.
+//! M1. [`check`] runs before the image is opened, and finds every mistake that can be found without opening it.
 //! M2. The kernel decides who may enter the mount (`allow_other`). It also decides who may do what inside
 //!     (`default_permissions`), unless only root may enter. The server answers every request that arrives, also those
 //!     of the kernel's own writeback.
@@ -32,7 +32,7 @@ pub struct MountConfig {
     pub fsname: String,
     /// The part of the type after `fuse.` in the output of `mount`.
     pub subtype: &'static str,
-    /// Let other users in.
+    /// Let other users access the mount.
     pub allow_other: bool,
     /// Have the kernel check permissions even if only root may enter.
     pub default_permissions: bool,
@@ -97,10 +97,10 @@ impl MountConfig {
     }
 }
 
-/// Why mounting or unmounting failed: one line that says what to do.
+/// The reason why mounting or unmounting failed, as one line that says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// No FUSE in this kernel or container.
+    /// This kernel or container has no FUSE.
     #[error("/dev/fuse does not exist; load the module with: modprobe fuse (in a container, pass --device /dev/fuse)")]
     NoFuse,
     /// The device node cannot be opened.
@@ -111,7 +111,7 @@ pub enum MountError {
         "fusermount3 was not found, which mounting as an ordinary user needs; install the package fuse3, or mount as root"
     )]
     NoFusermount,
-    /// The helper asks for the user's name, and the user has none.
+    /// The helper needs the user's name, but the user has none.
     #[error(
         "fusermount3 refused: user id {0} has no entry in the list of users, which it asks for; add one to /etc/passwd, or mount as root"
     )]
@@ -122,10 +122,10 @@ pub enum MountError {
     /// The mount point does not exist.
     #[error("the mount point {0} does not exist; make it with: mkdir {0}")]
     NoDirectory(String),
-    /// Not a directory.
+    /// The mount point is not a directory.
     #[error("the mount point {0} is not a directory; give an empty directory")]
     NotDirectory(String),
-    /// Not empty.
+    /// The mount point is not empty.
     #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
     NotEmpty(String),
     /// The mount has no server any more.
@@ -139,7 +139,7 @@ pub enum MountError {
         /// Why.
         source: io::Error,
     },
-    /// The kernel and the server cannot agree.
+    /// The kernel and the server did not agree on a protocol.
     #[error("the FUSE session on {dir} failed: {source}")]
     Session {
         /// The mount point.
@@ -165,10 +165,10 @@ pub enum MountError {
         dir: String,
         /// The mounted device.
         mounted: String,
-        /// The given one.
+        /// The device that the caller named.
         given: String,
     },
-    /// In use.
+    /// The mount is in use.
     #[error("{0} is busy; end the programs that use it (see: fuser -vm {0}), or detach it with --lazy")]
     Busy(String),
     /// The system refused.
@@ -416,10 +416,10 @@ fn find_fusermount() -> Option<PathBuf> {
     std::env::split_paths(&path).chain(fixed).map(|dir| dir.join("fusermount3")).find(|file| file.is_file())
 }
 
-/// Unmounts. With `lazy` the mount disappears at once, and ends when its last user is gone.
+/// Unmounts. With `lazy` the mount disappears at once, and ends after its last use.
 ///
-/// While the mount is busy it tries for half a second: a process between fork and exec still holds its parent's open
-/// files.
+/// Retries for half a second while the mount is busy, because a process between fork and exec still holds its parent's
+/// open files.
 pub(crate) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     for _ in 0..BUSY_TRIES {
         match unmount_once(dir, lazy) {
@@ -472,7 +472,8 @@ fn refused_by_helper(text: &str) -> MountError {
     MountError::Fusermount(text.trim_start_matches("fusermount3: ").to_owned())
 }
 
-/// Makes the error of a path that cannot be opened; says so if it is in a mount whose server has ended.
+/// Makes the error for a path that cannot be opened. The error says so if the path is in a mount whose server has
+/// ended.
 pub fn cannot_open(path: &Path, source: io::Error) -> MountError {
     match has_server_ended(&source) {
         true => failed_in_mount(path, source),
@@ -480,7 +481,7 @@ pub fn cannot_open(path: &Path, source: io::Error) -> MountError {
     }
 }
 
-/// Makes the error of a failed call on a path in a mount; says so if the mount's server has ended.
+/// Makes the error for a failed call on a path in a mount. The error says so if the mount's server has ended.
 pub(crate) fn failed_in_mount(path: &Path, source: io::Error) -> MountError {
     if !has_server_ended(&source) {
         return MountError::Session { dir: path.display().to_string(), source };
@@ -501,7 +502,7 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
 pub(crate) struct MountInfo {
     pub(crate) dir: PathBuf,
     pub(crate) kind: String,
-    /// `major:minor`: equal wherever one filesystem is mounted, and reused after it is unmounted.
+    /// `major:minor`: equal for all mount points of one filesystem, and reused after its last unmount.
     pub(crate) device: Vec<u8>,
     /// The mounted device, as given.
     pub(crate) source: OsString,
@@ -522,8 +523,8 @@ pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
-/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may, and only after the
-/// kernel knows the server's limits. A failure only makes reading slower, so it is logged and ignored.
+/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may change it, and only
+/// after the kernel knows the server's limits. A failure only makes reading slower, so it is logged and ignored.
 pub(crate) fn set_read_ahead(dir: &Path) {
     let Some(mount) = find_mount(dir) else { return };
     let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&mount.device)).join("read_ahead_kb");
@@ -532,7 +533,7 @@ pub(crate) fn set_read_ahead(dir: &Path) {
     }
 }
 
-/// The size of the largest request.
+/// The read-ahead to set: the size of the largest request.
 const READ_AHEAD_KIB: u32 = crate::server::MAX_WRITE >> 10;
 
 /// All mounts of the device with this number: `mount --bind` shows one filesystem in several places.

@@ -1,8 +1,8 @@
-//! Tells the kernel to forget names and data that changed without a request of the kernel for them.
+//! Tells the kernel to forget names and data that changed without a request from the kernel.
 //!
-//! F1. Forgetting a name takes the kernel's lock of its directory. The caller of setxattr holds that lock until its
-//!     request is answered, so a separate thread tells the kernel. Only requests without that lock may wait for the
-//!     thread: ioctl and getxattr may, setxattr must not.
+//! F1. Forgetting a name takes the kernel's lock of its directory. The kernel holds that lock for a setxattr request
+//!     until it is answered, so a separate thread sends the notification. Only requests without that lock may wait for
+//!     the thread: ioctl and getxattr may, setxattr must not.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -60,7 +60,7 @@ impl NameCache {
             while !used().is_empty() {
                 std::thread::sleep(pause);
                 for (dir, name) in used() {
-                    // An error means that the name is forgotten already, or the filesystem unmounted.
+                    // An error means that the name is already forgotten, or that the filesystem is unmounted.
                     let _ = notifier.inval_entry(dir, &name);
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -71,8 +71,8 @@ impl NameCache {
         }
     }
 
-    /// Makes the kernel forget the pages and attributes of an inode. Its pages are locked meanwhile, so no request of the
-    /// kernel may wait for this.
+    /// Makes the kernel forget the pages and attributes of an inode. The kernel locks the pages for this, so no request
+    /// that the kernel waits for may wait for this.
     pub(crate) fn forget_data(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, 0, 0)
@@ -81,7 +81,7 @@ impl NameCache {
         }
     }
 
-    /// Waits until the kernel has been told everything that was pending at the call.
+    /// Waits until all notifications that were pending at the call have been sent.
     pub(crate) fn settle(&self) {
         let end = Instant::now() + PATIENCE;
         let mut state = self.untold.state.lock();

@@ -8,24 +8,22 @@
 //! | inode                                                              | node id and `st_ino`                      |
 //! |--------------------------------------------------------------------|-------------------------------------------|
 //! | root directory of the mount                                        | 1; `st_ino` is 256                        |
-//! | of the mounted subvolume, number below 2^40                        | the number, as Linux shows it             |
+//! | of the mounted subvolume, number below 2^40                        | the inode number, as on Linux             |
 //! | of another subvolume, id below 2^22, number below 2^40             | `id << 40 \| number`                      |
 //! | of another subvolume, id below 2^32, number below 2^30             | `2^62 \| id << 30 \| number`              |
-//! | the empty directory in place of a subvolume that a snapshot did not take along, both ids below 2^31 | `2^63 \| 2^62 \| snapshot << 31 \| subvolume` |
-//! | anything else                                                      | `2^63 \| 62 bits of a hash`, counted up where they are taken |
+//! | the empty directory that a snapshot has in place of a nested subvolume, both ids below 2^31         | `2^63 \ | 2^62 \ | snapshot << 31 \ | subvolume` |
+//! | anything else                                                      | `2^63 \ | 62 bits of a hash`, incremented while the id is taken |
 //!
-//! All rows but the last give equal numbers after every mount and on every machine. So these work: backups that compare
-//! inode numbers with those of the last run, file handles that outlive the server (NFS), and
-//! `tar --listed-incremental`. Subvolume ids are not reused, so a number never comes to mean another file. The numbers of
-//! the last row are also equal unless two hashes collide; file handles with these numbers become stale when the server
+//! Except for the last row, the numbers are equal after every mount and on every machine. Backups that compare inode
+//! numbers with those of the last run, file handles that outlive the server (NFS), and `tar --listed-incremental`
+//! depend on this. Subvolume ids are not reused, so a number never refers to another file later. The numbers of the
+//! last row are also equal unless two hashes collide; file handles with these numbers become stale when the server
 //! ends.
 //!
 //! Invariants:
-//! - N1. The mapping is one to one for the lifetime of the mount: an id is one that [`Nodes::node`] made, or it is
-//!   stale.
+//! - N1. The mapping is one to one for the lifetime of the mount. An id that [`Nodes::node`] did not make is stale.
 //! - N2. `fs` counts the references that the kernel holds (lookup counts): one for each `Attr` that it returns, until
-//!   FORGET gives it back. There is no second count here that could disagree.
-//!   them back. There is no second count here that could disagree.
+//!   FORGET gives it back. This module keeps no second count that could disagree.
 
 use std::collections::HashMap;
 
@@ -40,7 +38,7 @@ pub(crate) const ROOT_NODE: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct Nodes {
     root: InodeId,
-    /// Inodes whose numbers do not fit the arithmetic; ordinary filesystems have none.
+    /// Inodes whose numbers do not fit the arithmetic forms; ordinary filesystems have none.
     outliers: RwLock<Outliers>,
 }
 
@@ -51,7 +49,7 @@ struct Outliers {
 }
 
 impl Nodes {
-    /// A mapping for a mount that shows `root` as its root directory.
+    /// Makes the mapping for a mount whose root directory is `root`.
     pub(crate) fn new(root: InodeId) -> Self {
         Self { root, outliers: RwLock::default() }
     }
@@ -97,7 +95,7 @@ impl Nodes {
             return fits.then_some(STUBS << 62 | root << STUB_BITS | subvolume);
         }
         match () {
-            // Smaller numbers belong to no files; node id 1 is one of them.
+            // No file has a smaller number; node id 1 is smaller too.
             () if number < Ino::ROOT_DIR.0 || root == 0 => None,
             () if id.root == self.root.root => (number < 1 << NUMBER_BITS).then_some(number),
             () if root < 1 << ID_BITS && number < 1 << NUMBER_BITS => Some(root << NUMBER_BITS | number),
@@ -155,7 +153,7 @@ mod tests {
         InodeId { root: RootId(root), ino: Ino(ino) }
     }
 
-    /// Ids and numbers on both sides of every limit.
+    /// Subvolume ids and inode numbers on both sides of every limit.
     fn borders() -> Vec<InodeId> {
         let around = |bits: u32| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1];
         let roots = [5, 6, 256, 257, u64::MAX - 300].into_iter();

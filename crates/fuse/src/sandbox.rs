@@ -1,12 +1,12 @@
 //! Confinement of the server: once the devices and /dev/fuse are open, it only needs to read and write them.
 //!
 //! - X1. After [`confine`] no thread can open a file, make a network socket, run a program, look at another process,
-//!   mount, or change its rights: seccomp answers EPERM to every system call that is not on the list. The filter covers
-//!   all existing threads, and those that they start.
-//! - X2. As a second wall, Landlock denies every path to the calling thread and to those that it starts.
-//! - X3. A system call that is not on the list fails; it does not kill the server, whose data would be lost with it.
+//!   mount, or change its rights: seccomp fails every system call that is not on the list with EPERM. The filter covers
+//!   all existing threads and all threads that they start.
+//! - X2. As a second barrier, Landlock denies every path to the calling thread and to the threads that it starts.
+//! - X3. A system call that is not on the list fails and does not kill the server, because its data would be lost.
 //! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
-//!   up. [`Unmounter`] is a process that was started before, and does only this.
+//!   up. [`Unmounter`], a process that is started before, does only this.
 //! - X5. A server started by root gives up root, its groups and all capabilities: each thread takes the given
 //!   [`Identity`]. Open files stay open.
 
@@ -35,7 +35,7 @@ pub struct Confinement {
     pub seccomp: bool,
     /// Landlock denies paths.
     pub landlock: bool,
-    /// No thread is root.
+    /// No thread runs as root.
     pub unprivileged: bool,
     /// Why measures are missing.
     pub missing: Vec<String>,
@@ -94,7 +94,7 @@ fn become_unprivileged(to: Identity) -> Result<(), String> {
         setresgid(gid, gid, gid).map_err(failed)?;
         setresuid(uid, uid, uid).map_err(failed)?;
     }
-    // Giving up root also drops the capabilities, unless the process was told to keep them.
+    // Changing the user also drops the capabilities, unless the process was set to keep them.
     match rustix::thread::capabilities(None) {
         Ok(sets) if (sets.effective | sets.permitted).is_empty() => Ok(()),
         Ok(_) => Err("it has capabilities".to_owned()),
@@ -114,7 +114,8 @@ fn filter_calls() -> Result<(), String> {
     let filter = SeccompFilter::new(rules().map_err(|error| text(&error))?, denied, SeccompAction::Allow, arch);
     let program: BpfProgram = filter.map_err(|error| text(&error))?.try_into().map_err(|error| format!("{error}"))?;
     // A filter cannot see the flags of clone3. If clone3 is absent, the C library uses clone, whose flags the filter
-    // checks. A different error number needs a second filter; of the two, the kernel takes the stricter answer.
+    // checks. A filter has one error number for its denials, so ENOSYS needs a second filter. The kernel takes the
+    // stricter result of the two.
     let absent = SeccompAction::Errno(rustix::io::Errno::NOSYS.raw_os_error().unsigned_abs());
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let filter = SeccompFilter::new(clone3, SeccompAction::Allow, absent, arch).map_err(|error| text(&error))?;
@@ -130,21 +131,21 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     let argument = |index, op, value: i32| {
         SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, u64::from(value.unsigned_abs()))
     };
-    // clone may make threads, not processes.
+    // clone may create threads but not processes.
     let thread = libc::CLONE_THREAD;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![argument(0, flag(thread), thread)?])?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Signals only to itself: other processes of the same user may run now.
+    // Signals may go only to this process, because other processes of the same user may exist.
     let own = u64::from(std::process::id());
     let to_itself = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![to_itself])?]);
-    // No ioctl that types into a terminal or queries one.
+    // Only the listed ioctls are allowed, none that types into a terminal or queries one.
     let ioctl = |number: u64| {
         let is_it = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)?;
         SeccompRule::new(vec![is_it])
     };
     rules.insert(libc::SYS_ioctl, IOCTLS.iter().map(|number| ioctl(*number)).collect::<Result<_, _>>()?);
-    // Each thread enables its io_uring, which exists already and accepts nothing else.
+    // Each thread enables its io_uring, which already exists and accepts no other operations.
     let enable = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, IORING_REGISTER_ENABLE_RINGS)?;
     rules.insert(libc::SYS_io_uring_register, vec![SeccompRule::new(vec![enable])?]);
     // A thread may lower its own priority.
@@ -267,7 +268,7 @@ pub struct Unmounter {
 
 const LAZY: u8 = b'l';
 const PLAIN: u8 = b'p';
-/// Question: is the process in the group, while it has the user (or [`ANYBODY`])?
+/// Question: is the process in the group, and are its user ids the given one (or [`ANYBODY`])?
 const GROUP: u8 = b'g';
 /// Question: the umask of the process.
 const UMASK: u8 = b'u';
@@ -275,9 +276,9 @@ const UMASK: u8 = b'u';
 const CAPABILITY: u8 = b'c';
 /// Question: the file that the process has open as the descriptor. After "ok" come device and inode, 8 bytes each.
 const FILE: u8 = b'f';
-/// No user has this id.
+/// Stands for any user; no user has this id.
 const ANYBODY: u32 = u32::MAX;
-/// Answers; every umask is a smaller number.
+/// The answer "yes"; every umask is a smaller number.
 const YES: u16 = u16::from_le_bytes(*b"ok");
 const NO: u16 = u16::from_le_bytes(*b"no");
 const UNKNOWN: u16 = u16::from_le_bytes(*b"??");
@@ -300,7 +301,7 @@ impl Unmounter {
         }
     }
 
-    /// Whether a process is in a supplementary group, while it has a user.
+    /// Whether a process is in a supplementary group, and has user ids `uid` if given.
     pub(crate) fn is_in_group(&self, pid: u32, gid: u32, uid: Option<u32>) -> bool {
         self.ask(GROUP, [pid, gid, uid.unwrap_or(ANYBODY)]).is_ok_and(|answer| answer == YES)
     }
@@ -319,7 +320,7 @@ impl Unmounter {
         self.ask(UMASK, [pid, 0, 0]).ok().map(u32::from).filter(|umask| *umask <= 0o777)
     }
 
-    /// The file that a process has open as a descriptor.
+    /// The file that a process has open under a descriptor number.
     pub(crate) fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
         let mut child = self.child.lock();
         let answer = ask(&mut child, FILE, [pid, descriptor, 0]).ok().filter(|answer| *answer == YES);
@@ -329,8 +330,8 @@ impl Unmounter {
         Some(FileId { device, ino })
     }
 
-    /// Asks one question at a time. Unmounting does not wait for requests that ask here: it fails at once while
-    /// programs use the mount, and later no caller is left.
+    /// Asks the process one question at a time. Unmounting never waits for a request that waits here: it fails at once
+    /// while programs use the mount, and afterwards no caller is left.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         ask(&mut self.child.lock(), kind, numbers)
     }
@@ -348,7 +349,7 @@ fn ask(child: &mut Child, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
     Ok(u16::from_le_bytes(answer))
 }
 
-/// The process's side: answers questions from standard input on standard output until the server is gone.
+/// Runs the helper process: answers questions from standard input on standard output until the server is gone.
 pub fn serve_unmounts(dir: &Path) {
     let (mut ask, mut answer) = (io::stdin().lock(), io::stdout().lock());
     let mut kind = [0];

@@ -24,7 +24,8 @@ use crate::transport::{Notifier, Place};
 pub(crate) struct Seeker {
     writers: Mutex<HashMap<u64, u32>>,
     notifier: Arc<OnceLock<Notifier>>,
-    /// The kernel keeps all written data for a while (`writeback_cache`), not only data written through mappings.
+    /// Whether the kernel keeps all written data for a while (`writeback_cache`), not only data written through
+    /// mappings.
     kernel_keeps_writes: bool,
 }
 
@@ -51,7 +52,7 @@ impl Seeker {
     }
 
     /// Makes the kernel forget the attributes of a file after a request changed more of them than the kernel expects.
-    /// Waits for nothing, unlike K1: a negative offset keeps the pages.
+    /// This does not wait, unlike K1: a negative offset keeps the pages.
     pub(crate) fn attributes_changed(&self, node: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(node, -1, 0)
@@ -65,7 +66,7 @@ impl Seeker {
         *self.writers.lock().entry(node).or_default() += 1;
     }
 
-    /// Uncounts an open for writing.
+    /// Counts the close of a file that was open for writing.
     pub(crate) fn released(&self, node: u64) {
         let mut writers = self.writers.lock();
         if let Some(count) = writers.get_mut(&node) {
@@ -76,8 +77,8 @@ impl Seeker {
         }
     }
 
-    /// Makes the kernel write back the file's dirty pages, if it can have any. Returns whether all data is here now. It
-    /// is not if so many threads wait for the kernel that none would be left to take the pages.
+    /// Makes the kernel write back the file's dirty pages, if it can have any. Returns whether the server has all data
+    /// now. It does not if so many threads wait for the kernel that none would be left to receive the pages.
     pub(crate) fn fetch_all_data(&self, node: u64, place: &Place<'_>) -> bool {
         if !self.writers.lock().contains_key(&node) {
             return true;

@@ -6,7 +6,7 @@
 //! S2. Every `Attr` that goes to the kernel in an entry carries one reference (see `node`, N2). An entry that does not
 //!     fit into the answer gives its reference back.
 //! S3. Only requests change the filesystem, so the kernel may cache names and attributes for long. The exception is
-//!     `st_blocks`, which changes by itself while new data waits for its place on disk: see [`Server::attr_ttl`]. If a
+//!     `st_blocks`, which changes without a request when writeback allocates new data: see [`Server::attr_ttl`]. If a
 //!     request changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`).
 //! S4. The server acknowledges a write when `fs` has taken the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
@@ -40,10 +40,10 @@ use crate::transport::{Handler, Place};
 const TTL: Duration = Duration::from_secs(3600);
 /// How long the kernel may keep the attributes of a file that changed recently.
 const RECENT_TTL: Duration = Duration::from_secs(1);
-/// How many seconds after its last change a file counts as recently changed: the sum of the kernel's and our own
-/// writeback delays, and a margin.
+/// How many seconds after its last change a file counts as recently changed: the writeback delays of the kernel and of
+/// the server, and a margin.
 const RECENT: u64 = 120;
-/// Longest range that one copy_file_range request copies; the caller asks again for the rest.
+/// Longest range that one copy_file_range request copies; the caller repeats the call for the rest.
 const COPY_MAX: u64 = 1 << 30;
 /// Entries fetched at once for readdirplus.
 const PLUS_BATCH: usize = 32;
@@ -58,8 +58,8 @@ pub(crate) const LIMITS: Limits = Limits { max_write: MAX_WRITE, max_background:
 /// (`FOPEN_PARALLEL_DIRECT_WRITES`).
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
 
-/// For append-only files: without cached pages (`FOPEN_DIRECT_IO`) a file cannot be mapped shared, and so not be
-/// changed through a mapping. mmap then fails with ENODEV; on Linux's btrfs it fails with EACCES.
+/// The flags for append-only files: without cached pages (`FOPEN_DIRECT_IO`), a file cannot be mapped shared, and so
+/// not changed through a mapping. mmap then fails with ENODEV; on Linux's btrfs it fails with EACCES.
 const APPEND_OPEN_FLAGS: u32 = OPEN_FLAGS | 1;
 /// Marks the handle of a file that was append-only when it was opened; the other bits are the descriptor's number.
 const APPENDS_ONLY: u64 = 1 << 63;
@@ -193,7 +193,7 @@ impl Server {
         reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);
     }
 
-    /// Where the reader that continues at `cookie` must stop.
+    /// The offset where the reader that continues at `cookie` must stop.
     fn dir_end(&self, dir: InodeId, node: u64, cookie: u64) -> Result<u64> {
         self.dir_ends.take(node, cookie).map_or_else(|| self.fs.readdir_end(dir), Ok)
     }
@@ -211,7 +211,7 @@ impl Server {
         Ok(entries)
     }
 
-    /// Fills a readdirplus answer; fails only if the answer would be empty because of the error.
+    /// Fills a readdirplus answer. Returns an error only if the answer is still empty.
     fn fill_plus(&self, node: u64, mut cookie: u64, reply: &mut Reply<'_>) -> Result<()> {
         let dir = self.id(node)?;
         let end = self.dir_end(dir, node, cookie)?;
@@ -229,7 +229,7 @@ impl Server {
                 let found = if is_dot { self.fs.getattr(entry.id) } else { self.fs.getattr_counted(entry.id) };
                 let attr = match found {
                     Ok(attr) => attr,
-                    // Removed since the batch was fetched.
+                    // The name was removed after the batch was fetched.
                     Err(Error::NotFound) => {
                         cookie = entry.cookie;
                         continue;
@@ -248,7 +248,7 @@ impl Server {
                 cookie = entry.cookie;
             }
             if last_batch {
-                // The kernel asks until an answer is empty.
+                // The kernel repeats the request until an answer is empty.
                 if filled {
                     self.dir_ends.remember(node, cookie, end);
                 }
@@ -290,7 +290,7 @@ pub(crate) fn features(fs: &Fs, config: &MountConfig) -> Features {
     features
 }
 
-/// Why a request fails: an error of `fs`, or an error number that only the protocol uses.
+/// The failure of a request: an error of `fs`, or an error number that only the protocol uses.
 enum Failure {
     Fs(Error),
     Errno(Errno),
@@ -305,7 +305,7 @@ impl From<Error> for Failure {
 type Done = std::result::Result<(), Failure>;
 
 impl Handler for Server {
-    /// S1
+    /// Answers a request (S1).
     fn handle(
         &self,
         request: &Request<'_>,
@@ -367,7 +367,7 @@ impl Server {
             Operation::Tmpfile { flags, mode, umask } => {
                 self.activity.note_change();
                 let attr = self.fs.tmpfile(self.id(node)?, mode, &caller(req, umask))?;
-                // From here on the kernel's reference keeps the inode, until FORGET.
+                // The kernel's reference now keeps the inode until FORGET.
                 self.fs.release_inode(attr.id);
                 self.created(&attr, flags, reply);
             }
@@ -402,8 +402,8 @@ impl Server {
             }
             Operation::Write { handle, flags, offset, data, from_cache, kill_suid_sgid } => {
                 if handle & APPENDS_ONLY != 0 && flags & O_APPEND == 0 {
-                    // For its own filesystems, Linux refuses to clear O_APPEND of an append-only file; for FUSE it does
-                    // not know of the flag.
+                    // On its own filesystems, Linux refuses to clear O_APPEND of an append-only file. On a FUSE mount,
+                    // Linux does not know that the file is append-only.
                     return Err(Error::NotPermitted("the file is append-only").into());
                 }
                 self.activity.note_change();
@@ -474,9 +474,9 @@ impl Server {
                 }
                 reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
             }
-            // After ENOSYS the kernel no longer sends these. FLUSH: nothing is held back until close. OPENDIR:
-            // directories are read by cookies alone, and the kernel caches what it reads. INTERRUPT: no request waits
-            // long enough.
+            // After ENOSYS the kernel no longer sends these. FLUSH: the server holds nothing back until close. OPENDIR:
+            // directories are read by cookies alone, and the kernel caches them. INTERRUPT: no request waits long
+            // enough.
             Operation::Other(_) => return Err(Failure::Errno(Errno::NOSYS)),
         }
         Ok(())
@@ -485,7 +485,7 @@ impl Server {
     fn lookup(&self, parent: u64, name: &[u8], reply: &mut Reply<'_>) -> Result<()> {
         match self.fs.lookup(self.id(parent)?, name) {
             Ok(attr) => reply.entry(&self.entry(&attr)),
-            // The kernel remembers that the name does not exist.
+            // Let the kernel cache that the name does not exist.
             Err(Error::NotFound) => reply.entry(&Entry::none(TTL)),
             Err(error) => return Err(error),
         }
@@ -544,8 +544,8 @@ impl Server {
     }
 
     /// Handles a chown that sets neither user nor group. It changes ctime, of immutable files too, and clears the
-    /// set-id bits like any chown. The kernel also sends it before a fallocate by another user, who may not clear the
-    /// bits of a file that they can only read.
+    /// set-id bits like any chown. The kernel also sends it before fallocate by another user. From a user who is
+    /// neither owner nor privileged, it changes nothing.
     fn chown_to_nobody(&self, req: &Request<'_>, id: InodeId) -> Result<Attr> {
         let attr = self.fs.getattr(id)?;
         let has_bits = !attr.is_dir() && attr.mode & (mode::SETUID | mode::SETGID) != 0;
@@ -593,7 +593,7 @@ impl Server {
             cookie = entry.next_cookie;
             true
         })?;
-        // The kernel asks until an answer is empty.
+        // The kernel repeats the request until an answer is empty.
         if cookie != offset {
             self.dir_ends.remember(node, cookie, end);
         }
@@ -675,7 +675,7 @@ impl Server {
     }
 }
 
-/// A value whose size is asked for first (`size` 0), or that must fit.
+/// Answers with the length of a value if `size` is 0, else with the value, which must fit into `size` bytes.
 fn reply_sized(value: &[u8], size: u32, reply: &mut Reply<'_>) -> Done {
     if size == 0 {
         reply.xattr_size(u32::try_from(value.len()).unwrap_or(u32::MAX));

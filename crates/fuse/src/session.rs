@@ -102,7 +102,7 @@ impl Session {
         };
         let served = connection.serve(server);
         if let Err(error) = &served {
-            // On a mount without a server, requests would wait for ever or fail.
+            // Unmount, because requests to a mount without a server would wait forever or fail.
             tracing::error!("the FUSE session ended: {error}");
             let _ = unmount_by(unmounter.as_deref(), &dir, true);
         }
@@ -125,7 +125,7 @@ impl Session {
     }
 }
 
-/// Turns the filesystem read-only for good; the disk keeps the last commit.
+/// Turns the filesystem read-only until it is unmounted; the disk keeps the last commit.
 pub(crate) fn abort(fs: &Fs, reason: &str) {
     tracing::error!("the filesystem is read-only from now on: {reason}");
     fs.abort(reason.to_owned());
@@ -148,7 +148,7 @@ fn unmount_on_signals(dir: PathBuf, unmounter: Option<Arc<Unmounter>>, canceller
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for _ in &mut signals {
-            // Files of commands keep the mount busy.
+            // Running commands have files open, which keep the mount busy.
             canceller.cancel_all();
             match unmount_by(unmounter.as_deref(), &dir, false) {
                 Ok(()) => return,
@@ -178,7 +178,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let Some(found) = mount::find_mount(&full).filter(|mount| mount.kind == format!("fuse.{SUBTYPE}")) else {
         return Err(MountError::NotMounted(shown));
     };
-    // Fails if the server is dead; then there is nothing to wait for.
+    // This fails if the server is dead, and then there is nothing to wait for.
     let server =
         read_xattr(&full, CONTROL_XATTR).and_then(|name| Ok((ubtrfs_control::connect_to_unmount(&name)?, name)));
     mount::unmount(&full, lazy)?;
@@ -257,7 +257,7 @@ mod tests {
         }
         let [ours, next] = [served(), served()];
         let name = |of: &Served| read_xattr(of.dir.path(), CONTROL_XATTR).unwrap();
-        // `umount` sees this if the next mount happens after it has unmounted and before it looks.
+        // `umount` finds this mount if it is made between its unmount and its search.
         let found = mount::find_mount(next.dir.path()).unwrap();
         assert!(!is_mounted_elsewhere(&found, &name(&ours)));
         assert!(is_mounted_elsewhere(&found, &name(&next)), "a place that is ours is found");

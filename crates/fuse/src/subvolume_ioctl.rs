@@ -1,7 +1,8 @@
-//! The ioctls on subvolumes, which end in the commands of crate `control`.
+//! The ioctls on subvolumes. Each runs a command of crate `control`.
 //!
-//! SNAP_CREATE names its source by a descriptor of the caller, which /proc resolves. Stores through mappings that the
-//! kernel has not written back are not in such a snapshot; `ubtrfs subvolume snapshot` has them written first.
+//! SNAP_CREATE names its source by a descriptor of the caller, which is looked up in /proc. Such a snapshot lacks
+//! stores through mappings that the kernel has not written back; `ubtrfs subvolume snapshot` makes the kernel write
+//! them first.
 //!
 //! `struct btrfs_ioctl_vol_args`, 4096 bytes: a file descriptor (8, of the source of a snapshot), and a name that ends in a zero byte.
 //!
@@ -86,9 +87,9 @@ impl Command<'_> {
         self.subvolume(Wanted::Create { dir: 0, name: name.to_vec(), umask, qgroups: Vec::new() })
     }
 
-    /// Makes a snapshot of the subvolume whose root directory the caller has open as this descriptor.
+    /// Makes a snapshot of the subvolume whose root directory the caller has open under this descriptor number.
     fn snapshot(&self, descriptor: u64, read_only: bool, name: &[u8]) -> Result<Found> {
-        // A number that is too large is no descriptor either.
+        // A number that does not fit becomes one that no descriptor has.
         let source = self.host.inode_of(self.req, u32::try_from(descriptor).unwrap_or(u32::MAX))?;
         let request = Wanted::Snapshot { source: 0, dir: 1, name: name.to_vec(), read_only, qgroups: Vec::new() };
         self.host.run(self.fs, self.req, &[source, self.id], ControlRequest::Subvolume(request))?;
@@ -126,7 +127,8 @@ fn answer(command: &Command<'_>, cmd: u32, data: &[u8]) -> Result<Vec<u8>> {
     let done = match cmd {
         BTRFS_IOC_SUBVOL_CREATE => command.create(name_of(data, NAME)?),
         BTRFS_IOC_SUBVOL_CREATE_V2 => {
-            // As on Linux, the flag for read-only is accepted and ignored: nothing could be put into the subvolume.
+            // As on Linux, the read-only flag is accepted and ignored, because a read-only new subvolume would stay
+            // empty.
             flags_v2(data, SUBVOL_RDONLY)?;
             command.create(name_of(data, NAME_V2)?)
         }

@@ -1,4 +1,5 @@
-//! Power cuts under shared mappings: pages that msync reported as safe are there afterwards, the others are old or new.
+//! Power cuts under shared mappings: pages that msync reported as written are on disk afterwards; other pages have old
+//! or new content.
 //!
 //! Method: this process serves a mount over a device that records every write. A program in another process writes
 //! files through shared mappings and syncs some of them; after each sync it waits until the recording notes the sync.

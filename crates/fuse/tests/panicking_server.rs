@@ -1,8 +1,8 @@
-//! A server whose engine panics: programs get errors, unmounting works, and the disk keeps the last commit.
+//! Tests of a server whose engine panics: programs get errors, unmounting works, and the disk keeps the last commit.
 //!
-//! Method: the test runs itself again as a server over a device that panics, once armed through standard input, in its
-//! next request of one kind. The shipped server has no such device. System calls of programs and `umount` then meet the
-//! broken server, and each must return: a test that hangs fails when the time limit ends the server.
+//! Method: the test runs itself again as a server over a device that only tests have. Once armed through standard
+//! input, the device panics in its next request of one kind. System calls of programs and `umount` then meet the broken
+//! server, and each must return: a test that hangs fails when the time limit ends the server.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -67,7 +67,7 @@ impl Device for PanickingDevice {
     }
 }
 
-/// Not a test by itself: the server, if the environment asks for it.
+/// Not a test: runs the server if the environment variable is set.
 #[test]
 fn server() {
     let Some(arguments) = std::env::var_os(SERVER) else { return };
@@ -133,7 +133,7 @@ impl Running {
         self.wait_for("armed");
     }
 
-    /// Waits for the server's end; returns its status and its messages.
+    /// Waits until the server ends. Returns its status and its messages.
     fn end(mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         let status = loop {
@@ -194,7 +194,7 @@ fn panic_in(kind: &str) {
         file.write_all_at(&cold, 0).unwrap();
         assert!(failed(file.sync_all()), "fsync on a device that panics succeeds");
     }
-    // From now on nothing changes.
+    // After the panic, nothing can be changed.
     assert!(failed(File::create(at("later"))), "files are made after a panic");
     assert!(failed(fs::rename(at("kept"), at("moved"))), "files are renamed after a panic");
     assert!(failed(open.and_then(|file| file.write_all_at(b"later", 0).and_then(|()| file.sync_all()))));

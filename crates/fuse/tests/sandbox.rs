@@ -1,5 +1,5 @@
-//! The limits of a confined process. Method: the test runs itself again as a child,
-//! which confines itself, tries everything, and prints the results.
+//! Tests of the limits of a confined process. Method: the test runs itself again as a child, which confines
+//! itself, tries everything, and prints the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

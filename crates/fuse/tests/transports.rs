@@ -1,4 +1,4 @@
-//! Requests through /dev/fuse and through io_uring: the answers are equal, and no request waits for ever.
+//! Tests of requests through /dev/fuse and through io_uring: the answers are equal, and no request waits forever.
 //!
 //! Method: this process serves a mount in memory. A program in another process makes the longest request of each kind.
 //! Then many of its threads make requests at once that the server must wait for: fsync, and seeking data in files whose
@@ -107,8 +107,8 @@ fn requests_in_rings_are_answered() {
     }
     let switch = Path::new("/sys/module/fuse/parameters/enable_uring");
     if !ubtrfs_device::has_fuse_rings() && in_ci() {
-        // CI's machine exists for the tests, so the switch may be changed there. A kernel may lack it or forbid the
-        // change.
+        // The CI machine exists only for the tests, so they may change the kernel's switch there. A kernel may lack it
+        // or forbid the change.
         if let Err(error) = std::fs::write(switch, "Y") {
             eprintln!("{}: {error}", switch.display());
         }

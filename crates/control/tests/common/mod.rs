@@ -1,4 +1,4 @@
-//! A filesystem in memory, and a host whose descriptors are temporary files in place of inodes.
+//! A filesystem in memory, and a host whose descriptors are temporary files that stand for inodes.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part, and fails by panicking")]
 
@@ -31,7 +31,7 @@ pub(crate) fn dir(fs: &Fs, name: &str, uid: u32, mode: u32) -> InodeId {
     attr.id
 }
 
-/// A mount that was never made.
+/// A host that stands for a mount without mounting anything.
 #[derive(Default)]
 pub(crate) struct TestHost {
     owner: Option<u32>,
@@ -72,7 +72,7 @@ impl Host for TestHost {
     }
 }
 
-/// Processes in one group, whose capabilities follow from their users.
+/// All processes are in this group, and their capabilities follow from their users.
 #[derive(Debug)]
 pub(crate) struct InGroup(pub(crate) u32);
 

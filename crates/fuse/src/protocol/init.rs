@@ -92,8 +92,8 @@ impl Offer {
     }
 }
 
-/// Makes the answer: the features of `wanted` that the kernel offered. A kernel of a later major version gets only our
-/// version, and then asks again.
+/// Makes the answer: the features of `wanted` that the kernel offered. A kernel with a later major version gets only
+/// our version, and then sends INIT again.
 pub(crate) fn answer_init(offer: &Offer, wanted: Features, limits: Limits) -> Vec<u8> {
     let features = if offer.major == MAJOR { offer.features & wanted } else { Features::empty() };
     let [low, high] = [features.bits(), features.bits() >> 32].map(|bits| u32::try_from(bits & u64::from(u32::MAX)));

@@ -1,4 +1,4 @@
-//! Answers to the kernel: structs and data, written straight into the buffer that is sent.
+//! Answers to the kernel: structs and data, written directly into the buffer that is sent.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ pub struct Reply<'a> {
     overflowed: bool,
 }
 
-/// A name that was found or made, or a name that does [not exist](Self::none).
+/// The answer to a lookup or creation: the inode that a name leads to, or [none](Self::none).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry {
     /// Node id; 0 for a name that does not exist.
     pub node: u64,
-    /// Distinguishes inodes that use one node id one after the other.
+    /// Distinguishes inodes that have the same node id at different times.
     pub generation: u64,
     /// Attributes.
     pub attr: Attr,
@@ -76,7 +76,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Lets `fill` write up to `size` bytes into the buffer; `fill` returns how many it wrote.
+    /// Lets `fill` write up to `size` bytes into the buffer; it returns the number of bytes written.
     pub fn fill<E>(&mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
         let end = self.buf.len().min(self.len.saturating_add(size));
         let room = self.buf.get_mut(self.len..end).unwrap_or_default();
@@ -94,7 +94,7 @@ impl<'a> Reply<'a> {
         self.put(&entry.wire());
     }
 
-    /// Writes an entry that was made and opened at once.
+    /// Writes an entry that was created and opened in one request.
     pub fn created(&mut self, entry: &Entry, handle: u64, open_flags: u32) {
         self.entry(entry);
         self.opened(handle, open_flags);
@@ -135,7 +135,7 @@ impl<'a> Reply<'a> {
         self.ioctl_result(0, data);
     }
 
-    /// The result of an ioctl, which may be a negative error number, with data.
+    /// Writes the result of an ioctl, which may be a negative error number, with data.
     pub fn ioctl_result(&mut self, result: i32, data: &[u8]) {
         self.put(&IoctlOut { result, flags: 0, in_iovs: 0, out_iovs: 0 });
         self.data(data);

@@ -3,7 +3,7 @@
 //! A request is a header, a struct of fixed size that depends on the opcode, and then names or data. Read from
 //! /dev/fuse, they follow each other; in a ring, the struct has a separate buffer.
 //!
-//! - P1. Decoding never panics, whatever the bytes are: bytes that are too short are no request.
+//! - P1. Decoding never panics, whatever the bytes are. Too few bytes decode to no request.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -245,7 +245,7 @@ impl<'a> Operation<'a> {
                 let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;
                 Self::Create { name: names.take()?, flags, mode, umask }
             }
-            // The struct of CREATE; the name is one that the kernel made up.
+            // TMPFILE has the struct of CREATE, and a name that the kernel made up.
             opcode::TMPFILE => {
                 let flags: i32 = take(fixed)?;
                 let [mode, umask]: [u32; 2] = take(fixed.get(4..)?)?;

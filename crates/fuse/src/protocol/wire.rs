@@ -1,4 +1,5 @@
-//! The protocol's structs, in the machine's byte order. Fields that nothing here reads keep their place.
+//! The protocol's structs, in the machine's byte order. Unused fields are kept, because they determine the offsets
+//! of the others.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -141,7 +142,7 @@ impl Setattr {
         self.valid & 1 << bit != 0
     }
 
-    /// Whether it changes nothing.
+    /// Whether the request changes nothing.
     pub fn is_empty(&self) -> bool {
         const SETS: u32 = 0b101_1011_1111;
         self.valid & SETS == 0

@@ -1,8 +1,8 @@
 //! The threads that take requests from one queue, called a crew.
 //!
-//! - C1. However many threads step aside to wait, another one takes requests, as long as threads can be had.
+//! - C1. However many threads step aside to wait, another thread takes requests, as long as threads can be started.
 //! - C2. Waiting for the kernel itself is different, because the kernel may have to send us requests first. The last
-//!   thread of a queue may not do it ([`Place::aside_for_kernel`]).
+//!   thread of a queue must not do so ([`Place::aside_for_kernel`]).
 //! - C3. A thread that replaced a waiting one and is no longer needed rests, and ends after a while.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ pub(crate) struct Crew {
     base: usize,
     state: Mutex<State>,
     called: Condvar,
-    /// There are more threads than needed. Read without a lock after every request.
+    /// Whether there are more threads than needed. Read without a lock after every request.
     is_crowded: AtomicBool,
 }
 
@@ -26,19 +26,19 @@ struct State {
     nr_serving: usize,
     nr_aside: usize,
     nr_resting: usize,
-    /// Resting threads that were called back.
+    /// Resting threads that were called back and have not woken yet.
     nr_called: usize,
     is_closed: bool,
 }
 
 impl Crew {
-    /// A crew of `base` threads, which the caller starts.
+    /// Makes a crew of `base` threads, which the caller starts.
     pub(crate) fn new(base: usize) -> Self {
         let state = State { nr_serving: base, nr_aside: 0, nr_resting: 0, nr_called: 0, is_closed: false };
         Self { base, state: Mutex::new(state), called: Condvar::new(), is_crowded: AtomicBool::new(false) }
     }
 
-    /// Whether this thread takes another request or ends (C3). Called after each request; may rest first.
+    /// Whether this thread takes another request (true) or ends (C3). Called after each request; may rest first.
     pub(crate) fn goes_on(&self) -> bool {
         !self.is_crowded.load(Ordering::Relaxed) || self.rest()
     }
@@ -60,7 +60,7 @@ impl Crew {
         false
     }
 
-    /// Wakes all resting threads: the connection is gone.
+    /// Wakes all resting threads after the connection is gone.
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
         self.called.notify_all();
@@ -70,8 +70,8 @@ impl Crew {
         state.nr_serving - state.nr_aside > self.base
     }
 
-    /// Steps aside. If all other threads are aside too, puts another one in this thread's place. Returns whether a
-    /// thread is left to take requests.
+    /// Steps aside. If all other threads are aside too, calls back or starts a thread to replace this one. Returns
+    /// whether a thread is left to take requests.
     fn step_aside(&self, grow: &dyn Fn() -> bool) -> bool {
         let mut state = self.state.lock();
         state.nr_aside += 1;
@@ -95,7 +95,7 @@ impl Crew {
     }
 }
 
-/// Where a handler runs: on one thread of a crew.
+/// The place of a handler: one thread of a crew.
 pub struct Place<'a> {
     pub(super) crew: &'a Crew,
     /// Starts another thread of the crew.

@@ -1,12 +1,12 @@
 //! Keeps a processor awake while requests follow each other closely.
 //!
-//! Client and server take turns. Linux moves a thread that wakes to an idle processor if there is one. In a virtual
-//! machine that processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
-//! priority spins on a processor that is otherwise idle, and client and server stay where they are.
+//! Client and server take turns. Linux runs a waking thread on an idle processor if there is one. In a virtual machine
+//! that processor is halted, and waking it can take ten times as long as the request. So a thread of the lowest
+//! priority spins on an otherwise idle processor, and client and server stay on their processors.
 //!
-//! - P1. It costs nothing while little happens: it starts to spin after [`BURST`] requests, and stops when none came
-//!   for [`QUIET`].
-//! - P2. It gives way: if other threads kept it from running for [`CROWDED`], it rests for [`REST`].
+//! - P1. It costs nothing while few requests arrive: the thread starts to spin after [`BURST`] requests, and stops
+//!   after [`QUIET`] without a request.
+//! - P2. It yields to other threads: if they kept it from running for [`CROWDED`], it sleeps for [`REST`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct IdlePoll {
     nr_requests: AtomicU64,
-    /// The spinning thread waits for a burst of requests.
+    /// Whether the spinning thread is parked until a burst of requests.
     asleep: AtomicBool,
     stopped: AtomicBool,
     /// The spinning thread. The thread that stops it sets this, so that no wake-up is lost.
     thread: OnceLock<Thread>,
 }
 
-/// Why the thread stopped spinning.
+/// The reason why the thread stopped spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Quiet,
@@ -66,7 +66,8 @@ impl IdlePoll {
             self.wait_for_burst();
             match self.turn() {
                 Ended::Quiet => {}
-                // Parks rather than sleeps: stopping waits for this thread to end.
+                // Park instead of sleeping, so that `stop` can wake this thread: the end of the connection waits for
+                // it.
                 Ended::Crowded => std::thread::park_timeout(REST),
                 Ended::Stopped => return,
             }
@@ -109,10 +110,10 @@ const LOWEST: i32 = 19;
 const BURST: u64 = 16;
 /// Longer than one request and the client's work until the next one.
 const QUIET: Duration = Duration::from_micros(500);
-/// A time slice of other threads.
+/// About one time slice of another thread.
 const CROWDED: Duration = Duration::from_millis(3);
 const REST: Duration = Duration::from_millis(100);
-/// Spins between two looks at the clock: a few microseconds.
+/// Spins between two checks of the clock: a few microseconds.
 const SPINS: u32 = 64;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! | `crew`      | the number of threads that take requests                                 |
 //! | `dev_fuse`  | requests read from /dev/fuse: works everywhere                           |
 //! | `ring`      | requests through io_uring, handled on the processor that they came from  |
-//! | `idle_poll` | keeping a processor awake meanwhile                                      |
+//! | `idle_poll` | keeping a processor awake while requests arrive                          |
 //!
 //! Invariants:
 //! - T1. Every request that needs an answer gets one, from the thread that took it. A handler that waits steps
@@ -56,7 +56,7 @@ pub enum Transport {
     DevFuse,
 }
 
-/// Settings of a connection.
+/// The settings of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Features that the handler uses; the transport adds its own.
@@ -191,7 +191,8 @@ fn spawn<H: Handler>(
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         let mut ended = Ended(ended, Err(io::Error::other("a thread that serves requests panicked")));
         let result = work(&own);
-        // Must come before the result is sent: after that, only the session holds the handler.
+        // Drop this thread's share before the result is sent, because afterwards only the session may hold the
+        // handler.
         drop(own);
         ended.1 = result;
     });

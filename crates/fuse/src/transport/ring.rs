@@ -3,7 +3,7 @@
 //! the next request.
 //!
 //! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another is
-//!   free. Among free threads it takes the one that answered last; the others cost nothing.
+//!   free. Among free threads the kernel picks the one that answered last; idle threads cost nothing.
 //! - U2. FORGET requests do not arrive in rings: one thread keeps reading /dev/fuse.
 //! - U3. All threads exist from the start. A later one would not help, because a new slot gets none of the waiting
 //!   requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
@@ -140,13 +140,13 @@ fn nr_processors(list: &str) -> Option<usize> {
     }
 }
 
-/// Minimum number of threads in all queues together: so many fsyncs can run at once.
+/// Minimum number of threads in all queues together, which is the number of fsyncs that can run at once.
 const NR_THREADS: usize = 32;
 /// Memory for the largest requests in all queues at once. It is allocated as requests arrive.
 const MEMORY: u32 = 64 << 20;
-/// Largest number of processors for which rings are used: beyond it, most of the threads would never do anything.
+/// Largest number of processors for which rings are used: beyond it, most threads would stay idle.
 const MAX_QUEUES: usize = 128;
-/// Room for an answer after its request; the longest such answer is an extended attribute, after its name.
+/// Room for an answer behind its request in the buffer. The longest is an extended attribute behind its name.
 const ROOM_FOR_ANSWER: usize = 68 << 10;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Data in the kernel's page cache while the file changes in other ways: the data is written, it is visible, and
-//! failures are reported.
+//! Tests of data in the kernel's page cache while the file changes in other ways: the data is written, it is visible,
+//! and failures are reported.
 //!
 //! Method: this process serves a mount, and programs in other processes use it. Linux's own btrfs serves as the
 //! reference: the same program runs on a loop mount.
@@ -57,7 +57,7 @@ fn fresh(len_bytes: u64) -> Medium {
     Medium::formatted(len_bytes, &MkfsOptions::default()).unwrap()
 }
 
-/// The output of a Python program that runs in that directory.
+/// Runs a Python program in a directory and returns its output.
 fn python(dir: &Path, program: &str) -> String {
     let output = Command::new("python3").args(["-c", program]).current_dir(dir).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -89,8 +89,8 @@ fn judge(medium: &Medium) {
     }
 }
 
-/// Linux refuses to clear O_APPEND of an append-only file with `F_SETFL`. On a FUSE mount it clears the flag, and the
-/// server refuses the write.
+/// Linux refuses to clear O_APPEND of an append-only file with `F_SETFL`. On a FUSE mount Linux clears the flag, so
+/// the server refuses the write.
 #[test]
 fn an_append_only_file_is_not_overwritten_once_its_append_flag_is_gone() {
     if !can_run() {
@@ -196,7 +196,7 @@ fn tar_and_cp_find_the_data_of_sparse_files_that_waits() {
         return;
     }
     const COPY: &str = "tar cSf ../A f; mkdir -p ../X; tar xSf ../A -C ../X; cmp f ../X/f; cp --sparse=auto f ../C; cmp f ../C; rm -r ../X ../A ../C";
-    // The writer may have closed the file, hold it open with data that the kernel keeps, or have it mapped.
+    // The writer has closed the file, holds it open with data that the kernel keeps, or has it mapped.
     const OPEN: &str = r"
 import mmap, os, subprocess, sys
 how, copy = sys.argv[1:]
@@ -270,7 +270,7 @@ os.setxattr('d/7', 'user.x', b'1')
     }
 }
 
-/// A full filesystem cannot take the pages of a mapping; everything else is committed all the same.
+/// A full filesystem cannot store the pages of a mapping, but sync commits everything else.
 #[test]
 fn sync_commits_after_an_error_of_a_mapping() {
     if !can_run() {
