@@ -66,7 +66,8 @@ fn main() {
     let _ = std::fs::remove_file(&path);
 }
 
-/// A stop watch that also shows the processor time of the process, which does not depend on what else runs.
+/// A stop watch that also measures the processor time of the process, which is independent of the load of other
+/// programs.
 struct Watch {
     start: Instant,
     cpu: f64,

@@ -1,4 +1,4 @@
-//! Balance: amid threads that write, read, snapshot and delete; stopped and resumed, here and by Linux.
+//! Balance: while threads write, read, snapshot and delete; stopped and resumed, here and by Linux.
 //!
 //! Method: the reference model predicts one subvolume, and other threads check their own files, while block groups are
 //! emptied at random. Linux and ubtrfs resume each other's paused balances. `UBTRFS_SEED` repeats a failure.
@@ -50,7 +50,7 @@ fn empty_at_random(fs: &Fs, seed: u64, stop: &AtomicBool, nr_emptied: &AtomicU64
     }
 }
 
-/// Rewrites parts of a file, in place or not, and checks after each write that the file is as it should be.
+/// Rewrites parts of a file, in place or not, and compares the whole content after each write.
 fn rewrite(fs: &Fs, dir: InodeId, name: &str, seed: u64, stop: &AtomicBool) {
     let mut rng = Rng::new(seed);
     let id = fs.create(dir, name.as_bytes(), NewInode::file(0o600), &Caller::ROOT).unwrap().id;
@@ -217,7 +217,7 @@ fn a_balance_is_paused_and_resumed_here_and_by_linux() {
         println!("resumed from Linux: {:?}", report.counts);
     }
     assert_eq!(fs.balance_status(), None);
-    // Conversions there and back.
+    // Convert to another profile and back.
     for profile in [BlockGroupFlags::DUP.bits(), BalanceArgs::SINGLE, BlockGroupFlags::DUP.bits()] {
         let filters = BalanceFilters::CONVERT | BalanceFilters::SOFT;
         let args = BalanceArgs { flags: filters.bits(), target: profile, ..BalanceArgs::NONE };

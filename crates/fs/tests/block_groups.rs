@@ -1,8 +1,9 @@
-//! Moving block groups as they are, and resizing devices, while others read, write, snapshot and fsync.
+//! Moving block groups without changing their addresses, and resizing devices, during reads, writes, snapshots and
+//! fsyncs.
 //!
 //! Method: random operations with a model, and a thread that writes, while every block group is moved, converted to DUP
-//! and back, and the device shrinks and grows. The content stays, `btrfs check` and `ubtrfs check` are clean, and Linux
-//! reads and scrubs everything. Recorded runs are cut at many points. `UBTRFS_SEED` repeats a failure.
+//! and back, and the device shrinks and grows. The content does not change, `btrfs check` and `ubtrfs check` are clean,
+//! and Linux reads and scrubs everything. Recorded runs are cut at many points. `UBTRFS_SEED` repeats a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -173,7 +174,7 @@ fn a_failed_write_to_the_new_place_keeps_the_old_one() {
         let profile = [None, Some(SINGLE), Some(DUP)][number as usize % 3];
         let moved = move_all(target.fs(), profile, profile.is_some());
         if faulty.faults() > 0 {
-            // Either the copy failed and was told, or a copy of a DUP chunk failed and is counted.
+            // Either the move failed with an error, or one copy of a DUP chunk failed and is counted.
             println!("fault {number}: {moved:?}");
         }
         let _may_be_read_only = target.close();
@@ -225,8 +226,8 @@ fn verify(medium: &Medium, model: &Model) -> Result<()> {
     Ok(())
 }
 
-/// Moves, two resizes, and allocations that fill and empty block groups, all at once: nothing lies behind the end, no chunk
-/// is without its block group, and no one fails for another's sake.
+/// Moves, two resizes, and allocations that fill and empty block groups run at once: nothing lies past the end of the
+/// device, each chunk has its block group, and no operation makes another one fail.
 #[test]
 fn moves_resizes_and_removals_go_together() {
     if !capability::kernel_oracle() {
@@ -285,7 +286,7 @@ fn moves_resizes_and_removals_go_together() {
         mover.join().unwrap();
         assert!(resizers.into_iter().map(|resizer| resizer.join().unwrap()).sum::<u32>() > 0);
     });
-    // Empty block groups behind the new end are no obstacle.
+    // Empty block groups past the new end do not prevent the resize.
     fs.resize_device(DevId(1), 700 * MIB, &Job::new()).unwrap();
     drop(fs);
     target.close().unwrap();
@@ -293,7 +294,7 @@ fn moves_resizes_and_removals_go_together() {
     judge(image.path(), "", &[]).unwrap();
 }
 
-/// Moves of a relocation that ends early must not outlive it: the old addresses are given to other data then.
+/// Translations of moved addresses must be dropped when a relocation ends early: the old addresses are reused.
 #[test]
 fn addresses_are_free_for_other_data_after_a_cancelled_relocation() {
     if !capability::kernel_oracle() {

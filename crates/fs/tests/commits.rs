@@ -72,7 +72,7 @@ fn dropping_the_last_handle_closes() {
     assert!(wait_for(&image, b"f", b"content", Duration::from_secs(5)));
 }
 
-/// An unnamed file that is closed at once leaves nothing behind.
+/// An unnamed file that is closed at once leaves no change in the trees.
 #[test]
 fn a_transaction_whose_changes_come_to_nothing_is_committed() {
     let image = Image::kernel_made(256 << 20, &[]).unwrap();

@@ -196,7 +196,7 @@ impl World {
         &mut self.files.get_mut(name).unwrap().bytes
     }
 
-    /// Everything that is not data must be zeros.
+    /// Every byte outside data must be zero.
     fn check_seek(&mut self, fs: &Fs, name: &str, id: InodeId, offset: u64) {
         let bytes = &self.files[name].bytes;
         let mut at = offset;
@@ -410,8 +410,8 @@ fn cutting_off_data_that_waits_leaves_the_size_on_disk() {
     }
 }
 
-/// Pending data at the start of a file holds its size on disk back, while extents that were cloned into it are in the tree
-/// already. A cut inside such an extent must not leave the old bytes behind the new end.
+/// Pending data at the start of a file keeps the size on disk below extents that were cloned into the file and are in the
+/// tree already. Truncating inside such an extent must not leave its old bytes past the new end.
 #[test]
 fn a_cut_inside_an_extent_past_the_size_on_disk_leaves_zeros() {
     let image = make(&MkfsOptions::default());

@@ -37,8 +37,8 @@ fn create(fs: &Fs, name: &str) -> InodeId {
     fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).unwrap().id
 }
 
-/// Every 8 bytes of a file are zero, or their own offset mixed with a tag of the file. So the content is right
-/// regardless of which thread wrote last.
+/// Every 8 bytes of a file are zero, or their own offset mixed with a tag of the file. So the content is right no
+/// matter which thread wrote last.
 fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     (0..len as u64 / 8).flat_map(|index| (offset + index * 8 + 1).wrapping_mul(tag | 1).to_le_bytes()).collect()
 }

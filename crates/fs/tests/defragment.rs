@@ -69,7 +69,7 @@ fn small_extents_are_joined_and_nothing_else_changes() {
     assert!(read(&fs, id) == content);
     assert_eq!(fs.defragment(id, &Defragment::default(), &Job::new()).unwrap(), 0, "nothing is left to do");
 
-    // What others share stays shared, unless it is asked for.
+    // Shared extents stay shared unless unsharing is requested.
     let before = nr_extents(&fs, shared);
     assert_eq!(fs.defragment(shared, &Defragment::default(), &Job::new()).unwrap(), 0);
     assert_eq!(nr_extents(&fs, shared), before);

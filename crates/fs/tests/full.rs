@@ -168,7 +168,7 @@ fn try_snapshot(fs: &Fs, name: &str) -> bool {
     }
 }
 
-/// Fills a filesystem, asks for snapshots that do not fit, and removes files.
+/// Fills a filesystem, requests snapshots that do not fit, and removes files.
 fn refused_snapshots_and_removals(len_bytes: u64, mkfs: &[&str], max_bytes: u64) {
     let image = Image::kernel_made(len_bytes, mkfs).unwrap();
     let mut rng = Rng::new(Rng::seed_or(5));
@@ -200,7 +200,8 @@ fn a_refused_snapshot_leaves_room_for_removals() {
     }
 }
 
-/// One thread's random writes and truncations of its files, until many were refused. Returns what the files hold.
+/// One thread's random writes to its files and truncations of them, until many were refused. Returns the expected
+/// content.
 fn scatter(fs: &Fs, dir: InodeId, mut rng: Rng, thread: usize) -> Vec<(InodeId, Vec<u8>)> {
     const LEN: u64 = 12 * MIB;
     let mut files: Vec<(InodeId, Vec<u8>)> = (0..6)
@@ -278,7 +279,8 @@ fn data_accepted_amid_truncations_and_snapshots_is_written() {
         for (id, _) in &files {
             fs.fsync(*id, false).unwrap();
         }
-        // The background may fail once while others hold the room; the data stays dirty and is written by the next try.
+        // Background writeback may fail once while others hold the space. The data stays dirty, and the next attempt
+        // writes it.
         let failures = fs.metrics().into_iter().find(|metric| metric.name == "writeback_failures_total").unwrap();
         println!("{} failures in the background", failures.value);
         for (id, content) in &files {

@@ -406,7 +406,7 @@ fn acls_and_modes_determine_each_other() {
     assert_eq!(fs.getxattr(inner.id, access).unwrap(), masked);
     let sub = fs.create(a, b"d", NewInode::dir(0o777), &caller).unwrap();
     assert_eq!(fs.getxattr(sub.id, default).unwrap(), named);
-    // A subvolume has no ACL of its own, but no more rights either.
+    // A subvolume inherits no ACL, but its mode grants no more rights than the ACL would.
     let subvolume = fs.create_subvolume(a, b"s", &Caller { umask: 0, ..ROOT }).unwrap();
     let mode = fs.getattr(subvolume).unwrap().mode & 0o777;
     assert_eq!(format!("{mode:o}"), "650", "as Linux makes it");
@@ -446,7 +446,8 @@ fn unlinked_files_live_while_they_are_used() {
     close_and_verify(&image, target).unwrap();
 }
 
-/// Of a kernel that has the file open, only its lookup counts here: the inode may leave memory before it gets its name.
+/// The kernel may have the file open without an open of this crate, which sees only the lookup. So the inode may leave
+/// memory before it gets its name.
 #[test]
 fn a_file_without_a_name_gets_one_after_its_inode_left_memory() {
     let image = Image::kernel_made(IMAGE_BYTES, &[]).unwrap();
@@ -479,7 +480,7 @@ fn orphans_of_an_earlier_session_are_deleted() {
         fs.setxattr(*id, b"user.x", b"y", XattrFlags::empty(), &ROOT).unwrap();
     }
     fs.sync().unwrap();
-    // The copy shows a session that ends here without a close.
+    // A copy of the image shows the state after a session that ends here without a close.
     let copy = Image::copy_of(image.path()).unwrap();
     let target_after = open(&copy);
     for id in &ids {

@@ -30,7 +30,7 @@ enum Expected {
     Directory,
     /// A file of this many bytes.
     File(u64),
-    /// Another subvolume. In a snapshot without a copy of it: the empty directory in its place.
+    /// Another subvolume, or the empty directory in its place in a snapshot, which does not copy nested subvolumes.
     Subvolume(RootId),
 }
 
@@ -306,7 +306,7 @@ fn snapshots_inside_of_their_sources_hold_what_those_held() {
     }
 }
 
-/// The power is cut at many points. The remaining filesystem opens, all of its names lead somewhere, and it is clean
+/// The power is cut at many points. The remaining filesystem opens, all of its names lead to inodes, and it is clean
 /// before and after.
 fn nested_cuts(seed: u64) -> Result<()> {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };

@@ -1,4 +1,4 @@
-//! Files that Linux shortened keep old bytes behind their end on disk. Every way of growing them shows zeros.
+//! Files that Linux shortened keep old bytes past their end on disk. Every way of growing such a file shows zeros.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

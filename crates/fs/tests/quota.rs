@@ -331,7 +331,7 @@ fn many_writers_end_at_the_limit() {
     settle(&fs);
     let (referenced, _) = group(&fs, id);
     let sum: u64 = written.iter().map(|(bytes, _)| bytes).sum();
-    // Within one reservation of each kind, and what the writers' metadata was reserved for.
+    // The difference is at most one reservation of each kind, and the metadata reserved by the writers.
     assert!((LIMIT - (4 << 20)..=LIMIT).contains(&referenced), "{referenced} of {LIMIT}");
     assert!(sum <= referenced, "nothing that was written is lost");
     judge_numbers(image.path(), "at the limit");
@@ -375,7 +375,7 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     let file = new(a, "prealloc");
     fs.fallocate(file, 0, 20 << 20, FallocateMode::empty()).unwrap();
     assert_eq!(fs.fallocate(new(b, "too much"), 0, 20 << 20, FallocateMode::empty()).unwrap_err().errno(), EDQUOT);
-    // Preallocated space can be written past the limit, and so can other subvolumes.
+    // Preallocated space can be written past the limit. Other subvolumes are not limited.
     fs.sync().unwrap();
     fs.limit_qgroup(top, Some(Some(1 << 20)), None).unwrap();
     assert_eq!(fs.write(file, 0, &[1; 65536]).unwrap(), 65536);
@@ -390,13 +390,13 @@ fn preallocation_clones_and_higher_groups_obey_limits() {
     let target = new(b, "clone");
     assert_eq!(fs.clone_range(source, 0, target, 0, 16 << 20).unwrap_err().errno(), EDQUOT);
     fs.clone_range(source, 0, target, 0, 4 << 20).unwrap();
-    // In its own subvolume, a clone uses nothing more.
+    // Within one subvolume, a clone uses no further quota.
     fs.clone_range(target, 0, new(b, "twin"), 0, 4 << 20).unwrap();
-    // Compressed data counts as it is on disk, so more fits than the limit says.
+    // Quotas count compressed data by its size on disk, so more data fits than the limit.
     fs.unlink(a, b"prealloc").unwrap();
     let (bytes, errno) = fill(&fs, a, "zeros", 1 << 20, 100 << 20);
     assert_eq!((bytes, errno), (100 << 20, 0), "compressed data fits");
-    // A limit of exclusive bytes.
+    // Now limit exclusive bytes.
     fs.limit_qgroup(top, Some(None), Some(Some(20 << 20))).unwrap();
     let mut at = 0;
     let noise = new(b, "noise");
@@ -491,12 +491,12 @@ fn a_move_of_all_block_groups_changes_no_numbers() {
         settle(&fs);
         let before = fs.qgroups().unwrap();
         for group in fs.block_groups() {
-            // A group without room elsewhere stays.
+            // A group stays if there is no room elsewhere.
             let _ = fs.relocate_block_group(group.start, &Job::new());
         }
         assert_eq!(fs.qgroups().unwrap(), before, "a move changes no users");
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after a move"));
-        // Blocks that moved are newer than the snapshots that share them.
+        // Moved blocks are newer than the snapshots that share them.
         (0..20).for_each(|_| rounds.step(&fs));
         settle(&fs);
         judge_numbers(image.path(), &format!("UBTRFS_SEED={seed} after changes of what moved"));

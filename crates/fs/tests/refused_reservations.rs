@@ -1,5 +1,5 @@
-//! Operations whose space is refused. Each reservation and allocation of an operation fails in turn with ENOSPC, as on a
-//! full filesystem, which meets only some of them by chance. Then:
+//! Operations whose space is refused. Each reservation and allocation of an operation fails in turn with ENOSPC. A full
+//! filesystem would refuse only some of them, by chance. Then:
 //!
 //! - R1. Each byte of each file is as before the operation or as after it; a size lies between both.
 //! - R2. What readers see is what the next session finds on disk.
@@ -93,8 +93,8 @@ fn open(image: &Image) -> Arc<Fs> {
     fs
 }
 
-/// Files with extents, pending data, holes, inline data, more items than one step changes; on disk but for the pending
-/// data.
+/// Makes files with extents, pending data, holes, inline data, and more items than one step changes. All but the
+/// pending data is on disk.
 fn prepare(options: &MkfsOptions) -> (Image, Arc<Fs>) {
     let image = Image::empty(256 << 20).unwrap();
     ubtrfs_mkfs::make(&*device(&image), options).unwrap();
@@ -125,7 +125,7 @@ fn prepare(options: &MkfsOptions) -> (Image, Arc<Fs>) {
     (image, fs)
 }
 
-/// A file as its readers see it: mode, links, content.
+/// A file as readers see it: mode, links, content.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     mode: u32,
@@ -161,7 +161,7 @@ fn look(fs: &Fs) -> BTreeMap<String, Seen> {
     all
 }
 
-/// R1
+/// Checks R1.
 fn check_between(
     what: &str,
     before: &BTreeMap<String, Seen>,
@@ -181,18 +181,18 @@ fn check_between(
         let (least, most) = (sizes().min().unwrap(), sizes().max().unwrap());
         assert!((least..=most).contains(&seen.content.len()), "{what}: size of {name}: {}", seen.content.len());
         for (at, byte) in seen.content.iter().enumerate() {
-            // Past the end of one of them are zeros.
+            // Past the end of the shorter version, bytes may be zero.
             let may_be = all.iter().any(|one| one.content.get(at).unwrap_or(&0) == byte);
             assert!(may_be, "{what}: byte {at} of {name} is {byte}");
         }
     }
 }
 
-/// R2, R3, R4, R5
+/// Checks R2 to R5.
 fn check_later(what: &str, image: &Image, fs: Arc<Fs>, found: &BTreeMap<String, Seen>) {
     fs.sync().unwrap();
     assert_eq!(look(&fs), *found, "{what}: after a sync");
-    // Space that a commit frees, and deleted subvolumes.
+    // Commits free pinned space and deleted subvolumes.
     fs.sync().unwrap();
     fs.sync().unwrap();
     let free = fs.statfs().unwrap().bfree;
@@ -223,7 +223,7 @@ fn refuse_each(options: &MkfsOptions) {
         let after = look(&fs);
         check_later(name, &image, fs, &after);
         let mut nr_refused = 0;
-        // All of the first ones, fewer of many.
+        // Refuse each of the first reservations, and then fewer and fewer of the following ones.
         for nth in std::iter::successors(Some(0), |nth| Some(nth + 1 + nth / 6)) {
             let what = format!("{name}, reservation {nth}");
             let (image, fs) = prepare(options);
@@ -235,7 +235,7 @@ fn refuse_each(options: &MkfsOptions) {
             nr_refused += 1;
             let found = look(&fs);
             match done {
-                // What it could not do at once, it does later.
+                // An operation that succeeds nevertheless must be complete.
                 Ok(()) if !name.starts_with("copy") => assert!(found == after, "{what}: it succeeded, but in part"),
                 Ok(()) => check_between(&what, &before, &after, &found),
                 Err(error) => {

@@ -59,7 +59,8 @@ fn all_groups_of_images_of_linux_can_be_emptied() {
     }
 }
 
-/// A block that only a snapshot uses, and that its source made, has full backrefs. Its copy is newer than the snapshot.
+/// A block that only a snapshot uses, but that its source made, has full backrefs. The relocated copy is newer than the
+/// snapshot.
 #[test]
 fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
     let mkfs = MkfsOptions { nodesize: 4096, ..MkfsOptions::default() };
@@ -79,7 +80,7 @@ fn a_copy_with_full_backrefs_keeps_them_until_it_changes() {
         fs.write(*id, 0, b"changed").unwrap();
     }
     fs.sync().unwrap();
-    // Data alone: what shares blocks otherwise stays out of it.
+    // Move data only, so that shared blocks are copied only if their data moves.
     for group in fs.block_groups().into_iter().filter(|group| group.flags.contains(BlockGroupFlags::DATA)) {
         fs.relocate_block_group(group.start, &Job::new()).unwrap();
     }

@@ -1,9 +1,9 @@
 //! Power cuts during snapshots and deletions of subvolumes.
 //!
 //! Method: random operations in a subvolume are recorded once, with snapshots taken of it and deleted, and block groups
-//! emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean before and after. A snapshot exists if
-//! its call returned, unless its deletion had begun; every existing snapshot holds the model's content. `UBTRFS_SEED`
-//! repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
+//! emptied. The power is cut at many points of the recording. The remaining filesystem opens and is clean before and after.
+//! A snapshot exists if its call returned, unless its deletion had begun; every existing snapshot holds the model's
+//! content. `UBTRFS_SEED` repeats a failure, `UBTRFS_CUTS` sets the number of cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -41,7 +41,7 @@ fn record(seed: u64) -> Result<(Arc<RecordingDevice>, Vec<Snapshot>)> {
     let device = Arc::new(RecordingDevice::new(base));
     let fs = open(Arc::clone(&device) as Arc<dyn Device>, "commit=300")?;
     let work = fs.fs().create_subvolume(TOP, b"work", &Caller::ROOT)?;
-    // The checker then compares the numbers after each cut, too.
+    // With quotas, the checker also compares their numbers after each cut.
     if seed % 2 == 1 {
         fs.fs().enable_quotas()?;
         fs.fs().wait_for_quota_rescan(&Job::new())?;

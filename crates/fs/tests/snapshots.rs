@@ -589,7 +589,7 @@ fn a_full_filesystem_with_snapshots_stays_whole() {
     }
 }
 
-/// If the tree of a deleted subvolume cannot be read, it stays as it is and is reported. Everything else works.
+/// If the tree of a deleted subvolume cannot be read, it stays allocated and is reported. Everything else works.
 #[test]
 fn a_damaged_tree_is_left_where_it_is() {
     let image = Image::kernel_made(256 << 20, &["-n", "4096"]).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Method: threads make, write, sync, rename and remove files in a subvolume and ignore errors, while it is snapshotted
 //! into its own directories, or deleted. The filesystem must stay writable, and both checkers must find nothing. All
-//! names of the snapshots lead somewhere, here and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
+//! names of the snapshots lead to inodes, here and under Linux. `UBTRFS_ROUNDS` sets the number of rounds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -243,8 +243,8 @@ fn a_closed_filesystem_refuses_changes_and_keeps_those_that_had_begun() {
     second_opinion(image.path()).unwrap();
 }
 
-/// Begins a write, calls `meanwhile` when its checks are done, and returns the size of the file right after `meanwhile`
-/// and after the write.
+/// Begins a write and calls `meanwhile` after the checks of the write. Returns the size of the file right after
+/// `meanwhile`, and after the write.
 fn sizes_around(fs: &Fs, file: InodeId, meanwhile: impl FnOnce()) -> (u64, u64) {
     let begun = AtomicBool::new(false);
     std::thread::scope(|scope| {

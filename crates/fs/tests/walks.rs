@@ -1,4 +1,4 @@
-//! Walks through many directories: their leaves are read ahead, and the results are right despite concurrent changes.
+//! Walks through many directories: their leaves are read ahead, and concurrent changes do not falsify the results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

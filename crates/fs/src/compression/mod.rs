@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - I1: input and output are at most [`MAX_UNCOMPRESSED`] bytes, whatever the disk says.
-//! - I2: a decoder fills the whole output: bytes that the stream does not give are zeros.
+//! - I2: a decoder fills the whole output: bytes past the end of the stream become zeros.
 //! - I3: corrupt input gives an error, never a panic.
 //!
 //! Contexts are expensive to set up (hundreds of KiB for zstd), so a pool keeps them for all threads.
@@ -21,7 +21,7 @@ use ubtrfs_format::item::Compression;
 
 pub(crate) use heuristic::looks_compressible;
 
-/// The most data in one compressed extent, and the most compressed bytes of one.
+/// Maximum length of the data in one compressed extent, and of its compressed bytes.
 pub(crate) const MAX_UNCOMPRESSED: usize = 128 << 10;
 
 /// How to compress: the algorithm and its level.
@@ -44,7 +44,7 @@ struct Workspace {
 #[expect(clippy::vec_box, reason = "a workspace is moved in and out of the pool")]
 static WORKSPACES: Mutex<Vec<Box<Workspace>>> = Mutex::new(Vec::new());
 
-/// The most idle workspaces. More are made while more threads compress at once, and dropped afterwards.
+/// Maximum number of idle workspaces. More are made while more threads compress at once, and dropped afterwards.
 const IDLE_WORKSPACES: usize = 8;
 
 fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {

@@ -40,7 +40,7 @@ impl Workspace {
         Some(out)
     }
 
-    /// Decompresses one frame and ignores bytes behind it. Returns the number of bytes written.
+    /// Decompresses one frame and ignores bytes after it. Returns the number of bytes written.
     pub(super) fn decompress(&mut self, input: &[u8], out: &mut [u8]) -> Result<usize, FormatError> {
         let context = match &mut self.decompress {
             Some(context) => context,

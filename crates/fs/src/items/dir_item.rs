@@ -73,7 +73,7 @@ pub(crate) fn max_item_bytes(geometry: &Geometry) -> usize {
     item_len_max(geometry.nodesize as usize)
 }
 
-/// Maximum size of an item after an entry was added to it: Linux counts the item header twice there.
+/// Maximum size of an item that an entry is added to: Linux counts the item header twice there.
 pub(crate) fn max_extended_bytes(geometry: &Geometry) -> usize {
     max_item_bytes(geometry).saturating_sub(ITEM_HEAD_SIZE)
 }
@@ -178,7 +178,7 @@ pub(crate) fn load_next_index(tree: &Tree, dir: Ino) -> Result<u64> {
     Ok(last.map_or(FIRST_INDEX, |(key, _)| key.offset.saturating_add(1).max(FIRST_INDEX)))
 }
 
-/// Whether a directory has entries that reading it shows.
+/// Whether listing a directory returns any entries.
 pub(crate) fn has_entries(tree: &Tree, dir: Ino) -> Result<bool> {
     Ok(tree.visit(&dir_index_key(dir, 0), &dir_index_key(dir, u64::MAX), 1, |_, _| ())? > 0)
 }
