@@ -5,7 +5,7 @@
 use ubtrfs_format::item::{BalanceArgs, BalanceFilters, BalanceItem, BlockGroupFlags, ChunkItem};
 use ubtrfs_transaction::BlockGroup;
 
-/// The filters for a block group's type; `None` if the balance leaves that type alone. Mixed groups count as data.
+/// The filters for a block group's type; `None` if the balance excludes that type. Mixed groups count as data.
 pub(crate) fn args_for(item: &BalanceItem, flags: BlockGroupFlags) -> Option<&BalanceArgs> {
     let kinds = [
         (BlockGroupFlags::DATA, &item.data),
@@ -13,11 +13,11 @@ pub(crate) fn args_for(item: &BalanceItem, flags: BlockGroupFlags) -> Option<&Ba
         (BlockGroupFlags::METADATA, &item.metadata),
     ];
     let (kind, args) = kinds.into_iter().find(|(kind, _)| flags.contains(*kind))?;
-    // The bits of the types are the same in both.
+    // `BalanceFlags` has the same bits for the types.
     (item.flags & kind.bits() != 0).then_some(args)
 }
 
-/// A profile as filters name it.
+/// The bit of a profile in filters.
 pub(crate) fn profile_of(flags: BlockGroupFlags) -> u64 {
     let profile = (flags & BlockGroupFlags::PROFILES).bits();
     if profile == 0 { BalanceArgs::SINGLE } else { profile }
@@ -82,8 +82,8 @@ pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
     }
 }
 
-/// Changes the filters for a balance that goes on after an interruption: block groups that have the wanted profile, or
-/// are nearly full, as those are that the balance has made, stay.
+/// Changes the filters for a balance that continues after an interruption: block groups that already have the wanted
+/// profile, or are nearly full, stay. Those that the balance has made are among them.
 pub(crate) fn for_resumption(item: &mut BalanceItem) {
     for args in [&mut item.data, &mut item.metadata, &mut item.system] {
         let mut filters = args.filters();

@@ -2,8 +2,8 @@
 //!
 //! - [`run`]: start, resume, pause, cancel; how each block group is moved.
 //! - [`filter`]: which block groups are taken.
-//! - [`state`]: whether a balance runs, and what others ask of it.
-//! - [`relocate`]: emptying one block group, and the waiting that the engine asks for.
+//! - [`state`]: whether a balance runs or is paused, its counts, and requests to stop it.
+//! - [`relocate`]: emptying one block group, and waiting for threads that use old addresses.
 
 pub(crate) mod filter;
 pub(crate) mod relocate;

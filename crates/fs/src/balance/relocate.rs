@@ -1,9 +1,9 @@
-//! Emptying one block group, and the waiting that the engine asks for meanwhile.
+//! Emptying one block group, and waiting for threads that use old addresses.
 //!
 //! Invariants:
 //! - I1. Extents are looked up and read under their file's state lock, and looked up and replaced under its state lock
 //!   or its writeback lock. So a thread that takes both locks of every inode in memory, one inode after the other, has
-//!   waited for everybody who had an address before.
+//!   waited for all threads that looked up an address before.
 
 use ubtrfs_transaction::{Job, RelocatedGroup};
 
@@ -20,7 +20,7 @@ impl Fs {
         Ok(self.engine.relocate_block_group(start, job)?)
     }
 
-    /// Waits until all threads that had addresses of data before have used them (I1).
+    /// Waits until all threads that looked up addresses of data before this call have finished using them (I1).
     pub(crate) fn wait_for_extent_users(&self) {
         for inode in self.inodes.all() {
             let _writeback = inode.writeback.lock();

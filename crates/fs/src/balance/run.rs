@@ -1,13 +1,13 @@
 //! Running a balance: start, resume, pause, cancel.
 //!
 //! Block groups are taken from the highest address down, as Linux does, so groups that the balance makes are not taken
-//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)), or
-//! moves as it is where only its place or profile changes or it is nearly full: then emptying it would gain nothing
-//! ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
+//! again. Each group is emptied ([`Engine::relocate_block_group`](ubtrfs_transaction::Engine::relocate_block_group)).
+//! Where only its place or profile changes, or it is nearly full so that emptying it would gain nothing, its chunk is
+//! copied instead ([`Engine::migrate_chunk`](ubtrfs_transaction::Engine::migrate_chunk)).
 //!
 //! Invariants:
-//! - I1. The balance item is durable before the first block group is touched, and goes when the balance ends. So a
-//!   mount, here or in Linux, resumes an interrupted balance.
+//! - I1. The balance item is durable before the first block group is touched, and is removed when the balance ends.
+//!   So a mount, here or in Linux, resumes an interrupted balance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ use crate::{Error, Fs, InodeId, Result};
 pub struct BalanceReport {
     /// Numbers of block groups.
     pub counts: BalanceCounts,
-    /// Extents that could not be moved: why, and the files that use them.
+    /// Extents that could not be moved.
     pub failures: Vec<BalanceFailure>,
 }
 
@@ -48,8 +48,8 @@ impl Fs {
     /// # Errors
     ///
     /// [`Error::InProgress`] if a balance runs or is paused; [`Error::InvalidArgument`] for filters that contradict each
-    /// other; `Cancelled` if it was paused, cancelled or `job` was; otherwise the error that stopped it. Extents that
-    /// cannot be moved do not stop it.
+    /// other; `Cancelled` if the balance is paused or cancelled, or `job` is cancelled; otherwise the error that stopped
+    /// the balance. Extents that cannot be moved do not stop it.
     pub fn balance(&self, item: BalanceItem, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
         self.check_filters(&item)?;
@@ -61,7 +61,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is none; otherwise as for [`Fs::balance`].
+    /// [`Error::NotRunning`] if no balance is paused; otherwise as for [`Fs::balance`].
     pub fn resume_balance(&self, job: &Job) -> Result<BalanceReport> {
         self.check_open()?;
         let (mut item, inner) = self.balance.begin(None)?;
@@ -69,20 +69,20 @@ impl Fs {
         self.run_balance(&item, &inner, job, false)
     }
 
-    /// Pauses a running balance, and returns when it stands still.
+    /// Pauses a running balance, and returns after it has stopped.
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if none runs.
+    /// [`Error::NotRunning`] if no balance runs.
     pub fn pause_balance(&self) -> Result<()> {
         if self.balance.stop(Wish::Pause) { Ok(()) } else { Err(Error::NotRunning("no balance is running")) }
     }
 
-    /// Ends a running or paused balance. Extents that have moved stay where they are.
+    /// Ends a running or paused balance. Extents that were moved stay in their new places.
     ///
     /// # Errors
     ///
-    /// [`Error::NotRunning`] if there is none, or an error of the commit that removes its item.
+    /// [`Error::NotRunning`] if there is no balance; an error of the commit that removes its item.
     pub fn cancel_balance(&self) -> Result<()> {
         if self.balance.stop(Wish::Cancel) {
             return Ok(());
@@ -95,7 +95,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The balance that runs or is paused.
+    /// The balance that runs or is paused, if any.
     pub fn balance_status(&self) -> Option<BalanceStatus> {
         self.balance.status()
     }
@@ -109,7 +109,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Resumes a balance that an earlier mount left unfinished, in a thread of its own.
+    /// Resumes a balance that an earlier mount left unfinished, on a new thread.
     pub fn resume_balance_in_background(self: &Arc<Self>) {
         if !self.balance.is_paused() || self.options.skip_balance || self.read_only().is_some() {
             return;
@@ -169,7 +169,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Runs a balance in the calling thread. `inner` is the job that others stop it by, `job` the caller's.
+    /// Runs a balance on the calling thread. `inner` is the job through which other threads stop it; `job` is the
+    /// caller's.
     fn run_balance(&self, item: &BalanceItem, inner: &Job, job: &Job, is_new: bool) -> Result<BalanceReport> {
         let mut report = BalanceReport::default();
         let began = if is_new { self.put_balance_item(Some(item)) } else { Ok(()) };
@@ -182,7 +183,7 @@ impl Fs {
         result.and(removed).map(|()| report)
     }
 
-    /// Does the work while a thread forwards progress and cancellation between the two jobs.
+    /// Runs `work` while a thread forwards progress and cancellation between the two jobs.
     fn watched(&self, inner: &Job, job: &Job, work: impl FnOnce() -> Result<()>) -> Result<()> {
         std::thread::scope(|scope| {
             let is_done = Arc::new(AtomicBool::new(false));
@@ -204,7 +205,7 @@ impl Fs {
             });
             let result = work();
             is_done.store(true, Ordering::Release);
-            // Wakes the thread.
+            // Wake the forwarding thread.
             inner.advance(0);
             result
         })
@@ -217,7 +218,7 @@ impl Fs {
             job.check()?;
             self.balance.count(|counts| counts.considered += 1);
             let Some(args) = args_for(item, group.flags) else { continue };
-            // It may have changed since it was chosen, or have been removed because it was empty.
+            // The group may have changed since it was chosen, or was removed because it was empty.
             let Some(now) = self.block_groups().into_iter().find(|now| now.start == group.start) else { continue };
             let target = args.filters().contains(BalanceFilters::CONVERT).then(|| conversion_target(args)).flatten();
             if target.is_some_and(|target| profile_of(target) == profile_of(now.flags))
@@ -270,7 +271,7 @@ impl Fs {
         taken
     }
 
-    /// Moves one block group, in the way that suits it.
+    /// Moves one block group, by copying its chunk or by emptying it.
     fn balance_group(
         &self,
         group: &BlockGroup,
@@ -290,7 +291,7 @@ impl Fs {
                     self.balance.count(|counts| counts.migrated += 1);
                     return Ok(Vec::new());
                 }
-                // There may be room in other block groups. But that does not convert anything.
+                // Other block groups may have room, so the group is emptied, unless it is to be converted.
                 Err(EngineError::NoSpace) if !is_converted => {}
                 Err(error) => return Err(error.into()),
             }
@@ -306,7 +307,7 @@ impl Fs {
         BalanceFailure { bytenr: failure.bytenr.0, reason: failure.error.to_string(), files }
     }
 
-    /// Writes the item of a balance, or removes it, and commits (I1).
+    /// Writes the item of a balance, or removes it with `None`, and commits (I1).
     fn put_balance_item(&self, item: Option<&BalanceItem>) -> Result<()> {
         let roots = self.engine.tree(RootId::ROOT_TREE)?.ok_or(Error::NotFound)?;
         let reservation = if item.is_some() { self.reserve(1)? } else { self.reserve_for_removal(1)? };

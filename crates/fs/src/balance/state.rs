@@ -1,4 +1,4 @@
-//! [`BalanceState`]: whether a balance runs or waits to be resumed, and what others ask of it.
+//! [`BalanceState`]: whether a balance runs or waits to be resumed, and requests to stop it.
 //!
 //! ```text
 //!            start                      pause, close
@@ -33,7 +33,7 @@ struct Inner {
     item: Option<BalanceItem>,
     running: Option<Running>,
     counts: BalanceCounts,
-    /// No balance begins any more.
+    /// Whether the filesystem is being closed, so that no balance can begin.
     is_closed: bool,
 }
 
@@ -53,35 +53,35 @@ pub(crate) enum Wish {
 /// Numbers of block groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BalanceCounts {
-    /// Those that the filters take, as counted at the beginning.
+    /// Block groups that the filters take, counted at the beginning.
     pub expected: u64,
-    /// Those looked at.
+    /// Block groups examined so far.
     pub considered: u64,
-    /// Those that are done.
+    /// Block groups finished.
     pub completed: u64,
-    /// Those of [`BalanceCounts::completed`] that moved as they are, without a change of any tree above the chunk tree.
+    /// Those of [`BalanceCounts::completed`] whose chunk was copied. Only the chunk and device trees changed for them.
     pub migrated: u64,
-    /// Those that hold extents that could not be moved, and stayed.
+    /// Block groups that stayed, because they hold extents that could not be moved.
     pub failed: u64,
 }
 
-/// What [`Fs::balance_status`](crate::Fs::balance_status) tells.
+/// The result of [`Fs::balance_status`](crate::Fs::balance_status).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalanceStatus {
     /// The types and filters.
     pub item: BalanceItem,
-    /// Whether it runs; it is paused otherwise.
+    /// Whether it runs; otherwise it is paused.
     pub is_running: bool,
-    /// Whether it was asked to pause and has not yet.
+    /// Whether a requested pause is not reached yet.
     pub is_pausing: bool,
-    /// Whether it was asked to end and has not yet.
+    /// Whether a requested end is not reached yet.
     pub is_cancelling: bool,
-    /// How far it is.
+    /// The progress.
     pub counts: BalanceCounts,
 }
 
 impl BalanceState {
-    /// Begins, with a new item or with the one of a paused balance.
+    /// Begins a run, with a new item or with that of a paused balance.
     pub(crate) fn begin(&self, new: Option<BalanceItem>) -> Result<(BalanceItem, Arc<Job>)> {
         let mut inner = self.inner.lock();
         if inner.is_closed {
@@ -104,7 +104,7 @@ impl BalanceState {
         Ok((item, job))
     }
 
-    /// Ends the run. Without `keep`, the balance is over.
+    /// Ends the run. With `keep` the balance is paused; otherwise it is over.
     pub(crate) fn end(&self, keep: bool) {
         let mut inner = self.inner.lock();
         inner.running = None;
@@ -114,12 +114,12 @@ impl BalanceState {
         self.changed.notify_all();
     }
 
-    /// Notes the item of a balance that an earlier mount left.
+    /// Notes the item of a balance that an earlier mount left unfinished.
     pub(crate) fn found(&self, item: BalanceItem) {
         self.inner.lock().item = Some(item);
     }
 
-    /// Forgets a paused balance.
+    /// Removes a paused balance.
     pub(crate) fn forget(&self) {
         self.inner.lock().item = None;
     }
@@ -128,7 +128,7 @@ impl BalanceState {
         self.inner.lock().running.as_ref().and_then(|running| running.wish)
     }
 
-    /// Asks a running balance to stop, and waits until it has. Returns false if none runs.
+    /// Stops a running balance, and waits until it has stopped. Returns false if none runs.
     pub(crate) fn stop(&self, wish: Wish) -> bool {
         let mut inner = self.inner.lock();
         let Some(running) = &mut inner.running else { return false };
@@ -140,7 +140,7 @@ impl BalanceState {
         true
     }
 
-    /// Lets no balance begin any more, and pauses a running one.
+    /// Prevents further balances, and pauses a running one.
     pub(crate) fn close(&self) {
         self.inner.lock().is_closed = true;
         self.stop(Wish::Pause);
