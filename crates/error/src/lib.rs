@@ -76,7 +76,7 @@ pub enum Error {
     /// A limit of a quota group would be exceeded.
     #[error("disk quota exceeded")]
     QuotaExceeded,
-    /// A callback of the layer above the engine failed (writing dirty data back).
+    /// A callback of the crate above the engine failed (writing dirty data back).
     #[error("{message}")]
     Above {
         /// The errno of that failure.

@@ -1,4 +1,4 @@
-//! Crafted values that the tree checker cannot bound, and trees that are missing: each is an error that names its field.
+//! Crafted values that the tree checker cannot bound, and missing trees: each causes an error that names its field.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! [`Engine`]: one open filesystem below the level of inodes.
 //!
 //! Its parts own their locks: [`RunningTransaction`], [`Admission`], [`CommitState`], [`Roots`], [`DataLedger`],
-//! [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of each part's file states
-//! the lock order inside it.
+//! [`PendingChunks`], [`Migrations`], [`Resizes`], [`TreeLog`], [`AbortState`]. Their fields are private, and the head of
+//! each part's file states the lock order inside it.
 //!
 //! Lock order between them: inode locks of `fs` -> commit lock -> state of the tree log -> gate -> list of changed
 //! trees -> a tree's view -> delayed item shards / data ledger / space. No thread waits for the commit lock while it
@@ -40,10 +40,10 @@ use crate::qgroup::state::Quotas;
 use crate::roots::state::Roots;
 use crate::tree_log::{FoundLog, TreeLog};
 
-/// How to open a filesystem.
+/// Options for opening a filesystem.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Whether the filesystem takes no changes.
+    /// Whether to open read-only.
     pub read_only: bool,
     /// Memory for the node cache and delayed items together, in bytes.
     pub memory_bytes: u64,
@@ -100,7 +100,7 @@ pub struct Usage {
     pub global_reserve: u64,
 }
 
-/// The engine's requests to the floor above.
+/// The engine's requests to the crate above.
 pub trait Flusher: Send + Sync {
     /// Writes at least `target_bytes` of dirty file data, or all of it if `None`.
     ///
@@ -114,22 +114,22 @@ pub trait Flusher: Send + Sync {
         true
     }
 
-    /// Waits until writes into extents in place that began earlier have ended, with their items. Later ones ask
-    /// [`Engine::extent_is_shared`] again.
+    /// Waits until writes into existing extents that began earlier have ended and their items are put. Later writes
+    /// call [`Engine::extent_is_shared`] again.
     fn wait_for_writes_in_place(&self) {}
 
-    /// Waits until every thread that looked up the address of data before has read it. Nothing may be kept by such an
-    /// address.
+    /// Waits until every thread that looked up an address of data before this call has finished using it. Also drops
+    /// all data cached by address.
     fn wait_for_readers(&self) {}
 
-    /// Asks a background thread to do this soon, without waiting for it. Returns whether there is such a thread.
+    /// Requests background work, without waiting for it. Returns whether there is a thread for it.
     fn do_soon(&self, work: BackgroundWork) -> bool {
         let _ = work;
         false
     }
 }
 
-/// Work that the engine asks a thread of the floor above to do.
+/// Work that the engine requests from a thread of the crate above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackgroundWork {
     /// [`Engine::commit`].
@@ -246,7 +246,7 @@ impl Engine {
             || self.commit_state.has_noted_label()
     }
 
-    /// Whether work is left that commits do step by step: dropping deleted subvolumes, and a rescan of quotas.
+    /// Whether commits have step-by-step work left: dropping deleted subvolumes, or a rescan of quotas.
     pub fn has_steps_left(&self) -> bool {
         self.nr_dead_roots() > 0 || self.quotas.is_rescanning()
     }
@@ -310,7 +310,7 @@ impl Engine {
         Ok(Some((key, item)))
     }
 
-    /// Returns a tree that every filesystem with these features has. Its absence is corruption.
+    /// Returns a tree that every filesystem with these features has. A missing tree is corruption.
     pub(crate) fn own_tree(&self, id: RootId) -> Result<Arc<Tree>> {
         self.tree(id)?.ok_or_else(|| missing_tree(id))
     }
@@ -391,7 +391,7 @@ impl Engine {
         self.space.block_groups()
     }
 
-    /// The counters, which the floors above use too.
+    /// The counters, which the crates above use too.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -443,14 +443,14 @@ impl Engine {
     }
 }
 
-/// The error for a tree that must exist and does not.
+/// The error for a missing tree that must exist.
 pub(crate) fn missing_tree(id: RootId) -> Error {
     let expected = "expected this tree to exist";
     let cause = FormatError::Value { what: "RootItem", field: "objectid", value: id.0, expected };
     Error::from(cause).in_tree(RootId::ROOT_TREE)
 }
 
-/// Number of copies of each byte that a profile keeps.
+/// Number of copies of each byte in a profile.
 pub(crate) fn copies(flags: BlockGroupFlags) -> u64 {
     if flags.contains(BlockGroupFlags::RAID1C4) {
         4

@@ -1,47 +1,47 @@
-//! [`Job`]: the progress of long work, and the requests to pause or stop it.
+//! [`Job`]: the progress of a long operation, and requests to pause or cancel it.
 //!
-//! Balance, rescan of quotas, scrub, send and the like take a job from their caller. The thread that works advances it and
-//! asks it between two steps, so each step is short: less than a second.
+//! Balance, rescan, scrub, send and similar operations take a job from their caller. The working thread advances the job
+//! and checks it between two steps, so each step takes less than a second.
 
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use ubtrfs_error::{Error, Result};
 
-/// Long work as other threads see it.
+/// A long operation as other threads see it.
 #[derive(Debug, Default)]
 pub struct Job {
     progress: Mutex<Progress>,
     changed: Condvar,
 }
 
-/// How far a [`Job`] is.
+/// The progress of a [`Job`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Units done so far. The work says what a unit is.
+    /// Units done so far. The operation documents its unit.
     pub done: u64,
-    /// All units, as far as known; grows while more are found.
+    /// All units known so far; grows while more are found.
     pub total: u64,
-    /// The present step, for people; may be empty.
+    /// The current step as text for users; may be empty.
     pub step: String,
-    /// Whether the work waits until it is resumed.
+    /// Whether the operation is paused.
     pub is_paused: bool,
-    /// Whether the work was asked to stop.
+    /// Whether cancellation was requested.
     pub is_cancelled: bool,
 }
 
 impl Job {
-    /// A job that has not begun.
+    /// Makes a job that has not begun.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How far the work is.
+    /// The current progress.
     pub fn progress(&self) -> Progress {
         self.progress.lock().clone()
     }
 
-    /// Waits until the job changes, at most for `patience`, and returns how far it is.
+    /// Waits until the job changes, at most for `patience`, and returns its progress.
     pub fn wait_for_change(&self, patience: Duration) -> Progress {
         let mut progress = self.progress.lock();
         self.changed.wait_for(&mut progress, patience);
@@ -58,32 +58,32 @@ impl Job {
         self.change(|progress| progress.done = progress.done.saturating_add(units));
     }
 
-    /// Names the present step.
+    /// Sets the text of the current step.
     pub fn set_step(&self, step: impl Into<String>) {
         let step = step.into();
         self.change(|progress| progress.step = step);
     }
 
-    /// Asks the work to stop at its next [`Job::check`].
+    /// Makes the next [`Job::check`] fail.
     pub fn cancel(&self) {
         self.change(|progress| progress.is_cancelled = true);
     }
 
-    /// Asks the work to wait at its next [`Job::check`].
+    /// Makes the next [`Job::check`] wait.
     pub fn pause(&self) {
         self.change(|progress| progress.is_paused = true);
     }
 
-    /// Lets paused work go on.
+    /// Resumes a paused operation.
     pub fn resume(&self) {
         self.change(|progress| progress.is_paused = false);
     }
 
-    /// To be called by the work between two steps, holding no lock: waits while the job is paused.
+    /// Waits while the job is paused. The working thread calls this between two steps, holding no lock.
     ///
     /// # Errors
     ///
-    /// [`Error::Cancelled`] if the work is to stop.
+    /// [`Error::Cancelled`] if the job was cancelled.
     pub fn check(&self) -> Result<()> {
         let mut progress = self.progress.lock();
         while progress.is_paused && !progress.is_cancelled {

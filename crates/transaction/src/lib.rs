@@ -1,27 +1,27 @@
 //! Transactions: item changes that become durable together.
 //!
-//! Fourth floor. Only this crate loads space from the trees and writes it back, derives references from item changes,
-//! copies shared blocks on write, makes chunks, and writes the superblock.
+//! Only this crate loads space from the trees and writes it back, derives references from item changes, copies shared
+//! blocks on write, makes chunks, and writes the superblock.
 //!
-//! The rooms, from the top down; each imports only from rooms below it:
+//! The modules, from the top down; each imports only from modules below it:
 //!
 //! - `commit`: the sequence that makes a transaction durable, and applying delayed items to their trees.
 //! - `relocation`: moving extents out of a block group.
-//! - `tree_log`: fsync without a commit, and the log that is found at open.
+//! - `tree_log`: fsync without a commit, and reading the log at open.
 //! - `roots`: making, changing and dropping subvolumes and snapshots.
 //! - `cow`: how nodes and references change when a batch changes a tree.
 //! - `qgroup`: quota groups, and the accounting of extents by their users.
-//! - `backref`: from an extent to its references, subvolumes and inodes.
+//! - `backref`: the references to an extent, and the subvolumes and inodes that use it.
 //! - `extents`: extent, csum and free space trees, data extents, chunk allocation.
-//! - `handle`: transaction handles, what they reserve, and what they wait for before they begin.
+//! - `handle`: transaction handles, their reservations, and the waits before they begin.
 //! - `delayed`: item changes in memory, and trees as readers see them with these changes.
 //! - `nodes`: tree nodes between memory and the devices.
 //! - `health`: panics, device error counters, statistics, the timeline.
 //!
-//! Beside them, for all:
+//! Used by all of them:
 //!
 //! - `engine`, `open`: [`Engine`] itself, and how it is opened.
-//! - `job`: progress of long work, and requests to pause or stop it.
+//! - `job`: progress of long operations, and requests to pause or cancel them.
 
 #![forbid(unsafe_code)]
 

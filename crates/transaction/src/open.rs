@@ -83,7 +83,7 @@ impl Engine {
         });
         engine.protect_found_log()?;
         engine.load_quotas()?;
-        // The filesystem can be read without it.
+        // A failure here leaves the filesystem readable.
         if engine.read_only().is_none()
             && let Err(error) = engine.note_highest_root_id()
         {
@@ -153,8 +153,7 @@ fn chunk_root(superblock: &Superblock) -> RootPtr {
     }
 }
 
-/// Loads the trees that the superblock points to, and the filesystem's own trees. Other trees are loaded when they are
-/// first asked for.
+/// Loads the trees that the superblock points to, and the filesystem's own trees. Other trees are loaded on first use.
 fn load_own_trees(store: &Arc<NodeStore>, superblock: &Superblock) -> Result<HashMap<RootId, Arc<Tree>>> {
     let root_tree = RootPtr {
         tree: RootId::ROOT_TREE,
@@ -214,7 +213,7 @@ fn load_block_groups(
         let item = BlockGroupItem::decode(&data).map_err(|cause| Error::from(cause).in_tree(holder))?;
         let group = BlockGroup { start, len_bytes: chunk.length, flags: chunk.flags, used: item.used };
         let free = match (writable, free_space) {
-            // Nothing is allocated, so the sums are enough.
+            // Without allocations, only the sums are needed.
             (false, _) => Vec::new(),
             (true, Some(tree)) => {
                 free_space_tree::load_free_space(store, &tree.root_ptr(), start, chunk.length, superblock.sectorsize)?
@@ -229,7 +228,7 @@ fn load_block_groups(
         };
         space.insert_block_group(group, free, volumes.reserved_ranges(start))?;
     }
-    // The groups were just read, so none differs from the disk.
+    // The groups were just read, so they all match the disk.
     space.take_dirty_groups();
     Ok(())
 }

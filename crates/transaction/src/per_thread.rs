@@ -12,7 +12,7 @@ pub struct PerThread<T> {
     slots: Box<[Slot<T>]>,
 }
 
-/// A copy with its cache lines to itself. Aligned to two lines, because processors fetch lines in pairs.
+/// A copy in cache lines of its own. It is aligned to two lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Slot<T>(T);
@@ -53,9 +53,10 @@ impl Gate {
         self.copies.current().read()
     }
 
-    /// Waits until every operation has left, and lets none in until the returned value is dropped.
+    /// Closes the gate: waits until every operation has left, and blocks new ones until the returned value is
+    /// dropped.
     pub(crate) fn close(&self) -> Closed<'_> {
-        // Every thread locks in this order, so two threads that close the gate at once cannot deadlock.
+        // All threads lock in this order, so two threads that close the gate at once cannot deadlock.
         Closed { _copies: self.copies.all().map(RwLock::write).collect() }
     }
 }

@@ -20,7 +20,8 @@ impl Fs {
         Ok(self.engine.relocate_block_group(start, job)?)
     }
 
-    /// Waits until all threads that looked up addresses of data before this call have finished using them (I1).
+    /// Waits until all threads that looked up addresses of data before this call have finished using them (I1), and
+    /// drops data cached by address.
     pub(crate) fn wait_for_extent_users(&self) {
         for inode in self.inodes.all() {
             let _writeback = inode.writeback.lock();

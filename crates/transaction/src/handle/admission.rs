@@ -1,4 +1,4 @@
-//! [`Admission`]: decides whether a change may begin, and what it waits for.
+//! [`Admission`]: decides whether a change may begin, and makes it wait if necessary.
 //!
 //! Owns the load of the running transaction, the queues of tickets, and the throttle. No other lock is taken
 //! under a queue's lock or a thread's share of the load.

@@ -18,11 +18,11 @@
 //!
 //! I4. The stock of a share, and load that it has not added yet, count as reserved: the counted load is never too low.
 //!
-//! I5. While a commit runs, the nodes that it made are counted twice, as need and as used space, and the nodes that they
-//!     replace are pinned. So no reservation fails because of what it found at such a moment: the last try is between
-//!     commits.
+//! I5. While a commit runs, its new nodes are counted twice, as need and as used space, and the nodes that they replace
+//!     are pinned. So no reservation fails at such a moment: the last attempt is between two commits.
 //!
-//! A commit replaces estimates by facts, so a nearly full filesystem commits often before it reports `ENOSPC`.
+//! A commit replaces estimates by exact numbers, so a nearly full filesystem commits often before it reports
+//! `ENOSPC`.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    /// Whether a reservation waits for its turn, and leaves the global reserve.
+    /// Whether a reservation waits for its turn, and leaves the global reserve untouched.
     fn is_ordinary(self) -> bool {
         matches!(self, Self::Change | Self::Snapshot)
     }
@@ -65,9 +65,9 @@ impl Purpose {
 pub(crate) struct TransactionLoad {
     rows: ChangeCounts,
     names: ChangeCounts,
-    /// Changes that reservations may still put, and stocks of the shares.
+    /// Changes that reservations may still put, including the stocks of the shares.
     nr_reserved: AtomicU64,
-    /// Reservations of snapshots that are granted and not dropped yet. A refused one leaves no trace.
+    /// Reservations of snapshots that are granted and not dropped yet. A refused reservation is not counted.
     nr_snapshots: AtomicU64,
     shares: PerThread<Mutex<Share>>,
     /// Bytes of checksums that the commit will insert.
@@ -76,8 +76,9 @@ pub(crate) struct TransactionLoad {
     frozen_need: AtomicU64,
     /// Memory of the frozen items, in bytes.
     frozen_memory: AtomicU64,
-    /// Upper bound of the bytes of all trees at the last commit. It bounds removals and writeback in mixed block groups, where
-    /// used space also holds data. Ordinary changes stop earlier, and leave the room that Linux wants when it mounts.
+    /// Upper bound of the bytes of all trees at the last commit. It bounds the need of removals and writeback in mixed
+    /// block groups, where used space also holds data. Ordinary changes use the higher bound, which leaves the room that
+    /// Linux requires when it mounts.
     tree_bytes: AtomicU64,
     /// Whether a commit of this transaction was requested.
     pub(crate) asked_for_commit: AtomicBool,
@@ -99,7 +100,7 @@ struct ChangeCounts {
 /// A thread's stock of admitted changes, and counts that it has not added to the transaction's yet.
 #[derive(Debug, Default)]
 struct Share {
-    /// Changes that are admitted and not reserved yet.
+    /// Changes that are admitted but not reserved yet.
     nr_admitted: u64,
     /// Changes of reservations that have ended.
     nr_ended: u64,
@@ -140,7 +141,7 @@ struct Load {
 }
 
 /// Most nodes that a change copies: a leaf with its share of the path, the leaf of the extent tree that loses the old
-/// leaf, and a share of the leaves that record the new one.
+/// leaf's item, and a share of the leaves that record the new leaf.
 const NODES_PER_CHANGE: u64 = 3;
 /// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
 const NODES_PER_COMMIT: u64 = 24;
@@ -156,7 +157,7 @@ const CHILD_BYTES: u64 = 72;
 const REFERENCE_BYTES: u64 = 64;
 /// Changes that writeback makes for each reservation of dirty data, besides those for its extents.
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
-/// Size of the smallest extents that writeback makes of much data: compressed ones.
+/// Size of the smallest extents that writeback makes of large data: compressed ones.
 const EXTENT_BYTES: u64 = 128 << 10;
 /// Least nodes of the global reserve: a few times what a commit with one removal needs.
 const RESERVE_NODES_MIN: u64 = 128;
@@ -167,10 +168,10 @@ const RESERVE_MIXED_MAX: u64 = 16 << 20;
 const AMPLE: u64 = 3;
 /// Time for which removals wait for reservations that were admitted before them.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time for which writeback waits for changes of others.
+/// Time for which writeback waits for the changes of other threads.
 const WRITEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const NAP: Duration = Duration::from_millis(1);
-/// Changes that a thread gets admitted at once: about fifty operations.
+/// Number of changes that are admitted at once for a thread: about fifty operations.
 const SHARE_ITEMS: u64 = 1024;
 
 impl TransactionLoad {
@@ -187,7 +188,7 @@ impl TransactionLoad {
         rest.is_some()
     }
 
-    /// Adds the counts of all shares and gives back their stocks. Returns whether this lowered the reserved changes.
+    /// Adds the counts of all shares and returns their stocks. Returns whether this lowered the reserved changes.
     fn add_shares(&self) -> bool {
         self.shares.all().fold(false, |any, share| {
             let mut share = share.lock();
@@ -201,7 +202,7 @@ impl TransactionLoad {
     fn add_share(&self, share: &mut Share) -> bool {
         let Share { nr_ended, load, .. } =
             std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });
-        // The load is added first: for a moment it counts twice, but never not at all (I4).
+        // Add the load first: for a moment it is counted twice, but it is never missing (I4).
         self.rows.add(&load.rows);
         self.names.add(&load.names);
         self.nr_reserved.fetch_sub(nr_ended, Ordering::Relaxed);
@@ -375,7 +376,7 @@ impl Engine {
         self.limit_delayed_items()?;
         let granted = || self.admit_most(most, least, purpose);
         if !purpose.is_ordinary() || self.admission.metadata_tickets.is_empty() {
-            // The stock was admitted without a snapshot in mind.
+            // Changes in the stock were admitted without the need of a snapshot.
             if purpose != Purpose::Snapshot && self.admission.load.take_admitted(most as u64) {
                 return Ok(MetadataReservation::counted(self, most as u64, purpose));
             }
@@ -389,8 +390,8 @@ impl Engine {
             let patience = if purpose == Purpose::Writeback { WRITEBACK_PATIENCE } else { PATIENCE };
             return self.admit_between_commits(&granted, purpose, patience)?.ok_or(Error::NoSpace);
         }
-        // Cheap steps first. A commit replaces estimates by facts and frees pinned space; writing dirty data before it
-        // replaces more estimates.
+        // Try cheap steps first. A commit replaces estimates by exact numbers and frees pinned space; writing dirty
+        // data before it replaces more estimates.
         let reclaimed = self.reserve_with_reclaim(
             Some(&self.admission.metadata_tickets),
             || Ok(granted()),
@@ -407,8 +408,8 @@ impl Engine {
         }
     }
 
-    /// Admits while no commit runs, after one if need be (I5); or when others that were admitted have put their changes, for
-    /// which `patience` is the limit: they may be waiting for a lock that the caller holds.
+    /// Admits while no commit runs, after waiting for one if necessary (I5), or once others have put their admitted
+    /// changes. Waits at most for `patience`, because they may be waiting for a lock that the caller holds.
     fn admit_between_commits<T>(
         &self,
         granted: &dyn Fn() -> Option<T>,
@@ -421,13 +422,13 @@ impl Engine {
                 return Ok(Some(reservation));
             }
             self.admission.load.add_shares();
-            // For accepted data, also changes that others put since the commit count: the next one replaces their estimate.
+            // Writeback also waits for changes that were put since the commit: the next commit replaces their estimate.
             let may_get_less = match purpose {
                 Purpose::Writeback => self.admission.load.active() != Load::default(),
                 _ => self.admission.load.nr_reserved.load(Ordering::Relaxed) > 0,
             };
             if !may_get_less || begun.elapsed() >= patience {
-                // The last one may have ended just now.
+                // The last reservation may have ended just now.
                 return Ok(granted());
             }
             std::thread::sleep(NAP);
@@ -448,8 +449,8 @@ impl Engine {
         }
     }
 
-    /// Admits changes for the next operations of this thread if room is ample. If the need takes most of the room, asks
-    /// the commit thread for a commit, before any thread must wait.
+    /// Admits changes for the next operations of this thread if room is ample. If the need takes most of the room,
+    /// requests a commit from the commit thread before any thread must wait.
     fn admit_ahead(&self) {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         if room / AMPLE >= need {
@@ -462,7 +463,7 @@ impl Engine {
     }
 
     fn admit(&self, nr_items: u64, purpose: Purpose) -> bool {
-        // Counted before the check, so that two threads that ask at once each see the other's changes.
+        // Count before the check, so that two threads that check at once each see the other's changes.
         self.admission.load.begin(nr_items, purpose);
         let has_room = self.has_room_for_metadata(purpose);
         if !has_room {
@@ -471,7 +472,7 @@ impl Engine {
         has_room
     }
 
-    /// Asks the floor above to write dirty data, which replaces estimates by facts.
+    /// Writes dirty data, which replaces estimates by exact numbers.
     pub(crate) fn flush_data(&self) -> Result<()> {
         self.flusher().map_or(Ok(()), |flusher| flusher.flush_delalloc(None))
     }
@@ -547,7 +548,7 @@ impl Engine {
         self.end_frozen_load();
     }
 
-    /// Whether there is so much room that an apply may use blocks which only a commit gives back.
+    /// Whether room is so ample that an apply may use blocks that are reusable only after a commit.
     pub(crate) fn has_ample_room_for_metadata(&self) -> bool {
         let (room, need) = self.metadata_room_and_need(Purpose::Change);
         room / AMPLE >= need
@@ -564,12 +565,12 @@ impl Engine {
     pub(crate) fn note_extent_tree_bytes(&self) {
         let extents = self.roots.get(RootId::EXTENT_TREE);
         let recorded = extents.and_then(|tree| tree.root.lock().item.as_ref().map(|item| item.bytes_used));
-        // A larger value than all metadata is wrong, and so is 0: assume all metadata.
+        // A value of 0, or above all metadata, is wrong: assume all metadata.
         let used = self.space.info(SpaceKind::Metadata).used;
         let bytes = recorded.filter(|bytes| (1..=used).contains(bytes)).unwrap_or(used);
         self.admission.extent_tree_bytes.store(bytes, Ordering::Relaxed);
         if self.geometry.mixed {
-            // Without an answer all there is in use.
+            // If the size is unknown, no bound applies.
             let bytes = self.tree_bytes().unwrap_or(u64::MAX);
             self.admission.load.tree_bytes.store(bytes, Ordering::Relaxed);
         }
@@ -594,7 +595,7 @@ impl Engine {
     }
 
     fn metadata_use(&self, metadata: &SpaceInfo, purpose: Purpose) -> MetadataUse {
-        // The root item is not read here, because some callers hold its lock.
+        // Do not read the root item here, because some callers hold its lock.
         let used = match self.geometry.mixed && !purpose.is_ordinary() {
             true => metadata.used.min(self.admission.load.tree_bytes.load(Ordering::Relaxed)),
             false => metadata.used,
@@ -606,7 +607,7 @@ impl Engine {
     }
 
     fn metadata_room(&self, metadata: &SpaceInfo) -> u64 {
-        // In mixed block groups, data reservations take from the free space, and from chunks that are made later.
+        // In mixed block groups, data reservations reduce the free space and the space of future chunks.
         (metadata.free + metadata.unallocated).saturating_sub(metadata.may_use)
     }
 
@@ -614,8 +615,8 @@ impl Engine {
         let reserve = self.global_reserve(metadata);
         let (load, left) = match purpose {
             Purpose::Change | Purpose::Snapshot => (self.admission.load.active() + self.writeback_load(), reserve),
-            // Changes left room for the items of dirty data (I2), by an estimate that free space in small pieces exceeds.
-            // Removals, which may fail, must not take all of it.
+            // Changes left room for the items of dirty data (I2), but fragmented free space needs more items than
+            // estimated. Removals, which may fail, must not take all of that room.
             Purpose::Writeback => (self.admission.load.active(), reserve / 8),
             Purpose::Removal => (self.admission.load.active(), reserve / 4),
         };
@@ -646,7 +647,7 @@ mod tests {
         let (mut reserved, mut put) = (Vec::new(), Load::default());
         for _ in 0..20_000 {
             match rng.below(8) {
-                // Admitted for one operation, or in advance.
+                // Admitted for one operation, or in advance by `admit_ahead`.
                 0 => {
                     total.nr_reserved.fetch_add(12, Ordering::Relaxed);
                     reserved.push(12);

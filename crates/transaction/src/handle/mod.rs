@@ -1,4 +1,4 @@
-//! Transaction handles: the changes that an operation may put, and what it waits for before it begins.
+//! Transaction handles: the changes that an operation may put, and its waits before it begins.
 
 pub(crate) mod admission;
 pub(crate) mod metadata_reservation;

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Invariants:
-//! - I1. Reservations are spent in the transaction of their items or in a later one, so bytes are counted before they stop
-//!   being reserved.
+//! - I1. Reservations are spent in the transaction of their items or in a later one, so bytes are counted before their
+//!   reservation ends.
 //!
 //! Locks: the state of quotas ([`crate::qgroup`]) -> the reserved bytes.
 
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ubtrfs_format::RootId;
 
-/// Id of a quota group: the level in the upper 16 bits, a number in the others. The groups of level 0 are those of
-/// subvolumes, with their ids as numbers.
+/// Id of a quota group: the level in the upper 16 bits, a number in the others. A group of level 0 belongs to the
+/// subvolume whose id is its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 
-/// Bytes that are reserved for groups and not counted yet.
+/// Bytes that are reserved for groups but not counted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reserved {
     groups: Mutex<HashMap<QgroupId, GroupReserved>>,
@@ -30,7 +30,7 @@ pub(crate) struct Reserved {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct GroupReserved {
-    /// By tokens.
+    /// Held by [`QuotaReservation`]s.
     held: u64,
     /// Spent in the running transaction.
     running: u64,
@@ -38,8 +38,8 @@ struct GroupReserved {
     frozen: u64,
 }
 
-/// Space promised to a writer within the limits of its quota groups. Without limits it holds nothing. Dropping it returns
-/// the space.
+/// Space promised to a writer within the limits of its quota groups. Holds nothing if no group has limits. Dropping it
+/// returns the space.
 #[derive(Debug, Default)]
 #[must_use = "a reservation that is dropped at once holds nothing"]
 pub struct QuotaReservation {
@@ -54,7 +54,7 @@ struct Part {
 }
 
 impl Reserved {
-    /// Reserves bytes for all of these groups if `fits` accepts each with all that is reserved for it then, else for none.
+    /// Reserves bytes for all of these groups, or for none. `fits` gets each group and the sum reserved for it afterwards.
     pub(crate) fn try_hold(
         self: &Arc<Self>,
         groups: Arc<[QgroupId]>,
@@ -79,14 +79,14 @@ impl Reserved {
         Some(QuotaReservation { parts: vec![part] })
     }
 
-    /// The running transaction becomes the one that is committed. The caller has closed the gate.
+    /// Moves the spent bytes of the running transaction to the frozen one. The caller has closed the gate.
     pub(crate) fn freeze(&self) {
         for group in self.groups.lock().values_mut() {
             group.frozen = group.frozen.saturating_add(std::mem::take(&mut group.running));
         }
     }
 
-    /// What the committed transaction used is counted.
+    /// Drops the spent bytes of the frozen transaction, which quotas have counted.
     pub(crate) fn committed(&self) {
         self.groups.lock().retain(|_, group| {
             group.frozen = 0;
@@ -109,7 +109,7 @@ impl Part {
 }
 
 impl QuotaReservation {
-    /// Moves `bytes`, or as much as there is, from another reservation to this one.
+    /// Moves up to `bytes` from another reservation to this one.
     pub(crate) fn take_from(&mut self, other: &mut Self, mut bytes: u64) {
         while bytes > 0
             && let Some(part) = other.parts.last_mut()
@@ -130,14 +130,14 @@ impl QuotaReservation {
         }
     }
 
-    /// Splits off `bytes`, or as much as there is.
+    /// Splits off up to `bytes`.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let mut other = Self::default();
         other.take_from(self, bytes);
         other
     }
 
-    /// Notes that the space is used by items of the running transaction. To be called before the operation ends (I1).
+    /// Marks the space as used by items of the running transaction. Must be called before the operation ends (I1).
     pub fn spend(mut self) {
         self.parts.drain(..).for_each(|part| part.give_back(part.bytes, true));
     }

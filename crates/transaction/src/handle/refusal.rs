@@ -1,14 +1,14 @@
 //! Refused reservations, for tests: a chosen reservation of a thread fails with `ENOSPC`, as on a full filesystem.
 //!
-//! An operation that fails for lack of space must leave its file as it was, or done in part. Tests refuse each of its
-//! reservations in turn, which a filesystem that is really full does only by chance.
+//! An operation that fails for lack of space must leave its file unchanged, or partly changed in an allowed way.
+//! Tests refuse each of its reservations in turn; a full filesystem refuses only some of them, by chance.
 
 use std::cell::Cell;
 
 use ubtrfs_error::{Error, Result};
 
 thread_local! {
-    /// Reservations of this thread that are still granted before one is refused.
+    /// Number of reservations of this thread that are granted before one is refused.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -17,7 +17,7 @@ pub fn refuse_reservation_after(nr_granted: u64) {
     LEFT.set(Some(nr_granted));
 }
 
-/// Ends the wait for the reservation to refuse. Returns whether one was refused.
+/// Ends the wait for the reservation to refuse. Returns whether a reservation was refused.
 pub fn end_refusal() -> bool {
     LEFT.take().is_none()
 }

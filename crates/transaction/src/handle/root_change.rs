@@ -1,4 +1,4 @@
-//! [`RootChange`]: a change of subvolumes that an operation leaves to the commit.
+//! [`RootChange`]: a change of subvolumes that an operation requests and the commit makes.
 
 use ubtrfs_format::item::{RootRef, Timespec};
 use ubtrfs_format::{Key, RootId};

@@ -1,4 +1,4 @@
-//! [`RunningTransaction`]: the gate that operations enter, and the work besides items that they leave for the commit.
+//! [`RunningTransaction`]: the gate that operations enter, and their requests to the commit besides items.
 //!
 //! Owns the gate, the list of trees with delayed items, and the list of changes to subvolumes. Lock order: the gate, then
 //! one of the lists; nothing is taken under a list's lock.
@@ -57,7 +57,7 @@ impl RunningTransaction {
         self.gate.enter()
     }
 
-    /// Waits until all operations have left, and lets none in.
+    /// Closes the gate: waits until all operations have left, and blocks new ones.
     pub(crate) fn close_gate(&self) -> Closed<'_> {
         self.gate.close()
     }
@@ -81,7 +81,7 @@ impl RunningTransaction {
         self.root_changes.lock().push(change);
     }
 
-    /// Whether operations left any work.
+    /// Whether operations left any work for the commit.
     pub(crate) fn has_changes(&self) -> bool {
         !self.listed.lock().is_empty() || !self.root_changes.lock().is_empty()
     }

@@ -7,15 +7,15 @@
 //! ```
 //!
 //! A flush is a commit, or an apply of rows that leaves the names delayed ([`crate::commit::apply_rows`]). While a
-//! flush runs, it is compared with the writers' progress from start to limit: writers that are ahead of it sleep now
-//! and then, more the further they are ahead. So they reach the limit about when the flush ends and the next one can
-//! begin, and none of them waits for a whole flush.
+//! flush runs, its progress is compared with the writers' progress from start to limit: writers that are ahead sleep
+//! now and then, longer the further they are ahead. So they reach the limit about when the flush ends and the next
+//! one can begin, and no writer waits for a whole flush.
 //!
 //! While many items are frozen, the limit is lower; if it falls below start, writers are paced from half of it.
 //!
 //! Invariants:
-//! - I1. No writer depends on the commit thread: if that thread does not come, the writer flushes. (The writer may be
-//!   the commit thread itself, which writes file data back before it commits.)
+//! - I1. No writer depends on the commit thread: if that thread does not begin a flush in time, the writer flushes.
+//!   (The writer may be the commit thread itself, which writes file data back before it commits.)
 //! - I2. Active and frozen items together take no more than [`DELAYED_PART`] of the engine's memory, plus about a MiB
 //!   of operations that are under way or not counted yet ([`crate::handle::metadata_reservation`]).
 
@@ -71,7 +71,7 @@ impl Throttle {
         }
         let nap = NAP.as_micros() as u64;
         let owed = self.debt_micros.fetch_add(ahead * MICROS_AHEAD, Ordering::Relaxed) + ahead * MICROS_AHEAD;
-        // Of two writers that see the same debt, one pays. The end of the flush cancels the rest.
+        // If two writers see the same debt, one of them pays it. The end of the flush cancels the rest.
         let pays = |debt: u64| debt.checked_sub(nap);
         if owed < nap || self.debt_micros.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pays).is_err() {
             return None;
@@ -187,7 +187,7 @@ const APPLY_SHARE: u64 = 900;
 /// Microseconds of debt that a change adds for each thousandth that its writer is ahead.
 const MICROS_AHEAD: u64 = 2;
 const NAP: Duration = Duration::from_millis(1);
-/// Time that the commit thread has to begin a flush.
+/// Time within which the commit thread must begin a flush.
 const THREAD_COMES: Duration = Duration::from_millis(50);
 /// Cache of nodes that are on the devices as well.
 pub(crate) const CACHE_PART: MemoryPart = (6, 16);

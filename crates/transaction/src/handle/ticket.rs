@@ -28,7 +28,7 @@ use crate::health::stats::Span;
 /// The queue of one kind of space.
 #[derive(Debug, Default)]
 pub(crate) struct TicketQueue {
-    /// In order of arrival; the first has its turn.
+    /// The tickets in order of arrival. The first one has its turn.
     tickets: Mutex<VecDeque<Arc<Condvar>>>,
     nr_waiting: AtomicU64,
     /// Number of reclaims that did not help.
@@ -69,8 +69,8 @@ impl TicketQueue {
 }
 
 impl Engine {
-    /// Tries `granted` again and again, with `reclaim` (given its round) in between. For a reservation that did not fit
-    /// or found others waiting. Waits for its turn first if there is a queue and the caller may wait.
+    /// Tries `granted` repeatedly, with `reclaim` (given its round) in between. For a reservation that did not fit or
+    /// found others waiting. Waits for its turn first if there is a queue and the caller may wait.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ mod tests {
                     let turn = queue.wait();
                     order.lock().unwrap().push((number, turn.is_hopeless()));
                 });
-                // Let it join the queue before the next one starts.
+                // Let it join the queue before the next thread starts.
                 while queue.nr_waiting.load(Ordering::Acquire) < number + 2 {
                     std::thread::yield_now();
                 }

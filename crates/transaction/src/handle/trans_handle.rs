@@ -51,15 +51,15 @@ impl Drop for MetadataReservation<'_> {
 pub struct TransHandle<'e> {
     engine: &'e Engine,
     /// Load of the changes. It is added once, when the handle is dropped, so that threads do not contend for the
-    /// counters. Until then the reservation counts for it.
+    /// counters. Until then the reservation accounts for it.
     load: Cell<HandleLoad>,
-    // Dropped before the gate: after a panic, its drop aborts the filesystem before the next commit can begin.
+    // Dropped before the gate: after a panic, dropping it aborts the filesystem before the next commit can begin.
     _reservation: MetadataReservation<'e>,
     _gate: RwLockReadGuard<'e, ()>,
 }
 
-/// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change lies
-/// elsewhere or this is dropped. Until then the caller must not read the tree or change it in another way.
+/// Changes of one tree through a handle. Neighbouring items are put under one lock, which is held until a change
+/// needs another lock or this is dropped. Until then the caller must not read the tree or change it in another way.
 #[derive(Debug)]
 pub struct TreeChanges<'o> {
     op: &'o TransHandle<'o>,
@@ -115,8 +115,8 @@ impl Engine {
         self.reserve_metadata(nr_items, nr_items, Purpose::Snapshot)
     }
 
-    /// Reserves metadata space for the items of dirty data, whose room has been kept since data space was reserved: for
-    /// `most` changes, or when space is short for fewer, but at least for `least`; see
+    /// Reserves metadata space for the items of dirty data, whose room was set aside when data space was reserved.
+    /// Reserves for `most` changes or, if space is short, for fewer, but at least for `least`; see
     /// [`MetadataReservation::nr_items`].
     ///
     /// # Errors
@@ -171,7 +171,8 @@ impl TransHandle<'_> {
         self.engine.running.ask_for(change);
     }
 
-    /// A file extent item with the current address of its extent, if that moved since the item was planned.
+    /// Returns a file extent item with the current address of its extent, if the extent moved since the item was
+    /// planned.
     fn with_current_address(&self, value: &[u8]) -> Option<Vec<u8>> {
         let extent = regular_extent(value)?;
         let current = self.engine.moved.current(extent.disk_bytenr);
@@ -217,7 +218,7 @@ impl TreeChanges<'_> {
 
     fn set(&mut self, key: Key, value: Option<&[u8]>) {
         if self.items.as_ref().is_some_and(|items| !items.has(&key)) {
-            // Unlocks before it locks the next items: never two shards at once.
+            // Unlock before locking the next items: two shards are never locked at once.
             self.items = None;
         }
         let items = self.items.get_or_insert_with(|| self.tree.active.lock(&key));

@@ -1,4 +1,4 @@
-//! [`AbortState`]: whether the filesystem takes changes, and if not, why.
+//! [`AbortState`]: whether the filesystem is writable, and if not, why.
 //!
 //! Owns the reason and the cause, each under a lock; nothing is taken under either.
 //!
@@ -15,7 +15,7 @@ use ubtrfs_error::{Error, Result};
 use crate::engine::Engine;
 use crate::health::unwind::EngineId;
 
-/// Whether a filesystem takes changes, and if not, why.
+/// Whether a filesystem is writable, and if not, why.
 #[derive(Debug)]
 pub(crate) struct AbortState {
     id: EngineId,
@@ -28,7 +28,7 @@ pub(crate) struct AbortState {
 }
 
 impl AbortState {
-    /// The state of a filesystem that is read-only for this reason, or that takes changes.
+    /// Makes the state of a filesystem that is read-only for this reason, or writable without one.
     pub(crate) fn new(reason: Option<String>) -> Self {
         Self {
             id: EngineId::new(),
@@ -55,7 +55,7 @@ impl AbortState {
 }
 
 impl Engine {
-    /// The reason why the filesystem takes no changes, or `None` if it does.
+    /// The reason why the filesystem is read-only, or `None` if it is writable.
     pub fn read_only(&self) -> Option<String> {
         if !self.abort_state.read_only.load(Ordering::Acquire) {
             return None;
@@ -68,7 +68,7 @@ impl Engine {
         self.abort_state.id.enter();
     }
 
-    /// Checks that the filesystem takes changes.
+    /// Checks that the filesystem is writable.
     ///
     /// # Errors
     ///
@@ -81,7 +81,8 @@ impl Engine {
         }
     }
 
-    /// Turns the filesystem read-only for good: nothing is committed any more. The first reason is kept (I1).
+    /// Makes the filesystem read-only until it is closed: nothing is committed any more. The first reason is kept
+    /// (I1).
     pub fn abort(&self, reason: String) {
         let state = &self.abort_state;
         let mut kept = state.reason.lock();
@@ -109,8 +110,8 @@ impl Engine {
         }
     }
 
-    /// Fails after [`Engine::abort`]. Without this check, callers could be told that their changes are durable, because
-    /// the commit that failed took them and none are left to commit.
+    /// Fails after [`Engine::abort`]. Without this check, callers could take their changes for durable: the failed
+    /// commit took them, and none are left to commit.
     pub(crate) fn check_not_aborted(&self) -> Result<()> {
         if self.abort_state.is_aborted() { self.check_writable() } else { Ok(()) }
     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// A timeline that writes nothing until it is started.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    /// Spares the lock while nothing is written.
+    /// Checked first, to avoid the lock while nothing is written.
     is_on: AtomicBool,
     out: Mutex<Option<Output>>,
 }

@@ -1,10 +1,11 @@
 //! A panic turns the filesystems that its thread worked on read-only, before anything is unwound.
 //!
-//! Our locks do not poison, so state that a panic left half changed would look complete to the next commit. If an
-//! unwinding guard had to notice the panic, another thread could commit first; the panic hook leaves no time for that.
+//! Our locks do not poison, so state that a panic left half changed would look complete to the next commit. A guard
+//! that noticed the panic while unwinding would be too late: another thread could commit first. The panic hook runs
+//! before.
 //!
-//! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: wherever an engine hands out or
-//!   takes anything, it makes this call.
+//! - I1. Every thread that changes or reads a filesystem calls [`Engine::enter`] first: every entry point of the engine
+//!   makes this call.
 //! - I2. The hook takes only the locks of its registry and of [`Engine::abort`]; no other filesystem code runs under
 //!   them.
 //! - I3. If a program replaced the hook, [`MetadataReservation`](crate::MetadataReservation) and the commit still
@@ -56,7 +57,7 @@ impl EngineId {
             if last.replace(self.0) != self.0 {
                 USED.with_borrow_mut(|used| {
                     if !used.contains(&self.0) {
-                        // A thread that uses many filesystems remembers the latest.
+                        // A thread that uses many filesystems keeps the latest ones.
                         if used.len() == MAX_USED {
                             used.remove(0);
                         }
@@ -71,7 +72,7 @@ impl EngineId {
 /// Turns the filesystems that this thread worked on read-only, as the panic hook does. For programs that replace the
 /// panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // At the end of a thread the variable may be gone; then no work is under way either.
+    // At the end of a thread the variable may be gone. The thread then does no work either.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

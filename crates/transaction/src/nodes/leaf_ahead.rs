@@ -1,5 +1,5 @@
-//! [`LeafAhead`]: a thread that reads and checks the next leaves of a tree walk, with neighbours on the devices in one
-//! request.
+//! [`LeafAhead`]: a thread that reads and checks the next leaves of a tree walk. Leaves that are neighbours on the
+//! devices are read in one request.
 //!
 //! ```text
 //!   walk -- announce --> queue -- thread --> devices, tree checker --> node cache -- read_node --> walk
@@ -9,9 +9,10 @@
 //! shards and cache.
 //!
 //! Invariants:
-//! - I1. Pointers are followed only while the tree is as it was when they were found: the thread holds the tree's view
-//!   lock shared, as every reader does, and drops jobs for another version. Blocks that a tree no longer uses may be
-//!   written again, and a reader of the stale block would mistake a copy that is not yet overwritten for the good one.
+//! - I1. Pointers are followed only while the tree is unchanged since they were found: the thread holds the tree's
+//!   view lock shared, as every reader does, and drops jobs for another version. Blocks that a tree no longer uses may
+//!   be overwritten, and a reader of the stale block would mistake a copy that is not yet overwritten for the good
+//!   one.
 //! - I2. A thread that waits for a leaf may hold a view lock, so the readahead thread does not wait for one: it takes
 //!   the lock ahead of waiting writers, or drops the job.
 //! - I3. A leaf that could not be read ahead is read again by the thread that needs it, which reports the error. If no
@@ -34,7 +35,7 @@ use crate::nodes::store::NodeStore;
 /// Leaves that are being read ahead, of all trees of a filesystem.
 #[derive(Debug)]
 pub(crate) struct LeafAhead {
-    /// Most leaves that may be expected.
+    /// Maximum number of expected leaves.
     expected_max: usize,
     state: Mutex<State>,
     /// Signals that a leaf was announced or arrived, or that the thread is to end.
@@ -76,12 +77,12 @@ pub(crate) trait AtVersion: std::fmt::Debug + Send + Sync {
 /// Locks a tree at its version.
 pub(crate) type SharedView = Arc<RwLock<dyn AtVersion>>;
 
-/// The position of a thread among the leaves below one parent, and how regularly it moves.
+/// The position of a thread among the leaves below one parent, and how regular its steps are.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
     parent: Logical,
     slot: usize,
-    /// Steps to nearby leaves minus other steps: a walk also looks elsewhere now and then.
+    /// Steps to nearby leaves minus other steps: a walk also reads other leaves now and then.
     steadiness: u32,
     /// Slots of leaves that were announced.
     announced: Range<usize>,
@@ -92,7 +93,7 @@ impl LeafReadAhead {
         Self { store, engine }
     }
 
-    /// Reads leaves ahead until [`LeafReadAhead::stop`]. To be called by one thread.
+    /// Reads leaves ahead until [`LeafReadAhead::stop`]. Called by one thread.
     pub fn run(&self) {
         self.engine.enter();
         let ahead = &self.store.ahead;
@@ -240,16 +241,16 @@ impl Walk {
     }
 }
 
-/// Most leaves in a request.
+/// Maximum number of leaves in a request.
 const RUN_MAX: usize = 16;
 /// Leaves on each side of a walk that should be in memory or on their way.
 const REACH: usize = 16;
 /// Divisor: leaves on their way take at most this fraction of a small cache.
 const CACHE_SHARE: u64 = 8;
 const EXPECTED_MAX: usize = 64;
-/// Longest step of a walk: a directory's files may lie behind those of other directories.
+/// Longest step of a walk: leaves of other directories may lie between those of a directory's files.
 const NEAR: usize = 16;
-/// Steadiness that makes a walk.
+/// Steadiness from which on steps count as a walk.
 const STEADY: u32 = 2;
 const STEADINESS_MAX: u32 = 8;
 

@@ -1,4 +1,4 @@
-//! [`LeafHints`]: the leaves that each thread looked into last. The items of an inode are neighbours, and so are the
+//! [`LeafHints`]: the leaves that each thread searched last. The items of an inode are neighbours, and so are the
 //! entries of a directory, so the next lookup of a thread often ends in one of these leaves.
 //!
 //! ```text
@@ -7,9 +7,9 @@
 //!
 //! Invariants:
 //! - I1. A hint belongs to one version of one tree. Each [`Tree`](crate::delayed::tree_view::Tree) begins with a new
-//!   version, and gets another one whenever its nodes change, under its view lock held exclusively. A thread that holds
+//!   version, and gets a new one whenever its nodes change, under its view lock held exclusively. A thread that holds
 //!   this lock finds only leaves of the current tree.
-//! - I2. No thread waits for a hint: while another thread uses it, it counts as absent.
+//! - I2. No thread waits for a hint: a hint that another thread is using counts as absent.
 //! - I3. Hints keep at most as many leaves in memory, besides the cache, as there are places.
 
 use std::ops::Range;
@@ -40,7 +40,7 @@ struct ThreadHints {
     walk: Mutex<Walk>,
 }
 
-/// The leaves of one kind of item that were looked into last.
+/// The last searched leaves for one kind of item.
 #[derive(Debug, Default)]
 struct Recent {
     hints: [Option<Hint>; NR_RECENT],
@@ -73,7 +73,7 @@ impl LeafHints {
             let oldest = recent.oldest;
             recent.oldest = (oldest + 1) % NR_RECENT;
             let before = recent.hints[oldest].replace(Hint { version, place: place.clone() });
-            // Dropped after the unlock: this may be the last handle of the leaf, and freeing it takes time.
+            // Dropped after unlocking: this may be the last handle of the leaf, and freeing it takes time.
             drop(recent);
             drop(before);
         }

@@ -1,5 +1,5 @@
-//! [`LeafReader`]: reads the leaves that a large batch is going to change ahead of it. A thread reads neighbours on the
-//! devices in one request and checks them, while the batch is merged into the leaves before.
+//! [`LeafReader`]: reads ahead the leaves that a large batch will change. A thread reads leaves that are neighbours on
+//! the devices in one request and checks them, while the batch is merged into earlier leaves.
 //!
 //! ```text
 //! apply -- will_read --> queue -- thread --> devices, tree checker --> arrived -- read_node --> apply
@@ -11,7 +11,7 @@
 //! - I1. A leaf that could not be read ahead is read again when it is needed; that read tries all copies and reports
 //!   the error.
 //! - I2. A leaf that was read ahead is taken once and kept nowhere else: an apply reads a node once, and soon replaces
-//!   it ([`crate::nodes::store::ScanSource`]). So memory holds at most the leaves that were announced and not yet
+//!   it ([`crate::nodes::store::ScanSource`]). So memory holds at most the leaves that were announced but not yet
 //!   taken.
 
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -42,7 +42,8 @@ pub(crate) struct NodeStore {
     most_unwritten: AtomicU64,
 }
 
-/// Source of nodes for a walk that replaces most of them: they are soon useless, so they do not enter the cache.
+/// Source of nodes for a walk that replaces most of them. These nodes soon become useless, so they do not enter the
+/// cache.
 pub(crate) struct ScanSource<'s>(pub(crate) &'s NodeStore);
 
 impl NodeStore {
@@ -81,7 +82,7 @@ impl NodeStore {
         self.shard(bytenr).read().contains_key(&bytenr)
     }
 
-    /// Drops a dirty node that is no longer used.
+    /// Drops a dirty node that is not used any more.
     pub(crate) fn drop_dirty(&self, bytenr: Logical) {
         if self.shard(bytenr).write().remove(&bytenr).is_some() {
             self.nr_unwritten.fetch_sub(1, Ordering::Relaxed);
@@ -93,8 +94,7 @@ impl NodeStore {
         self.count_unwritten(nr_nodes as u64);
     }
 
-    /// Moves nodes that were handed over and are written to the cache, if it has room. No reader could reach them
-    /// before.
+    /// Moves streamed nodes, which are written now, to the cache if it has room. No reader could reach them before.
     pub(crate) fn streamed(&self, nodes: Vec<Arc<Node>>) {
         self.nr_unwritten.fetch_sub(nodes.len() as u64, Ordering::Relaxed);
         nodes.into_iter().for_each(|node| self.cache.insert_if_room(node));
@@ -110,12 +110,12 @@ impl NodeStore {
         self.most_unwritten.load(Ordering::Relaxed) * self.nodesize as u64
     }
 
-    /// Notes that a node is being replaced: a full cache gives its place to the new node.
+    /// Notes that a node is being replaced: a full cache evicts it to make room for the new node.
     pub(crate) fn retire(&self, bytenr: Logical) {
         self.cache.retire(bytenr);
     }
 
-    /// Drops a node that no tree leads to any more.
+    /// Drops a node that no tree refers to any more.
     pub(crate) fn forget(&self, bytenr: Logical) {
         self.cache.remove(bytenr);
     }

@@ -48,8 +48,8 @@ struct EndOnDrop<'s, 'e>(&'s NodeStream<'e>);
 struct FailOnUnwind<'s, 'e>(&'s NodeStream<'e>);
 
 impl<'e> NodeStream<'e> {
-    /// Runs `make` with a stream that it can push nodes into. Returns after all of them are written. An error of a
-    /// write comes before one of `make`.
+    /// Runs `make` with a stream that it can push nodes into. Returns after all of them are written. If both a write
+    /// and `make` fail, returns the error of the write.
     pub(crate) fn with<T>(engine: &'e Engine, make: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let stream = Self { engine, queue: Mutex::default(), changed: Condvar::new(), failed: AtomicBool::new(false) };
         let made = std::thread::scope(|scope| {
@@ -144,7 +144,7 @@ impl Drop for FailOnUnwind<'_, '_> {
     }
 }
 
-/// Two, so that one computes checksums while the other waits for a device.
+/// Number of writers: one computes checksums while the other waits for a device.
 const NR_WRITERS: usize = 2;
 /// Pieces that wait for a writer.
 const QUEUE_PIECES: usize = 2;
