@@ -1,8 +1,8 @@
-//! Functions that all commands share: all printing to stdout and stderr, errors in one line, sizes as btrfs-progs reads
-//! and prints them, progress on terminals.
+//! Functions that all commands share: printing to stdout and stderr, one-line errors, sizes as btrfs-progs reads and
+//! prints them, progress on terminals.
 //!
-//! Output that is lost is an error ([`Stdout`]). It is returned to `main` like any other error, so an image that is
-//! being changed gets closed. If the reader of a pipe went away, the program ends quietly with the status of SIGPIPE.
+//! Lost output is an error ([`Stdout`]). It is returned to `main` like any other error, so that an open image is
+//! closed. If the reader of a pipe went away, the program ends quietly with the status of SIGPIPE.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -42,10 +42,10 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     let parts: u128 = [whole, fraction].concat().parse().map_err(|_| too_large())?;
-    // At most 18 digits, so the power fits.
+    // There are at most 18 digits, so the power fits.
     let scale = 10u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
     let bytes = parts.checked_mul(1 << shift).ok_or_else(too_large)? / scale;
-    // The largest file offset on Linux.
+    // The limit is the largest file offset on Linux.
     i64::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
 }
 
@@ -58,10 +58,10 @@ pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// The smallest limit in which all parts of the memory budget have room.
+/// The smallest memory limit with which all parts of the budget work.
 const MEMORY_MIN: u64 = 16 << 20;
 
-/// Prints a size as btrfs-progs does: two decimals and KiB, MiB, ...; bytes as `123B`.
+/// Formats a size as btrfs-progs does, such as `1.60GiB`.
 pub(crate) fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut unit = 0;
@@ -78,7 +78,7 @@ pub(crate) fn format_size(bytes: u64) -> String {
     format!("{:.2}{}", last as f64 / 1024.0, UNITS[unit])
 }
 
-/// Prints an error as one line on stderr, whatever its text contains; returns exit status 1 (I1 of `main`).
+/// Prints an error as one line on stderr, even if its text has line breaks, and returns exit status 1 (I1 of `main`).
 pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     if has_no_reader(error) {
         return ExitCode::from(NO_READER);
@@ -96,7 +96,7 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
             true => "that mount's server has ended; take the mount away with: ubtrfs umount".to_owned(),
             false => without_numbers(&cause.to_string()).split_whitespace().collect::<Vec<_>>().join(" "),
         };
-        // Some error types print their source themselves, which would repeat it.
+        // Some error types include their source in their text, so skip a source that would be repeated.
         if index > 0 && previous.contains(&text) {
             continue;
         }
@@ -116,7 +116,7 @@ fn has_server_ended(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(errno.or_else(io), Some(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Removes ` (os error 5)` and the like: the words before it say enough.
+/// Removes ` (os error 5)` and the like, because the words before it suffice.
 fn without_numbers(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -136,7 +136,7 @@ pub(crate) fn warn(text: &str) {
     print_err(&format!("ubtrfs: {text}"));
 }
 
-/// Works on each operand. As in coreutils, a failure does not stop the others, and the final status is then 1.
+/// Calls `work` for each operand. As in coreutils, work continues after a failure, and the final status is then 1.
 pub(crate) fn each<T>(
     operands: impl IntoIterator<Item = T>,
     mut work: impl FnMut(T) -> anyhow::Result<()>,
@@ -153,7 +153,7 @@ pub(crate) fn each<T>(
     status
 }
 
-/// The user and group of new files: the current user wants to write to them.
+/// The current user and group, who become the owners of new files.
 pub(crate) fn calling_user() -> (u32, u32) {
     if rustix::process::geteuid().is_root() {
         return (0, 0);
@@ -161,13 +161,13 @@ pub(crate) fn calling_user() -> (u32, u32) {
     (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
-/// Prints a line on stderr. If nobody can read it, it is lost: there is no other place to report that.
+/// Prints a line on stderr. Errors are ignored, because there is no other place to report them.
 pub(crate) fn print_err(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Prints a message of clap: `--help` and `--version` unchanged; an error with its tips, the usage, and where to find
-/// help.
+/// Prints a message of clap. `--help` and `--version` are printed unchanged; an error is printed with its tips, the
+/// usage, and a hint to the help.
 pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
     use clap::error::{ContextKind, ErrorKind};
     match error.kind() {
@@ -183,7 +183,7 @@ pub(crate) fn print_usage(error: &clap::Error, commands: &str) -> ExitCode {
             let text = error.to_string();
             let mut lines: Vec<&str> = Vec::new();
             for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
-                // Such a tip would mislead: no command takes a value that looks like an option.
+                // Leave out this tip, because no command takes a value that looks like an option.
                 let misleads =
                     line.trim_start().starts_with("tip: to pass '") && error.get(ContextKind::InvalidArg).is_some();
                 if !misleads && !line.starts_with("For more information") {
@@ -206,7 +206,7 @@ fn print_clap(error: &clap::Error) -> anyhow::Result<()> {
     print_out(&error.render().to_string())
 }
 
-/// A progress bar over bytes; draws nothing when stderr is not a terminal.
+/// Makes a progress bar over bytes. It draws nothing if stderr is not a terminal.
 pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
@@ -226,7 +226,7 @@ pub(crate) fn progress_bytes(total: Option<u64>, what: &'static str) -> indicati
     bar
 }
 
-/// A progress bar over units; draws nothing when stderr is not a terminal.
+/// Makes a progress bar over units. It draws nothing if stderr is not a terminal.
 pub(crate) fn progress_units(what: &'static str) -> indicatif::ProgressBar {
     if !std::io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();
@@ -239,15 +239,15 @@ pub(crate) fn progress_units(what: &'static str) -> indicatif::ProgressBar {
     bar
 }
 
-/// Standard output as [`Stdout`].
+/// Locks standard output.
 pub(crate) fn stdout() -> Stdout {
     Stdout(io::stdout().lock())
 }
 
-/// Standard output. Writing fails if it is closed or has no reader any more.
+/// Standard output. Writing fails if it is closed or its reader has gone away.
 pub(crate) struct Stdout(io::StdoutLock<'static>);
 
-/// The reader of a pipe went away, as `head` does early.
+/// The error if the reader of a pipe went away, as `head` does early.
 #[derive(Debug)]
 struct NoReader;
 

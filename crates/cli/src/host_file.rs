@@ -1,12 +1,12 @@
 //! Host files that commands write: the targets of `cp` and `export -o`, and the timeline of `mount`.
 //!
 //! Invariants:
-//! - I1. A regular file gets its name only when it is complete: it is written under a temporary name beside it, and
-//!   [`HostFile::keep`] renames it. Until then an existing file keeps its content. Without `keep`, or when the program
-//!   is interrupted, the temporary file is removed; when the program is killed, it remains.
-//! - I2. An image that is in use is never written, whatever path leads to it.
-//! - I3. Devices and FIFOs are written to; they are never removed or replaced.
-//! - I4. [`HostFile::in_dir`] touches only the one name in the one directory, and follows no link.
+//! - I1. A regular file gets its name only when it is complete. It is written under a temporary name in the same
+//!   directory, and [`HostFile::keep`] renames it. Until then an existing file keeps its content. Without `keep`, or
+//!   when the program is interrupted, the temporary file is removed; when the program is killed, it remains.
+//! - I2. An image in use is never written, whatever path leads to it.
+//! - I3. Devices and FIFOs are written in place, never removed or replaced.
+//! - I4. [`HostFile::in_dir`] touches only one name in one directory, and follows no links.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -28,12 +28,12 @@ use crate::interrupt::{self, Noted};
 pub(crate) struct HostFile {
     file: File,
     place: Place,
-    /// Bytes written so far, of a file that is written in order.
+    /// Bytes written so far, for a file that is written in order.
     written: u64,
 }
 
 enum Place {
-    /// A device, a FIFO, or an open file of a process: written in order.
+    /// A device, a FIFO, or an open file of a process, written in order.
     Direct,
     /// A new file.
     New(TemporaryName),
@@ -44,7 +44,7 @@ pub(crate) struct TemporaryName {
     dir: Rc<OwnedFd>,
     temporary: String,
     name: Vec<u8>,
-    /// Whether it replaces an existing file of that name.
+    /// Whether it replaces an existing file.
     replaces: bool,
     kept: bool,
     _noted: Option<Noted>,
@@ -69,7 +69,8 @@ impl TemporaryName {
         let (dir, from, to) = (self.dir.as_fd(), self.temporary.as_str(), self.name.as_slice());
         let flags = if self.replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(dir, from, dir, to, flags) {
-            // A filesystem without this kind of rename: nothing had the name at the start.
+            // The filesystem does not support RENAME_NOREPLACE. An ordinary rename is used, because the name did not
+            // exist at the start.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(dir, from, dir, to)?,
             done => done?,
         }
@@ -111,7 +112,7 @@ impl HostFile {
         if there.is_dir() {
             bail!("{shown} is a directory; name a file");
         }
-        // Like cp: only a user who may write to the file may replace it.
+        // As with cp, only a user who may write to the file may replace it.
         let file = File::options().write(true).open(path).with_context(|| format!("cannot write {shown}"))?;
         refuse_in_use(&file, path)?;
         if !there.is_file() {
@@ -124,7 +125,8 @@ impl HostFile {
         let real = std::fs::canonicalize(path).with_context(|| format!("{shown}"))?;
         let (dir, name) = directory_of(&real)?;
         let opened = file.metadata().with_context(|| format!("{shown}"))?;
-        // Another process may have changed the links since. Only the file that was opened for writing may be replaced.
+        // Another process may have changed the links after the file was opened. Only the file that was opened may be
+        // replaced.
         let found = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW).with_context(|| format!("{shown}"))?;
         if (found.st_dev, found.st_ino) != (opened.dev(), opened.ino()) {
             bail!("{shown} was changed meanwhile; try again");
@@ -159,7 +161,7 @@ impl HostFile {
         }
     }
 
-    /// Makes a file that will replace this one, with its mode and, if allowed, its owner.
+    /// Makes a file that will replace `name`, with the mode and, if allowed, the owner of the old file.
     fn beside(dir: &Rc<OwnedFd>, name: &[u8], old: &Metadata) -> anyhow::Result<Self> {
         let this = Self::temporary(dir, name, true, 0o600)?;
         let owner = (Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())));
@@ -176,17 +178,17 @@ impl HostFile {
         Ok(Self { file: file.into(), place: Place::New(place), written: 0 })
     }
 
-    /// Whether the file itself is written, and not replaced.
+    /// Whether the file is written in place instead of being replaced.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.place, Place::Direct)
     }
 
-    /// The open file, for another writer that starts at its beginning.
+    /// The open file, for a writer that starts at its beginning.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Writes a piece; pieces come in ascending order. Ranges that are not written read as zeros.
+    /// Writes a piece. Pieces must be written in ascending order; ranges between them read as zeros.
     pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.place {
             Place::Direct => {
@@ -199,7 +201,7 @@ impl HostFile {
         }
     }
 
-    /// Gives the file its size, after all pieces.
+    /// Sets the file's size after all pieces are written.
     pub(crate) fn set_size(&mut self, size: u64) -> io::Result<()> {
         match self.place {
             Place::Direct => self.write_zeros_up_to(size),
@@ -246,7 +248,7 @@ impl Write for HostFile {
     }
 }
 
-/// Fails for a name that would lead out of a directory.
+/// Fails for names that could lead out of a directory.
 pub(crate) fn check_name(name: &[u8]) -> anyhow::Result<()> {
     if !is_entry_name(name) {
         bail!("'{}' is no name of a file", crate::commands::offline::text::printable(name));
@@ -263,14 +265,14 @@ pub(crate) fn refuse_in_use(file: &File, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the directory of a path's last name; returns it and the name.
+/// Opens the directory of a path's last name. Returns the directory and the name.
 pub(crate) fn directory_of(path: &Path) -> anyhow::Result<(Rc<OwnedFd>, &[u8])> {
     let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Rc::new(open_dir(dir)?), name.as_bytes()))
 }
 
-/// Opens a directory that a user named, to work below it.
+/// Opens a directory that a user named.
 pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
@@ -281,10 +283,10 @@ pub(crate) fn open_dir(path: &Path) -> anyhow::Result<OwnedFd> {
     })
 }
 
-/// If stdout was closed, Rust has opened /dev/null in its place.
+/// Names of standard output. They are refused if stdout was closed, because Rust opens /dev/null in its place.
 const STDOUT_NAMES: [&str; 3] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
-/// Whether a path is like `/dev/stdout`: other writers may share the open file behind it, and its offset.
+/// Whether a path such as `/dev/stdout` leads to an open file. Other writers may share that file and its offset.
 fn is_open_file_of_a_process(path: &Path) -> bool {
     ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"].iter().any(|start| path.starts_with(start))
 }

@@ -1,10 +1,10 @@
-//! Removes temporary files when a command is interrupted; otherwise nobody would remove them.
+//! Removes temporary files when a command is interrupted.
 //!
 //! Invariants:
-//! - I1. A temporary file is made and noted in one step under the lock. A signal handler keeps the lock until the
-//!   program has ended, so no file is made after the noted ones are removed.
-//! - I2. The program ends as the signal ends it by default. A signal that was ignored at the program's start stays
-//!   ignored.
+//! - I1. A temporary file is made and recorded in one step under the lock. The signal handler keeps the lock until
+//!   the program ends, so no file is made after the recorded files are removed.
+//! - I2. The signal then ends the program with its default action. A signal that was ignored at the program's
+//!   start stays ignored.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ struct Files {
 
 static FILES: Mutex<Files> = Mutex::new(Files { next: 0, noted: Vec::new() });
 
-/// From now on, removes temporary files at SIGINT, SIGTERM and SIGHUP. For commands that do not use these signals
+/// Starts removing temporary files at SIGINT, SIGTERM and SIGHUP. Only for commands that do not use these signals
 /// otherwise.
 pub(crate) fn watch() {
     let ignored = ignored_signals();
@@ -38,14 +38,14 @@ pub(crate) fn watch() {
             for (_, dir, name) in &files.noted {
                 let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
             }
-            // Does not return: the signal ends the program (I1).
+            // This does not return, because the signal ends the program (I2).
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };
     let _ = std::thread::Builder::new().name("interrupt".to_owned()).spawn(remove_all);
 }
 
-/// Makes a temporary file and notes it (I1).
+/// Makes a temporary file and records it (I1).
 pub(crate) fn make<T, E>(
     dir: &OwnedFd,
     name: &str,

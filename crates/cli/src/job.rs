@@ -1,7 +1,7 @@
-//! Long commands: progress on a terminal, and signals that cancel.
+//! Runs long commands: shows progress on a terminal, and cancels on signals.
 //!
-//! - I1. The first SIGINT, SIGTERM or SIGHUP asks the work to stop where it does no harm; the second one ends the program
-//!   as it does by default.
+//! - I1. The first SIGINT, SIGTERM or SIGHUP cancels the work, which then stops at a safe point. The second signal ends
+//!   the program with its default action.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ubtrfs_transaction::Job;
 
-/// Does long work: shows its progress, and cancels it on a signal (I1).
+/// Does long work, shows its progress, and cancels it on a signal (I1).
 pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
     let job = Arc::new(Job::new());
     // Without the handler, signals end the program.

@@ -1,4 +1,4 @@
-//! Log output of a long-running server: stderr in the foreground, syslog in the background.
+//! The log of a long-running server: stderr in the foreground, syslog in the background.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
@@ -18,9 +18,9 @@ pub(crate) fn to_stderr() {
     let _ = tracing_subscriber::fmt().with_max_level(level()).with_writer(io::stderr).without_time().try_init();
 }
 
-/// Sends messages to syslog; without a syslog they are lost, as with any daemon.
+/// Sends messages to syslog. Without a running syslog, messages are lost.
 pub(crate) fn to_syslog() {
-    // A confined server cannot connect later.
+    // Connect now, because a confined server cannot connect later.
     if let Ok(socket) = UnixDatagram::unbound()
         && socket.connect("/dev/log").is_ok()
     {
@@ -35,7 +35,7 @@ pub(crate) fn to_syslog() {
         .try_init();
 }
 
-/// One message, which is sent when it is complete.
+/// A message, sent when it is complete.
 struct Syslog {
     line: Vec<u8>,
 }

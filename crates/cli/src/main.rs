@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! I1. An error is one line on stderr, `ubtrfs: what; what to do`, and exit status 1. For wrong arguments, clap's tips
-//!     and the usage follow in separate lines. Nothing panics on user input or on lost output: only `common` prints,
-//!     and a result that is lost is an error.
+//!     and the usage follow in separate lines. User input and lost output never cause a panic: only `common` prints,
+//!     and a lost result is an error.
 //! I2. stdout carries only results. Progress and warnings go to stderr, progress only on a terminal.
-//! I3. The program also answers to `mount.ubtrfs`, `mount.fuse.ubtrfs` and to `ubtrfs DEVICE DIR -o ...`: so mount(8)
-//!     calls it for the types `ubtrfs` and `fuse.ubtrfs`.
+//! I3. The program also accepts the command lines `mount.ubtrfs`, `mount.fuse.ubtrfs` and `ubtrfs DEVICE DIR -o ...`,
+//!     with which mount(8) calls it for the types `ubtrfs` and `fuse.ubtrfs`.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let named = named_commands(&args);
             let status = common::print_usage(&error, &named);
-            // Status 1 of `check` means a damaged filesystem.
+            // `check` exits with another status, because its status 1 means a damaged filesystem.
             let is_check = named == "ubtrfs check" && error.use_stderr();
             return if is_check { ExitCode::from(commands::check::CANNOT_CHECK) } else { status };
         }
@@ -113,9 +113,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lifts the limit on file sizes (`ulimit -f`) as far as allowed: an image is one file, whose size was decided when it was
-/// made. Where a limit stays, a write past it fails; without a handler, SIGXFSZ would end the program with all changes
-/// in memory.
+/// Raises the limit on file sizes (`ulimit -f`) as far as allowed, because an image is one large file. If a limit
+/// remains, a write past it fails. The handler is needed because SIGXFSZ would otherwise end the program and lose all
+/// changes in memory.
 fn lift_file_size_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Fsize);
@@ -125,7 +125,7 @@ fn lift_file_size_limit() {
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
-/// The command that the arguments name, such as `ubtrfs subvolume list`.
+/// Returns the command that the arguments name, such as `ubtrfs subvolume list`.
 fn named_commands(args: &[OsString]) -> String {
     use clap::CommandFactory;
     let mut command = Cli::command();
@@ -139,7 +139,7 @@ fn named_commands(args: &[OsString]) -> String {
     named
 }
 
-/// The first arguments that name a command rather than a device.
+/// Returns the first arguments that name a command instead of a device.
 fn subcommand_names() -> Vec<String> {
     use clap::CommandFactory;
     let command = Cli::command();

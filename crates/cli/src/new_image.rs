@@ -1,5 +1,5 @@
-//! An image file that is being made. It has a temporary name until it is complete: an interrupted command leaves no
-//! image, and a killed command leaves none that looks complete.
+//! [`NewImage`]: an image file that is being made. It has a temporary name until it is complete, so an interrupted
+//! command leaves no image, and a killed command leaves none under the final name.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::host_file::{TemporaryName, directory_of};
 pub(crate) struct NewImage {
     device: Arc<FileDevice>,
     path: PathBuf,
-    /// Its current path.
+    /// The current, temporary path.
     temporary: PathBuf,
     name: TemporaryName,
 }

@@ -1,5 +1,5 @@
-//! Archives that demand much memory, and layers of OCI images: memory is bounded whatever an archive says, and
-//! whiteouts are applied.
+//! Tests of archives that demand much memory, and of OCI image layers: memory is bounded whatever an archive contains,
+//! and whiteouts are applied.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -33,7 +33,7 @@ fn header(name: &str, kind: u8, size: usize) -> Vec<u8> {
     summed(block)
 }
 
-/// A header with its checksum.
+/// Returns a header with its checksum filled in.
 fn summed(mut block: Vec<u8>) -> Vec<u8> {
     block[148..156].fill(b' ');
     let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
@@ -41,7 +41,7 @@ fn summed(mut block: Vec<u8>) -> Vec<u8> {
     block
 }
 
-/// A header, its data, and the padding.
+/// Returns a header, its data, and the padding.
 fn member(name: &str, kind: u8, data: &[u8]) -> Vec<u8> {
     let mut out = header(name, kind, data.len());
     out.extend(data);
@@ -75,7 +75,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let large = vec![0u8; 60 << 20];
-    // Directories with attributes that are kept to the end: 40 times 60 MiB.
+    // Directories with attributes that are kept until the end: 40 times 60 MiB.
     packed(dir, "directories.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record("SCHILY.xattr.user.a", &large))).unwrap();
@@ -89,7 +89,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
         }
         out.write_all(&member("f", b'0', b"")).unwrap();
     });
-    // Headers of one member that are too large together, and records that take more memory than their bytes.
+    // Headers of one member that together are too large, and records that take more memory than their bytes.
     packed(dir, "repeated.tar.zst", None, &mut |out| {
         for index in 0..40 {
             out.write_all(&member("x", b'x', &record(&format!("key{index}"), &large))).unwrap();
@@ -121,7 +121,7 @@ fn no_archive_takes_more_memory_than_one_budget() {
     for name in ["directories", "global", "repeated", "records", "map", "path", "window"] {
         let archive = format!("{name}.tar.zst");
         assert!(fs::metadata(dir.join(&archive)).unwrap().len() < 12 << 20, "{name}");
-        // Address space: threads' stacks and the allocator's arenas count in full.
+        // The limit is on address space, in which threads' stacks and the allocator's arenas count in full.
         let output = run(dir, 2048, &format!("import --memory 64M {archive} a.img:/{name}"));
         refused(&output, &[]);
         let peak = peak_mib(dir, &format!("import --memory 64M {archive} a.img:/{name}"));
@@ -170,7 +170,7 @@ fn archive(dir: &Path, name: &str, members: &[&str]) {
     fs::write(dir.join(name), out).unwrap();
 }
 
-/// As with tar: a link or directory that another member replaces is not followed any more.
+/// As with tar, a link or directory is no longer followed after another member has replaced it.
 #[test]
 fn a_member_that_was_replaced_leads_nowhere() {
     let cases: [(&[&str], &[&str]); 4] = [
@@ -221,14 +221,14 @@ fn a_hard_link_does_not_remove_its_own_target() {
     archive(dir, "layer.tar", &["g => a"]);
     refused(&run(dir, 0, "import --oci-layer layer.tar a.img:/"), &["is a directory"]);
     assert_eq!(paths(dir), before);
-    // A hard link to a file elsewhere replaces the directory.
+    // The directory is replaced by a hard link to a file elsewhere.
     archive(dir, "layer.tar", &["e => a/b"]);
     ok_but_output(&run(dir, 0, "import --oci-layer layer.tar a.img:/"));
     assert_eq!(ok(run(dir, 0, "cat a.img:/e")), "a/b");
     ok(run(dir, 0, "check a.img"));
 }
 
-/// After a member that was refused or incomplete, the file with its name is still there.
+/// If a member is refused or incomplete, the existing file of that name stays.
 #[test]
 fn a_member_that_fails_removes_nothing() {
     let long = "x".repeat(4095);
@@ -242,7 +242,7 @@ fn a_member_that_fails_removes_nothing() {
         block[329..336].copy_from_slice(b"7777777");
         summed(block)
     };
-    // Its header states more data than the archive has.
+    // The header states more data than the archive has.
     let torn = |path: &str| [header(path, b'0', 100_000), vec![7; 50_000]].concat();
     let small = |path: &str| member(path, b'0', b"new");
     let hard_link = |path: &str, target: &str| {
@@ -288,7 +288,7 @@ fn a_member_that_fails_removes_nothing() {
             ok(run(dir, 0, "check a.img"));
         }
     }
-    // Replacement is complete: names, types, links.
+    // A replaced file gets the new type, names and links.
     for option in ["", layer] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -317,7 +317,7 @@ fn tar(dir: &Path, name: &str, members: &[&str]) {
     assert!(status.unwrap().success());
 }
 
-/// The paths below an image's root.
+/// Lists the paths below an image's root.
 fn paths(dir: &Path) -> Vec<String> {
     let listed = ok(run(dir, 0, "ls -R --json a.img:/"));
     let mut paths: Vec<String> = listed
@@ -333,7 +333,7 @@ fn layers_hide_what_their_whiteouts_name() {
     if !program("tar") {
         return;
     }
-    // Whether the whiteouts come first or last, the files of the layer stay.
+    // The layer's files stay whether its whiteouts come first or last.
     for is_last in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
@@ -354,7 +354,7 @@ fn layers_hide_what_their_whiteouts_name() {
         {
             write(&format!("layer/{path}"));
         }
-        // A file replaces a directory, a directory replaces a file, and AUFS's internal whiteouts.
+        // A file replaces a directory, a directory replaces a file, and AUFS's internal whiteouts are ignored.
         for path in ["d", "e/in", ".wh..wh.plnk", "mixed/new", ".wh.mixed"] {
             write(&format!("layer/{path}"));
         }
@@ -401,7 +401,7 @@ fn a_dash_exports_to_standard_output() {
     assert!(!dir.path().join("-").exists(), "a file of that name was written");
 }
 
-/// The members of an archive, and its end.
+/// Joins members to an archive, with its end.
 fn joined(members: &[Vec<u8>]) -> Vec<u8> {
     [members.concat(), vec![0; 1024]].concat()
 }

@@ -1,4 +1,4 @@
-//! Bad input: an error of one line that says what to do, exit status 1, and an unchanged image.
+//! Tests of bad input: a one-line error that says what to do, exit status 1, and an unchanged image.
 //!
 //! Method: the test runs the built program as a user would. A run of more than a minute counts as a hang. The image's
 //! bytes are hashed before and after.
@@ -30,7 +30,7 @@ fn run_with(program: &[&OsStr], input: &[u8]) -> Output {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
-    // A program that fails early closes its input.
+    // Writing fails if the program fails early and closes its input.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -43,7 +43,7 @@ fn ubtrfs(args: &[&OsStr], input: &[u8]) -> Output {
     run_with(&program, input)
 }
 
-/// The single line of an error; panics if there are more or fewer lines, or another exit status.
+/// Returns the line of an error. Panics if there is not exactly one line, or if the exit status is not 1.
 fn error_line(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -63,7 +63,7 @@ fn inside(image: &Path, path: &str) -> OsString {
 /// An empty tar archive.
 const NO_FILES: &[u8] = &[0; 1024];
 
-/// Checks that every command that opens an image refuses this one and leaves it unchanged; returns the error lines.
+/// Checks that every command that opens an image refuses this image and leaves it unchanged. Returns the error lines.
 fn refused(image: &Image) -> Vec<String> {
     let before = image.digest().unwrap();
     let dir = TempDir::new().unwrap();
@@ -232,7 +232,7 @@ fn unknown_features_are_refused_by_their_bit() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// Name, offset, size, and whether only the right value can work.
+/// Fields of the superblock: name, offset, size, and whether any other value must be refused.
 const FIELDS: &[(&str, usize, usize, bool)] = &[
     ("fsid", 32, 16, true),
     ("bytenr", 48, 8, true),
@@ -301,7 +301,7 @@ fn every_superblock_field_may_be_wrong() {
             wrong[..32].copy_from_slice(&csum);
             let image = Image::copy_of(pristine.path()).unwrap();
             image.write_at(64 << 10, &wrong).unwrap();
-            // The mirror has the same fault, except in the field of its address.
+            // Put the fault into the mirror too, which has its own address and checksum.
             wrong[48..56].copy_from_slice(&(64u64 << 20).to_le_bytes());
             if name == "bytenr" {
                 wrong[48..56].copy_from_slice(&4711u64.to_le_bytes());
@@ -349,14 +349,14 @@ fn a_mount_without_dev_fuse_or_fusermount_says_what_is_missing() {
     let image = made();
     let before = image.digest().unwrap();
     let dir = TempDir::new().unwrap();
-    // In a separate mount namespace with an empty /dev.
+    // Run in a mount namespace with an empty /dev.
     let script = r#"mount -t tmpfs none /dev && exec "$@""#;
     let mut args: Vec<&OsStr> = ["unshare", "-m", "sh", "-c", script, "sh", UBTRFS, "mount"].map(OsStr::new).to_vec();
     args.extend([image.path().as_os_str(), dir.path().as_os_str()]);
     let line = error_line(&run_with(&args, &[]));
     assert!(line.contains("/dev/fuse"), "{line}");
 
-    // As an ordinary user, with programs in unusual places.
+    // Run as an ordinary user, with programs in unusual places.
     let home = TempDir::new().unwrap();
     let copy = |from: &OsStr, name: &str| {
         let to = home.path().join(name);

@@ -1,4 +1,5 @@
-//! `ubtrfs balance` on an image and on a mount; a damaged extent, named by its files; arguments that are wrong.
+//! Tests of `ubtrfs balance` on an image and on a mount: wrong arguments, and a damaged extent, which is
+//! reported with its files.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +18,7 @@ fn ok(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The one line that says why a command failed.
+/// Returns the one-line error of a failed command.
 fn refused(output: Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     String::from_utf8(output.stderr).unwrap()
@@ -81,7 +82,7 @@ fn a_damaged_extent_is_named_and_stays() {
     }
     let image = filled();
     let path = image.path().to_str().unwrap().to_owned();
-    // The content of file-2 is found by its bytes.
+    // Find the content of file-2 in the image by its bytes.
     let step = 1 << 20;
     let damaged = (0..1024_u64)
         .map(|number| number * step)
@@ -95,7 +96,7 @@ fn a_damaged_extent_is_named_and_stays() {
         assert!(ok(ubtrfs(["cat", &format!("{path}:/file-{number}")])).len() == 20 << 20);
     }
     assert!(ok(balance(&["status"], &path)).starts_with("No balance found"));
-    // Without the file, nothing is wrong, and its block group can be emptied.
+    // After the file is removed, its block group can be emptied.
     ok(ubtrfs(["rm", &format!("{path}:/file-2")]));
     ok(balance(&["start", "-d"], &path));
     btrfs_check(image.path()).unwrap();

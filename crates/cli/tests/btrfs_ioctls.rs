@@ -1,4 +1,4 @@
-//! btrfs's ioctls on a mount answer as on Linux.
+//! Tests that btrfs's ioctls on a mount answer as on Linux.
 //!
 //! Method: a program (`programs/ioctls.py`) makes the same calls, as root and as a user, in our mount of an image and in
 //! Linux's mount of a copy, and prints each result; the outputs must be equal.
@@ -21,7 +21,7 @@ fn ready() -> bool {
     capability::fuse() && capability::kernel_oracle() && capability::program("python3")
 }
 
-/// An image with directories, files, and subvolumes in some of them.
+/// Makes an image with directories, files and subvolumes, some of them nested.
 fn image() -> Image {
     let image = Image::kernel_made(1 << 30, &["-L", "a label"]).unwrap();
     let linux = LoopMount::new(image.path(), "").unwrap();
@@ -38,7 +38,7 @@ fn image() -> Image {
     image
 }
 
-/// The lines of the program on our mount of the image, and on Linux's mount of a copy.
+/// Runs the program on our mount of the image and on Linux's mount of a copy. Returns both outputs by line.
 fn on_both(image: &Image, options: &[&str], word: &str) -> (String, String) {
     let call = |dir: &Path| {
         let words = ["-k", "5", "300", "python3", PROGRAM].map(OsStr::new);

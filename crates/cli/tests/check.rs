@@ -1,4 +1,4 @@
-//! `ubtrfs check` as a user runs it: exit status, output lines, JSON, and an unchanged image.
+//! Tests of `ubtrfs check` as a user runs it: exit status, output lines, JSON, and an unchanged image.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -115,7 +115,8 @@ fn rescue(args: &[&str], image: &Path) -> Output {
     command.args(["rescue", "super-recover"]).args(args).arg(image).stdin(Stdio::null()).output().unwrap()
 }
 
-/// The first superblock is missing or damaged: `check` names the remedy, the remedy works, and Linux mounts the result.
+/// With the first superblock missing or damaged, `check` names the remedy, the remedy works, and Linux mounts the
+/// result.
 #[test]
 fn a_lost_superblock_is_written_anew_from_a_good_copy() {
     if !capability::kernel_oracle() {
@@ -141,7 +142,7 @@ fn a_lost_superblock_is_written_anew_from_a_good_copy() {
         let told = format!("{}{}", stdout(&checked), String::from_utf8_lossy(&checked.stderr));
         assert!(told.contains("ubtrfs rescue super-recover"), "{nr}: {told}");
         let before = image.digest().unwrap();
-        // Without a terminal there is nobody to confirm.
+        // Without a terminal, the command cannot ask for confirmation.
         let asked = rescue(&[], image.path());
         assert_eq!((asked.status.code(), image.digest().unwrap()), (Some(1), before), "{nr}");
         let output = rescue(&["-y", "-v"], image.path());

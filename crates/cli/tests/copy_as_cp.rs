@@ -1,6 +1,6 @@
-//! `ubtrfs cp` into an image compared with the machine's own cp: equal sources, options and targets on a copy of the
-//! tree. Both succeed or both fail, and the trees are equal afterwards. Each case has a separate directory, so all
-//! share one image.
+//! Compares `ubtrfs cp` into an image with the machine's cp on a copy of the tree, with equal sources, options and
+//! targets. Both succeed or both fail, and the trees are equal afterwards. Each case has a separate directory, so
+//! all share one image.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ fn ubtrfs(args: &[&str], dir: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ubtrfs")).args(args).current_dir(dir).stdin(Stdio::null()).output().unwrap()
 }
 
-/// The types of the files behind the names in a case.
+/// The files behind the names in a case: name and type.
 const KINDS: [(&str, &str); 7] = [
     ("file", "real"),
     ("chain", "other"),
@@ -32,7 +32,7 @@ const KINDS: [(&str, &str); 7] = [
 
 const OPTIONS: [&str; 6] = ["", "-P", "-p", "-r", "-a", "-rP"];
 
-/// Sources, and the target in the case's directory.
+/// Copies to test: the sources, and the target in the case's directory.
 const COPIES: [(&[&str], &str); 9] = [
     (&["f"], "T"),
     (&["f"], "dst"),
@@ -69,7 +69,7 @@ fn make_case(dir: &Path, target: &str) {
     }
 }
 
-/// Path, type, mode, link target, content; without times.
+/// Lists path, type, mode, link target and content, but no times.
 fn listing(dir: &Path) -> BTreeMap<PathBuf, String> {
     let mut listed = BTreeMap::new();
     let mut todo = vec![dir.to_owned()];
@@ -161,7 +161,7 @@ fn links_in_an_image_lead_no_further_than_its_root() {
     }
     refused(&ubtrfs(&["cp", "new", "a.img:/out"], dir.path()), &["leads nowhere"]);
     assert_eq!(fs::read_to_string(&outside).unwrap(), "outside");
-    // A link that was copied from one source is not followed for another source.
+    // A link that was copied from one source is not followed when another source is copied.
     for name in ["one", "two"] {
         fs::create_dir(dir.path().join(name)).unwrap();
     }

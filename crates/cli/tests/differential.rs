@@ -1,9 +1,9 @@
-//! Random system calls by several users, on our mount and on Linux's btrfs side by side: equal results, equal
-//! attributes, equal trees after remounts and on the other side's mount, and `btrfs check` at the end.
+//! Makes random system calls as several users, on our mount and on Linux's btrfs. Results, attributes, and trees after
+//! remounts and on the other side's mount must be equal, and `btrfs check` clean at the end.
 //!
 //! Method: `testkit::differential`, for about a minute. Run the example `differential` of testkit for hours.
-//! `UBTRFS_SEED=N` starts with another seed. Needs root, FUSE and the kernel's btrfs; without them it skips loudly, and
-//! with CI=true it fails.
+//! `UBTRFS_SEED=N` starts with another seed. Needs root, FUSE and the kernel's btrfs. Without them, it says that it
+//! skips; with CI=true it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,8 @@ fn options(time: Duration) -> Options {
         steps: 600,
         time,
         stop_at_first: true,
-        // The same rounds run on every machine: the example searches for new cases, CI must not find them by chance.
+        // A fixed number of rounds makes runs equal on every machine. The example searches for new cases; CI must not
+        // find them by chance.
         rounds: 24,
         shrink_time: Duration::from_secs(120),
     }
@@ -40,7 +41,7 @@ fn random_calls_are_answered_as_linux_answers_them() {
     }
 }
 
-/// Runs steps, one line of JSON each, to which both sides must give equal results.
+/// Runs steps, each one line of JSON, which must have equal results on both sides.
 fn agree(steps: &[&str]) {
     if !capability::fuse() || !capability::kernel_oracle() {
         return;

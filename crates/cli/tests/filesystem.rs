@@ -1,4 +1,5 @@
-//! `ubtrfs filesystem resize` and `defragment`, on images and in mounts, with equal results.
+//! Tests of `ubtrfs filesystem resize` and `defragment`, on images and in mounts, with equal
+//! results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +23,7 @@ fn ubtrfs(args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Bytes of the device that the superblock names.
+/// Returns the size of the device that the superblock states.
 fn total_bytes(image: &Path) -> u64 {
     let dump = ok(ubtrfs(&["inspect", "dump-super", image.to_str().unwrap()]));
     let line = dump.lines().find(|line| line.starts_with("total_bytes")).unwrap();
@@ -67,7 +68,7 @@ fn a_mount_is_resized_and_its_files_defragmented() {
     fs::File::options().write(true).open(path).unwrap().set_len(1 << 30).unwrap();
     assert_eq!(ok(ubtrfs(&["filesystem", "resize", "max", mount])), "device 1: 536870912 -> 1073741824 bytes\n");
 
-    // Every second block first, so that the file lies in pieces.
+    // Write every second block first, so that the file is fragmented.
     let (name, content) = (format!("{mount}/file"), vec![b'x'; 4 << 20]);
     let mut file = fs::File::create(&name).unwrap();
     for half in [0, 1] {

@@ -1,5 +1,6 @@
-//! Host files as targets: `cp`, `export --output`, `mount --timeline`. An image in use is never written, a regular file
-//! is replaced as a whole or not at all, devices and FIFOs are written to, and links are followed as cp follows them.
+//! Tests of host files as targets of `cp`, `export --output` and `mount --timeline`. An image in use is never written,
+//! a regular file is replaced as a whole or not at all, devices and FIFOs are written in place, and links are followed
+//! as by cp.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -25,7 +26,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// `disk.img` with the file `/f`, 300,000 bytes long, and the directory `/d` with a copy of it.
+    /// Makes `disk.img` with the file `/f`, 300,000 bytes long, and the directory `/d` with a copy of it.
     fn new() -> Self {
         let bed = Self { dir: TempDir::new().unwrap() };
         bed.make_image("disk.img");
@@ -100,7 +101,7 @@ fn a_directory_that_exists_takes_the_attributes_of_the_copied_one() {
     }
 }
 
-/// With one unreadable file, all others are copied and exported, the file is named, and the status is 1.
+/// If one file is unreadable, it is reported, all others are copied or exported, and the status is 1.
 #[test]
 fn a_bad_file_does_not_keep_the_others_from_their_turn() {
     let bed = Bed::new();
@@ -113,7 +114,7 @@ fn a_bad_file_does_not_keep_the_others_from_their_turn() {
     fs::hard_link(source.join("d/bad"), source.join("d/same")).unwrap();
     let image = bed.join("bad.img");
     ok(ubtrfs(&["mkfs", "-q", "-r", &text(&source), "-b", "200M", &text(&image)]));
-    // In its second mebibyte.
+    // Damage the file in its second mebibyte.
     let mut raw = fs::read(&image).unwrap();
     let wanted = &bad[1_500_000..1_500_064];
     let places: Vec<usize> = places_of(&raw, wanted);
@@ -158,13 +159,13 @@ fn a_bad_file_does_not_keep_the_others_from_their_turn() {
         good(&out);
         let exported = fs::read(out.join("d/bad")).unwrap();
         assert_eq!(exported.len(), bad.len());
-        // Exactly the block that cannot be read is zeros.
+        // Only the block that cannot be read becomes zeros.
         let mut expected = bad.clone();
         expected[1_499_136..1_503_232].fill(0);
         assert!(exported == expected);
         assert_eq!(fs::metadata(out.join("d/same")).unwrap().ino(), fs::metadata(out.join("d/bad")).unwrap().ino());
     }
-    // From the host: the image itself cannot be a source.
+    // Copy from the host. The image itself cannot be a source.
     fs::remove_dir_all(bed.join("source")).unwrap();
     let host = bed.join("host");
     fs::create_dir(&host).unwrap();
@@ -251,7 +252,7 @@ fn an_image_that_is_mounted_is_no_target() {
         let output = ubtrfs(&["mount", "--timeline", target, &text(&image), &text(&dir)]);
         refused(&output, &[if locked.is_some() { "mounted by the kernel" } else { "in use" }]);
     }
-    // The filesystem was opened and closed; its content is intact.
+    // The filesystem was opened and closed, and its content is intact.
     btrfs_check(&image).unwrap();
     assert_eq!(fs::read(&image).unwrap().len(), before.len());
     ok(ubtrfs(&["check", &text(&image)]));
@@ -264,7 +265,7 @@ fn devices_and_fifos_are_written_into() {
         return;
     }
     let bed = Bed::new();
-    // Device nodes made for the test: a bug that removes its target must not hit the machine's nodes.
+    // Make device nodes for the test, so that a bug that removes its target does not hit the machine's nodes.
     let (null, full) = (bed.join("null"), bed.join("full"));
     sh("mknod", [full.as_os_str(), "c".as_ref(), "1".as_ref(), "7".as_ref()]).unwrap();
     sh("mknod", [null.as_os_str(), "c".as_ref(), "1".as_ref(), "3".as_ref()]).unwrap();
@@ -287,7 +288,7 @@ fn devices_and_fifos_are_written_into() {
     ok(ubtrfs(&["cp", &bed.at("/f"), &text(&fifo)]));
     assert!(reader.join().unwrap() == content());
     assert!(fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
-    // Standard output under a name that cannot be removed.
+    // Write to standard output under a name that cannot be removed.
     assert!(ubtrfs(&["cp", &bed.at("/f"), "/proc/self/fd/1"]).stdout == content());
 }
 
@@ -317,7 +318,7 @@ fn an_error_leaves_the_old_target_whole() {
         return;
     }
     let bed = Bed::new();
-    // Space for the old file, but not for the new one.
+    // The image has space for the old file, but not for the new one.
     let small = Image::empty(16 << 20).unwrap();
     sh("mkfs.ext4", ["-q".as_ref(), small.path().as_os_str()]).unwrap();
     let mnt = bed.join("small");
@@ -340,7 +341,7 @@ fn an_error_leaves_the_old_target_whole() {
     sh("umount", [&mnt]).unwrap();
     full.unwrap();
 
-    // Into an image, from a source that cannot be read to its end.
+    // Copy into an image from a source that cannot be read to its end.
     ok(ubtrfs(&["mkfs", "-q", "-b", "128M", &text(&bed.join("tiny.img"))]));
     let tiny = |path: &str| format!("{}:{path}", text(&bed.join("tiny.img")));
     fs::write(bed.join("old"), "old").unwrap();
@@ -409,7 +410,7 @@ impl Drop for Mapped {
     }
 }
 
-/// An image and the devices made from it count as one: while one is in use, the others are refused.
+/// While an image or a device made from it is in use, the image and all devices made from it are refused.
 #[test]
 fn a_device_over_an_image_in_use_is_in_use() {
     if !kernel_oracle() || !fuse() {
@@ -425,7 +426,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     let second = text(&bed.join("second"));
     let plain = Loop::over(&image);
     let stacked = Loop::over(&plain.0);
-    // Every way to open an image, with the device in place of `DEVICE`.
+    // Try every way to open an image, with the device in place of `DEVICE`.
     let ways: [&[&str]; 12] = [
         &["mkdir", "DEVICE:/new"],
         &["rm", "DEVICE:/f"],
@@ -460,7 +461,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     ok(ubtrfs(&["umount", &point]));
     btrfs_check(Path::new(&image)).unwrap();
 
-    // The other way round: the device is served.
+    // Conversely, mount the device and try the image.
     ok(ubtrfs(&["mount", &plain.0, &point]));
     refuse_all(&image, "disk.img");
     refuse_all(&stacked.0, "in use");
@@ -468,7 +469,7 @@ fn a_device_over_an_image_in_use_is_in_use() {
     ok(ubtrfs(&["umount", &point]));
     btrfs_check(Path::new(&image)).unwrap();
 
-    // Nobody uses the image any more: a device is accepted, one at a time.
+    // When the image is no longer in use, one device at a time is accepted.
     drop(stacked);
     if let Some(mapped) = Mapped::over(&plain.0) {
         ok(ubtrfs(&["mount", &mapped.path(), &point]));

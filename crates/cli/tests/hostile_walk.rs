@@ -1,6 +1,5 @@
-//! Commands that walk a directory tree, on images with lying subvolume trees: names that lead outside, directories
-//! inside themselves or with two names. Each command ends in good time, does not panic, and leaves everything outside
-//! its target alone.
+//! Tests of commands that walk a directory tree, on crafted images: names that lead outside, directories inside
+//! themselves or with two names. Each command ends in time, does not panic, and changes nothing outside its target.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -28,7 +27,7 @@ fn ends(title: &str, dir: &Path, args: &[&str]) -> Output {
     output
 }
 
-/// Everything below a directory except `target`, with its content.
+/// Lists everything below a directory except `target`, with its content.
 fn outside(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut todo = vec![dir.to_owned()];
@@ -59,7 +58,7 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
     }
     for (title, image) in crafted::hostile_trees().unwrap() {
         let dir = tempfile::tempdir().unwrap();
-        // As many directories above the target as the crafted names climb.
+        // The target lies in as many directories as the crafted names climb.
         let work = dir.path().join("1/2/3/4/5/work");
         fs::create_dir_all(work.join("target/deeper")).unwrap();
         fs::write(work.join("x"), "sentinel").unwrap();
@@ -82,12 +81,12 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
                 assert!(is_refused(output), "{title}: {what}: {output:?}");
             }
         }
-        // The archive holds only members inside the tree.
+        // The archive contains only members inside the tree.
         no_member_leads_out(&title, &fs::read(work.join("target/a.tar")).unwrap_or_default());
         let streamed = ends(&title, &work, &["export", &at("/")]);
         no_member_leads_out(&title, &streamed.stdout);
 
-        // Inside an image, and from one image to another.
+        // Copy inside an image, and from one image to another.
         let other = Image::empty(128 << 20).unwrap();
         ends(&title, &work, &["mkfs", "-q", &other.path().display().to_string()]);
         ends(&title, &work, &["cp", "-r", &at("/outer"), &format!("{}:/", other.path().display())]);
@@ -100,7 +99,7 @@ fn no_walk_leaves_its_target_or_goes_on_forever() {
     }
 }
 
-/// An owner with the number that chown(2) reads as "do not change" is refused: the file is named, the others are
+/// A file whose owner is the number that means "do not change" to chown(2) is refused and reported; all others are
 /// copied.
 #[test]
 fn an_owner_that_is_no_user_is_refused() {
@@ -120,7 +119,7 @@ fn an_owner_that_is_no_user_is_refused() {
     assert!(!refused.status.success());
 }
 
-/// Former findings of the fuzz target `walk`.
+/// Walks images that the fuzz target `walk` found.
 #[test]
 fn kept_inputs_of_the_fuzzer_are_walked_to_an_end() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit/corpus/walk");
@@ -131,7 +130,7 @@ fn kept_inputs_of_the_fuzzer_are_walked_to_an_end() {
     }
 }
 
-/// Images made by Linux, with random lies and valid checksums.
+/// Walks images made by Linux, with random false values and valid checksums.
 #[test]
 fn random_lies_are_walked_to_an_end() {
     let seed = Rng::seed_or(71);

@@ -1,8 +1,8 @@
-//! `ubtrfs inspect` compared with `btrfs inspect-internal`, on images made by Linux and on damaged ones.
+//! Compares `ubtrfs inspect` with `btrfs inspect-internal`, on images made by Linux and on damaged ones.
 //!
 //! Method: both programs print one image, and all lines except the first (the program's version) must be equal. Then
-//! blocks are damaged: the walk continues, reports the damage, and ends. Needs the kernel's btrfs; skips loudly
-//! without.
+//! blocks are damaged: the walk continues, reports the damage, and ends. Needs the kernel's btrfs; without it, says
+//! that it skips.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,8 +22,8 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Compares the output of both programs after the version. Names in trees are hidden, because they contain line breaks,
-/// which only this program escapes. btrfs-progs hides all names except those of subvolumes.
+/// Compares the output of both programs after the line with the version. Names in trees are hidden, because some
+/// contain line breaks, which only this program escapes. btrfs-progs hides all names except those of subvolumes.
 fn assert_same(image: &Path, args: &[&str]) {
     let ours = inspect(image, args);
     assert!(ours.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ours.stderr));
@@ -75,13 +75,13 @@ fn a_damaged_block_is_told_and_the_walk_goes_on() {
     let image = &made.image;
     let untouched = inspect(image.path(), &["dump-tree", "-t", "fs"]);
     let block = fs_leaf(image);
-    // One bad copy: nothing is lost, and nothing is repaired.
+    // With one bad copy, nothing is lost, and nothing is repaired.
     image.write_at(block.copies[0] + 2000, b"damage").unwrap();
     let digest = image.digest().unwrap();
     let one_bad = inspect(image.path(), &["dump-tree", "-t", "fs"]);
     assert!(one_bad.status.success());
     assert_eq!(stdout(&one_bad), stdout(&untouched));
-    // All copies are bad.
+    // Damage all copies.
     for copy in &block.copies {
         image.write_at(copy + 2000, b"damage").unwrap();
     }
@@ -110,7 +110,7 @@ fn a_tree_that_points_to_itself_ends() {
     assert!(top.level > 0);
     let raw = image.read_at(top.copies[0], 4096).unwrap();
     let view = NodeView::new(&raw).unwrap();
-    // Every pointer leads to the node itself, or all lead to one child.
+    // Make all pointers lead to the node itself, or all to one child.
     for target in [top.bytenr, view.child(0).unwrap().0.0] {
         let mut node = NodeBuilder::new(4096);
         for objectid in 256..256 + 100 {
@@ -142,14 +142,14 @@ fn what_is_not_there_is_one_line() {
     for args in [&["dump-super"][..], &["dump-tree"], &["dump-tree", "-t", "nonsense"], &["dump-super", "-s", "2"]] {
         let output = inspect(image.path(), args);
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        // An error in the arguments has a second line, about the help.
+        // An error in the arguments has a second line with a hint to the help.
         let lines = told.lines().filter(|line| *line != "For more, see: ubtrfs inspect dump-tree --help").count();
         assert!(output.status.code() == Some(1) && lines == 1, "{args:?}: {told}");
         assert!(told.starts_with("ubtrfs: "), "{told}");
     }
 }
 
-/// A leaf of the top-level subvolume.
+/// Returns a leaf of the top-level subvolume.
 fn fs_leaf(image: &Image) -> RawBlock {
     let blocks = RawBlock::live(image).unwrap();
     blocks.into_iter().find(|block| block.owner == 5 && block.level == 0 && block.copies.len() == 2).unwrap()

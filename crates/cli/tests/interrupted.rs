@@ -1,5 +1,5 @@
-//! Commands that are interrupted or killed while they write: a file gets its name only when it is complete, and an
-//! image that existed is no filesystem until it is complete.
+//! Tests of commands that are interrupted or killed while they write: a file gets its name only when it is
+//! complete, and an existing image that is overwritten contains no filesystem until it is complete.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -69,7 +69,7 @@ impl Bed {
     }
 }
 
-/// Blocks of all files in a directory and below; files may appear and vanish meanwhile.
+/// Counts the blocks of all files below a directory, while files appear and vanish.
 fn blocks_below(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let blocks_of = |entry: fs::DirEntry| match entry.metadata() {
@@ -163,7 +163,7 @@ fn an_ignored_signal_stays_ignored() {
     assert_eq!(bed.out(), ["big"]);
 }
 
-/// Like cp -r: unreadable files are named, the rest is copied, and the status is 1.
+/// As with cp -r, unreadable files are reported, the rest is copied, and the status is 1.
 #[test]
 fn mkfs_goes_on_after_a_file_that_cannot_be_read() {
     if !rustix::process::geteuid().is_root() {
@@ -206,7 +206,7 @@ fn mkfs_goes_on_after_a_file_that_cannot_be_read() {
             btrfs_check(&path.join(image)).unwrap();
         }
     }
-    // A full filesystem cannot take the other files either, and a partial copy is useless.
+    // A full filesystem ends the copy, because no other file would fit and a partial copy is useless.
     fs::write(path.join("tree/huge"), vec![7; 200 << 20]).unwrap();
     refused(&run("mkfs -q -b 128M -r tree full.img", path), &["space"]);
     assert!(!path.join("full.img").exists());

@@ -1,4 +1,5 @@
-//! Messages are true and their remedies work: each case is set up, the message is read, and its advice is followed.
+//! Tests that messages are true and their remedies work. Each test sets up a case, checks the message, and follows
+//! its advice.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -44,7 +45,7 @@ impl Bed {
         self.command(line).output().unwrap()
     }
 
-    /// The mount's server: the process that has the image open.
+    /// Finds the mount's server: the process that has the image open.
     fn server(&self) -> Pid {
         let image = fs::canonicalize(self.join("a.img")).unwrap();
         let has_open = |pid: i32| {
@@ -178,7 +179,7 @@ fn a_subvolume_that_stays_says_which_rule_keeps_it() {
     }
     sh("chattr", ["+a".as_ref(), bed.join("mnt/u").as_os_str()]).unwrap();
     ok(bed.run("umount mnt"));
-    // An image follows the same rules.
+    // On an image, the rules are the same.
     only(&bed.run("subvolume delete -o subvolid=5 a.img:/u"), &["chattr"]);
     ok(bed.run("check a.img"));
 }
@@ -220,7 +221,7 @@ fn a_mount_whose_server_has_ended_is_told_as_such() {
         assert!(text.contains("server has ended") && text.contains("ubtrfs umount"), "{line}: {text}");
         assert!(!bed.join("b.img").exists());
     }
-    // Only the last commit is left: umount says so, and unmounts.
+    // umount reports that only the last commit is kept, and unmounts.
     let output = bed.run("umount mnt");
     assert!(!stderr(&output).contains("os error"), "{}", stderr(&output));
     assert!(fs::read_dir(bed.join("mnt")).unwrap().next().is_none());

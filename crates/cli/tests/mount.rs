@@ -1,8 +1,8 @@
-//! The mount, from the command line down to the disk, judged by Linux.
+//! Tests of the mount from the command line down to the disk, judged by Linux.
 //!
 //! Method: the built program mounts an image, plain system calls (or the reference model's random operations) change
 //! it, and the program unmounts. Then `btrfs check` must be clean, and Linux's own mount must show the written data.
-//! Needs /dev/fuse and the kernel's btrfs; without them the tests skip loudly, and with CI=true they fail.
+//! Needs /dev/fuse and the kernel's btrfs. Without them, the tests say that they skip; with CI=true they fail.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn ready() -> bool {
     capability::fuse() && capability::kernel_oracle()
 }
 
-/// Runs the program, which must always end by itself.
+/// Runs the program. A run that does not end by itself fails the test.
 fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(UBTRFS).args(args).env("LC_ALL", "C").output().unwrap()
 }
@@ -75,7 +75,7 @@ impl Drop for Mount {
     }
 }
 
-/// The server of a mount: the process whose arguments end with the mount point.
+/// Finds the server of a mount: the process whose arguments end with the mount point.
 fn server_of(dir: &Path) -> u32 {
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -184,7 +184,7 @@ fn a_killed_server_leaves_what_was_synced() {
     fs::write(mount.join("lost"), vec![2; 100_000]).unwrap();
     let server = server_of(mount.path());
     ok(&Command::new("kill").args(["-9", &server.to_string()]).output().unwrap());
-    // The mount is dead now; unmounting it reports that changes may be lost.
+    // The server is gone, so unmounting reports that changes may be lost.
     let output = ubtrfs(["umount".as_ref(), mount.path().as_os_str()]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("last commit is intact"), "{}", text(&output));
@@ -233,7 +233,7 @@ fn an_unlinked_open_file_lives_until_it_is_closed() {
     assert_eq!(file.metadata().unwrap().nlink(), 0);
     drop(file);
     mount.umount();
-    // An orphan left behind would be reported.
+    // `btrfs check` would report an orphan that was left behind.
     btrfs_check(image.path()).unwrap();
 }
 
@@ -293,7 +293,7 @@ fn without_fusermount_a_user_hears_what_to_install() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let world = UserWorld::new(image.path());
-    // A mount namespace in which the helper is hidden.
+    // Run in a mount namespace in which the helper is hidden.
     let script = format!(
         "for f in /usr/bin /bin; do [ -e $f/fusermount3 ] && mount --bind /dev/null $f/fusermount3; done; exec {}",
         world.command(&["mount", "image", "point"])
@@ -308,7 +308,7 @@ struct UserWorld {
 }
 
 impl UserWorld {
-    /// The user nobody: fusermount3 needs a user with a name.
+    /// The user nobody, because fusermount3 needs a user with a name.
     const UID: u32 = 65534;
 
     fn new(image: &Path) -> Self {
@@ -323,7 +323,7 @@ impl UserWorld {
         Self { dir }
     }
 
-    /// A shell command that runs the program as the user in this directory.
+    /// Makes a shell command that runs the program as the user in this directory.
     fn command(&self, args: &[&str]) -> String {
         let (dir, uid) = (self.dir.path().display(), Self::UID);
         format!(
@@ -353,7 +353,7 @@ fn an_ordinary_user_makes_mounts_and_fills_an_image() {
     if !ready() || !capability::program("setpriv") || !capability::program("fusermount3") {
         return;
     }
-    // The mode that udev sets: fusermount3 opens the device as the user.
+    // Set the mode that udev sets, because fusermount3 opens the device as the user.
     let device = fs::metadata("/dev/fuse").unwrap().permissions();
     if device.mode() & 0o006 != 0o006 {
         eprintln!("making /dev/fuse accessible to everyone, as udev does");
@@ -384,8 +384,8 @@ fn mount_and_umount_of_the_system_work() {
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
     let dir = TempDir::new().unwrap();
-    // The command that `mount -t fuse.ubtrfs` runs. It starts the program named after the dot from PATH. mount(8)
-    // itself would use the system's PATH, where the program need not be installed for this test.
+    // This is the command that `mount -t fuse.ubtrfs` runs. It starts the program named after the dot from PATH. The
+    // test does not run mount(8), which uses the system's PATH, because the program need not be installed there.
     let path = format!("{}:{}", Path::new(UBTRFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     let output = Command::new("/usr/sbin/mount.fuse3")
         .args([image.path(), dir.path()])
@@ -620,7 +620,7 @@ fn set_group_id_goes_with_a_change_by_one_who_is_not_of_the_group() {
 }
 
 /// If only root may enter, the kernel does not check permissions, which saves a request for every file that root makes
-/// or removes. Everything else is as on other mounts.
+/// or removes. Such a mount otherwise behaves as any other.
 #[test]
 fn roots_own_mount_works_without_permission_checks() {
     if !ready() || !capability::program("setpriv") || !capability::program("setfacl") {
@@ -674,8 +674,8 @@ fn roots_own_mount_works_without_permission_checks() {
     theirs.close().unwrap();
 }
 
-/// A confined server serves everything, and commits on request and when it is unmounted, also by a signal. The kernel
-/// reports each of its threads as confined.
+/// A confined server serves all requests, and commits on request and when it is unmounted, also by a signal. The
+/// kernel reports each of its threads as confined.
 #[test]
 fn a_confined_server_serves_all_the_same() {
     if !ready() {
@@ -683,7 +683,7 @@ fn a_confined_server_serves_all_the_same() {
     }
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     for by_signal in [false, true] {
-        // Root's image first, then another user's.
+        // Test root's image first, then another user's.
         let (uid, gid) = if by_signal { (4321, 4322) } else { (65534, 65534) };
         if by_signal {
             std::os::unix::fs::chown(image.path(), Some(uid), Some(gid)).unwrap();

@@ -1,4 +1,4 @@
-//! Nested subvolumes and snapshots as programs see them: find, cp, tar, rsync, du, grep, diff, ls, rm, chown, git.
+//! Tests nested subvolumes and snapshots with programs: find, cp, tar, rsync, du, grep, diff, ls, rm, chown, git.
 //!
 //! Method: the built program mounts an image with nested subvolumes. Each program runs there and on Linux's mount of
 //! the image, and must print, copy and leave equal results. A FUSE mount has one device number for all subvolumes, so
@@ -71,8 +71,8 @@ impl Drop for Ours {
     }
 }
 
-/// A home with users' subvolumes, with snapshots beside and inside their sources, and with the empty directories that
-/// stand for nested subvolumes in snapshots.
+/// Makes an image with users' subvolumes, snapshots beside and inside their sources, and the empty directories that
+/// snapshots have in place of nested subvolumes.
 fn nested() -> Image {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let ours = Ours::new(image.path());
@@ -110,7 +110,7 @@ fn nested() -> Image {
     image
 }
 
-/// The output of a shell script in this directory, in POSIX's locale.
+/// Runs a shell script in this directory, in the POSIX locale, and returns its output.
 #[track_caller]
 fn sh(dir: &Path, out: &Path, script: &str) -> String {
     let mut command = Command::new("timeout");
@@ -147,8 +147,8 @@ const READERS: &[&str] = &[
     "find . -type f -printf '%p %s %b %n %m\\n' | sort",
     "find home -depth -name 'file1*' | sort",
     "du -s . 2>&1",
-    // With two operands, du skips directories whose inode number it has seen: Linux's directories in place of
-    // subvolumes share one.
+    // With two operands, du would skip directories whose inode number it has seen. On Linux, all empty directories in
+    // place of subvolumes have one inode number.
     "du -a home | sort -k2",
     "du -sh --inodes home | cut -f2",
     "grep -rc needle . | sort",
@@ -172,7 +172,7 @@ fn programs_that_read_see_in_nested_subvolumes_what_they_see_on_linux() {
     }
     let image = nested();
     let (our_out, their_out) = (TempDir::with_prefix("ubtrfs-o-").unwrap(), TempDir::with_prefix("ubtrfs-t-").unwrap());
-    // Both use one output directory, so that printed paths are equal.
+    // Both runs use one output directory, so that printed paths are equal.
     let run = |dir: &Path, out: &Path| -> Vec<String> {
         let shown = out.display().to_string();
         READERS.iter().map(|script| sh(dir, out, script).replace(&shown, "OUT")).collect()
@@ -186,7 +186,7 @@ fn programs_that_read_see_in_nested_subvolumes_what_they_see_on_linux() {
     compare(READERS, &printed, &expected);
     for copy in ["copy", "rsync"] {
         let [ours, theirs] = [&our_out, &their_out].map(|out| walk_path(&out.path().join(copy)).unwrap());
-        // Linux makes up the time of a directory in place of a subvolume.
+        // Linux invents the time of an empty directory in place of a subvolume.
         compare_entries(&ours, &theirs, Compare { mtime: false, ..Compare::COPY }).unwrap();
         assert!(ours.len() > 3000, "{}", ours.len());
     }

@@ -1,4 +1,4 @@
-//! First contact with the program: help, typing errors, sizes, operands that do not exist.
+//! Tests a newcomer's first steps: help, typing errors, sizes, operands that do not exist.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -80,7 +80,7 @@ fn sizes_have_fractions_and_a_limit() {
 #[test]
 fn an_image_that_failed_is_not_left() {
     let bed = Bed::new();
-    // Larger than most host filesystems allow.
+    // This size is larger than most host filesystems allow.
     refused(&bed.run("mkfs -q -b 7.9E x.img"), &["x.img"]);
     refused(&bed.run("mkfs -q -b 1M x.img"), &[]);
     refused(&bed.run("mkfs -q -r missing x.img"), &[]);
@@ -92,7 +92,7 @@ fn an_image_that_failed_is_not_left() {
     refused(&bed.run("import --create 200M torn.tar x.img:/"), &["torn.tar"]);
     refused(&bed.run("import --create 200M -o no-such-option good.tar x.img:/"), &["no-such-option"]);
     assert!(!bed.join("x.img").exists());
-    // An image that existed before stays.
+    // An existing image is not removed.
     refused(&bed.run("import --create 200M torn.tar a.img:/"), &["torn.tar"]);
     ok(bed.run("check a.img"));
 }

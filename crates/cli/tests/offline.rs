@@ -1,5 +1,5 @@
-//! The commands without a mount, run as processes. Linux judges what they write into an image (`btrfs check`, mount,
-//! scrub, comparison file by file); GNU tar and a walk of the host's files judge what they read from it.
+//! Tests of the commands that need no mount, run as processes. Linux judges written images (`btrfs check`, mount,
+//! scrub, comparison file by file). GNU tar and a walk of the host's files judge the output of reading commands.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ use ubtrfs_testkit::capability::{kernel_oracle, program};
 use common::{ok, refused};
 use ubtrfs_testkit::{Compare, LoopMount, TreeEntry, compare_entries, compare_trees, judge, run as sh, walk_path};
 
-/// Attributes that an archive keeps: all except times of the target itself.
+/// The attributes that an archive keeps: all except times of the target itself.
 const ARCHIVED: Compare = Compare::COPY;
 
 fn ready() -> bool {
@@ -160,7 +160,7 @@ fn what_tar_packs_linux_reads_from_the_image() {
         assert_eq!(summary["entries"], expected.len(), "{summary}");
         judged(&dir, "in/side", &expected);
         if index == 0 {
-            // Imports again over the result: everything is replaced, nothing is doubled.
+            // Import again over the result: everything is replaced, nothing is duplicated.
             ok(ubtrfs(["import", &tar, &dir.at("/in/side")]));
             judged(&dir, "in/side", &expected);
             continue;
@@ -180,7 +180,7 @@ fn older_formats_keep_what_they_can() {
     let dir = Dir::new();
     let root = dir.join("root");
     fill(&root);
-    // These formats have times in whole seconds, and no attributes.
+    // These formats have times in whole seconds, and no extended attributes.
     let plain = Compare { mtime: false, xattrs: false, ..ARCHIVED };
     for (format, sparse) in [("gnu", "--sparse"), ("oldgnu", "--sparse"), ("gnu", "--no-recursion")] {
         let tar = dir.join("a.tar").display().to_string();
@@ -206,7 +206,7 @@ fn older_formats_keep_what_they_can() {
             let dir_only = Compare { root: false, ..plain };
             let old = walk_path(&root.join("dir")).unwrap();
             let one_link = |mut entries: Vec<TreeEntry>| {
-                // Links to files that were left out are missing.
+                // Links to files that were left out are expected to be missing.
                 for entry in &mut entries {
                     (entry.nlink, entry.link_group) = (1, None);
                 }
@@ -228,7 +228,7 @@ fn an_export_gives_back_what_was_imported() {
     fill(&root);
     archive(&root, &dir.join("a.tar"), &["--format=pax", "--sparse"]);
     let input = File::open(dir.join("a.tar")).unwrap();
-    // From a pipe.
+    // Import from a pipe.
     let import = Command::new(env!("CARGO_BIN_EXE_ubtrfs"))
         .args(["import", "--create", "1G", "-", &dir.at("/")])
         .stdin(input)
@@ -249,13 +249,13 @@ fn an_export_gives_back_what_was_imported() {
         sh("tar", ["-C", &back_text, "-xpf", &out, "--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*"])
             .unwrap();
         compare_trees(&root, &back, ARCHIVED).unwrap();
-        // Unpacked by our own import too, into another image.
+        // Also unpack with our own import, into another image.
         let again = dir.join("again.img");
         let _ = fs::remove_file(&again);
         ok(ubtrfs(["import", "--create", "1G", &out, &format!("{}:/", again.display())]));
         judge(&again, "", &[(&walk_path(&root).unwrap(), ARCHIVED)]).unwrap();
     }
-    // A single file.
+    // Export a single file.
     let out = ubtrfs(["export", &dir.at("/dir/sub/big")]);
     assert!(out.status.success());
     let mut list = Command::new("tar").arg("-t").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -277,7 +277,7 @@ fn copies_in_and_out_are_equal() {
     let source = root.display().to_string();
     ok(ubtrfs(["cp", "-a", &source, &dir.at("/copy")]));
     judged(&dir, "copy", &expected);
-    // Inside of the image data is shared: a second copy of it takes no space to speak of.
+    // A copy inside the image shares data, so a second copy takes almost no space.
     ok(ubtrfs(["cp", "-a", &dir.at("/copy"), &dir.at("/second")]));
     judged(&dir, "copy", &expected);
     judged(&dir, "second", &expected);
@@ -285,7 +285,7 @@ fn copies_in_and_out_are_equal() {
     let shared = sh("filefrag", ["-v", &mount.join("second/dir/sub/big").display().to_string()]).unwrap();
     assert!(shared.contains("shared"), "{shared}");
     mount.close().unwrap();
-    // Back to the host, and into another image.
+    // Copy back to the host, and into another image.
     let back = dir.join("back").display().to_string();
     ok(ubtrfs(["cp", "-a", &dir.at("/second"), &back]));
     compare_trees(&root, Path::new(&back), ARCHIVED).unwrap();
@@ -296,7 +296,7 @@ fn copies_in_and_out_are_equal() {
     let mount = LoopMount::new(Path::new(&other), "ro").unwrap();
     compare_trees(&root, &mount.join("copy"), ARCHIVED).unwrap();
     mount.close().unwrap();
-    // One file, to a new name and into a directory, through links.
+    // Copy one file to a new name and into a directory, through links.
     ok(ubtrfs(["cp", "--owner", "5:6", &format!("{source}/link"), &dir.at("/one")]));
     assert_eq!(ok(ubtrfs(["cat", &dir.at("/one")])), "inline\n");
     ok(ubtrfs(["cp", &dir.at("/one"), &format!("{source}/dir/2048"), &dir.at("/copy/dir/")]));
@@ -398,7 +398,7 @@ fn an_archive_stays_inside_of_its_target() {
     refused(&refused_up, &["'../../../up'", "contains '..'"]);
     assert_eq!(ok(ubtrfs(["ls", &dir.at("/")])), "target\n");
     assert_eq!(ok(ubtrfs(["ls", &dir.at("/target")])), "");
-    // Links in the target lead to places in the target.
+    // Absolute links in the target are resolved inside the target.
     symlink("/real", root.join("absolute")).unwrap();
     symlink("../../real", root.join("relative")).unwrap();
     let links = tar("links.tar", &["real", "absolute", "relative"]);
@@ -408,7 +408,7 @@ fn an_archive_stays_inside_of_its_target() {
     let through = tar("through.tar", &["--transform=s,^f$,relative/two,", "f"]);
     ok(ubtrfs(["import", &through, &dir.at("/target")]));
     assert_eq!(ok(ubtrfs(["ls", &dir.at("/target/real")])), "one\ntwo\n");
-    // Stripping.
+    // Test `--strip-components`.
     let deep = tar("deep.tar", &["--transform=s,^f$,a/b/c,", "f", "real"]);
     ok(ubtrfs(["import", "--strip-components", "2", &deep, &dir.at("/strip")]));
     assert_eq!(ok(ubtrfs(["ls", &dir.at("/strip")])), "c\n");
@@ -444,7 +444,7 @@ fn a_file_that_comes_again_replaces_the_one_before() {
     let expected = walk_path(&root).unwrap();
     ok(ubtrfs(["import", "--create", "1G", &tar, &dir.at("/")]));
     judged(&dir, "", &expected);
-    // One member in the middle fails: all members before it are complete.
+    // If one member in the middle fails, all members before it are complete.
     fs::write(root.join("f199"), vec![b'z'; 5_000_000]).unwrap();
     sh("tar", ["-C", &root_name, "-cf", &tar, "./f199", "./l3", "./f4"]).unwrap();
     fs::remove_file(dir.join("disk.img")).unwrap();
@@ -491,7 +491,7 @@ fn what_cannot_be_imported_is_refused_in_one_line() {
     ok(ubtrfs(["mkdir", &dir.at("/f")]));
     ok(ubtrfs(["mkdir", &dir.at("/f/full")]));
     refused(&ubtrfs(["import", &name("a.tar"), &dir.at("/")]), &["'./f'", "directory of that name"]);
-    // Holds the image as another ubtrfs process would.
+    // Hold the image open as another ubtrfs process would.
     let open = FileDevice::open(&dir.join("disk.img"), Access::ReadWrite).unwrap();
     refused(&ubtrfs(["ls", &dir.at("/")]), &["in use"]);
     drop(open);

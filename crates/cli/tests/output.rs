@@ -1,5 +1,5 @@
-//! Lost output: a full disk, a pipe without a reader, a closed descriptor. Every command runs with each of its outputs
-//! lost in each way. A lost result is an error, never a panic, and the change that the command made is kept.
+//! Tests of lost output: a full disk, a pipe without a reader, a closed descriptor. Every command runs with each of
+//! its outputs lost in each way. A lost result is an error, never a panic, and the command's change is kept.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ubtrfs");
 
-/// The names of all commands and of the members of groups, from the program's help.
+/// Returns the names of all commands and subcommands, from the program's help.
 fn all_commands() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut todo = vec![String::new()];
@@ -32,7 +32,7 @@ fn all_commands() -> BTreeSet<String> {
     found
 }
 
-/// Where an output goes.
+/// The destination of an output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sink {
     Null,
@@ -44,7 +44,7 @@ enum Sink {
     Closed,
 }
 
-/// Runs a command with these outputs. The result contains outputs to `Pipe`.
+/// Runs a command with these outputs. The result contains the outputs that go to `Pipe`.
 fn run(line: &str, dir: &Path, stdout: Sink, stderr: Sink) -> Output {
     let close = |sink: Sink, number: u32| if sink == Sink::Closed { format!(" {number}>&-") } else { String::new() };
     let command = format!("exec timeout 60 {PROGRAM} {line}{}{}", close(stdout, 1), close(stderr, 2));
@@ -63,8 +63,8 @@ fn run(line: &str, dir: &Path, stdout: Sink, stderr: Sink) -> Output {
     shell.spawn().unwrap().wait_with_output().unwrap()
 }
 
-/// A device node made for the test: a command that removes its target must not hit the machine's node. A user who
-/// cannot make one cannot remove the machine's either.
+/// Makes a device node for the test, so that a command that removes its target does not hit the machine's node. If the
+/// user cannot make one, the machine's node is used, because the user cannot remove it either.
 fn full_device(dir: &Path) -> PathBuf {
     let own = dir.join("full");
     if !own.exists() {
@@ -91,7 +91,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
         Command::new(PROGRAM).args(["export", "-f", "a.tar", "kept.img:/"]).current_dir(work).status().unwrap();
     assert!(exported.success());
 
-    // Whether each command prints a result in this case, and so fails when it is lost.
+    // Command lines, each with whether it prints a result and so fails if stdout is lost.
     let lines = [
         ("--help", true),
         ("--version", true),
@@ -210,7 +210,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
                 continue;
             }
             assert_ne!(code, Some(0), "{line} ({lost:?}): its result is lost, which is no success");
-            // cp names the file, and some commands print more.
+            // The message of cp names the file, and some commands print more.
             if ["/proc/self/fd/1", "missing", "-t 99"].iter().any(|part| line.contains(part)) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! `ubtrfs quota` and `ubtrfs qgroup` on images and mounts, beside btrfs-progs on Linux's mount.
+//! Tests of `ubtrfs quota` and `ubtrfs qgroup` on images and mounts, compared with btrfs-progs on Linux's mount.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,8 @@ fn fails(args: &[&str], with: &str) {
     refused(&ubtrfs(args), &[with]);
 }
 
-/// The words of each line. The last column of higher groups is left out: there, btrfs-progs 6.2 prints stray bytes.
+/// Splits lines into words. The last column of higher groups is left out, because btrfs-progs 6.2 prints stray
+/// bytes there.
 fn words(text: &str) -> Vec<Vec<String>> {
     let lines = text.lines().filter(|line| !line.starts_with("---"));
     let of = |line: &str| -> Vec<String> {
@@ -130,7 +131,7 @@ fn numbers_lead_to_paths() {
     mount.close().unwrap();
     let path = image.path().to_str().unwrap();
     let at = |name: &str| format!("{path}:/{name}");
-    // btrfs-progs prints paths only of subvolumes that are mounted by themselves.
+    // btrfs-progs prints the paths only of subvolumes that are mounted separately.
     let users = ["/a/copy", "/a/d/file", "/a/link", "/s/copy", "/s/d/file", "/s/link"];
     assert_eq!(sorted(out(&["inspect", "logical-resolve", &bytenr, path])), users);
     assert_eq!(sorted(out(&["inspect", "inode-resolve", &ino, &at("a")])), names);

@@ -1,4 +1,5 @@
-//! The server and the process that starts it: it keeps no open file of its caller, and no limit of its caller ends it.
+//! Tests that the server keeps no open file of the process that starts it, and that no resource limit of that process
+//! ends it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -45,7 +46,8 @@ fn the_server_holds_no_file_of_its_caller() {
         let (lock, at) = (dir.path().join("lock"), dir.path().join("at"));
         fs::create_dir(&at).unwrap();
         let (lock, at, image) = (lock.display(), at.display(), image.path().display());
-        // flock passes the locked file on, and the pipe ends when nobody has its other end.
+        // The mount inherits flock's locked file and the pipe. `cat` ends and the second flock succeeds only if the
+        // server has closed both.
         ok(&shell(&format!("flock {lock} {UBTRFS} mount {options} {image} {at} 3>&1 | cat && flock -n {lock} true")));
         assert!(open_files().all(|file| file.as_os_str() != lock.to_string().as_str()));
         ok(&shell(&format!("{UBTRFS} umount {at}")));
@@ -60,7 +62,7 @@ fn a_limit_on_file_sizes_does_not_end_the_server() {
     let image = Image::kernel_made(512 << 20, &[]).unwrap();
     let dir = TempDir::with_prefix("ubtrfs-server-").unwrap();
     let (path, at) = (image.path().display(), dir.path().display());
-    // For bash, the unit is 1 KiB. A soft limit may be lifted by anybody, a hard one by root alone.
+    // The unit of bash's `ulimit` is 1 KiB. Any user may raise a soft limit, only root a hard limit.
     let hard = shell(&format!("ulimit -f 10240; exec {UBTRFS} mount {path} {at}"));
     match hard.status.success() {
         true => ok(&shell(&format!("{UBTRFS} umount {at}"))),

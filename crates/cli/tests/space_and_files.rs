@@ -1,5 +1,5 @@
-//! `ubtrfs filesystem df`, `usage`, `show` and `label`: a mount, its image and btrfs-progs on Linux's mount of the image
-//! give equal output.
+//! Tests of `ubtrfs filesystem df`, `usage`, `show` and `label`: a mount, its image, and btrfs-progs on Linux's mount
+//! of the image give equal output.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -45,7 +45,8 @@ impl Drop for Mount {
     }
 }
 
-/// Output without what differs by nature: device paths, and the global reserve, whose size Linux chooses at each mount.
+/// Removes the parts of the output that always differ: device paths, and the global reserve, whose size Linux chooses
+/// at each mount.
 fn comparable(text: &str, device: &str) -> Vec<String> {
     let is_mixed = text.contains("Data+Metadata");
     let differs = |line: &str| {
@@ -249,7 +250,7 @@ fn ranges_are_shared_on_mounts_and_images() {
     ok(ubtrfs(["sync", &mount.at("")]));
     let times = |name: &str| fs::metadata(mount.at(name)).unwrap().modified().unwrap();
     let before = times("mount-same");
-    // The kernel has this page, and has to forget it.
+    // Read the file, so that the kernel caches a page that it later has to forget.
     assert_eq!(fs::read(mount.at("mount-target")).unwrap(), b"0123");
     work(&|name| mount.at(name), "mount");
     assert_eq!(times("mount-same"), before, "the content is the same");

@@ -1,4 +1,4 @@
-//! `ubtrfs stats` and `mount --timeline`, on a mount and on its image afterwards.
+//! Tests of `ubtrfs stats` and `mount --timeline`, on a mount and on its image afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ fn stats(target: &Path, form: &str) -> String {
     ubtrfs([OsStr::new("stats"), form.as_ref(), target.as_os_str()])
 }
 
-/// A value by name, or by name in the list's object with this label.
+/// Returns a value by name, or by name in the list's object with this label.
 fn value(stats: &Value, list: &str, label: Option<(&str, &str)>, name: &str) -> f64 {
     let object = match label {
         None => stats,
@@ -57,7 +57,7 @@ fn a_mount_and_its_image_show_their_numbers() {
     ubtrfs(["umount", &arg(dir.path())]);
 
     let events = std::fs::read_to_string(&timeline).unwrap();
-    // This format allows a missing closing bracket; the rest is JSON.
+    // The format is JSON, except that the closing bracket may be missing.
     let events: Value = serde_json::from_str(&format!("{}]", events.trim_end().trim_end_matches(','))).unwrap();
     assert!(events.as_array().unwrap().iter().any(|event| event["name"] == "commit" && event["ph"] == "X"), "{events}");
 

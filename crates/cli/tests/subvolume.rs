@@ -1,4 +1,4 @@
-//! `ubtrfs subvolume` on images and on mounts, and the server's interfaces that it uses.
+//! Tests of `ubtrfs subvolume` on images and on mounts, and of the server's interfaces that it uses.
 //!
 //! Method: the built program makes, changes and deletes subvolumes. Then `btrfs check` is clean, and Linux mounts the
 //! image, lists and shows the same as the program, and finds the right content in each subvolume. Subvolumes made by
@@ -45,7 +45,7 @@ trait Place {
     /// A path in the filesystem, as the program takes it.
     fn at(&self, path: &str) -> String;
     fn write(&self, path: &str, content: &[u8]);
-    /// Ends the work and returns the image.
+    /// Unmounts if necessary, and returns the image.
     fn finish(self) -> Image;
 }
 
@@ -67,7 +67,7 @@ impl Place for OnImage {
     }
 }
 
-/// Unmounted on drop, panics included.
+/// A mount, unmounted on drop, panics included.
 struct OnMount {
     image: Option<Image>,
     dir: TempDir,
@@ -116,7 +116,7 @@ fn image() -> Image {
 
 const OPTIONS: [&str; 6] = ["", "-u", "-q", "-uqR", "-s", "-r"];
 
-/// The lists of one filesystem, with each option.
+/// Lists the subvolumes of a filesystem once with each option.
 fn lists(list: impl Fn(&[&str]) -> String) -> Vec<String> {
     OPTIONS.iter().map(|option| list(if option.is_empty() { &[] } else { std::slice::from_ref(option) })).collect()
 }
@@ -130,7 +130,7 @@ fn their_lists(mount: &LoopMount) -> Vec<String> {
     lists(|options| theirs(["list"].iter().chain(options).chain([&point.as_str()])))
 }
 
-/// The lines that both programs show: without those about send, and with sorted snapshots.
+/// The lines that both programs show: no lines about send, and snapshots sorted.
 fn comparable(show: &str) -> Vec<String> {
     let mut lines: Vec<String> = show
         .lines()
@@ -142,7 +142,7 @@ fn comparable(show: &str) -> Vec<String> {
     lines
 }
 
-/// A subvolume's life: it is made, filled and snapshotted, with nested and deleted subvolumes.
+/// Makes, fills, snapshots and deletes subvolumes, some of them nested.
 fn live<P: Place>(place: P) -> Image {
     let at = |path: &str| place.at(path);
     let big = Rng::new(9).bytes(3_000_000);
@@ -155,7 +155,7 @@ fn live<P: Place>(place: P) -> Image {
     let said = ok(subvolume(["snapshot", "-r", &at("a"), &at("s")]));
     assert_eq!(said, format!("Create a readonly snapshot of '{}' in '{}'\n", at("a"), at("s")));
     place.write("a/file", b"two");
-    // Into a directory, where the snapshot gets the source's name.
+    // In an existing directory, the snapshot gets the source's name.
     let said = ok(subvolume(["snapshot", &at("a"), &at("b")]));
     assert_eq!(said, format!("Create a snapshot of '{}' in '{}'\n", at("a"), at("b/a")));
     place.write("b/a/file", b"three");
@@ -168,7 +168,7 @@ fn live<P: Place>(place: P) -> Image {
     assert_eq!(ok(subvolume(["get-default", &at("")])), "ID 5 (FS_TREE)\n");
     ok(subvolume(["set-default", &at("gone")]));
     assert!(ok(subvolume(["get-default", &at("")])).ends_with(" top level 5 path gone\n"));
-    // Opening an image shows its default subvolume.
+    // An image is opened at its default subvolume.
     refused(&subvolume(["delete", "-o", "subvolid=5", &at("gone")]), &["cannot delete", "default"]);
     ok(subvolume(["set-default", "5", &at("")]));
     refused(&subvolume(["delete", "-c", &at("a")]), &["cannot delete", "other subvolumes"]);
@@ -188,7 +188,7 @@ fn live<P: Place>(place: P) -> Image {
     place.finish()
 }
 
-/// Checks that Linux finds the result of [`live`], and lists it equally.
+/// Checks that Linux finds the result of [`live`], and lists it with equal output.
 fn judge_life(image: &Image) {
     btrfs_check(image.path()).unwrap();
     let ours = our_lists(&image.path().display().to_string());
@@ -379,7 +379,7 @@ fn names_show_at_once_as_they_are() {
     let listed = || fs::read_dir(place.dir.path()).unwrap().count();
     for round in 0..10 {
         let name = place.join("a");
-        // The kernel caches that the name does not exist, and the directory's content.
+        // Make the kernel cache that the name does not exist, and the directory's content.
         assert!(!name.exists());
         assert_eq!(listed(), 0);
         ok(subvolume(["create", &place.at("a")]));
@@ -482,7 +482,7 @@ fn users_have_their_own_subvolumes_alone() {
     btrfs_check(place.finish().path()).unwrap();
 }
 
-/// The kernel caches names long after their use, and so could keep a deleted subvolume alive.
+/// Cached names of the kernel must not keep a deleted subvolume alive.
 #[test]
 fn the_space_of_a_deleted_subvolume_comes_back_when_its_files_are_closed() {
     if !capability::kernel_oracle() || !capability::fuse() {

@@ -1,4 +1,4 @@
-//! Permissions on subvolumes, renames of them, and their open files after deletion: as on Linux.
+//! Tests that permissions on subvolumes, renames of subvolumes, and open files after deletion behave as on Linux.
 //!
 //! Method: a program (`programs/subvolumes.py`) makes equal calls by root and two users on our mount and on Linux's,
 //! and prints each result; the outputs must be equal. First come all rules by name, then random calls. `btrfs check`
@@ -28,7 +28,7 @@ fn call(dir: &Path, words: &[&str]) -> String {
     run("timeout", args).unwrap()
 }
 
-/// The program's output on both mounts, with these mount options and words.
+/// Runs the program on both mounts with these mount options and arguments. Returns both outputs.
 fn on_both(options: &str, words: &[&str]) -> (String, String) {
     let image = Image::kernel_made(1 << 30, &[]).unwrap();
     let dir = TempDir::with_prefix("ubtrfs-rules-").unwrap();
@@ -49,7 +49,7 @@ fn on_both(options: &str, words: &[&str]) -> (String, String) {
     (ours, theirs)
 }
 
-/// Unmounted on drop, panics included.
+/// A mount, unmounted on drop, panics included.
 struct Mounted<'d>(&'d Path);
 
 impl Drop for Mounted<'_> {

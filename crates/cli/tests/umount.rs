@@ -1,5 +1,5 @@
-//! Obstacles to mounting and unmounting: other users at the control socket, a dead mount, a filesystem that can only be
-//! read, an unknown option; and the owner of a new image.
+//! Tests of obstacles to mounting and unmounting: other users at the control socket, a dead mount, a filesystem that
+//! can only be read, an unknown option. Also tests the owner of a new image.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -89,7 +89,7 @@ fn unmounting_what_could_only_be_read_loses_nothing() {
         return;
     }
     let image = Image::kernel_made(256 << 20, &[]).unwrap();
-    // A feature of a later Linux that allows reading.
+    // Set a feature of a later Linux with which the image may only be read.
     const SUPERBLOCK: u64 = 64 << 10;
     let mut superblock = image.read_at(SUPERBLOCK, 4096).unwrap();
     superblock[180 + 7] |= 0x40;
@@ -104,7 +104,7 @@ fn unmounting_what_could_only_be_read_loses_nothing() {
     ok(umount(dir.path()));
 }
 
-/// An error number alone explains nothing: another writer, a full host and a bad device all give EIO and EROFS.
+/// The messages name the reason, because another writer, a full host disk and a bad device all give EIO and EROFS.
 #[test]
 fn a_mount_that_turned_read_only_says_why_to_sync_snapshot_and_umount() {
     if !capability::fuse() || !capability::kernel_oracle() {
@@ -117,7 +117,7 @@ fn a_mount_that_turned_read_only_says_why_to_sync_snapshot_and_umount() {
     std::fs::write(dir.path().join("file"), b"content").unwrap();
     std::fs::remove_file(&path).unwrap();
     let sync = || ubtrfs([OsStr::new("sync"), dir.path().as_os_str()]);
-    // The first sync finds the reason, the second one is told.
+    // The first sync discovers the reason; the second one gets it in its error.
     refused(&sync(), &["not everything", "the image was removed", "unmount it"]);
     refused(&sync(), &["takes no changes any more", "the image was removed"]);
     let words = ["subvolume", "snapshot"].map(OsStr::new);
@@ -181,7 +181,7 @@ fn new_images_are_for_who_makes_them_alone() {
     ok(Command::new("tar").args(tar).output().unwrap());
     open_umask(&["import", "--create=1G", &path("source.tar"), &format!("{}:/", path("imported.img"))]);
     assert_eq!((mode("made.img"), mode("imported.img")), (0o600, 0o600));
-    // An empty file whose owner chose another mode.
+    // Make an empty file whose owner chose another mode.
     std::fs::write(path("shared.img"), b"").unwrap();
     std::fs::set_permissions(path("shared.img"), std::fs::Permissions::from_mode(0o640)).unwrap();
     open_umask(&["mkfs", "-q", "-b", "256M", &path("shared.img")]);

@@ -1,4 +1,4 @@
-//! `ubtrfs balance start|status|pause|resume|cancel`: named, and with filters, as in btrfs-progs.
+//! `ubtrfs balance start|status|pause|resume|cancel`: with the options and filters of btrfs-progs.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -88,7 +88,7 @@ Filters, separated by commas; a range is A..B, ..B, A.. or, for usage and limit,
   limit=RANGE              only so many of them
   convert=PROFILE          change their profile; soft leaves those that have it";
 
-/// Turns `-dFILTERS` into `--data=FILTERS`, which the parser of arguments can tell from a path.
+/// Turns `-dFILTERS` into `--data=FILTERS`, which the argument parser can distinguish from a path.
 pub(crate) fn with_long_filters(args: Vec<OsString>) -> Vec<OsString> {
     if args.get(1).is_none_or(|command| command != "balance") {
         return args;
@@ -135,7 +135,7 @@ fn start(args: StartArgs) -> anyhow::Result<ExitCode> {
     let every = || all.then(Filters::default);
     let request = Request::Start(Box::new(Start {
         data: data.or_else(every),
-        // As in btrfs-progs: system block groups go with metadata.
+        // As in btrfs-progs, the metadata filters apply to system block groups too.
         system: system.or_else(|| metadata.clone()).or_else(every),
         metadata: metadata.or_else(every),
         force,
@@ -172,7 +172,7 @@ fn done(response: Response) -> anyhow::Result<Report> {
     }
 }
 
-/// Prints what a balance did. Exit status 1 says that something stayed.
+/// Prints the result of a balance. The exit status is 1 if an extent could not be moved.
 fn tell(report: &Report) -> anyhow::Result<ExitCode> {
     let Report { completed, migrated, considered, failures } = report;
     let as_they_are = if *migrated > 0 { format!(", {migrated} of them as they are") } else { String::new() };
@@ -251,7 +251,8 @@ fn parse_filters(text: &str) -> Result<Filters, String> {
     Ok(filters)
 }
 
-/// A range `A..B`, open where a number is missing. With `single`, one number is the end of a range from 0.
+/// Parses a range `A..B`; a missing number leaves that side open. With `single`, a lone number is the end
+/// of a range from 0.
 fn range(name: &str, text: &str, single: bool) -> Result<(u64, u64), String> {
     let number = |text: &str, missing: u64| match text {
         "" => Ok(missing),

@@ -145,7 +145,7 @@ struct Bar {
 }
 
 impl Bar {
-    /// Prints with the bar hidden.
+    /// Calls `print` with the bar hidden.
     fn suspend<T>(&self, print: &mut dyn FnMut() -> T) -> T {
         match &*self.bar.borrow() {
             Some(bar) => bar.suspend(print),

@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! - I1. An error leaves the target unchanged. A new image file has a temporary name until it is complete.
-//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run that fails
-//!   or is interrupted while it overwrites content on request leaves no filesystem.
-//! - I3. A file that cannot be copied is named, and the others are copied. The filesystem is finished, and the exit
-//!   status is 1.
+//! - I2. Superblocks are written last, after the directory is copied (`ubtrfs_mkfs::Unfinished`). So a run with
+//!   `--force` that fails or is interrupted leaves no filesystem on the device.
+//! - I3. A file that cannot be copied is reported, and all other files are copied. The filesystem is finished, and the
+//!   exit status is 1.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -166,7 +166,7 @@ fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The opened target, by its state before this run.
+/// The opened target. The variants are its states before this run.
 enum Target {
     Missing(NewImage),
     /// An empty file.
@@ -181,7 +181,7 @@ enum Target {
 }
 
 impl Target {
-    /// Opens the target. If the size is given, makes a missing file and enlarges an empty one.
+    /// Opens the target. If the size is given, creates a missing file and enlarges an empty one.
     fn open(path: &Path, byte_count: Option<u64>) -> anyhow::Result<Self> {
         if let Some(size) = byte_count
             && !path.exists()
@@ -236,7 +236,7 @@ fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<
     with_device(target.path(), device, MountOptions::default(), Use::Write, work)
 }
 
-/// A size with ample room for the directory's content; the image is sparse.
+/// Returns a size with ample room for the directory's content. The image is sparse, so a large size costs nothing.
 fn room_for(dir: &Path) -> u64 {
     const MIB: u64 = 1 << 20;
     let (mut data, mut nr_entries) = (0u64, 0u64);
@@ -249,12 +249,12 @@ fn room_for(dir: &Path) -> u64 {
             if metadata.is_dir() {
                 todo.push(entry.path());
             } else if metadata.is_file() {
-                // Counts blocks on disk: holes stay holes.
+                // Count only blocks on disk, because holes stay holes.
                 data += metadata.len().min(metadata.blocks() * 512).next_multiple_of(4096);
             }
         }
     }
-    // Items of each file, twice with DUP, and checksums: a 1024th of the data, twice.
+    // The items of each file and the checksums (a 1024th of the data), each counted twice for DUP.
     let metadata = nr_entries * 4096 * 2 + data / 512;
     ((data + metadata) / 4 * 5 + 256 * MIB).next_multiple_of(MIB)
 }

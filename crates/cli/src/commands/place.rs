@@ -1,4 +1,4 @@
-//! Paths of commands that work on a mount and on an image alike, through a [`Channel`].
+//! Paths for commands that work both on mounts and on images, through a [`Channel`].
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Display};
@@ -13,7 +13,7 @@ use super::offline::text::printable;
 use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
 use crate::common::calling_user;
 
-// Without a doc comment, which would become the help of every command that uses it.
+// This struct has no doc comment, because it would become the help of every command that uses the struct.
 #[derive(clap::Args)]
 pub(crate) struct FilesystemArgs {
     /// Any path in a mount, or an image
@@ -26,9 +26,9 @@ pub(crate) struct FilesystemArgs {
 /// A path in the filesystem that a command works on.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// In an image.
+    /// A path in an image.
     Image(ImagePath),
-    /// In a mount.
+    /// A path in a mount.
     Mounted(PathBuf),
 }
 
@@ -48,7 +48,7 @@ impl Display for Target {
 }
 
 impl Target {
-    /// Treats a file or block device as an image.
+    /// Converts the path of a file or block device to an image.
     pub(crate) fn or_image(self) -> Self {
         let is_image = |path: &Path| {
             std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
@@ -59,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Whether opening one image serves both; two paths in mounts always go together.
+    /// Whether one channel can serve both paths: both are in one image, or both are in mounts.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Image(one), Self::Image(other)) => is_same_file(&one.image, &other.image),
@@ -68,7 +68,7 @@ impl Target {
         }
     }
 
-    /// The path, as the channel takes it.
+    /// The path in the form that the channel takes.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Image(at) => Path::new(OsStr::from_bytes(&at.path)),
@@ -76,7 +76,7 @@ impl Target {
         }
     }
 
-    /// Splits the path of something to make or delete into its directory and its name.
+    /// Splits the path of something to make or delete into the directory and the name.
     pub(crate) fn split(&self) -> anyhow::Result<(Self, Vec<u8>)> {
         match self {
             Self::Image(at) => {
@@ -96,7 +96,7 @@ impl Target {
         }
     }
 
-    /// A name in this directory.
+    /// The path of a name in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Self {
         match self {
             Self::Image(at) => Self::Image(ImagePath { image: at.image.clone(), path: child_path(&at.path, name) }),
@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// The path without links and `..`, in a mount.
+    /// Resolves links and `..` of a path in a mount. A path in an image stays unchanged.
     pub(crate) fn canonical(&self) -> anyhow::Result<Self> {
         match self {
             Self::Image(_) => Ok(self.clone()),
@@ -115,7 +115,7 @@ impl Target {
         }
     }
 
-    /// The name of the filesystem, for messages.
+    /// Names the filesystem in messages.
     pub(crate) fn filesystem(&self) -> String {
         match self {
             Self::Image(at) => at.image.display().to_string(),
@@ -128,7 +128,8 @@ pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
     one == other || std::fs::canonicalize(one).ok().is_some_and(|one| std::fs::canonicalize(other).ok() == Some(one))
 }
 
-/// Opens the filesystem of a path, does the work, and closes it again. New files of an image belong to the current user.
+/// Opens the filesystem of a path, does the work, and closes the filesystem. New files of an image belong to the
+/// current user.
 pub(crate) fn with_channel<T>(
     target: &Target,
     options: &ImageOptions,
@@ -138,7 +139,7 @@ pub(crate) fn with_channel<T>(
     with_channel_of(target, options, usage, calling_user(), work)
 }
 
-/// Like [`with_channel`]; new files of an image belong to `owner`.
+/// Works like [`with_channel`], but new files of an image belong to `owner`.
 pub(crate) fn with_channel_of<T>(
     target: &Target,
     options: &ImageOptions,
@@ -152,7 +153,7 @@ pub(crate) fn with_channel_of<T>(
     }
 }
 
-/// The mount that holds a path.
+/// Connects to the mount that holds a path.
 fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
     Channel::mount(path).map_err(|error| match error {
         ConnectError::NotOurs => not_ours(path),
@@ -161,7 +162,7 @@ fn connect(path: &Path) -> anyhow::Result<Channel<'static>> {
     })
 }
 
-/// Says that a path is neither in a mount of ubtrfs nor an image, and what to do.
+/// Makes the error for a path that is neither in a mount of ubtrfs nor an image.
 fn not_ours(path: &Path) -> anyhow::Error {
     /// Type of Linux's btrfs in `statfs`.
     const BTRFS_MAGIC: u64 = 0x9123_683e;

@@ -99,7 +99,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The properties of a file: only a subvolume's root is read-only or not, and only the top level has a label.
+/// The properties that a file has: `ro` only for the root directory of a subvolume, `label` only for the top
+/// level.
 fn names(channel: &Channel<'_>, file: &OpenedFile) -> anyhow::Result<Vec<Name>> {
     let (info, is_root) = channel.subvolume_of(file)?;
     let mut names = Vec::new();
@@ -165,7 +166,7 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
     with_channel(target, &args.image, Use::Write, |channel| {
         let opened = open(channel, target)?;
         if read_only {
-            // Later, the server would refuse the kernel's dirty pages.
+            // Write dirty pages first, because the server refuses them once the subvolume is read-only.
             channel.flush(&opened).with_context(|| format!("cannot write back {target}"))?;
         }
         let request = match args.name {

@@ -1,4 +1,4 @@
-//! `ubtrfs quota ...`: turns quotas on and off, and counts anew. Options are named as in btrfs-progs.
+//! `ubtrfs quota ...`: turns quotas on and off, and rescans. Options are named as in btrfs-progs.
 
 use std::process::ExitCode;
 
@@ -60,12 +60,12 @@ fn change(args: &FilesystemArgs, what: &str, request: Request) -> anyhow::Result
     with_channel(&target, &args.image, Use::Write, |channel| {
         let enables = request == Request::Enable;
         call(channel, &target, what, request)?;
-        // Nobody would count on in an image that is closed.
+        // Wait for the rescan in an image, because it would stop when the image is closed.
         if enables && !channel.is_mount() { wait(channel, &target) } else { Ok(()) }
     })
 }
 
-/// Runs a command; the failure says what was tried.
+/// Runs a command; `what` names the command's purpose in errors.
 pub(super) fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
     let done = channel.call(ubtrfs_control::Request::Quota(request), &[]);
     match done.with_context(|| format!("cannot {what} {}", target.filesystem()))? {
@@ -100,7 +100,7 @@ fn rescan(args: &RescanArgs) -> anyhow::Result<()> {
             });
         }
         if !args.wait_norescan {
-            // An image that is closed in the middle of a count goes on with it.
+            // An image that was closed during a rescan continues it when opened.
             let runs = status_of(channel, &target)?.is_some_and(|status| status.rescan.is_some());
             if !runs || !args.wait && channel.is_mount() {
                 call(channel, &target, "count anew in", Request::Rescan)?;

@@ -67,7 +67,7 @@ fn super_recover(args: &SuperRecoverArgs) -> anyhow::Result<ExitCode> {
         print_out("All superblocks are valid, no need to recover\n")?;
         return Ok(ExitCode::SUCCESS);
     }
-    // I1
+    // Open the filesystem with the good copy before writing anything (I1).
     let devices = found.iter().map(|(device, _)| Arc::clone(device)).collect();
     Fs::open(devices, MountOptions { read_only: true, ..MountOptions::default() })
         .and_then(|fs| fs.close())

@@ -50,7 +50,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The counters of a mount, as text for Prometheus.
+/// Returns the counters of a mount as Prometheus text.
 pub(crate) fn mount_stats(path: &Path) -> anyhow::Result<String> {
     let target = Target::Mounted(path.to_owned());
     with_channel(&target, &ImageOptions::default(), Use::Read, |channel| {
@@ -111,7 +111,7 @@ struct Sample {
     value: f64,
 }
 
-/// Parses the text that [`prometheus_text`] makes; ignores lines that it does not understand.
+/// Parses the text that [`prometheus_text`] makes. Ignores lines that it does not understand.
 fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(parse_line).collect()
 }
@@ -143,7 +143,7 @@ fn to_json(samples: &[Sample]) -> Value {
             out.insert(name.to_owned(), json!(sample.value));
             continue;
         };
-        // The prefix would repeat the list's name.
+        // Remove the prefix that repeats the list's name.
         let field = name.strip_prefix(list).map_or(name, |rest| rest.trim_start_matches('_'));
         let entry = out.entry(format!("{list}s")).or_insert_with(|| json!([]));
         let Some(objects) = entry.as_array_mut() else { continue };
@@ -211,7 +211,7 @@ fn table(label: &str, samples: &[&Sample]) -> String {
     if names.is_empty() {
         return String::new();
     }
-    // The common prefix of the columns would repeat the table's label.
+    // Leave out the columns' common prefix, which repeats the table's label.
     let head = |name: &str| short(name).split_once('_').map_or(name, |(_, rest)| rest).to_owned();
     let width = |name: &str| head(name).len().max(10);
     let mut text = format!("{label:14}");

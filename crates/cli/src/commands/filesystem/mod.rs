@@ -52,7 +52,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a command; `what` says in an error what it was to do.
+/// Runs a command; `what` names the command's purpose in errors.
 fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
     match channel.call(Command::Filesystem(request), &[]) {
         Ok(ubtrfs_control::Response::Filesystem(response)) => Ok(response),
@@ -61,7 +61,7 @@ fn call(channel: &Channel<'_>, target: &Target, what: &str, request: Request) ->
     }
 }
 
-/// Identity, features and sizes.
+/// Returns identity, features and sizes of the filesystem.
 fn info(channel: &Channel<'_>, target: &Target) -> anyhow::Result<ubtrfs_control::filesystem::Info> {
     match call(channel, target, "read the superblock of", Request::Info)? {
         Response::Info(info) => Ok(info),

@@ -1,4 +1,4 @@
-//! `ubtrfs filesystem fiemap`, `clone` and `dedupe`: extents of files, whose ioctls do not reach a FUSE server.
+//! `ubtrfs filesystem fiemap`, `clone` and `dedupe`, which replace ioctls that do not reach a FUSE server.
 
 use std::fmt::Write as _;
 

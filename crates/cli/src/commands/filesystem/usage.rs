@@ -54,7 +54,7 @@ impl Common {
         if self.raw { bytes.to_string() } else { format_size(bytes) }
     }
 
-    /// A size in a column.
+    /// Formats a size for a column.
     fn column(&self, bytes: u64) -> String {
         if self.raw { format!("{bytes:>18}") } else { format!("{:>10}", format_size(bytes)) }
     }
@@ -198,7 +198,7 @@ fn print_json(usage: &Usage) -> anyhow::Result<()> {
     print_out(&format!("{value:#}\n"))
 }
 
-/// Sums over all devices and block groups. Logical bytes of a profile count as often as it has copies.
+/// Sums over all devices and block groups. Logical bytes count once for each copy that their profile keeps.
 struct Sums {
     size: u64,
     allocated: u64,
@@ -206,7 +206,8 @@ struct Sums {
     missing: u64,
     slack: u64,
     used: u64,
-    /// Free space for data, if new chunks get the profile of the data, and if they get the most copies of all profiles.
+    /// Estimated free space for data: `free` if new chunks get the current data profile, `free_min` if they get
+    /// the profile with the most copies.
     free: u64,
     free_min: u64,
     data_ratio: f64,
@@ -237,7 +238,7 @@ impl Sums {
         let unallocated = size.saturating_sub(allocated);
         let in_chunks =
             sum(&mut usage.groups.iter().filter(is_data).map(|group| group.total.saturating_sub(group.used)));
-        // With mixed block groups, the reserve is in the space for data.
+        // In mixed block groups, the global reserve counts as space for data.
         let is_mixed = usage.groups.iter().any(|group| is_data(&group) && is_metadata(&group));
         let reserved = if is_mixed { usage.global_reserve.saturating_sub(usage.global_reserve_used) } else { 0 };
         let with = |ratio: f64| in_chunks.saturating_sub(reserved).saturating_add((unallocated as f64 / ratio) as u64);
@@ -260,7 +261,8 @@ impl Sums {
     }
 }
 
-/// Bytes of a kind on the devices; estimated by its copies if the caller may not see them.
+/// Bytes that block groups of one type and profile take on the devices. If the caller may not see them, they are
+/// estimated from the number of copies.
 fn raw_of(usage: &Usage, group: &Group) -> u64 {
     let on_devices = usage.devices.iter().map(|device| device.groups.as_ref());
     match on_devices.collect::<Option<Vec<_>>>() {
@@ -294,7 +296,7 @@ fn has_several_profiles(groups: &[Group]) -> bool {
     })
 }
 
-/// The groups by type in this order, and then by profile.
+/// Sorts the groups by type in the given order, and then by profile.
 fn sorted(groups: &[Group], order: [BlockGroupFlags; 4]) -> Vec<Group> {
     let mut groups = groups.to_vec();
     let place = |group: &Group| {

@@ -1,4 +1,4 @@
-//! Tree blocks of a filesystem that may be damaged: reads any copy that it can, and reports damage.
+//! Reads tree blocks of a filesystem that may be damaged, from any readable copy, and reports damage.
 //!
 //! Invariants:
 //! - I1. If any copy of a block has the right checksum, that copy is shown; else the first copy that can be read.
@@ -41,7 +41,7 @@ pub(super) struct Pointer {
 }
 
 impl Pointer {
-    /// A reference of which only the address is known.
+    /// Makes a reference of which only the address is known.
     pub(super) fn bare(bytenr: Logical) -> Self {
         Self { bytenr, tree: None, generation: None, level: None, first_key: None }
     }
@@ -68,8 +68,8 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Loads the chunks, and warns of bad items. Damaged blocks are reported when the chunk tree itself is shown;
-    /// blocks that cannot be found report it anyway.
+    /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are not reported here, because
+    /// showing the chunk tree reports them.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
         // Reads the whole tree before adding chunks, because reading it only needs the system chunks.
@@ -125,7 +125,7 @@ impl Blocks {
         }
     }
 
-    /// The log root tree, if there is a log to replay.
+    /// Returns the log root tree, if there is a log to replay.
     pub(super) fn log_root(&self) -> Option<Pointer> {
         let superblock = self.superblock();
         (superblock.log_root != Logical(0)).then_some(Pointer {
@@ -182,7 +182,8 @@ impl Blocks {
         check_node(raw, &ctx).err().map(|corrupt| corrupt.to_string())
     }
 
-    /// Visits a block and everything below it. A block that cannot be read is visited as an empty one with its damage.
+    /// Visits a block and everything below it. A block that cannot be read is visited as an empty block, with its
+    /// damage.
     pub(super) fn walk<E>(
         &self,
         root: Pointer,

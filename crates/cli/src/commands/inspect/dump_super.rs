@@ -56,7 +56,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let device = FileDevice::open(path, Access::ReadOnly)?;
         for offset in args.offsets() {
             match read(&device, offset)? {
-                // A mirror past the end does not exist.
+                // A mirror past the end of the device does not exist.
                 None if args.all => {}
                 None => bail!("{} ends before {offset}; choose another mirror", path.display()),
                 Some(raw) if raw.get(64..72) != Some(&MAGIC[..]) && !args.force => {

@@ -111,7 +111,7 @@ impl Dump<'_> {
                 self.output.close_tree()?;
             }
         }
-        // Trees that the superblock refers to are printed without totals, like single blocks.
+        // Trees that the superblock refers to are printed without totals, as single blocks are.
         let of_superblock = [RootId::ROOT_TREE, RootId::CHUNK_TREE, RootId::TREE_LOG];
         let is_one = args.tree.is_some_and(|tree| of_superblock.contains(&tree));
         self.output.end(self.blocks, args.block.is_empty() && !is_one)
@@ -154,8 +154,8 @@ pub(super) fn roots(blocks: &Blocks) -> Vec<(RootId, &'static str, Pointer)> {
     named.chain(of_root_tree).filter_map(with_id).collect()
 }
 
-/// Whether to print a tree. Without a choice all are printed; the choice of the log means the log trees and the log
-/// root tree.
+/// Whether to print a tree. Without a choice, all trees are printed. Choosing the log tree selects the log root tree
+/// and all logs.
 fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
     choice.is_none_or(|choice| match tree.key {
         Some(key) => RootId(key.objectid) == choice,
@@ -163,7 +163,7 @@ fn is_wanted(tree: &Tree, choice: Option<RootId>) -> bool {
     })
 }
 
-/// The trees whose root items are in a root tree. Damage is reported when the root tree is printed.
+/// Returns the trees whose root items are in a root tree. Damage is reported when the root tree is printed.
 fn trees_of(blocks: &Blocks, root: Pointer) -> Vec<Tree> {
     let mut trees = Vec::new();
     let walked: Result<(), std::convert::Infallible> = blocks.walk(root, Order::BreadthFirst, &mut |_, block| {

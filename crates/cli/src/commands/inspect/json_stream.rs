@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Writes nested objects and arrays. [`JsonStream::close`] closes each one that was opened.
 pub(super) struct JsonStream<W> {
     out: W,
-    /// Each open array or object: its closing bracket, and whether it has content yet.
+    /// For each open array or object, its closing bracket and whether it has content yet.
     open: Vec<(&'static str, bool)>,
 }
 

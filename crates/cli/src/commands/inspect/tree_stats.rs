@@ -1,4 +1,4 @@
-//! How full the trees of a filesystem are, found by walking them.
+//! Measures how full the trees of a filesystem are, by walking them.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ pub(crate) struct TreeStats {
     pub(crate) nodes: u64,
     pub(crate) leaves: u64,
     pub(crate) items: u64,
-    /// Bytes that items and their headers use in all leaves, and bytes that they could use.
+    /// Bytes that items and their headers use in all leaves, and bytes that the leaves have for
+    /// them.
     pub(crate) used_bytes: u64,
     pub(crate) leaf_bytes: u64,
     /// Leaves that are less than half full.
@@ -25,7 +26,7 @@ pub(crate) struct TreeStats {
     /// Leaves with directory index items, and the number of those items.
     pub(crate) dir_index_leaves: u64,
     pub(crate) dir_index_items: u64,
-    /// Blocks that are unreadable or wrong; the other numbers leave them out.
+    /// Blocks that are unreadable or invalid. The other numbers do not include them.
     pub(crate) damaged: u64,
 }
 

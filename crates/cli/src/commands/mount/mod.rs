@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! C1. Mistakes in the mount point or in FUSE are found before the image is opened, so the image stays untouched.
-//! C2. Exit status 0 means that the mount works. The process that meets an error prints it, once.
+//! C1. Problems with the mount point or FUSE are found before the image is opened, so the image stays untouched.
+//! C2. Exit status 0 means that the mount works. An error is printed once, by the process in which it happens.
 
 mod helper;
 mod options;
@@ -107,7 +107,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         return start_server(&args, &dir);
     }
     if args.serve {
-        // Leaves the terminal's session: its signals are not meant for the server.
+        // Leave the terminal's session, because its signals are not meant for the server.
         let _ = rustix::process::setsid();
     } else {
         logging::to_stderr();
@@ -115,13 +115,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let fs = open(&args, &mut config, options)?;
     let mut timeline = None;
     if let Some(path) = &args.timeline {
-        // The image is open by now, so it is refused as a target of the timeline.
+        // The image is already open, so it is refused as the timeline's file.
         let file = HostFile::named(path, 0o666)?;
         let started = file.file().try_clone().and_then(|file| fs.start_timeline(file));
         started.with_context(|| format!("cannot write {}", path.display()))?;
         timeline = Some(file);
     }
-    // Before the mount: if the confinement that the user asked for fails, nothing gets mounted.
+    // The helper starts before mounting, so that nothing is mounted if a requested confinement is impossible.
     let sandbox = match config.sandbox {
         true => Some((start_unmounter(&args, &dir)?, Identity::for_image(&args.device))),
         false => None,
@@ -169,7 +169,7 @@ fn remount(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a mount's server changes nothing, so that making the mount writable is of no use.
+/// Whether a mount's server opened the filesystem read-only, so that the mount cannot be made writable.
 fn is_served_read_only(dir: &Path) -> anyhow::Result<bool> {
     let text = super::stats::mount_stats(dir)?;
     Ok(text.lines().any(|line| line.trim() == "ubtrfs_read_only 1"))
@@ -228,7 +228,7 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
         false => args.device.clone(),
     };
     command.arg("--").arg(device).arg(dir);
-    // A lock or pipe of the caller must not stay open as long as the mount.
+    // The server must not keep locks or pipes of the caller open.
     ubtrfs_device::keep_files_from_children();
     let mut server = command
         .stdin(Stdio::null())
@@ -248,7 +248,8 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether the server is confined by default: an image file that an ordinary user mounts often comes from elsewhere.
+/// Whether the server is confined by default. It is for image files that an ordinary user mounts, because they often
+/// come from elsewhere.
 fn is_image_of_ordinary_user(device: &Path) -> bool {
     let is_block = std::fs::metadata(device).is_ok_and(|meta| meta.file_type().is_block_device());
     !rustix::process::geteuid().is_root() && !is_block
@@ -275,7 +276,7 @@ fn announce_and_detach(null: &std::fs::File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the filesystem; if it can only be read, says so and mounts read-only.
+/// Opens the filesystem. If it can only be opened read-only, prints why and mounts it read-only.
 fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> anyhow::Result<Arc<Fs>> {
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
     let made = match args.create {
@@ -289,7 +290,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
     for path in &options.devices {
         devices.push(Arc::new(FileDevice::open(path, access)?));
     }
-    // Counts one more reference to every inode that the kernel knows.
+    // Makes `fs` keep a reference for every inode that the kernel knows.
     options.track_lookups = true;
     let shown = args.device.display();
     let wanted_read_only = options.read_only;
@@ -309,7 +310,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
     Ok(fs)
 }
 
-/// Makes and formats an image file.
+/// Creates and formats an image file.
 fn create(path: &Path, size: u64) -> anyhow::Result<()> {
     let device = FileDevice::create(path, size, true)?;
     let made = ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default());
@@ -321,7 +322,7 @@ fn create(path: &Path, size: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives the root directory to the current user, who made the filesystem and wants to write to it.
+/// Makes the current user the owner of the root directory, so that the user can write to the new filesystem.
 fn own_root(fs: &Fs) -> anyhow::Result<()> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };

@@ -1,4 +1,4 @@
-//! Mount options: those of the mount point are handled here, all others by btrfs (`ubtrfs_fs::MountOptions`).
+//! Mount options: options of the mount point are handled here, all others by `ubtrfs_fs::MountOptions`.
 
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_fs::MountOptions;
@@ -7,14 +7,14 @@ use ubtrfs_fuse::{MountConfig, Mounted};
 
 use crate::common::parse_memory;
 
-/// Options for mount(8), systemd or libfuse, not for a filesystem.
+/// Options meant for mount(8), systemd or libfuse, which are ignored.
 const IGNORED: &[&str] = &[
     "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "remount", "defaults",
     "silent", "loud",
 ];
 const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment=", "uhelper=", "helper=", "subtype=", "loop=", "max_read="];
 
-/// Whether mount(8) asks to change an existing mount.
+/// Whether the options contain `remount`.
 pub(super) fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|option| option == "remount")
 }
@@ -34,11 +34,11 @@ pub(super) fn change(lists: &[String], mounted: &mut Mounted) -> anyhow::Result<
     Ok(())
 }
 
-/// Sets a flag that the kernel enforces. Returns whether the option is one.
+/// Sets a flag that the kernel enforces. Returns whether the option is such a flag.
 fn set_flag(config: &mut MountConfig, option: &str) -> bool {
     match option {
         "ro" => config.read_only = true,
-        // As for mount(8), the last one counts.
+        // As in mount(8), the last of several options wins.
         "rw" => config.read_only = false,
         "dev" => config.nodev = false,
         "nodev" => config.nodev = true,

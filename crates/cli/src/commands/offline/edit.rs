@@ -59,7 +59,7 @@ pub(crate) fn run_mkdir(args: MkdirArgs) -> anyhow::Result<ExitCode> {
     for_each_image(&args.paths, &args.image, |fs, path| make_dir(fs, path, &args))
 }
 
-/// Opens each image once for all consecutive paths in it.
+/// Opens each image once for a run of consecutive paths in it.
 fn for_each_image(
     paths: &[ImagePath],
     options: &ImageOptions,

@@ -1,10 +1,10 @@
 //! `ubtrfs export IMAGE:/path`: writes a directory or file of an image as a tar archive.
 //!
-//! Files that cannot be read are named on stderr and left out. If blocks of a file turn out to be unreadable after its
-//! header was written, exactly these blocks become zeros. The archive is well-formed in both cases, and the exit status
-//! is 1.
+//! Files that cannot be read are reported on stderr and left out. If blocks of a file turn out to be unreadable after
+//! its header was written, only these blocks become zeros. The archive is well-formed in both cases, and the exit
+//! status is 1.
 //!
-//! Names never lead out of the directory in which an archive is unpacked. They are relative to the path, as
+//! Names never lead out of the directory in which the archive is unpacked. They are relative to the exported path, as
 //! `tar -C PATH -c .` writes them, and sorted, so that equal trees give equal archives.
 
 use std::collections::HashMap;
@@ -48,8 +48,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Sorts the values of `-o`, which was once short for `--output` and now means mount options, as in other commands.
-    /// File names are still recognized.
+    /// Separates the values of `-o` into mount options and a file name. `-o` was once short for `--output`, so file
+    /// names are still recognized.
     fn sort_options(&mut self) -> anyhow::Result<ImageOptions> {
         let mut options = Vec::new();
         for value in std::mem::take(&mut self.options) {
@@ -65,7 +65,7 @@ impl Args {
 
 pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let options = args.sort_options()?;
-    // As for tar, `-` is the stream.
+    // As in tar, `-` means standard output.
     args.output.take_if(|path| path.as_os_str() == "-");
     if args.output.is_none() && stdout().is_terminal() {
         bail!("refusing to write an archive to a terminal; write it to a file with --output, or to a pipe");
@@ -111,12 +111,12 @@ struct Export<'a, W: Write> {
     fs: &'a Fs,
     args: &'a Args,
     writer: Writer<W>,
-    /// First written name of each file with several links.
+    /// The first name written for each file with several links.
     first_names: HashMap<InodeId, Vec<u8>>,
     buf: Vec<u8>,
     progress: indicatif::ProgressBar,
     status: ExitCode,
-    /// Writing to the archive failed.
+    /// Whether writing to the archive failed.
     out_failed: bool,
 }
 
@@ -233,7 +233,8 @@ impl<W: Write> Export<'_, W> {
         self.put(Writer::end)
     }
 
-    /// Begins a member. An error before this leaves the file out, and no other name becomes a link to it.
+    /// Begins a member. If an error occurs before this call, the file is left out, and no other name becomes a link to
+    /// it.
     fn begin(&mut self, attr: &Attr, member: &Member) -> anyhow::Result<()> {
         if member.kind != Kind::Dir && attr.nlink > 1 {
             self.first_names.insert(attr.id, member.path.clone());
@@ -266,7 +267,7 @@ impl<W: Write> Export<'_, W> {
             }
             self.buf = buf;
         }
-        // The header has stated the size, so the archive has zeros there.
+        // The header states the full size, so the archive has zeros in place of lost data.
         if let Some((error, text)) = lost.told() {
             self.failed(&member.path, error.context(text));
         }
@@ -323,7 +324,7 @@ impl Lost {
         self.end = Some(at + len);
     }
 
-    /// The first error and the zeroed ranges; `None` if everything was read.
+    /// Returns the first error and the zeroed ranges; `None` if everything was read.
     fn told(self) -> Option<(anyhow::Error, String)> {
         let ranges: Vec<String> = self.ranges.iter().map(|(start, end)| format!("{start} to {end}")).collect();
         let more = self.nr_ranges - self.ranges.len() as u64;
@@ -334,7 +335,7 @@ impl Lost {
 
 /// The smallest block of data with a checksum.
 const BLOCK_LEN: usize = 4096;
-/// Most ranges that a message names.
+/// The largest number of ranges that a message lists.
 const RANGES_TOLD: usize = 4;
 
 #[cfg(test)]

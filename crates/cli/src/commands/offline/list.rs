@@ -226,7 +226,7 @@ fn json_of(fs: &Fs, path: &[u8], attr: &Attr) -> anyhow::Result<Value> {
         "flags": attr.flags,
     });
     if std::str::from_utf8(path).is_err() {
-        // The path above has replacement characters.
+        // The field `path` contains replacement characters, so add the exact bytes.
         value["path_hex"] = ubtrfs_format::node::hex(path).into();
     }
     match type_of(attr.mode) {

@@ -2,8 +2,8 @@
 //! `mkdir` with `IMAGE:/path`.
 //!
 //! Invariants:
-//! - I1. `with_image` closes an opened image on every path. Changes made so far are committed, and if the work failed,
-//!   its error is the one reported.
+//! - I1. `with_image` always closes the image that it opened. Changes made so far are committed, and if the work
+//!   failed, its error is reported.
 //! - I2. Paths inside an image never lead out of it: `..` stops at the image's root.
 
 mod archive;
@@ -37,14 +37,14 @@ pub(crate) struct ImagePath {
 }
 
 impl ImagePath {
-    /// Splits the text; `None` for a path of the host.
+    /// Splits the text. Returns `None` for a path of the host.
     pub(crate) fn split(text: &OsStr) -> Option<Self> {
         let bytes = text.as_bytes();
         let at = bytes.windows(2).rposition(|pair| pair == b":/").filter(|at| *at > 0)?;
         Some(Self { image: PathBuf::from(OsStr::from_bytes(&bytes[..at])), path: bytes[at + 1..].to_vec() })
     }
 
-    /// The names of the path, without empty ones and `.`; `..` removes the name before it.
+    /// Returns the names of the path, without empty names and `.`; `..` removes the name before it.
     pub(crate) fn names(&self) -> Vec<&[u8]> {
         normal_names(&self.path)
     }
@@ -59,7 +59,7 @@ impl fmt::Display for ImagePath {
 /// Clap's parser of `IMAGE:/path`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImagePathParser {
-    /// Accept an image alone, which then means its root directory.
+    /// Whether an image without a path is accepted and means its root directory.
     pub(crate) root_by_default: bool,
 }
 
@@ -96,14 +96,14 @@ pub(crate) struct ImageOptions {
     pub(crate) memory: Option<u64>,
 }
 
-/// What a command does with an image.
+/// Whether a command reads or changes an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
     Write,
 }
 
-/// Opens an image, does the work, closes it (I1).
+/// Opens an image, does the work, and closes the image (I1).
 pub(crate) fn with_image<T>(
     image: &Path,
     options: &ImageOptions,
@@ -117,7 +117,7 @@ pub(crate) fn with_image<T>(
     with_device(image, device, options, usage, work)
 }
 
-/// Does the work on a device that is open already, and closes the filesystem (I1).
+/// Does the work on a device that is already open, and closes the filesystem (I1).
 pub(crate) fn with_device<T>(
     image: &Path,
     device: Arc<dyn Device>,
@@ -138,7 +138,8 @@ pub(crate) fn with_device<T>(
     Ok(done)
 }
 
-/// Closes the filesystem when a panic unwinds. The ordinary path closes it explicitly, to report errors.
+/// Closes the filesystem when a panic unwinds. Otherwise the filesystem is closed explicitly, so that errors are
+/// reported.
 struct CloseOnDrop<'a>(&'a Fs);
 
 impl Drop for CloseOnDrop<'_> {
@@ -157,7 +158,7 @@ pub(crate) fn mount_options(options: &ImageOptions) -> anyhow::Result<MountOptio
     Ok(parsed)
 }
 
-/// The names of a path, without empty ones and `.`; `..` removes the name before it (I2).
+/// Returns the names of a path, without empty names and `.`; `..` removes the name before it (I2).
 pub(crate) fn normal_names(path: &[u8]) -> Vec<&[u8]> {
     let mut names = Vec::new();
     for name in path.split(|byte| *byte == b'/') {
@@ -175,7 +176,7 @@ pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<At
     fs.lookup_path(&at.path, follow).with_context(|| format!("{at}"))
 }
 
-/// The directory that holds the last name of a path, and that name.
+/// Returns the directory that holds the last name of a path, and that name.
 pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(InodeId, &'p [u8])> {
     let names = at.names();
     let Some((name, dirs)) = names.split_last() else {
@@ -196,7 +197,7 @@ pub(crate) fn join(names: &[&[u8]]) -> Vec<u8> {
     path
 }
 
-/// The path of a name in a directory.
+/// Returns the path of a name in a directory.
 pub(crate) fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = dir.to_vec();
     if !path.ends_with(b"/") {
@@ -206,14 +207,14 @@ pub(crate) fn child_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// One name of a directory.
+/// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name {
     pub(crate) name: Vec<u8>,
     pub(crate) id: InodeId,
 }
 
-/// The names in a directory, sorted by their bytes, without `.` and `..`.
+/// Reads the names in a directory, sorted by their bytes, without `.` and `..`.
 pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> {
     let mut names = Vec::new();
     fs.readdir(dir, 0, &mut |entry| {
@@ -226,15 +227,15 @@ pub(crate) fn read_names(fs: &Fs, dir: InodeId) -> ubtrfs_fs::Result<Vec<Name>> 
     Ok(names)
 }
 
-/// Directories that a walk has visited. A crafted image may name a directory twice: a loop would never end, and
-/// directories shared at each level would take 2^n steps.
+/// Directories that a walk has visited. In a crafted image, a directory may have two names. A walk through a loop
+/// would never end, and a walk through directories shared at each of n levels would take 2^n steps.
 #[derive(Debug, Default)]
 pub(crate) struct PassedDirs(HashSet<InodeId>);
 
 impl PassedDirs {
-    /// Notes a directory; fails if the walk has visited it before.
+    /// Records a directory. Fails if the walk has visited it before.
     pub(crate) fn pass(&mut self, dir: InodeId) -> anyhow::Result<()> {
-        // The empty directories in place of subvolumes that a snapshot left out share one inode.
+        // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.
         let is_real = dir.ino >= Ino::ROOT_DIR;
         if is_real && !self.0.insert(dir) {
             bail!("the directory has a second name, as no directory may; look at the image with ubtrfs check");
@@ -243,7 +244,7 @@ impl PassedDirs {
     }
 }
 
-/// Data ranges of a file of this size; the rest are holes.
+/// Returns the ranges of a file that have data; the rest are holes.
 pub(crate) fn data_ranges(fs: &Fs, id: InodeId, size: u64) -> ubtrfs_fs::Result<Vec<(u64, u64)>> {
     use ubtrfs_fs::{Error, SeekWhence};
     let mut ranges = Vec::new();
@@ -302,7 +303,7 @@ pub(crate) fn type_of(mode: u32) -> u32 {
     mode & mode::TYPE
 }
 
-/// A path of the host from bytes.
+/// Converts bytes to a path of the host.
 pub(crate) fn os_string(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }

@@ -17,7 +17,7 @@ pub(crate) fn printable(name: &[u8]) -> String {
     text
 }
 
-/// `drwxr-xr-x`.
+/// Formats a mode as `drwxr-xr-x`.
 pub(crate) fn mode_text(bits: u32) -> String {
     let kind = match bits & mode::TYPE {
         mode::DIRECTORY => 'd',
@@ -44,7 +44,7 @@ pub(crate) fn mode_text(bits: u32) -> String {
     text
 }
 
-/// The type of a file, in words.
+/// Names the type of a file.
 pub(crate) fn type_text(bits: u32) -> &'static str {
     match bits & mode::TYPE {
         mode::DIRECTORY => "directory",
@@ -58,7 +58,7 @@ pub(crate) fn type_text(bits: u32) -> &'static str {
     }
 }
 
-/// `2026-11-21 15:38:32.000000001` in UTC.
+/// Formats a time as `2026-11-21 15:38:32.000000001`, in UTC.
 pub(crate) fn time_text(time: Timespec) -> String {
     let (year, month, day) = civil(time.sec.div_euclid(DAY));
     let secs = time.sec.rem_euclid(DAY);
@@ -66,7 +66,7 @@ pub(crate) fn time_text(time: Timespec) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:09}", time.nsec)
 }
 
-/// `2026-11-21 15:38` in UTC.
+/// Formats a time as `2026-11-21 15:38`, in UTC.
 pub(crate) fn short_time_text(time: Timespec) -> String {
     let mut text = time_text(time);
     text.truncate(text.len().saturating_sub("32.000000001".len() + 1));

@@ -196,7 +196,7 @@ fn limit(bytes: Option<u64>, args: &Args) -> String {
     bytes.map_or_else(|| "none".to_owned(), |bytes| size(bytes, args))
 }
 
-/// A column: its head, its cells, and whether they align right.
+/// A column: its heading, its cells, and whether they align right.
 type Cells = (&'static str, Vec<String>, bool);
 
 fn table(rows: &[Row], args: &Args) -> String {
@@ -242,11 +242,12 @@ fn table(rows: &[Row], args: &Args) -> String {
     text
 }
 
-/// The groups that belong to no shown group, and indented below each its members.
+/// Formats the groups as a tree: first-level lines are groups without a shown parent, and members are indented
+/// below their groups.
 fn tree(rows: &[Row], args: &Args) -> String {
     let by_id: BTreeMap<u64, &Row> = rows.iter().map(|row| (row.group.id, row)).collect();
     let mut text = String::new();
-    // Relations lead to lower levels, so every walk down ends.
+    // Members have a lower level than their groups, so every walk down ends.
     let mut open: Vec<(&Row, usize)> = rows
         .iter()
         .rev()

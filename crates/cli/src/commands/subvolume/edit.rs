@@ -87,7 +87,7 @@ pub(super) fn create(args: &CreateArgs) -> anyhow::Result<()> {
         let qgroups = args.qgroups.iter().map(|id| id.0).collect();
         let made = channel.subvolume(Request::Create { dir: 0, name, umask, qgroups }, &[&dir]);
         made.map_err(|failure| match failure.errno() {
-            // The path is the root of the mount, whose parent is in another filesystem.
+            // EXDEV: the path is the root of the mount, so its parent is in another filesystem.
             Errno::XDEV if target.path().exists() => explain("make", target, Failure::from(ubtrfs_fs::Error::Exists)),
             _ => explain("make", target, failure),
         })?;
@@ -104,14 +104,14 @@ fn umask() -> u32 {
 
 pub(super) fn delete(args: &DeleteArgs) -> anyhow::Result<()> {
     for_each(&args.paths, &args.image, calling_user(), |channel, target| {
-        // Links and `..` are followed: the subvolume to delete is the one that the path leads to.
+        // Resolve links and `..`, because the subvolume to delete is the one that the path leads to.
         let full = target.canonical()?;
         drop(open_subvolume(channel, target)?);
         let busy = || explain(DELETE, target, Failure::from(ubtrfs_fs::Error::Busy("it is the root of the mount")));
         let Ok((dir, name)) = full.split() else { return Err(busy()) };
         let dir = open(channel, &dir)?;
         match channel.subvolume(Request::Delete { dir: 0, name }, &[&dir]) {
-            // The path is the root of the mount.
+            // EXDEV: the path is the root of the mount.
             Err(failure) if failure.errno() == Errno::XDEV => return Err(busy()),
             done => done.map_err(|failure| explain(DELETE, target, failure))?,
         };
@@ -159,14 +159,15 @@ pub(super) fn set_read_only(args: &SetReadOnlyArgs) -> anyhow::Result<()> {
     let (target, read_only) = (&args.path, args.read_only);
     with_channel(target, &args.image, Use::Write, |channel| {
         let (file, _) = open_subvolume(channel, target)?;
-        // Later, the server would refuse the kernel's dirty pages.
+        // Write dirty pages first, because the server refuses them once the subvolume is read-only.
         let flushed = if read_only { channel.flush(&file) } else { Ok(()) };
         let done = flushed.and_then(|()| channel.subvolume(Request::SetReadOnly { of: 0, read_only }, &[&file]));
         done.map(|_| ()).map_err(|failure| explain("change", target, failure))
     })
 }
 
-/// Opens each image once for all consecutive paths in it. At its end, the space of deleted subvolumes is free.
+/// Opens each image once for a run of consecutive paths in it. Frees the space of deleted subvolumes before
+/// closing the image.
 fn for_each(
     targets: &[Target],
     options: &ImageOptions,
@@ -177,14 +178,14 @@ fn for_each(
         if let image @ Target::Image(_) = &targets[0] {
             with_channel_of(image, options, Use::Write, owner, |channel| {
                 let done = targets.iter().try_for_each(|target| work(channel, target));
-                // Work done before a failure is completed too.
+                // Free the space even after a failure.
                 let last = give_back_space(channel, image);
                 done.and(last)
             })?;
             continue;
         }
         for target in targets {
-            // The subvolume itself may not exist yet.
+            // Connect through the parent directory, because the subvolume may not exist yet.
             let near = target.split().map_or_else(|_| target.clone(), |(dir, _)| dir);
             let near =
                 if std::fs::metadata(target.path()).is_ok_and(|meta| meta.is_dir()) { target.clone() } else { near };
@@ -194,5 +195,5 @@ fn for_each(
     Ok(())
 }
 
-/// Nobody's umask: that of this process belongs to files of the host.
+/// The umask for subvolumes in images. The umask of this process applies only to files of the host.
 const DEFAULT_UMASK: u32 = 0o022;

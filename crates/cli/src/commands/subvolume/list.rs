@@ -74,7 +74,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     print_out(&text)
 }
 
-/// Appends a line in the format of btrfs-progs; a missing UUID takes the width of a UUID.
+/// Appends a line in the format of btrfs-progs. A missing UUID is padded to the width of a UUID.
 fn line(text: &mut String, info: &SubvolumeInfo, fields: Fields, otime: bool) -> std::fmt::Result {
     let wide = |uuid| format!("{:<36}", uuid_text(uuid));
     write!(text, "ID {} gen {}", info.id.0, info.generation.0)?;
@@ -97,7 +97,7 @@ fn line(text: &mut String, info: &SubvolumeInfo, fields: Fields, otime: bool) ->
     writeln!(text, " path {}", printable(&info.path))
 }
 
-/// The line without additional fields.
+/// Formats a line without additional fields.
 pub(super) fn plain_line(info: &SubvolumeInfo) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -113,7 +113,7 @@ pub(super) fn uuid_text(uuid: Uuid) -> String {
     if uuid.is_nil() { "-".to_owned() } else { uuid.to_string() }
 }
 
-/// A time in UTC, to the second.
+/// Formats a time in UTC, with seconds.
 pub(super) fn seconds_text(time: Timespec) -> String {
     let mut text = time_text(time);
     text.truncate(text.len() - ".000000001".len());
@@ -147,7 +147,7 @@ pub(super) fn json_of(info: &SubvolumeInfo) -> Value {
         "rtime": time_json(info.rtime),
     });
     if std::str::from_utf8(&info.path).is_err() {
-        // The path above contains replacement characters.
+        // The field `path` contains replacement characters, so add the exact bytes.
         value["path_hex"] = ubtrfs_format::node::hex(&info.path).into();
     }
     value

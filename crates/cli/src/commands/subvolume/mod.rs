@@ -1,8 +1,8 @@
 //! `ubtrfs subvolume ...`: commands and output as in btrfs-progs, for a path in an image or in a mount of ubtrfs.
 //!
 //! Invariants:
-//! - I1. Every command goes through a [`Channel`](ubtrfs_control::Channel), so a mount and an image give equal output.
-//! - I2. Errors read the same in both cases (`problem`).
+//! - I1. Every command uses a [`Channel`](ubtrfs_control::Channel), so a mount and an image give equal output.
+//! - I2. Errors have the same text in both cases (`problem`).
 
 mod edit;
 mod list;
@@ -65,7 +65,7 @@ fn open_subvolume(channel: &Channel<'_>, target: &Target) -> anyhow::Result<(Ope
     }
 }
 
-/// All subvolumes in order of id, the top level first.
+/// Lists all subvolumes in order of id, the top level first.
 fn list(channel: &Channel<'_>, target: &Target) -> anyhow::Result<Vec<SubvolumeInfo>> {
     channel.subvolumes().map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))
 }

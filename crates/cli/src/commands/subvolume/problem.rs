@@ -1,4 +1,4 @@
-//! Explains failures of commands by error number, and says what to do.
+//! Explains failures of commands by error number, with what to do next.
 
 use std::fmt::Display;
 
@@ -10,7 +10,7 @@ pub(super) fn not_a_subvolume(what: impl Display) -> anyhow::Error {
     anyhow!("{what} is not a subvolume; list them with: ubtrfs subvolume list")
 }
 
-/// Makes a message: `cannot VERB WHAT: why; what to do`.
+/// Makes an error with the message `cannot VERB WHAT: why; what to do`.
 pub(super) fn explain(verb: &str, what: impl Display, failure: Failure) -> anyhow::Error {
     let context = format!("cannot {verb} {what}");
     let advice = if failure.has_advice { None } else { advice(verb, failure.errno()) };

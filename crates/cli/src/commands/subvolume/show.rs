@@ -42,14 +42,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     let target = &args.path;
     let (info, list) = with_channel(target, &args.image, Use::Read, |channel| {
         let (_, info) = open_subvolume(channel, target)?;
-        // A user who may not see other subvolumes sees this one.
+        // A user who may not list other subvolumes gets the attributes of this one only.
         let list = match channel.subvolumes() {
             Err(failure) if failure.errno() == Errno::PERM => Vec::new(),
             list => list.map_err(|failure| explain("list the subvolumes of", target.filesystem(), failure))?,
         };
         Ok((info, list))
     })?;
-    // Snapshots of a subvolume without a UUID cannot be recognized.
+    // Without a UUID, the subvolume's snapshots cannot be recognized.
     let snapshots = list.iter().filter(|other| !info.uuid.is_nil() && other.parent_uuid == info.uuid);
     if args.json {
         let mut value = json_of(&info);
@@ -59,7 +59,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     print_out(&text(&info, snapshots)?)
 }
 
-/// The text in the format of btrfs-progs, with times in UTC.
+/// Formats the attributes as btrfs-progs does, with times in UTC.
 fn text<'a>(
     info: &SubvolumeInfo,
     snapshots: impl Iterator<Item = &'a SubvolumeInfo>,

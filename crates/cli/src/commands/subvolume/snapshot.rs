@@ -49,7 +49,7 @@ fn elsewhere(args: &Args) -> anyhow::Error {
     )
 }
 
-/// Makes a snapshot; returns its path.
+/// Makes a snapshot and returns its path.
 fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
     let (source, dest) = (&args.source, &args.dest);
     let (subvolume, _) = open_subvolume(channel, source)?;
@@ -68,7 +68,7 @@ fn make(channel: &Channel<'_>, args: &Args) -> anyhow::Result<Target> {
         Err(failure) => return Err(explain("open", dest, failure)),
     };
     let dir = open(channel, &dir)?;
-    // Everything written so far belongs to the snapshot.
+    // Write dirty pages first, because the snapshot must contain everything written so far.
     let flushed = channel.flush(&subvolume);
     let qgroups = args.qgroups.iter().map(|id| id.0).collect();
     let request = Request::Snapshot { source: 0, dir: 1, name, read_only: args.read_only, qgroups };

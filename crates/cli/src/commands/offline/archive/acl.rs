@@ -1,6 +1,7 @@
 //! POSIX ACLs: conversion between the attribute's bytes and the text of `SCHILY.acl.*` records, which tars use.
 //!
-//! The attribute: version 2 (u32), then entries of tag u16, permissions u16, id u32, sorted by tag and id.
+//! The attribute holds version 2 (u32), then entries of tag (u16), permissions (u16) and id (u32), sorted by tag and
+//! id.
 
 use anyhow::{Context, bail};
 

@@ -15,7 +15,7 @@ pub(in super::super) enum Compression {
 }
 
 impl Compression {
-    /// The compression that a file's suffix asks for; refuses suffixes of methods that cannot be written.
+    /// Chooses the compression by a file's suffix. Fails for suffixes of methods that cannot be written.
     pub(in super::super) fn of(path: &Path) -> anyhow::Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let ends_in = |suffixes: &[&str]| suffixes.iter().any(|suffix| name.ends_with(suffix));
@@ -71,7 +71,8 @@ impl<W: Write> Write for Compressor<W> {
         }
     }
 
-    /// Does not flush compressors: a flush in the middle makes the result larger.
+    /// Flushes only an uncompressed archive, because a flush in the middle makes compressed output
+    /// larger.
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::None(out) => out.flush(),

@@ -35,7 +35,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// Whether the checksum is right. Tars have summed in two ways, as signed and as unsigned bytes; either will do.
+    /// Whether the checksum is right. Programs have summed signed or unsigned bytes, so either sum is accepted.
     pub(super) fn checksum_matches(&self) -> bool {
         let Some(stored) = self.number(148, 8) else { return false };
         let counted = |at: usize| if (148..156).contains(&at) { b' ' } else { self.0[at] };

@@ -1,7 +1,7 @@
-//! An uncompressed archive in a file: this reads headers, and other code reads the data from the file.
+//! An uncompressed archive in a file. This module reads the headers; other code reads the data from the file.
 //!
-//! - I1. The system reads [`AHEAD`] bytes ahead on request: it does not recognize two threads that read in turn as
-//!   sequential.
+//! - I1. Readahead of [`AHEAD`] bytes is requested explicitly, because the kernel does not recognize two
+//!   alternating reader threads as sequential.
 
 use std::fs::File;
 use std::io;
@@ -31,7 +31,7 @@ impl InPlace {
         Self { file: Arc::new(file), len, at: 0, window, window_at: 0, window_len: 0, ahead: 0 }
     }
 
-    /// The file, and the offset of the next bytes in it.
+    /// Returns the file, and the offset of the next bytes in it.
     pub(super) fn place(&self) -> (Arc<File>, u64) {
         (Arc::clone(&self.file), self.at)
     }
@@ -43,7 +43,7 @@ impl InPlace {
 
     /// See [`super::input::Input::next_piece`].
     pub(super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
-        // The position never goes back.
+        // The position never decreases.
         if self.at - self.window_at >= self.window_len as u64 {
             self.fill_window()?;
         }
@@ -56,7 +56,7 @@ impl InPlace {
     fn fill_window(&mut self) -> io::Result<()> {
         if self.at + AHEAD / 2 >= self.ahead {
             self.ahead = self.ahead.max(self.at) + AHEAD;
-            // An error does not matter: this is only a hint.
+            // Errors are ignored, because this is only a hint.
             let _ = fadvise(&*self.file, self.at, NonZeroU64::new(self.ahead - self.at), Advice::WillNeed);
         }
         (self.window_at, self.window_len) = (self.at, 0);
@@ -77,6 +77,7 @@ impl InPlace {
     }
 }
 
-/// Length of a header and the records that may follow it. More would be data, which other code reads.
+/// Length of a header and the records that usually follow it. A longer window would contain data, which other code
+/// reads.
 const WINDOW: usize = 2048;
 const AHEAD: u64 = 16 << 20;

@@ -59,12 +59,12 @@ impl Input {
         }
     }
 
-    /// Length of the file, if it is known.
+    /// Length of the archive file, if it is known.
     pub(in super::super) fn total(&self) -> Option<u64> {
         self.total
     }
 
-    /// The file and the offset of the next bytes in it, if the archive is not compressed.
+    /// Returns the file and the offset of the next bytes in it, if the archive is not compressed.
     pub(super) fn place(&self) -> Option<(Arc<File>, u64)> {
         match &self.source {
             Source::InPlace(file) => Some(file.place()),
@@ -72,7 +72,7 @@ impl Input {
         }
     }
 
-    /// The next bytes, at most `max`; empty at the end.
+    /// Returns the next bytes, at most `max`; an empty slice at the end.
     pub(in super::super) fn next_piece(&mut self, max: u64) -> io::Result<&[u8]> {
         match &mut self.source {
             Source::InPlace(file) => file.next_piece(max),
@@ -80,7 +80,7 @@ impl Input {
         }
     }
 
-    /// Skips bytes; an error if there are fewer.
+    /// Skips `len` bytes. Fails if the input ends before.
     pub(in super::super) fn skip(&mut self, len: u64) -> io::Result<()> {
         match &mut self.source {
             Source::InPlace(file) => file.skip(len),
@@ -102,8 +102,8 @@ impl Input {
         Ok(true)
     }
 
-    /// Reads to the end. So bytes after the archive are checked to decompress too, and a program that writes to a pipe
-    /// can finish.
+    /// Reads to the end of the input, so that damage in compressed bytes after the archive is found, and a program
+    /// that writes to a pipe can finish.
     pub(in super::super) fn drain(&mut self) -> io::Result<()> {
         if let Source::Stream(stream) = &mut self.source {
             while !stream.next_piece(u64::MAX)?.is_empty() {}
@@ -123,7 +123,7 @@ pub(super) enum Method {
     Foreign(&'static str, &'static str),
 }
 
-/// Reads the first bytes, and finds out from them how the rest is compressed.
+/// Reads the first bytes and determines the compression from them.
 fn begin(source: &mut impl Read, path: &Path) -> anyhow::Result<(Vec<u8>, Method)> {
     let mut magic = Vec::new();
     source
@@ -155,12 +155,12 @@ const MAGIC_LEN: u64 = 6;
 
 #[cfg(test)]
 impl Input {
-    /// A stream of bytes in memory.
+    /// Makes a stream of these bytes.
     pub(super) fn of(bytes: Vec<u8>) -> anyhow::Result<Self> {
         Self::stream(io::Cursor::new(bytes), Path::new("test"))
     }
 
-    /// A file with these bytes.
+    /// Makes a file with these bytes.
     pub(super) fn of_file(bytes: &[u8]) -> anyhow::Result<Self> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), bytes)?;

@@ -10,7 +10,7 @@
 //! | 116 | 8 | gid |
 //! | 124 | 12 | size |
 //! | 136 | 12 | mtime |
-//! | 148 | 8 | checksum: sum of all bytes, these being spaces |
+//! | 148 | 8 | checksum: sum of all bytes, with this field as spaces |
 //! | 156 | 1 | type |
 //! | 157 | 100 | link name |
 //! | 257 | 8 | "ustar\0" "00" or GNU's "ustar  \0" |
@@ -61,14 +61,15 @@ pub(super) struct Member {
     pub(super) minor: u32,
     /// Size of the file.
     pub(super) size: u64,
-    /// The file's data as offset and length; `None` if there are no holes.
+    /// The ranges of the file that have data, as offset and length; `None` if the file has no
+    /// holes.
     pub(super) sparse: Option<Vec<(u64, u64)>>,
     /// Extended attributes: names with their namespace, and values.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Member {
-    /// Ranges of the file that have data, as offset and length.
+    /// Returns the ranges of the file that have data, as offset and length.
     pub(super) fn data_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let whole = self.sparse.is_none().then_some((0, self.size));
         whole.into_iter().chain(self.sparse.iter().flatten().copied())
@@ -87,7 +88,7 @@ impl Member {
     }
 }
 
-/// Number of bytes from `len` to the next block.
+/// The number of bytes from `len` to the next multiple of [`BLOCK`].
 pub(super) fn padding(len: u64) -> usize {
     // The remainder is less than a block.
     (len.wrapping_neg() % BLOCK as u64) as usize

@@ -27,7 +27,7 @@ pub(in super::super) struct Reader {
     data_left: u64,
     padding_left: usize,
     nr_members: u64,
-    /// Memory that this member's headers and the global records may still take (I2).
+    /// Memory that the current member's headers and the global records may still take (I2).
     meta_left: usize,
     global_left: usize,
 }
@@ -57,7 +57,7 @@ impl Reader {
         }
     }
 
-    /// The input of this reader.
+    /// Returns the input of this reader.
     pub(in super::super) fn input(&self) -> &Input {
         &self.input
     }
@@ -134,7 +134,7 @@ impl Reader {
                     }
                 };
                 let count = bytes.len() as u64;
-                // Also if the piece cannot be used: the next member begins behind the data.
+                // Count the bytes even if `piece` fails, because the next member begins after the data.
                 self.data_left -= count;
                 piece(offset, bytes)?;
                 left -= count;
@@ -144,8 +144,8 @@ impl Reader {
         Ok(())
     }
 
-    /// The file and the offset of the member's data ranges in it, one after the other, if the archive is not
-    /// compressed. Other code can then read the data without this reader.
+    /// Returns the file and the offset of the member's data in it, if the archive is not compressed. The data ranges
+    /// follow each other there, and other code can read them without this reader.
     pub(in super::super) fn place_of_data(&self) -> Option<(Arc<File>, u64)> {
         self.input.place()
     }
@@ -223,7 +223,7 @@ impl Reader {
         Ok(member)
     }
 
-    /// Reads where the data of a sparse file is, in any of the four formats.
+    /// Reads the map of a sparse file's data, in any of the four formats.
     fn read_sparse(&mut self, header: &Header<'_>, extras: &Extras, member: &mut Member) -> anyhow::Result<()> {
         let get = |key: &str| extras.records.get(key.as_bytes());
         let decimal = |key: &str| get(key).map(|value| parse_decimal(value)).transpose();
@@ -363,7 +363,7 @@ impl Reader {
             return anyhow!("the archive is cut off after member {}; get it again", self.nr_members);
         }
         if error.to_string().contains("memory") {
-            // This error of zstd and xz means too little memory.
+            // zstd and xz return this error if the memory limit is too low.
             let what = "it takes more memory to decompress than is allowed here";
             return anyhow!("{what}; use a pipe: zstd -dc --long=31 FILE | ubtrfs import - IMAGE:/");
         }
@@ -452,7 +452,7 @@ fn parse_decimal(text: &[u8]) -> anyhow::Result<u64> {
         .with_context(|| format!("'{}' is not a number", printable(text)))
 }
 
-/// `[-]SECONDS[.FRACTION]`.
+/// Parses `[-]SECONDS[.FRACTION]`.
 fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
     let parsed = (|| {
         let text = std::str::from_utf8(text).ok()?;
@@ -472,7 +472,7 @@ fn parse_time(text: &[u8]) -> anyhow::Result<Timespec> {
     parsed.with_context(|| format!("'{}' is not a time", printable(text)))
 }
 
-/// Message for an archive that ends too early.
+/// The message for an archive that ends too early.
 pub(in super::super) const DATA_CUT_OFF: &str = "the archive ends within its data; get it again";
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Limit for the headers of one member: many attributes of 64 KiB each.
@@ -481,7 +481,8 @@ const META_MAX: usize = 64 << 20;
 const GLOBAL_MAX: usize = 64 << 10;
 /// Longest path that Linux accepts.
 const PATH_MAX: usize = 4096;
-/// Memory of a record beyond its bytes, and of a number of a sparse map and what is made from it.
+/// The memory that a record takes in addition to its bytes. Also the memory for a number of a sparse map with
+/// everything made from it.
 const RECORD_OVERHEAD: usize = 128;
 const SPARSE_NUMBER: usize = 16;
 

@@ -1,5 +1,5 @@
-//! The bytes of an archive that arrives as a stream. A separate thread decompresses them while the caller works on
-//! earlier ones.
+//! An archive that arrives as a stream. A separate thread decompresses bytes while the caller works on earlier
+//! ones.
 //!
 //! Invariants:
 //! - I1. At most `QUEUE_LEN` buffers are in flight, so memory is bounded. Buffers are reused.
@@ -51,7 +51,7 @@ impl Stream {
             let Ok(buffer) = self.full.recv() else { return Ok(&[]) };
             let used = std::mem::replace(&mut self.current, buffer?);
             self.at = 0;
-            // The thread may have ended already.
+            // Sending fails if the thread has already ended.
             let _ = self.empty.send(used);
         }
         let len = (self.current.len() - self.at).min(usize::try_from(max).unwrap_or(usize::MAX));
@@ -94,7 +94,7 @@ fn buffered<R: Read>(source: R) -> io::BufReader<R> {
     io::BufReader::with_capacity(256 << 10, source)
 }
 
-/// Fills buffers until the end, an error, or the drop of the stream.
+/// Fills buffers until the end of the input, an error, or the drop of the stream.
 fn pump(mut decoder: Box<dyn Read>, full: &SyncSender<io::Result<Vec<u8>>>, empty: &Receiver<Vec<u8>>) {
     loop {
         let mut buffer = empty.try_recv().unwrap_or_default();
@@ -141,7 +141,7 @@ impl<R: Read> Read for Counted<R> {
 
 const QUEUE_LEN: usize = 4;
 const BUFFER_LEN: usize = 1 << 20;
-/// 128 MiB, the default limit of zstd: a small archive can demand a large window.
+/// 128 MiB, the default limit of zstd. The limit is needed because even a small archive can demand a large window.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 /// Enough for `xz -9`, which takes 65 MiB.
 const XZ_MEMORY_MAX: u64 = 256 << 20;

@@ -9,7 +9,7 @@ use super::{BLOCK, Kind, Member, acl, padding};
 /// Writes members one by one.
 pub(in super::super) struct Writer<W: Write> {
     out: W,
-    /// Bytes of the current member's data that are still missing, and its padding.
+    /// Bytes of the current member's data that have not been written yet.
     left: u64,
     padding_len: usize,
 }
@@ -211,7 +211,7 @@ fn record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     out.push(b'\n');
 }
 
-/// The map before the data (pax sparse 1.0). An empty range at the end stands for a hole there.
+/// Formats the map that precedes the data (pax sparse 1.0). An empty range at the end stands for a hole there.
 fn sparse_map(ranges: &[(u64, u64)], size: u64) -> Vec<u8> {
     let at_end = ranges.last().is_none_or(|(offset, len)| offset + len < size).then_some((size, 0));
     let mut map = format!("{}\n", ranges.len() + usize::from(at_end.is_some()));
@@ -313,7 +313,8 @@ mod tests {
             }
             assert!(reader.next_member().unwrap().is_none());
         }
-        // Cut off at any offset, the archive gives an error or ends cleanly between members, never a panic.
+        // An archive cut off at any offset gives an error, or ends cleanly if cut between members. It never causes a
+        // panic.
         for len in (0..archive.len()).step_by(100) {
             for input in inputs {
                 let mut reader = Reader::new(input(&archive[..len]).unwrap());

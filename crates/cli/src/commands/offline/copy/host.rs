@@ -1,9 +1,9 @@
-//! The host's files as source or target of a copy.
+//! Files of the host as the source or target of a copy.
 //!
 //! Invariants:
-//! - I1. A copy to the host stays below the directory that the user named, whatever names an image has and whatever
-//!   links exist there. openat2 with `RESOLVE_BENEATH` opens each directory without following links, and the last name
-//!   is one that cannot lead elsewhere. Links are followed only for the target that the user named.
+//! - I1. A copy to the host stays below the directory that the user named, whatever names the image contains and
+//!   whatever links exist on the host. openat2 with `RESOLVE_BENEATH` opens each directory without following links,
+//!   and the last component is never `.` or `..`. Links are followed only for the target that the user named.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use super::{Attributes, From, Info, Piece, Times, To, Xattrs};
 use crate::common::warn;
 use crate::host_file::{self, HostFile};
 
-/// The host's files as source.
+/// Files of the host as the source.
 pub(super) struct Host;
 
 fn host_path(path: &[u8]) -> PathBuf {
@@ -70,8 +70,8 @@ impl From for Host {
         for name in list[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             match rustix::fs::lgetxattr(&path, os_string(name), &mut value[..]) {
                 Ok(len) => xattrs.push((name.to_vec(), value[..len].to_vec())),
-                // Some attributes are listed but not readable (trusted.* for others than root), or were removed
-                // meanwhile.
+                // Some attributes are listed but not readable (`trusted.*` for ordinary users), or were removed after
+                // listing.
                 Err(Errno::NODATA | rustix::io::Errno::PERM | rustix::io::Errno::NOTSUP) => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("cannot read its attribute {}", printable(name)));
@@ -86,11 +86,11 @@ impl From for Host {
         if !file.metadata()?.is_file() {
             return stream(&mut file, piece);
         }
-        // Some files of the kernel have content, but size 0.
+        // Some files in /proc and /sys have content although their size is 0.
         let len = if info.size == 0 { COPY_LEN } else { usize::try_from(info.size).unwrap_or(COPY_LEN) };
         let mut buf = vec![0; COPY_LEN.min(len)];
         let mut at = 0;
-        // The file may grow or shrink meanwhile: it is copied up to its current end.
+        // The file may grow or shrink during the copy, so it is copied up to its current end.
         loop {
             match rustix::fs::seek(&file, SeekFrom::Data(at)) {
                 Ok(start) => at = start,
@@ -146,7 +146,7 @@ fn info_of(meta: &fs::Metadata) -> Info {
     }
 }
 
-/// A directory of the host as target. Paths begin with a slash, which stands for this directory.
+/// A directory of the host as the target. Paths begin with a slash, which stands for this directory.
 pub(super) struct HostTarget {
     base: Rc<OwnedFd>,
     /// The directory as the user named it.
@@ -172,7 +172,7 @@ impl HostTarget {
         Ok(Self { base, shown: dir.to_owned(), name, last_dir: RefCell::new(None) })
     }
 
-    /// Opens the directory of a path without leaving `base` (I1); returns it and the last name.
+    /// Opens the directory of a path without leaving `base` (I1). Returns the directory and the last name.
     fn place<'p>(&self, path: &'p [u8]) -> anyhow::Result<(Rc<OwnedFd>, &'p [u8])> {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
@@ -191,7 +191,8 @@ impl HostTarget {
         Ok((opened, name))
     }
 
-    /// Passes a path of a name to calls that cannot take an open directory: `/proc` leads to the opened one.
+    /// Calls `call` with a path to a name, for system calls that do not take an open directory. The path leads to the
+    /// opened directory through `/proc`.
     fn with_path<T>(
         &self,
         path: &[u8],
@@ -223,7 +224,8 @@ impl HostTarget {
         Ok(())
     }
 
-    /// Handles the result of setting an attribute; this filesystem or this user may not be able to have some.
+    /// Handles the result of setting an attribute. The host's filesystem or the user's rights may not allow some
+    /// attributes.
     fn attribute_done(&self, path: &[u8], name: &[u8], done: rustix::io::Result<()>) -> anyhow::Result<()> {
         match done {
             Ok(()) => Ok(()),
@@ -247,12 +249,12 @@ fn timestamps((atime, mtime): Times) -> Timestamps {
     Timestamps { last_access: time(atime), last_modification: time(mtime) }
 }
 
-/// Opens a directory below another one. Follows no link, because an image may have put one there.
+/// Opens a directory below another one without following links, because a copy from an image may have made them.
 fn open_beneath(base: &OwnedFd, path: &[u8]) -> anyhow::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(base, path, flags, Mode::empty(), resolve) {
-        // Opens name by name on Linux before 5.6, under a filter of system calls, and for paths longer than Linux
+        // Open name by name on Linux before 5.6, if a seccomp filter denies openat2, and for paths longer than Linux
         // accepts.
         Err(Errno::NOSYS | Errno::PERM | Errno::NAMETOOLONG) => {
             let mut dir: Option<OwnedFd> = None;
@@ -304,7 +306,7 @@ impl To for HostTarget {
 
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>> {
         let (dir, name) = self.place(path)?;
-        // Writable until the directory is complete, whatever its mode.
+        // The directory stays writable until it is complete, whatever its final mode.
         rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode((mode & 0o777) | 0o700))?;
         Ok(None)
     }
@@ -366,7 +368,7 @@ impl To for HostTarget {
 
     fn unlink(&self, path: &[u8]) -> anyhow::Result<()> {
         let (dir, name) = self.place(path)?;
-        // Only a file that can be opened can be checked for use.
+        // Whether a file is in use can be checked only if it can be opened.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::openat(&*dir, name, flags, Mode::empty()) {
             host_file::refuse_in_use(&File::from(file), &self.shown(path))?;
@@ -409,7 +411,8 @@ impl To for HostTarget {
         rustix::fs::utimensat(&*dir, name, &timestamps(times), flags).context("cannot set its times")
     }
 
-    /// Opens the directory that the user named once more: it has no name below itself.
+    /// Sets attributes by the file's name. The directory that the user named has no name below itself, so it is opened
+    /// again.
     fn set_attributes(&self, path: &[u8], attributes: &Attributes) -> anyhow::Result<()> {
         if path == b"/" && self.name.is_none() {
             if attributes.is_nothing() {
@@ -430,7 +433,7 @@ impl To for HostTarget {
 /// Linux's limit for an attribute, and for the list of attributes.
 const XATTR_MAX: usize = 64 << 10;
 
-/// Checks a user and a group: an image may contain the number that chown(2) reads as "do not change".
+/// Checks a user and a group, because an image may contain the number that means "do not change" to chown(2).
 fn ids_of((uid, gid): (u32, u32)) -> anyhow::Result<(Uid, Gid)> {
     if uid == u32::MAX || gid == u32::MAX {
         bail!("its owner {uid}:{gid} is no user and group; copy it without -p, or with --owner");
@@ -460,7 +463,7 @@ mod tests {
         }
     }
 
-    /// Even a name that the tree checker should have refused does not lead out.
+    /// Even names that the tree checker should have refused do not lead out of the target.
     #[test]
     fn no_call_leaves_the_target() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! An open image as source or target of a copy.
+//! An open image as the source or target of a copy.
 //!
 //! Invariants:
 //! - I1. Content copied to a symbolic link goes to the file that the link leads to, inside the image: `/` and excess
@@ -21,7 +21,7 @@ use crate::common::calling_user;
 /// The files of an image.
 pub(super) struct Image<'f> {
     fs: &'f Fs,
-    /// The target of the copy.
+    /// The path of the copy's target.
     top: Vec<u8>,
     /// The directory looked up last: consecutive files are often in one directory.
     last_dir: RefCell<Option<(Vec<u8>, InodeId)>>,
@@ -29,7 +29,7 @@ pub(super) struct Image<'f> {
     made_links: RefCell<HashSet<InodeId>>,
 }
 
-/// Where content goes: a name in a directory, and the inode that has the name now.
+/// The place to write content to: a name in a directory, and the inode that currently has the name.
 struct ContentPlace {
     dir: InodeId,
     name: Vec<u8>,
@@ -57,7 +57,7 @@ impl<'f> Image<'f> {
         found.with_context(|| format!("'{}'", printable(path)))
     }
 
-    /// The directory of a path and the last name; `None` for the root.
+    /// Returns the directory of a path and the last name; `None` for the root.
     fn parent(&self, path: &[u8]) -> anyhow::Result<Option<(InodeId, Vec<u8>)>> {
         let names = normal_names(path);
         let Some((name, dirs)) = names.split_last() else { return Ok(None) };
@@ -169,7 +169,7 @@ impl<'f> Image<'f> {
         Ok(())
     }
 
-    /// Shares all data of a file with a new one; returns `false` if that is impossible.
+    /// Makes a new file share all data of an existing one. Returns `false` if that is impossible.
     fn share(&self, from: InodeId, to: InodeId, size: u64) -> anyhow::Result<bool> {
         if size == 0 {
             return Ok(true);
@@ -271,7 +271,8 @@ impl To for Image<'_> {
         self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None }).map(|_| ())
     }
 
-    /// Keeps an existing file until the new one is complete. Its owner and mode stay, as when cp writes into it.
+    /// Makes a file under a temporary name that replaces an existing file when complete. The owner and mode of the
+    /// existing file are kept, as when cp writes into it.
     fn make_file(
         &self,
         path: &[u8],
@@ -304,7 +305,7 @@ impl To for Image<'_> {
     }
 
     fn hard_link(&self, old: &[u8], new: &[u8]) -> anyhow::Result<()> {
-        // Like cp: if the content went through a symbolic link, the hard link is one to that link.
+        // As with cp, if the content went through a symbolic link, the hard link is made to that link.
         let old = self.attr(old, false)?;
         let Some((dir, name)) = self.parent(new)? else { bail!("the root directory exists") };
         Ok(self.fs.link(old.id, dir, &name).map(|_| ())?)

@@ -104,7 +104,7 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 /// Times of the last access and of the last modification.
 type Times = (Timespec, Timespec);
 
-/// Attributes that the copy gets besides its content; without them it is like any new file.
+/// Attributes that the copy gets. A copy without them gets the attributes of a new file.
 struct Attributes {
     /// Owner and group, which are set together with the mode.
     owner: Option<(u32, u32)>,
@@ -125,30 +125,30 @@ type Piece<'p> = &'p mut dyn FnMut(u64, &[u8]) -> anyhow::Result<()>;
 /// The source of a copy.
 trait From {
     fn info(&self, path: &[u8], follow: bool) -> anyhow::Result<Option<Info>>;
-    /// Whether a file copy reads the content of this special file, as cp does without -r.
+    /// Whether the copy reads the content of this special file, as cp does without -r.
     fn is_stream(&self, _info: &Info) -> bool {
         false
     }
     fn names(&self, path: &[u8]) -> anyhow::Result<Vec<Vec<u8>>>;
     fn read_link(&self, path: &[u8]) -> anyhow::Result<Vec<u8>>;
     fn xattrs(&self, path: &[u8]) -> anyhow::Result<Xattrs>;
-    /// Hands out the data; holes are left out.
+    /// Passes the file's data to `piece`, without holes.
     fn data(&self, path: &[u8], info: &Info, piece: Piece<'_>) -> anyhow::Result<()>;
 }
 
-/// The target of a copy. `named` means that the user named the file, and that it was not found in a directory.
+/// The target of a copy. `named` means that the user named the file itself instead of finding it by walking a
+/// directory.
 trait To {
-    /// The target's path; other paths are below it.
+    /// The target's path; all other paths are below it.
     fn top(&self) -> Vec<u8>;
-    /// The file at a path, if there is one. With `follow`, a symbolic link through which the copy goes counts as its
-    /// target.
+    /// Returns the file at a path, if there is one. With `follow`, symbolic links that the copy follows are resolved.
     fn there(&self, path: &[u8], named: bool, follow: bool) -> anyhow::Result<Option<Info>>;
     /// Makes a directory; returns its inode if it is in an image.
     fn make_dir(&self, path: &[u8], mode: u32) -> anyhow::Result<Option<InodeId>>;
     fn make_link(&self, path: &[u8], target: &[u8]) -> anyhow::Result<()>;
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()>;
-    /// Makes a file from the output of `fill`, and replaces the existing one. An error leaves the existing file
-    /// unchanged.
+    /// Makes a file with the data that `fill` produces, and replaces an existing file. On error, the existing file
+    /// stays unchanged.
     fn make_file(
         &self,
         path: &[u8],
@@ -173,7 +173,7 @@ trait To {
         self.set_xattrs(path, &attributes.xattrs)?;
         attributes.times.map_or(Ok(()), |times| self.set_times(path, times))
     }
-    /// The path as messages show it.
+    /// Formats a path for messages.
     fn shown_path(&self, path: &[u8]) -> String;
 }
 
@@ -224,8 +224,8 @@ fn copy_from_one_place(args: &Args, sources: &[Place], target: &Place) -> anyhow
     }
 }
 
-/// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Names each
-/// file that it cannot copy, and returns their number; fails if the image accepts no more.
+/// Copies the content of a directory of the host to the root of an image, as `cp -a DIR/. IMAGE:/` does. Prints each
+/// file that it cannot copy, and returns their number. Fails if the image accepts no more data.
 pub(crate) fn fill(fs: &Fs, image: &Path, dir: &Path) -> anyhow::Result<u64> {
     let args = Args {
         paths: Vec::new(),
@@ -264,19 +264,19 @@ struct Copy<'a> {
     args: &'a Args,
     from: &'a dyn From,
     to: &'a dyn To,
-    /// Both ends are one image.
+    /// Whether source and target are in one image.
     shared: bool,
-    /// The image being written, which cannot be a source.
+    /// The image that is written to, which cannot be a source.
     image: Option<(u64, u64)>,
-    /// Directories of the source image that the copy came through.
+    /// Directories of the source image that the copy has visited.
     passed: PassedDirs,
-    /// Directories that the copy made in the image that it reads: a crafted name may lead there.
+    /// Directories that the copy made in the image that it also reads. A crafted image may lead back into them.
     made: HashSet<InodeId>,
-    /// First copies of files with several names.
+    /// The first copy of each file with several names.
     first_names: HashMap<(u64, u64), Vec<u8>>,
-    /// Directories whose attributes are set at the end, when nothing in them changes any more.
+    /// Directories whose attributes are set at the end, after the last change in them.
     dirs: Vec<(Vec<u8>, Vec<u8>, Info)>,
-    /// Stop when the target accepts no more: a partial copy is useless.
+    /// Whether to stop when the target accepts no more data, because a partial copy is useless.
     ends_with_target: bool,
     /// Files below a source that were not copied.
     nr_failed: u64,
@@ -302,7 +302,7 @@ impl<'a> Copy<'a> {
 
     fn run(mut self, sources: &[Place], target: &Place) -> anyhow::Result<bool> {
         let to_path = self.to.top();
-        // A link in a loop counts as no directory; opening it for the copy fails later.
+        // A symbolic link in a loop does not count as a directory. Opening it for the copy fails later.
         let there = self.to.there(&to_path, true, true).or_else(|_| self.to.there(&to_path, true, false))?;
         let is_dir = there.as_ref().is_some_and(Info::is_dir);
         let wants_dir = target.path().ends_with(b"/");
@@ -332,7 +332,7 @@ impl<'a> Copy<'a> {
         Ok(copied == ExitCode::SUCCESS && self.nr_failed == 0)
     }
 
-    /// Sets the attributes of directories, now that nothing in them changes any more.
+    /// Sets the attributes of directories after the last change in them.
     fn finish_dirs(&mut self) -> anyhow::Result<()> {
         for (path, new_path, info) in std::mem::take(&mut self.dirs).into_iter().rev() {
             self.finish(&path, &new_path, &info).or_else(|error| self.failed(&path, error))?;
@@ -341,7 +341,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Copies a file, or a directory and everything below it. Memory limits the depth, not the stack. A failure below
-    /// does not stop the rest.
+    /// does not stop the copy.
     fn tree(&mut self, path: Vec<u8>, new_path: Vec<u8>, info: Info) -> anyhow::Result<()> {
         let mut todo = vec![(path, new_path, Some(info))];
         while let Some((path, new_path, info)) = todo.pop() {
@@ -368,7 +368,7 @@ impl<'a> Copy<'a> {
             None => self.from.info(path, false)?.context("it is gone")?,
         };
         if let Err(error) = self.one(path, new_path, &info, named) {
-            // Its other names cannot be links to a file that was not made.
+            // The file's other names must not become links to a copy that was not made.
             if self.first_names.get(&info.identity).is_some_and(|first| first == new_path) {
                 self.first_names.remove(&info.identity);
             }
@@ -403,7 +403,7 @@ impl<'a> Copy<'a> {
         }
         let is_stream = named && !self.args.recursive && self.from.is_stream(info);
         let is_content = is_stream || type_of(info.mode) == mode::REGULAR;
-        // Like GNU cp: content is written through a link; a link or special file replaces it.
+        // As in GNU cp, content is written through a symbolic link, but a link or special file replaces it.
         let follow = is_content || (info.is_dir() && new_path == self.to.top());
         let there = self.to.there(new_path, named, follow)?;
         if let Some(there) = &there {
@@ -468,7 +468,7 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// Whether every further file would meet this error, because the image is full, broken or read-only.
+/// Whether every further file would fail with this error, because the image is full, broken or read-only.
 fn takes_no_more(error: &anyhow::Error) -> bool {
     let errnos = [Errno::NOSPC, Errno::IO, Errno::ROFS].map(Errno::raw_os_error);
     error

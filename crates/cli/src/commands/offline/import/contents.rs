@@ -1,12 +1,12 @@
-//! Contents and attributes of an archive's files. If the archive is uncompressed in a file, a separate thread writes
-//! them while the main thread makes names, and reads data directly into the memory from which writeback takes it.
+//! Writes contents and attributes of an archive's files. If the archive is an uncompressed file, a separate thread does
+//! so while the main thread makes names. The thread reads data directly into the buffers that writeback uses.
 //!
 //! Invariants:
 //! - I1. The code that makes a file opens its inode. This module releases the inode when the file is complete or has
 //!   failed.
-//! - I2. Memory for files that are handed over is bounded: [`QUEUE_LEN`] batches and one at either end, each of
-//!   [`BATCH_FILES`] files with at most [`LIGHT_BYTES`] of attributes. Files are batched because waking a thread costs
-//!   more than writing a file.
+//! - I2. Memory for files that are handed over is bounded: [`QUEUE_LEN`] batches in the queue and one at each end, each
+//!   of [`BATCH_FILES`] files with at most [`LIGHT_BYTES`] of attributes. Files are batched because waking a thread
+//!   costs more than writing a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -30,7 +30,7 @@ pub(super) struct Contents<'a> {
     pub(super) args: &'a Args,
 }
 
-/// A file to complete: its data begins at this place in the archive.
+/// A file to complete, with the place of its data in the archive.
 pub(super) struct Handed {
     id: InodeId,
     member: Member,
@@ -159,8 +159,8 @@ impl<'scope> ContentsThread<'scope> {
         })
     }
 
-    /// Waits until all files are complete, and returns how many were passed over. Its error is the error of a file that
-    /// was handed over earlier.
+    /// Waits until all files are complete, and returns the number of failed ones. An error is that of a file that was
+    /// handed over earlier.
     pub(super) fn finish(mut self) -> anyhow::Result<u64> {
         let sent = self.send();
         drop(self.batches);
@@ -169,7 +169,7 @@ impl<'scope> ContentsThread<'scope> {
     }
 }
 
-/// Completes files, and returns how many were passed over.
+/// Completes files, and returns the number of failed ones.
 fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyhow::Result<u64> {
     let mut nr_failed = 0;
     for batch in batches {
@@ -180,7 +180,7 @@ fn complete_all(contents: Contents<'_>, batches: &Receiver<Vec<Handed>>) -> anyh
             nr_failed += 1;
             pass_over(error).err()
         });
-        // I1
+        // Release the inodes of the remaining files (I1).
         if let Some(error) = fatal {
             files.chain(batches.iter().flatten()).for_each(|file| contents.fs.release_inode(file.id));
             return Err(error);
@@ -196,9 +196,9 @@ fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> anyhow::Result<()> {
     })
 }
 
-/// Batches that wait for the thread.
+/// The number of batches that can wait for the thread.
 const QUEUE_LEN: usize = 4;
 const BATCH_FILES: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
-/// Most memory of a member whose file is handed over.
+/// The most memory that a member may take if its file is handed over.
 const LIGHT_BYTES: usize = 16 << 10;

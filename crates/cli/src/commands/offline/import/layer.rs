@@ -3,7 +3,7 @@
 //! | name | meaning |
 //! |---|---|
 //! | `.wh.NAME` | hides `NAME` of the layers below |
-//! | `.wh..wh..opq` | hides everything in the directory that the layers below have |
+//! | `.wh..wh..opq` | hides all content of the directory in the layers below       |
 //! | `.wh..wh.*` | ignored: used internally by AUFS |
 //!
 //! I1. A whiteout removes what existed before this layer, whatever the order of the members. It never removes what the
@@ -50,7 +50,7 @@ enum Old {
 }
 
 impl Layer {
-    /// Memory that a name takes.
+    /// The memory that a name takes.
     pub(super) fn memory_bytes(name: &[u8]) -> usize {
         2 * size_of::<(InodeId, Box<[u8]>)>() + name.len() + 16
     }
@@ -84,7 +84,7 @@ impl Layer {
         }
     }
 
-    /// Fails if a directory contains something of this layer. Removes nothing.
+    /// Fails if a directory contains something of this layer. Does not remove anything.
     pub(super) fn check_replaceable(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<()> {
         if !self.walk_old(fs, dir, Old::Stays)? {
             bail!("the layer has both a directory and something else of that name");
@@ -100,18 +100,19 @@ impl Layer {
         Ok(fs.rmdir(parent, name)?)
     }
 
-    /// Removes what the layers below have in a directory; returns whether the directory is then empty.
+    /// Removes the content of a directory that comes from the layers below. Returns whether the directory is then
+    /// empty.
     fn remove_old(&self, fs: &Fs, dir: InodeId) -> anyhow::Result<bool> {
         self.walk_old(fs, dir, Old::Goes)
     }
 
-    /// Walks through what the layers below have in a directory; returns whether there is nothing else. Memory limits
-    /// the depth, not the stack.
+    /// Walks through the content of a directory that comes from the layers below. Returns whether there is no other
+    /// content. Memory limits the depth, not the stack.
     fn walk_old(&self, fs: &Fs, dir: InodeId, old: Old) -> anyhow::Result<bool> {
         struct Level {
             id: InodeId,
             left: Vec<Name>,
-            /// Parent and name; `None` where the walk began.
+            /// Parent and name; `None` for the directory where the walk began.
             place: Option<(InodeId, Vec<u8>)>,
             is_kept: bool,
         }

@@ -3,10 +3,10 @@
 //! Invariants:
 //! - I1. Nothing outside the target directory is made or changed. Paths are resolved name by name, and symbolic links
 //!   on the way are followed as if the target were the root.
-//! - I2. Times of a directory are set at the end, after the last change in it. Its extended attributes are too, because
-//!   otherwise new files would inherit its default ACL.
-//! - I3. A member that cannot be unpacked is reported and passed over, as by tar; the exit status is then 1. Errors that
-//!   would meet the other members too end the import ([`is_fatal`]); the first in the archive's order is reported.
+//! - I2. Times and extended attributes of a directory are set at the end, after the last change in it. Otherwise new
+//!   files would change its times and inherit its default ACL.
+//! - I3. A member that cannot be unpacked is reported and skipped, as by tar, and the exit status is 1. Errors that
+//!   would also affect the other members end the import ([`is_fatal`]); the first in archive order is reported.
 //! - I4. Data kept until the end takes at most [`HELD_MAX`] bytes: times of directories, and with `--oci-layer` the
 //!   names of the layer.
 //! - I5. A member whose name exists is first made under a temporary name, with its data and attributes. The existing
@@ -89,7 +89,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     };
     let image = &args.target.image;
     let counts = match args.create.filter(|_| !image.exists()) {
-        // A new image with half of an archive is of no use.
+        // Remove a new image if the import fails, because part of an archive is useless.
         Some(size) => NewImage::create(image, size).and_then(|made| {
             let options = mount_options(&args.image)?;
             let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
@@ -108,7 +108,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    // The highest number stands for no user.
+    // The highest number does not stand for a user.
     let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
     parsed.ok_or_else(|| format!("'{text}' is no owner; write two numbers, for example 0:0"))
@@ -126,7 +126,7 @@ struct Counts {
     xattrs: u64,
     whiteouts: u64,
     bytes: u64,
-    /// Members that were reported and passed over.
+    /// Members that were reported and skipped.
     failed: u64,
 }
 
@@ -163,7 +163,7 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
-/// Whether an error is not one of the member alone: of the archive, the device, or for lack of space.
+/// Whether an error affects more than one member: an error of the archive or the device, or lack of space.
 fn is_fatal(error: &anyhow::Error) -> bool {
     let is_of_all = |errno: i32| {
         [Errno::NOSPC, Errno::DQUOT, Errno::ROFS, Errno::IO, Errno::UCLEAN]
@@ -174,7 +174,7 @@ fn is_fatal(error: &anyhow::Error) -> bool {
         || error.chain().any(|cause| cause.is::<Fatal>() || cause.is::<std::io::Error>())
 }
 
-/// Reports a member that is passed over, unless its error ends the import (I3).
+/// Reports a skipped member, unless its error ends the import (I3).
 fn pass_over(error: anyhow::Error) -> anyhow::Result<()> {
     if is_fatal(&error) {
         return Err(error);
@@ -183,7 +183,7 @@ fn pass_over(error: anyhow::Error) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a path leads upwards on its way, so that it names another file than it seems to.
+/// Whether a path contains `..`, so that it may name a different file than it seems to.
 fn leaves_its_place(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').any(|name| name == b"..")
 }
@@ -204,8 +204,8 @@ struct DirToFinish {
     xattrs: Xattrs,
 }
 
-/// Known directories by their path below the target; forgotten when a link or a directory on the way may have been
-/// replaced.
+/// Known directories by their path below the target. They are forgotten when a link or directory on a path may have
+/// been replaced.
 #[derive(Default)]
 struct FoundDirs {
     paths: HashMap<Vec<u8>, InodeId>,
@@ -247,12 +247,12 @@ struct Import<'a> {
     dirs: FoundDirs,
     /// Times and attributes of directories, to set at the end (I2).
     dirs_to_finish: Vec<DirToFinish>,
-    /// Only with `--oci-layer`.
+    /// The names of the layer, with `--oci-layer`.
     layer: Option<Layer>,
     /// Memory that may still be kept until the end (I4).
     held_left: usize,
     counts: Counts,
-    /// Value of the counter of file data when the last commit started.
+    /// The counter of file data when the last commit started.
     committed_bytes: u64,
 }
 
@@ -295,7 +295,7 @@ impl<'a> Import<'a> {
         std::thread::scope(|scope| {
             let mut thread = reader.place_of_data().map(|_| ContentsThread::start(scope, contents)).transpose()?;
             let made = self.members(reader, first, thread.as_mut(), progress);
-            // I3: files that were handed over precede the member that failed here.
+            // I3: files that were handed over come before the member that failed here, so their error is reported.
             self.counts.failed += thread.map_or(Ok(0), ContentsThread::finish)?;
             made
         })?;
@@ -326,7 +326,8 @@ impl<'a> Import<'a> {
             let names = normal_names(&member.path);
             if names.len() >= self.args.strip_components.max(1) || member.kind == Kind::Dir {
                 let names = names.get(self.args.strip_components..).unwrap_or_default();
-                // A directory without a name is the target itself; one that stripping left without a name is skipped.
+                // A directory without a name is the target itself. A directory that stripping left without a name is
+                // skipped.
                 if !names.is_empty() || (member.kind == Kind::Dir && self.args.strip_components == 0) {
                     let unpacked = self
                         .member(reader, &member, names, thread.as_deref_mut())
@@ -437,14 +438,14 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Fails if the existing file must stay. A directory is replaced if it is empty, as by tar, and by a layer if everything
-    /// in it is older.
+    /// Fails if the existing file must stay. An empty directory is replaced, as by tar. A layer also replaces a
+    /// directory if everything in it comes from the layers below.
     fn check_replaceable(&self, parent: InodeId, name: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         match &self.layer {
             _ if !old.is_dir() => Ok(()),
             Some(layer) => layer.check_replaceable(self.fs, old.id),
-            // The size of a directory is the length of the names in it.
+            // A directory's size is the sum of its names' lengths, so it is 0 if the directory is empty.
             None if old.size == 0 => Ok(()),
             None => bail!("a directory of that name exists and is not empty; remove it first"),
         }
@@ -468,7 +469,8 @@ impl<'a> Import<'a> {
         done
     }
 
-    /// Replaces a name. If the old file is a link or a directory, directories found through it are forgotten.
+    /// Replaces a name. If the old file is a link or a directory, known directories that were found through it are
+    /// forgotten.
     fn replace(&mut self, parent: InodeId, name: &[u8], temporary: &[u8]) -> anyhow::Result<()> {
         let old = self.fs.lookup(parent, name)?;
         let is_dir = self.fs.lookup(parent, temporary)?.is_dir();
@@ -498,7 +500,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Sets attributes of a directory, except for times and inheritable attributes, which come at the end.
+    /// Sets attributes of a directory, except for times and inheritable attributes, which are set at the end.
     fn dir(&mut self, member: &Member, id: InodeId) -> anyhow::Result<()> {
         self.counts.directories += 1;
         let all = self.contents().set_attr(member);
@@ -507,7 +509,7 @@ impl<'a> Import<'a> {
             member.xattrs.iter().cloned().partition(|(name, _)| is_inherited(name));
         self.counts.xattrs += member.xattrs.len() as u64;
         if let Ok(acl) = self.fs.getxattr(id, acl::DEFAULT) {
-            // The archive's files must not inherit an ACL that existed before either.
+            // The archive's files must not inherit a default ACL that the directory already had.
             self.fs.removexattr(id, acl::DEFAULT, &Caller::ROOT)?;
             if !xattrs.iter().any(|(name, _)| name == acl::DEFAULT) {
                 xattrs.push((acl::DEFAULT.to_vec(), acl));
@@ -555,7 +557,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// The directory with these names below the target; makes missing ones.
+    /// Returns the directory with these names below the target. Makes missing directories.
     fn parent_dir(&mut self, names: &[&[u8]]) -> anyhow::Result<InodeId> {
         if names.is_empty() {
             return Ok(self.base);
@@ -568,9 +570,9 @@ impl<'a> Import<'a> {
         Ok(dir)
     }
 
-    /// The directories from the target directory to the one with these names.
+    /// Returns the directories from the target directory to the one with these names.
     fn way_to(&self, names: &[&[u8]]) -> anyhow::Result<Vec<InodeId>> {
-        // Kept because a link may contain `..`.
+        // All directories are kept, because a link may contain `..`.
         let mut way = vec![self.base];
         let mut todo: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut nr_links = 0;
@@ -609,12 +611,13 @@ impl<'a> Import<'a> {
     }
 }
 
-/// Amount of data after which a background commit starts: so trees are built while data is written, not all at the end.
+/// Bytes of data after which a background commit starts, so that trees are built while data is written and not all at
+/// the end.
 const COMMIT_BYTES: u64 = 256 << 20;
 /// Limit for symbolic links on one path, as on Linux.
 const MAX_LINKS: usize = 40;
-/// Most directories whose inodes are remembered, and the total length of their paths.
+/// The largest number of known directories, and of bytes in their paths.
 const MAX_DIRS: usize = 1 << 16;
 const MAX_DIRS_BYTES: usize = 8 << 20;
-/// Most memory kept until the end (I4): about three million directories.
+/// The most memory for data kept until the end (I4), enough for about three million directories.
 const HELD_MAX: usize = 256 << 20;
