@@ -18,18 +18,18 @@ pub(crate) struct ChildRefs {
     pub(crate) nodesize: u32,
     /// The transaction that changes the references.
     pub(crate) transid: Generation,
-    /// Whether quotas want to know of changes of users.
+    /// Whether quotas track changes of users.
     pub(crate) tracks: bool,
 }
 
 /// Whether a change of references changes the users of the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Users {
-    /// References are handed over: the same subvolumes reach the extent.
+    /// References are handed over: the set of subvolumes that reach the extent stays the same.
     Same,
-    /// The tree begins or ceases to use the extent.
+    /// The tree starts or stops using the extent.
     Change,
-    /// The tree ceases to use the extent, which no other tree could reach.
+    /// The tree stops using the extent, which no other tree could reach.
     Private,
 }
 

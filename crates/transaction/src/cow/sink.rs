@@ -11,8 +11,8 @@
 //!
 //! A block of the running transaction belongs to one tree alone until a snapshot of the tree is taken. From then until
 //! the end of the commit, blocks of this transaction may have several users too, and the tree's `last_snapshot` is this
-//! transaction. So a block is *private* only if it is newer than the tree's last snapshot; for all others the
-//! references decide.
+//! transaction. So a block is *private* only if it is newer than the tree's last snapshot; for all other blocks, the
+//! references show how many users they have.
 //!
 //! Invariants:
 //! - I1. A node is changed at its address only while it is private and was never written.
@@ -45,7 +45,7 @@ use crate::nodes::stream::NodeStream;
 use crate::nodes::threads::nr_threads;
 
 impl Engine {
-    /// Applies a batch to a tree and shows the result to readers. The caller holds the commit lock.
+    /// Applies a batch to a tree and publishes the result. The caller holds the commit lock.
     pub(crate) fn apply_batch(
         &self,
         tree: &Tree,
@@ -59,8 +59,8 @@ impl Engine {
         Ok(stats)
     }
 
-    /// Applies a batch to a tree, in at most `max_parts` parts, and shows the result to readers. Leaves the delayed
-    /// refs unchanged and returns their changes.
+    /// Applies a batch to a tree, in at most `max_parts` parts, and publishes the result. Leaves the delayed refs
+    /// unchanged and returns their changes.
     pub(crate) fn apply_tree(
         &self,
         tree: &Tree,
@@ -89,11 +89,11 @@ impl Engine {
         let Made { refs: new_refs, emitted, freed, left, retired, nr_made, nr_left } = made;
         self.stats.applied(tree.id(), &stats);
         tree.publish(new_root, || {
-            // Freed addresses go first: one of them may have been given to a new node.
+            // Drop freed addresses first: one of them may have been given to a new node.
             freed.into_iter().for_each(|bytenr| self.store.drop_dirty(bytenr));
             emitted.into_values().for_each(|node| self.store.put_dirty(node));
         });
-        // Readers that still descend the old tree read these nodes again.
+        // Readers that still descend the old tree read these nodes from the devices again.
         left.into_iter().for_each(|bytenr| self.store.forget(bytenr));
         self.commit_state.retire(retired);
         let nodesize = u64::from(self.geometry.nodesize);
@@ -124,7 +124,7 @@ pub(crate) struct ApplyProgress {
 }
 
 impl ApplyProgress {
-    /// Begins with `nr_changes` changes to apply.
+    /// Starts with `nr_changes` changes to apply.
     pub(crate) fn new(nr_changes: usize) -> Self {
         Self { nr_changed: AtomicUsize::new(0), nr_changes }
     }
@@ -135,13 +135,13 @@ impl ApplyProgress {
     }
 }
 
-/// The result of an apply, or of a part of it, before readers see it.
+/// The result of an apply, or of a part of it, before it is published.
 #[derive(Default)]
 struct Made {
     refs: NewRefs,
     /// Nodes that are not written yet.
     emitted: HashMap<Logical, Arc<Node>>,
-    /// Addresses of nodes of this transaction that are not used any more.
+    /// Addresses of fresh nodes that are not used any more.
     freed: Vec<Logical>,
     /// Addresses of replaced nodes that no tree uses once this transaction is committed.
     left: Vec<Logical>,
@@ -152,8 +152,8 @@ struct Made {
     nr_left: u64,
 }
 
-/// Changes of the delayed refs by an apply. The earlier refs stay unchanged until the apply is over, for all parts to
-/// see.
+/// Changes of the delayed refs by an apply. The earlier refs stay unchanged until the apply is over, because all
+/// parts read them.
 #[derive(Default)]
 pub(crate) struct NewRefs {
     added: DelayedRefs,
@@ -278,7 +278,7 @@ struct CowSink<'a> {
     job: ApplyJob<'a>,
     made: Made,
     allocated: HashSet<Logical>,
-    /// Space for the next nodes, which makes them neighbours whatever other parts allocate.
+    /// Space for the next nodes. Nodes from it are neighbours, regardless of the allocations of other parts.
     pool: Range<u64>,
     stream: Option<&'a NodeStream<'a>>,
     /// Nodes for the next piece of the stream.
@@ -310,7 +310,7 @@ impl<'a> CowSink<'a> {
         self.job.child_refs().add_node(&mut self.made.refs.added, node, reference, delta, users);
     }
 
-    /// Hands over references to a block's children: the copy of the block has the same ones.
+    /// Adds references to a block's children that are handed over, because a copy of the block has them too.
     fn add_child_refs(&mut self, node: &Node, parent: Option<Logical>, delta: i64) {
         self.job.child_refs().add_children(&mut self.made.refs.added, node, parent, delta, Users::Same);
     }
@@ -340,15 +340,15 @@ impl<'a> CowSink<'a> {
         Ok((refs, flags))
     }
 
-    /// Drops a block of this transaction that no other tree uses; nothing on the devices refers to it. Returns whether
-    /// nothing records its address any more.
+    /// Drops a block of this transaction that no other tree uses and nothing on the devices refers to. Returns whether
+    /// no delayed ref records its address any more.
     fn drop_fresh(&mut self, node: &Node) -> bool {
         let bytenr = node.bytenr();
         self.made.nr_left += 1;
         self.made.freed.push(bytenr);
         let added_now = self.made.refs.net(self.job.refs, bytenr).is_some_and(|(delta, _)| delta > 0);
         if added_now {
-            // Its extent item was never made.
+            // Its extent item was never made, so no delayed ref is needed.
             self.made.refs.forget(self.job.refs, bytenr);
         } else {
             self.add_ref(node, RefKey::TreeBlock(self.job.owner), -1, Users::Change);
@@ -356,7 +356,7 @@ impl<'a> CowSink<'a> {
         added_now
     }
 
-    /// Gives back unused space, and returns the result.
+    /// Releases unused space, and returns the result.
     fn finish(mut self) -> Made {
         for &bytenr in &self.allocated {
             self.job.engine.space.release(self.extent_at(bytenr));
@@ -364,12 +364,13 @@ impl<'a> CowSink<'a> {
         if !self.pool.is_empty() {
             self.job.engine.space.release(Extent::new(Logical(self.pool.start), self.pool.end - self.pool.start));
         }
-        // Too few for a piece: they are written with the other trees' nodes.
+        // These are too few for a piece. They are written with the other trees' nodes.
         self.made.emitted.extend(self.gathered.into_iter().map(|node| (node.bytenr(), node)));
         self.made
     }
 
-    /// Allocates space for many neighbouring nodes if that is allowed, or for as many as the largest free piece holds.
+    /// Allocates space for many neighbouring nodes if that is allowed and a free piece is large enough; otherwise for
+    /// fewer.
     fn fill_pool(&mut self, near: Option<Logical>) -> Result<()> {
         let nodesize = u64::from(self.job.engine.geometry.nodesize);
         let want = if self.stream.is_some() && self.job.ample_room { POOL_NODES * nodesize } else { nodesize };
@@ -507,12 +508,12 @@ pub(crate) fn no_references(bytenr: Logical) -> Corrupt {
     .at(bytenr)
 }
 
-/// Changes from which on the nodes of a batch are written as they are made. Fewer changes touch no more leaves than
-/// memory can hold.
+/// Number of changes from which on the nodes of a batch are written as they are made. Fewer changes touch no more
+/// leaves than memory can hold.
 const STREAM_MIN: usize = 256;
-/// Changes that are worth a thread.
+/// Number of changes that justify a thread.
 pub(crate) const PART_MIN: usize = 2048;
-/// Nodes for which space is allocated at once, if many are made.
+/// Number of nodes for which space is allocated at once, if many nodes are made.
 const POOL_NODES: u64 = 64;
-/// Changes between two reports of progress.
+/// Number of changes between two reports of progress.
 const PROGRESS_STEP: usize = 1024;

@@ -26,23 +26,22 @@ use ubtrfs_tree::Changes;
 use crate::delayed::item_map::{Change, Growth, ItemMap, PAGE_ITEMS, Page};
 use crate::delayed::name_map::{NameMap, Names};
 
-/// Changes of some objectids, rows and names apart.
+/// Changes of some objectids, with rows and names in separate maps.
 #[derive(Debug, Default)]
 struct Shard {
     rows: ItemMap,
     names: NameMap,
-    /// The objectids of both.
+    /// The objectids of both maps.
     objectids: Objectids,
 }
 
-/// A set of objectids that may seem to hold more than were added. Most lookups are for unchanged objectids, and one bit
-/// answers them.
+/// A set of objectids with false positives. Most lookups are for unchanged objectids, and a single bit excludes them.
 #[derive(Debug, Default)]
 struct Objectids {
     bits: Option<Box<[u64; OBJECTID_WORDS]>>,
 }
 
-/// Active changes of some objectids, and which of these are watched.
+/// Active changes of some objectids, and the watched objectids among them.
 #[derive(Debug, Default)]
 struct ActiveShard {
     changes: Shard,
@@ -77,7 +76,7 @@ pub(crate) struct FrozenItems {
 /// Frozen changes in the order of their keys.
 pub(crate) struct FrozenBatch<'f> {
     pages: Vec<FrozenPage<'f>>,
-    /// Page and slot of each change, with the slot in the lowest bits.
+    /// Page and slot of each change; the slot is in the lowest bits.
     order: Vec<u32>,
 }
 
@@ -117,7 +116,7 @@ impl DelayedItems {
         merge_ranges(shards_between(start, end).map(of_shard), limit)
     }
 
-    /// The changes of `start..=end`, the last one first, down to the first value or to `limit` changes.
+    /// The changes of `start..=end` from the last one backwards, up to the first insertion or to `limit` changes.
     pub(crate) fn backwards(&self, end: &Key, start: &Key, limit: usize) -> Vec<(Key, Change)> {
         let of_shard = |number: usize| self.shards[number].read().changes.backwards(start, end, limit);
         join_backwards(shards_between(start, end).map(of_shard), limit)
@@ -130,8 +129,8 @@ impl DelayedItems {
         FrozenItems { shards: frozen }
     }
 
-    /// Takes the rows, and names only where they must not stay behind (I3). Watches continue. Also returns the memory
-    /// of the names taken. The caller holds the gate and the tree's view exclusively (I2).
+    /// Takes the rows, and the names that must be frozen with them (I3). Watches continue. Also returns the memory of
+    /// the names taken. The caller holds the gate and the tree's view exclusively (I2).
     pub(crate) fn freeze_rows(&self) -> (FrozenItems, isize) {
         let mut names_bytes = 0;
         let freeze = |shard: &RwLock<ActiveShard>| {
@@ -166,7 +165,7 @@ impl DelayedItems {
         keys
     }
 
-    /// Notes from now on which keys of an objectid change, until the next freeze.
+    /// Records which keys of an objectid change, until the next freeze.
     pub(crate) fn watch(&self, objectid: u64) {
         for number in [row_shard(objectid), entry_shard(objectid)] {
             self.shards[number].write().watched.insert(objectid);
@@ -183,7 +182,7 @@ impl DelayedItems {
 }
 
 impl LockedItems<'_> {
-    /// Whether the locked shard is the key's.
+    /// Whether the key belongs to the locked shard.
     pub(crate) fn has(&self, key: &Key) -> bool {
         shard_of(key) == self.number
     }
@@ -267,7 +266,7 @@ impl Shard {
         if NameMap::takes(key) { self.names.get(key) } else { self.rows.get(key) }
     }
 
-    /// Whether nothing in this range can have changed.
+    /// Whether no key in this range can have changed.
     fn lacks(&self, start: &Key, end: &Key) -> bool {
         start.objectid == end.objectid && !self.objectids.may_have(start.objectid)
     }
@@ -325,7 +324,7 @@ impl Objectids {
     }
 
     fn place(objectid: u64) -> (usize, u64) {
-        // A shard has every NR_SHARDS-th row of inodes; mixing spreads their numbers over all bits.
+        // A shard has every NR_SHARDS-th row of inodes. Mixing spreads the rows' numbers over all bits.
         let mixed = objectid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         (mixed as usize / 64 % OBJECTID_WORDS, 1 << (mixed % 64))
     }
@@ -397,13 +396,15 @@ fn merge_ranges(mut ranges: impl Iterator<Item = Vec<(Key, Change)>>, limit: usi
     if merged.len() == nr_first {
         return merged;
     }
-    // Rows and names alternate by inode, and often there are no names: a stable sort keeps sorted runs as they are.
+    // Rows and names alternate by inode, and often there are no names: a stable sort exploits runs that are sorted
+    // already.
     merged.sort_by_key(|(key, _)| *key);
     merged.truncate(limit);
     merged
 }
 
-/// Joins lists of changes that each go backwards to their first value, to `limit` changes, or to the end of the range.
+/// Joins lists of changes, each of which goes backwards to its first value, to `limit` changes, or to the start of the
+/// range.
 fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize) -> Vec<(Key, Change)> {
     let mut joined: Vec<(Key, Change)> = Vec::new();
     let mut nr_lists = 0;
@@ -413,7 +414,7 @@ fn join_backwards(lists: impl Iterator<Item = Vec<(Key, Change)>>, limit: usize)
     }
     if nr_lists > 1 {
         joined.sort_unstable_by_key(|(key, _)| Reverse(*key));
-        // What is known of a list ends with its value, or with its limit.
+        // A list is complete only down to its first value or its limit.
         let first_value = joined.iter().position(|(_, change)| change.is_some());
         joined.truncate(first_value.map_or(limit, |at| (at + 1).min(limit)));
     }
@@ -425,7 +426,7 @@ fn shard_of(key: &Key) -> usize {
     if is_entry(key.item_type) { entry_shard(key.objectid) } else { row_shard(key.objectid) }
 }
 
-/// Neighbouring rows of inodes go to different shards, so that threads in different directories seldom meet.
+/// Puts neighbouring rows of inodes into different shards, so that threads in different directories rarely share one.
 fn row_shard(objectid: u64) -> usize {
     usize::try_from(objectid / INODES_PER_ROW % NR_SHARDS).expect("a remainder of NR_SHARDS fits")
 }
@@ -454,8 +455,8 @@ fn is_entry(item_type: KeyType) -> bool {
 const NR_SHARDS: u64 = 64;
 /// Enough bits for a few thousand objectids.
 const OBJECTID_WORDS: usize = 128;
-/// Inodes whose delayed items share a lock and lie side by side: from one multiple of this number to the next. Threads
-/// work on different locks if each takes the numbers of its new inodes from such rows.
+/// Number of inodes whose delayed items share a lock and lie side by side: from one multiple of this number to the
+/// next. Threads use different locks if each takes the numbers of its new inodes from different rows.
 pub const INODES_PER_ROW: u64 = 16;
 
 #[cfg(test)]

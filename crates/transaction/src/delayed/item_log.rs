@@ -1,7 +1,7 @@
 //! [`ItemLog`]: items one after another, in the order in which they were added, each found by its position.
 //!
 //! Invariants:
-//! - I1. An item lies in one chunk, behind its length, and begins below [`CHUNK`], so that a position fits into 32
+//! - I1. An item lies in one chunk, after its length, and begins below [`CHUNK`], so that a position fits into 32
 //!   bits.
 
 /// Items that do not move.
@@ -44,7 +44,7 @@ impl ItemLog {
         &self.chunks[number][from..from + len]
     }
 
-    /// Overwrites the item at a position by one of the same length.
+    /// Overwrites the item at a position with an item of equal length.
     pub(crate) fn replace(&mut self, place: u32, item: &[u8]) {
         let (number, from, len) = self.find(place);
         self.chunks[number][from..from + len].copy_from_slice(item);
@@ -80,7 +80,7 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 /// The first chunk grows, because most directories are small.
 const FIRST_CHUNK: usize = 256;
 const LEN_BYTES: usize = 2;
-/// About the length of a name's entry.
+/// Approximate length of a name's entry.
 const SHORT_ITEM: usize = 48;
 
 #[cfg(test)]

@@ -10,16 +10,16 @@
 //! ```
 //!
 //! A full page is split in half, except in a row of ascending keys: there it is split where the row continues, and a
-//! key behind all others of its page begins a new page. So rows fill their pages. Groups are split in the same way.
+//! key after all others of its page begins a new page. So rows fill their pages. Groups are split in the same way.
 //!
-//! Most changes follow an earlier one: new inodes come last, new entries of a directory come behind its others, and
-//! each of them changes the directory's own item. So a change looks first at the last page, then at the page of the
-//! last change with the same objectids and types, and only then searches.
+//! Most changes follow an earlier one: new inodes come last, new entries of a directory come after its other entries,
+//! and each of them changes the directory's own item. So the search for a change's page tries the last page first,
+//! then the page of the last change with an equal objectid and type, and only then searches by key.
 //!
 //! Invariants:
-//! - I1. The keys of a page are not below its lowest key, and below that of the next page; the same holds for groups.
-//!   The first page and the first group begin at [`Key::MIN`]. A group has at least one page.
-//! - I2. `recent` holds hints: each may name any page, or none that exists.
+//! - I1. The keys of a page are at or above its lowest key, and below that of the next page; groups follow this rule
+//!   too. The first page and the first group begin at [`Key::MIN`]. A group has at least one page.
+//! - I2. `recent` holds hints: each may name any page, even one that does not exist.
 
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ impl ItemMap {
         let before =
             self.groups[..last.map_or(0, PageAt::group)].iter().rev().flat_map(|group| group.pages.iter().rev());
         let changes = of_group.iter().rev().chain(before).flat_map(move |page| {
-            // Also skips pages whose keys are all above `end`.
+            // This position also skips pages whose keys are all above `end`.
             let behind = page.search(&end).map_or_else(|slot| slot, |slot| slot + 1);
             (0..behind).rev().map(move |slot| (page.key(slot), page.value(slot)))
         });
@@ -196,7 +196,7 @@ impl ItemMap {
         !is_below(key, lowest) && next.is_none_or(|next| is_below(key, next))
     }
 
-    /// Adds a page behind another one.
+    /// Adds a page after another one.
     fn insert_page(&mut self, behind: PageAt, first: Key, page: Page) {
         let group = &mut self.groups[behind.group()];
         let place = behind.page() + 1;
@@ -301,7 +301,7 @@ impl Page {
         Some((first, upper))
     }
 
-    /// An empty page with room for as much as this full one has, because rows continue with items of the same size.
+    /// An empty page with as much room as this full one has, because rows continue with items of equal size.
     fn of_same_size(&self) -> Self {
         let (nr_items, data_len) = match self.len() {
             PAGE_ITEMS => (PAGE_ITEMS, self.items.data_len()),
@@ -343,11 +343,11 @@ fn recent_slot(key: &Key) -> usize {
     (mixed >> 32) as usize % NR_RECENT
 }
 
-/// Most changes in a page.
+/// Maximum number of changes in a page.
 pub(crate) const PAGE_ITEMS: usize = 64;
-/// Most bytes of data in a page that has more than one change.
+/// Maximum bytes of data in a page that has more than one change.
 const PAGE_DATA: usize = 4096;
-/// Most pages in a group.
+/// Maximum number of pages in a group.
 const GROUP_PAGES: usize = 128;
 const NR_RECENT: usize = 32;
 /// A page's place in the map, and the overhead of its allocations.

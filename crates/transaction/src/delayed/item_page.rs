@@ -93,7 +93,7 @@ impl ItemPage {
         (u32::try_from(start).expect(expected), u16::try_from(value.len()).expect(expected))
     }
 
-    /// Gives back unused room, because no changes are expected soon.
+    /// Frees unused room, because no changes are expected soon.
     pub(crate) fn close(&mut self) {
         self.heads.shrink_to_fit();
         self.data.shrink_to_fit();

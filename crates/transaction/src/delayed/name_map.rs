@@ -10,14 +10,13 @@
 //! ```
 //!
 //! A full page is split by the next bit of its prefix; if the prefix is as long as the table's, the table is doubled
-//! first. So a change waits for the memory of one page, which has four cache lines, and appends to the log behind the
-//! change before.
+//! first. So a change reads one page, which has four cache lines, and appends to the log after the previous change.
 //!
 //! Invariants:
 //! - I1. A page with a prefix of `depth` bits is in all places of the table that begin with this prefix, and has the
 //!   hashes that begin with it.
 //! - I2. The table is at most [`SPARSE`] times as long as there are pages. If names were chosen so that many hashes
-//!   begin alike, a page has more names than it can hold; its heads are then in `more`.
+//!   have equal first bits, a page has more names than fit into it; its heads are then in `more`.
 //! - I3. The item of a head lies within the log; `garbage` counts the bytes of the log that no head points to.
 
 use std::collections::BTreeMap;
@@ -41,11 +40,11 @@ pub(crate) struct Dir {
     bits: u32,
     /// Pages by their numbers, [`GROUP_PAGES`] in each group but the last.
     groups: Vec<Vec<NamePage>>,
-    /// The heads of pages that have more than fit into them (I2).
+    /// The heads of pages whose heads do not fit into them (I2).
     more: BTreeMap<u32, Vec<Head>>,
     log: ItemLog,
     garbage: usize,
-    /// Bytes of memory that all of this takes.
+    /// Bytes of memory that the whole directory takes.
     bytes: usize,
 }
 
@@ -182,8 +181,8 @@ impl<'n> Names<'n> {
         (at != DELETED).then(|| self.log.get(at))
     }
 
-    /// Loads all items of the piece into the processor's cache. A caller that takes one takes the others next, and they
-    /// lie apart: read together, their memory is waited for once.
+    /// Loads all items of the piece into the processor's cache. A caller that reads one item reads the others next, and
+    /// they lie apart: loading them together overlaps the cache misses.
     fn touch(&self) {
         let places = self.heads.iter().filter(|head| head.at != DELETED);
         std::hint::black_box(places.map(|head| self.log.touch(head.at)).fold(0, |all, byte| all ^ byte));
@@ -348,7 +347,7 @@ impl Dir {
     /// The slot of the name, or else the slot where it belongs.
     fn search(&self, number: u32, hash: u32) -> Result<usize, usize> {
         let page = self.page(number);
-        // Reads all cache lines at once: a binary search would wait for one after the other.
+        // Reads all cache lines at once. A binary search would wait for them one by one.
         let within = page.heads.iter().map(|head| usize::from(head.hash < hash)).sum();
         let heads = self.heads(number);
         let slot = if page.len == MORE { heads.partition_point(|head| head.hash < hash) } else { within };
@@ -457,7 +456,7 @@ impl Default for NamePage {
 }
 
 impl NamePage {
-    /// Whether another head does not fit into the page.
+    /// Whether the page has no room for another head.
     fn is_full(&self) -> bool {
         usize::from(self.len) >= PAGE_NAMES
     }
@@ -507,7 +506,7 @@ const DELETED: u32 = u32::MAX;
 const NO_HEAD: Head = Head { hash: u32::MAX, at: DELETED };
 const GROUP_PAGES: usize = 64;
 const SPARSE: usize = 16;
-/// Bytes of garbage that the log may always have.
+/// Garbage in bytes that the log may have at any size.
 const GARBAGE_MAX: usize = 4096;
 /// A directory's place in the map, and the overhead of its allocations.
 const DIR_OVERHEAD: usize = 320;

@@ -56,7 +56,7 @@ enum Found<'i> {
     Node(&'i Arc<Node>, usize),
 }
 
-/// Merges two lists of changes up to a last key. Of equal keys, the active change counts.
+/// Merges two lists of changes up to a last key. For equal keys, the active change wins.
 struct Newest<'c> {
     active: &'c [(Key, Change)],
     frozen: &'c [(Key, Change)],
@@ -69,7 +69,7 @@ struct LeafWalk {
     slot: usize,
     /// The key in the slot; `None` past the last one.
     key: Option<Key>,
-    /// The last wanted key of this leaf.
+    /// The last key to visit in this leaf.
     last_here: Key,
     last: Key,
 }
@@ -77,7 +77,7 @@ struct LeafWalk {
 /// The result of a step backwards.
 enum Backwards {
     Found(Key, ItemRef),
-    /// The items behind `end` were deleted.
+    /// The items after `end` were deleted.
     Deleted {
         end: Key,
     },
@@ -97,7 +97,7 @@ pub(crate) struct RootState {
 /// An item's bytes: from a delayed item or from a node.
 #[derive(Clone, Debug)]
 pub enum ItemRef {
-    /// Not in the tree yet.
+    /// In memory, not in the tree yet.
     Delayed(Value),
     /// In a node.
     Node(Item),
@@ -209,7 +209,7 @@ impl Tree {
                 Some(next) => from = next,
                 None => break,
             }
-            // Most of the changes were deletions, so look at more of them.
+            // Most of the changes were deletions: fetch more of them.
             window = window.saturating_mul(4).min(window.max(WINDOW_MAX));
         }
         Ok(())
@@ -362,8 +362,8 @@ impl Tree {
     }
 
     /// Moves the active rows to the frozen ones. The tree stays in the list of trees with delayed items, because the
-    /// next commit has to write its root. Returns the memory of names that had to go with the rows. The caller holds
-    /// the commit lock and the gate exclusively.
+    /// next commit has to write its root. Returns the memory of names that were frozen with the rows. The caller
+    /// holds the commit lock and the gate exclusively.
     pub(crate) fn freeze_rows(&self) -> isize {
         let mut view = self.view.write();
         debug_assert!(view.frozen.is_none(), "one apply at a time");
@@ -372,7 +372,7 @@ impl Tree {
         names_bytes
     }
 
-    /// Shows the result of an apply to readers; `install` puts the new nodes in place.
+    /// Publishes the result of an apply to readers; `install` puts the new nodes in place.
     pub(crate) fn publish(&self, root: RootPtr, install: impl FnOnce()) {
         let mut view = self.view.write();
         install();
@@ -381,7 +381,7 @@ impl Tree {
         view.version = self.store.hints.new_version();
     }
 
-    /// Shows the copies of moved nodes to readers, who see the same items. Frozen items stay as they are.
+    /// Publishes the copies of moved nodes. Readers see equal items. Frozen items stay unchanged.
     pub(crate) fn publish_moved(&self, root: RootPtr) {
         let mut view = self.view.write();
         view.root = root;
@@ -393,7 +393,7 @@ impl Tree {
     pub(crate) fn seal(&self) {
         let mut view = self.view.write();
         view.sealed = true;
-        // Cancels readahead that was announced.
+        // The new version cancels announced readahead.
         view.version = self.store.hints.new_version();
     }
 
@@ -409,7 +409,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Runs `read` on the current nodes of the tree, without delayed items. No publish happens meanwhile.
+    /// Runs `read` on the current nodes of the tree, without delayed items. Nothing is published during the call.
     pub(crate) fn with_root<T>(&self, read: impl FnOnce(&dyn NodeSource, &RootPtr) -> T) -> T {
         let view = self.view.read();
         read(&*self.store, &view.root)
@@ -426,12 +426,12 @@ impl Tree {
     }
 }
 
-/// Changes looked at beyond the wanted number, because some are deletions.
+/// Number of changes fetched beyond the wanted number, because some are deletions.
 const WINDOW_MARGIN: usize = 24;
-/// Most changes looked at together, if no more are wanted.
+/// Maximum number of changes fetched together, if no more are wanted.
 const WINDOW_MAX: usize = 512;
 
-/// Moves to the item before `key`. Keys that a crafted leaf holds beyond its range are passed over.
+/// Moves to the item before `key`. Skips keys that a crafted leaf holds beyond its range.
 fn step_back(cursor: &mut Cursor<'_>, key: &Key) -> Result<Option<Key>> {
     match cursor.prev()? {
         Some(before) if before >= *key => match key.predecessor() {

@@ -2,7 +2,7 @@
 //! next commit.
 //!
 //! A chunk can be used at once: its content is reachable only through a commit, and every commit records all pending
-//! chunks before it writes its superblock. (An fsync commits while a chunk is pending.)
+//! chunks before it writes its superblock. (While a chunk is pending, fsync commits instead of writing a log.)
 //!
 //! Owns the list of pending chunks and the lock under which chunks are made. Lock order: the making lock -> space,
 //! volumes, the list; nothing is taken under the list's lock.
@@ -53,8 +53,8 @@ impl Engine {
         min: u64,
         hint: Option<Logical>,
     ) -> Result<Option<Extent>> {
-        // A fair piece of a large request is better than another chunk, because one kind of space takes chunks from the
-        // other.
+        // Take a fair piece of a large request rather than make another chunk, because each kind of space takes chunks
+        // from the others.
         let fair = want.min(FAIR_PIECE_BYTES).max(min);
         let allocate = || {
             let whole = self.space.allocate(kind, want, want, hint);
@@ -90,19 +90,19 @@ impl Engine {
     fn make_chunk(&self, kind: SpaceKind) -> Result<bool> {
         let flags = self.chunk_flags(kind);
         let Some((logical, chunk)) = self.volumes.plan_chunk(flags, u64::MAX) else { return Ok(false) };
-        // A mixed one takes nothing from metadata: it is room for both.
+        // A chunk of mixed block groups is not at the expense of metadata: it has room for both.
         if kind == SpaceKind::Data && !self.geometry.mixed && !self.leaves_room_for_metadata(&chunk) {
             return Ok(false);
         }
         tracing::debug!(%logical, length = chunk.length, ?flags, "make chunk");
         match self.volumes.add_chunk(logical, chunk.clone()) {
-            // A device shrinks, and the plan is older than its limit.
+            // The device is being shrunk, and its limit is newer than the plan.
             Err(Error::NoSpace) => return Ok(false),
             added => added?,
         }
         let group = BlockGroup { start: logical, len_bytes: chunk.length, flags, used: 0 };
         let end = logical.0 + chunk.length;
-        // Pending before it can be used, so that a commit that sees the group sees the chunk.
+        // List the chunk before it can be used, so that a commit that sees the group sees the chunk.
         self.pending_chunks.list.lock().push((logical, chunk));
         let reserved = self.volumes.reserved_ranges(logical);
         let whole = std::iter::once(logical.0..end).collect();
@@ -195,11 +195,11 @@ impl Engine {
         removed: &mut RemovedGroups,
         free_space: Option<&Tree>,
     ) -> Result<()> {
-        // A chunk that is not recorded yet cannot be removed from the trees, nor one that is being moved.
+        // A chunk cannot be removed from the trees before it is recorded, or while it is being moved.
         if self.pending_chunks.contains(group.start) || !self.migrations.begin_removal(group.start) {
             return Ok(());
         }
-        // Read-only first, then a second look: an allocation may have come in between.
+        // Make the group read-only, then check again: there may have been an allocation in between.
         let was_read_only = self.space.is_read_only(group.start);
         self.space.set_read_only(group.start, true);
         let still_empty = self.space.empty_groups().iter().any(|empty| empty.start == group.start);
@@ -228,7 +228,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Forgets chunks that a durable commit removed.
+    /// Drops chunks that a durable commit removed.
     pub(crate) fn forget_chunks(&self, chunks: &[Logical]) {
         for logical in chunks {
             self.volumes.remove_chunk(*logical);
@@ -287,7 +287,7 @@ fn append_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> 
     Ok(())
 }
 
-/// Puts another item for a system chunk into the superblock's array.
+/// Replaces the item of a system chunk in the superblock's array.
 pub(crate) fn replace_system_chunk(superblock: &mut Superblock, key: &Key, chunk: &[u8]) -> Result<()> {
     let array = superblock.sys_chunk_array.get(..superblock.sys_chunk_array_size as usize).unwrap_or_default().to_vec();
     superblock.sys_chunk_array_size = 0;
@@ -320,5 +320,5 @@ pub(crate) fn remove_system_chunks(superblock: &mut Superblock, chunks: &[Logica
     Ok(())
 }
 
-/// A piece of a data extent that is large enough to be an extent.
+/// Length of a piece of a data extent that is large enough to be an extent.
 const FAIR_PIECE_BYTES: u64 = 4 << 20;

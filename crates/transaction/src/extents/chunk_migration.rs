@@ -1,4 +1,4 @@
-//! [`Migrations`]: block groups that move to other places on the devices, or get another number of copies, as they are.
+//! [`Migrations`]: block groups whose chunk moves to other places on the devices, or gets another number of copies.
 //!
 //! The logical addresses of a chunk stay, so no tree block and no reference changes, however many snapshots share them,
 //! and quotas have nothing to account. [`Engine::migrate_chunk`] copies the chunk at the speed of the devices while
@@ -8,8 +8,8 @@
 //! Owns the state of each migration under one lock, which is a leaf.
 //!
 //! Invariants:
-//! - M1. A block group is either moved or removed: both enter it in the map of migrations first. The same holds for moving
-//!   and emptying it: each enters it in its own map first, and then looks into the other one.
+//! - M1. A block group is either moved or removed: both are first entered in the map of migrations. It is either moved or
+//!   emptied: each is first entered in its own map, and then checks the other map.
 //! - M2. The copy is complete before a commit records it, and `volumes` writes both places until that commit is durable.
 
 use std::collections::BTreeMap;
@@ -34,25 +34,25 @@ pub(crate) struct Migrations {
     stages: Mutex<BTreeMap<Logical, Stage>>,
 }
 
-/// How far a migration is.
+/// The stage of a migration.
 #[derive(Debug)]
 enum Stage {
-    /// Pieces are copied.
+    /// Pieces are being copied.
     Copying,
-    /// The next commit records it (M2).
+    /// All pieces are copied. The next commit records the migration (M2).
     Copied,
-    /// A commit could not record it.
+    /// A commit could not record the migration.
     Failed(Error),
-    /// No migration: the running commit removes the block group (M1).
+    /// There is no migration: the running commit removes the block group (M1).
     Removing,
 }
 
-/// What [`Engine::migrate_chunk`] did.
+/// The result of [`Engine::migrate_chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigratedChunk {
-    /// Bytes of one copy that were copied.
+    /// Bytes copied, counted once for all copies.
     pub copied_bytes: u64,
-    /// Whether the chunk changed at all: not if it already is where and how it was wanted.
+    /// Whether the chunk changed. False if it already has the requested place and profile.
     pub has_changed: bool,
 }
 
@@ -86,7 +86,7 @@ impl Migrations {
         Ok(())
     }
 
-    /// Enters the removal of a block group. Returns false if it is being moved (M1).
+    /// Notes that a block group is being removed. Returns false if it is being moved (M1).
     pub(crate) fn begin_removal(&self, start: Logical) -> bool {
         let mut stages = self.stages.lock();
         let is_free = !stages.contains_key(&start);
@@ -94,7 +94,7 @@ impl Migrations {
         is_free
     }
 
-    /// Ends the removal of a block group, done or not.
+    /// Ends the removal of a block group, whether it succeeded or not.
     pub(crate) fn end_removal(&self, start: Logical) {
         self.end(start);
     }
@@ -122,13 +122,14 @@ impl Migrations {
 }
 
 impl Engine {
-    /// Moves the block group that starts at `start` as it is. Returns when the move is durable. Units of `job` are
-    /// bytes of one copy.
+    /// Moves the chunk of the block group that starts at `start`. Returns when the move is durable. Units of `job`
+    /// are bytes of one copy.
     ///
     /// # Errors
     ///
     /// [`Error::NoSpace`] if the devices have no room; [`Error::Cancelled`]; [`Error::Refused`] if there is no such block
-    /// group or it is being moved; a failure to read, write or commit. The block group then stays where it was.
+    /// group or it is already being moved or emptied; an error of a read, a write or a commit. The block group then stays
+    /// where it was.
     pub fn migrate_chunk(&self, start: Logical, placement: &Placement, job: &Job) -> Result<MigratedChunk> {
         self.check_not_aborted()?;
         if self.pending_chunks.contains(start) {
@@ -160,7 +161,7 @@ impl Engine {
             });
         };
         let gives_up_copies = {
-            // Between the plan and its beginning, no other chunk may take the place.
+            // Between the plan and the start of the migration, no other chunk may take the place.
             let _making = self.pending_chunks.lock_making();
             let target = self.volumes.plan_migration(start, placement).ok_or(Error::NoSpace)?;
             if target == *chunk {
@@ -178,7 +179,7 @@ impl Engine {
             job.check()?;
             self.check_not_aborted()?;
             if gives_up_copies {
-                // From the beginning on, a copy that cannot be written fails the migration.
+                // From here on, a failed write to any copy fails the migration.
                 self.repair_first_copy(&piece)?;
             }
             let taken = || joined(self.space.taken_ranges(piece.clone()));
@@ -207,8 +208,8 @@ impl Engine {
         })
     }
 
-    /// Before copies are given up: where copies differ, reads what is there with verification, which repairs the first
-    /// copy, the one that stays.
+    /// Prepares for giving up copies. Where copies differ, reads the content with verification, which repairs the
+    /// first copy, the one that stays.
     fn repair_first_copy(&self, piece: &Range<u64>) -> Result<()> {
         for range in joined(self.space.taken_ranges(piece.clone())) {
             let len = usize::try_from(len_of(&range)).unwrap_or(usize::MAX);
@@ -227,7 +228,7 @@ impl Engine {
     }
 
     /// Reads the tree blocks and the checksummed sectors of a range with verification, which repairs bad copies. Fails if
-    /// the first copy is bad nevertheless.
+    /// the first copy is still bad afterwards.
     fn verify_extents(&self, range: &Range<u64>) -> Result<()> {
         let (nodesize, sectorsize) = (self.geometry.nodesize, self.geometry.sectorsize);
         let csum_type = self.geometry.csum_type;
@@ -360,7 +361,7 @@ fn pieces(range: Range<u64>) -> Vec<Range<u64>> {
     starts.map(|start| start..start.saturating_add(PIECE_BYTES as u64).min(range.end)).collect()
 }
 
-/// Joins ranges with small gaps between them: copying a gap is cheaper than a request.
+/// Joins ranges with small gaps between them: copying a gap costs less than another request.
 fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -376,7 +377,7 @@ fn len_of(range: &Range<u64>) -> u64 {
     range.end.saturating_sub(range.start)
 }
 
-/// Bytes copied at once: about a millisecond.
+/// Number of bytes copied at once, in about a millisecond.
 const PIECE_BYTES: usize = 4 << 20;
 /// Longest gap that is copied.
 const GAP_BYTES: u64 = 128 << 10;

@@ -152,9 +152,9 @@ struct Edit<'a> {
 
 struct Sweep<'s> {
     layout: Layout,
-    /// Is at or before the first item from `consumed` on, or nowhere.
+    /// Is at or before the first item from `consumed` on, or has no position.
     cursor: Cursor<'s>,
-    /// Nothing lies behind the cursor.
+    /// Whether no item follows the cursor.
     passed_end: bool,
     open: Option<OpenItem>,
     /// Existing items below this address are accounted for.
@@ -228,8 +228,8 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Takes the checksums of a range out of the open item and of the items behind it. Returns the checksums that the
-    /// last touched item has behind the range.
+    /// Takes the checksums of a range out of the open item and of the items after it. Returns the checksums that the
+    /// last touched item has past the range.
     fn cut(&mut self, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
         let mut tail = None;
         let layout = self.layout;
@@ -277,7 +277,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Puts back the rest of a cut item: behind the inserted checksums if it fits there as a whole.
+    /// Puts back the rest of a cut item: after the inserted checksums if it fits there as a whole.
     fn put_tail(&mut self, start: u64, tail: &[u8], inserted: bool) {
         let open_len = self.open.as_ref().filter(|_| inserted).map(|open| open.csums.len() + tail.len());
         if open_len.is_none_or(|len| len > self.layout.max_csums * self.layout.csum_size) {
@@ -340,8 +340,8 @@ impl Sweep<'_> {
     }
 }
 
-/// Turns insertions and removals into disjoint edits in address order. Insertions win over removals, and removals that
-/// touch are joined.
+/// Turns insertions and removals into disjoint edits in address order. Insertions take precedence over removals, and
+/// adjacent removals are joined.
 fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: Layout) -> Vec<Edit<'a>> {
     let mut edits: Vec<Edit<'a>> = Vec::with_capacity(insert.len() + remove.len());
     let mut inserted_upto = 0;
@@ -384,8 +384,8 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
     edits
 }
 
-/// Sorts the ranges and joins those that touch or overlap. A csum item covers many extents, and would be copied for
-/// each.
+/// Sorts the ranges and joins those that touch or overlap. A csum item covers many extents, and would otherwise be
+/// copied once for each.
 fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut sorted: Vec<Range<u64>> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
     sorted.sort_unstable_by_key(|range| range.start);

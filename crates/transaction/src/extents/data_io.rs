@@ -21,12 +21,12 @@ use crate::handle::quota_reservation::QuotaReservation;
 #[derive(Debug)]
 pub struct DataReservation {
     inner: Reservation,
-    /// Held back within the limits of quota groups.
+    /// The part of the space that is reserved within the limits of quota groups.
     quota: QuotaReservation,
 }
 
 impl DataReservation {
-    /// Bytes that it still holds.
+    /// The bytes it still holds.
     pub fn bytes(&self) -> u64 {
         self.inner.bytes()
     }
@@ -49,12 +49,12 @@ impl DataReservation {
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())), quota }
     }
 
-    /// Takes up to `bytes` of what it holds within the limits of quota groups.
+    /// Takes up to `bytes` of the part that is reserved within the limits of quota groups.
     pub fn take_quota(&mut self, bytes: u64) -> QuotaReservation {
         self.quota.split(bytes)
     }
 
-    /// Adds to what it holds within the limits of quota groups.
+    /// Adds to the part that is reserved within the limits of quota groups.
     pub fn add_quota(&mut self, mut quota: QuotaReservation) {
         self.quota.take_from(&mut quota, u64::MAX);
     }
@@ -63,7 +63,7 @@ impl DataReservation {
 /// A data extent that was allocated and that no extent item records yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataExtent {
-    /// Where it starts.
+    /// Its start address.
     pub bytenr: Logical,
     /// Its length, a multiple of the sector size.
     pub len_bytes: u64,
@@ -159,7 +159,7 @@ impl Engine {
         Ok(DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes })
     }
 
-    /// Gives back an extent, or a part of one, if no file extent item was put for it.
+    /// Releases an extent, or a part of one, if no file extent item was put for it.
     pub fn release_data(&self, extent: DataExtent) {
         let extent = Extent::new(extent.bytenr, extent.len_bytes);
         if self.ledger.forget_allocated(extent) {
@@ -167,7 +167,8 @@ impl Engine {
         }
     }
 
-    /// Releases an extent as [`Engine::release_data`] does, and adds its bytes to `reservation`: its data is still dirty.
+    /// Releases an extent as [`Engine::release_data`] does, and adds its bytes to `reservation`, because its data is
+    /// still dirty.
     pub fn release_data_promised(&self, extent: DataExtent, reservation: &mut DataReservation) {
         let extent = Extent::new(extent.bytenr, extent.len_bytes);
         if self.ledger.forget_allocated(extent) {
@@ -186,8 +187,8 @@ impl Engine {
         self.volumes.write(at, data)
     }
 
-    /// Writes several buffers one behind the other into an allocated extent. With `verifiable`, the data gets
-    /// checksums, and one written copy is enough.
+    /// Writes several buffers consecutively into an allocated extent. With `verifiable`, the data gets checksums, and
+    /// one written copy is enough.
     ///
     /// # Errors
     ///
@@ -198,7 +199,7 @@ impl Engine {
         if verifiable { self.volumes.write_verifiable(at, bufs) } else { self.volumes.write_vectored(at, bufs) }
     }
 
-    /// Turns the filesystem read-only if a device is not in place any more or has a superblock of another writer. Called
+    /// Makes the filesystem read-only if a device is not in place any more or has a superblock of another writer. Called
     /// before each write; a recent check is not repeated.
     pub(crate) fn check_still_ours(&self) -> Result<()> {
         if self.volumes.were_superblocks_ours_lately() {
@@ -212,7 +213,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] with the address of a sector that no copy has right, or [`Error::Io`] if no copy can be read.
+    /// [`Error::Corrupt`] with the address of a sector that is bad in all copies, or [`Error::Io`] if no copy can be
+    /// read.
     pub fn read_data(&self, at: Logical, buf: &mut [u8], verify: bool) -> Result<()> {
         self.enter();
         let sectorsize = usize::try_from(self.geometry.sectorsize).unwrap_or(usize::MAX);
@@ -243,7 +245,7 @@ impl Engine {
         })
     }
 
-    /// Whether large reads and writes go to a device as several requests at once, through io_uring.
+    /// Whether devices split large reads and writes into concurrent requests, through io_uring.
     pub fn devices_have_io_uring(&self) -> bool {
         self.volumes.has_io_uring()
     }
@@ -253,7 +255,7 @@ impl Engine {
         loop {
             let current = self.moved.current(at);
             let csums = self.csums_of(current, len_bytes)?;
-            // If the data moved meanwhile, its checksums may be gone here.
+            // If the data moved meanwhile, its checksums may be gone at the old address.
             if csums.is_complete() || self.moved.current(at) == current {
                 return Ok((current, csums));
             }
@@ -282,7 +284,7 @@ impl Engine {
     ///
     /// Fails if the extent tree is corrupt or cannot be read.
     pub fn extent_is_shared(&self, root: RootId, ino: Ino, file_offset: u64, extent: &RegularExtent) -> Result<bool> {
-        // Nothing is written into a block group that is being emptied.
+        // A block group that is being emptied takes no writes.
         if self.space.is_read_only(extent.disk_bytenr) {
             return Ok(true);
         }
@@ -303,7 +305,7 @@ impl Engine {
     }
 }
 
-/// Whether all references of the item are by one part of this file. They are then in one inline reference.
+/// Whether all references of the item come from one part of this file. They are then in one inline reference.
 fn is_only_user(item: &ExtentItem, referrer: &Referrer) -> bool {
     item.inline_refs.iter().any(|reference| match reference {
         InlineRef::ExtentData(data) => {

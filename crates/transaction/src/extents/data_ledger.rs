@@ -1,4 +1,4 @@
-//! [`DataLedger`]: data extents between allocation and commit. It knows the extents without an extent item and the
+//! [`DataLedger`]: data extents between allocation and commit. It lists the extents without an extent item and the
 //! extents in new file extent items, and holds the checksums that are not in the csum tree yet.
 //!
 //! ```text
@@ -27,7 +27,7 @@ use crate::extents::csum_tree::SectorCsums;
 /// The user of an extent: subvolume, inode, and file offset minus offset into the extent.
 pub(crate) type Referrer = (RootId, Ino, u64);
 
-/// Extents of new file extent items by address. They are put about in the order of their allocation.
+/// Extents of new file extent items by address. Items are put approximately in the order of allocation.
 type PutExtents = BTreeMap<Logical, PutExtent>;
 /// Checksums of consecutive sectors, which may belong to several extents, by the address of the first sector.
 type Csums = BTreeMap<u64, Vec<u8>>;

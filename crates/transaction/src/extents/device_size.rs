@@ -1,14 +1,14 @@
 //! [`Resizes`]: the size of a device as the filesystem uses it.
 //!
 //! Growing needs a device that is large enough, and changes the device item and the superblock in one commit. Shrinking
-//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]), while new chunks are made
-//! only below it.
+//! first moves every chunk that reaches past the new end ([`crate::extents::chunk_migration`]); meanwhile new chunks are
+//! made only below the new end.
 //!
 //! Owns the sizes that the next commit records, under a lock, which is a leaf; and the lock that is held for a whole
-//! resize, before all others.
+//! resize, which comes before all others.
 //!
-//! I1. From the moment when a device's limit is set, no chunk is made or moved behind it (`volumes::chunk_map`). So when
-//! nothing is left behind the new end, nothing will come there before the new size is durable.
+//! I1. While a device's limit is set, no chunk is made or moved past it (`volumes::chunk_map`). So once nothing is left
+//! past the new end, nothing is added there before the new size is durable.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::job::Job;
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
     wanted: Mutex<Vec<(DevId, u64)>>,
-    /// Held for a whole resize: a device has one limit.
+    /// Held for a whole resize, because a device has only one limit.
     resizing: Mutex<()>,
 }
 
@@ -37,32 +37,32 @@ impl Resizes {
     }
 }
 
-/// How often chunks that other threads are moving are waited for, and for how long: ten minutes in all.
+/// Number of waits for chunks that other threads are moving, and length of a wait: ten minutes in all.
 const MAX_WAITS: u32 = 6000;
 const WAIT: Duration = Duration::from_millis(100);
 
-/// Least size of a device, in bytes: room for the first superblocks and the smallest chunks.
+/// Minimum size of a device in bytes: room for the first superblocks and the smallest chunks.
 pub const DEVICE_LEN_MIN: u64 = 32 << 20;
 
 impl Engine {
-    /// The size of a device: what the filesystem uses of it, and what it has, in bytes.
+    /// The number of bytes that the filesystem uses on a device, and the device's size in bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if it does not tell its size.
+    /// [`Error::Refused`] if there is no such device; [`Error::Io`] if its size cannot be read.
     pub fn device_size(&self, devid: DevId) -> Result<(u64, u64)> {
         let has = self.volumes.device_len(devid)?;
         Ok((self.volumes.dev_item(devid).map_or(0, |item| item.total_bytes), has))
     }
 
-    /// Sets the number of bytes that the filesystem uses of a device, rounded down to whole sectors. Returns when that is
-    /// durable. Units of `job` are bytes that have to move.
+    /// Sets the number of bytes that the filesystem uses on a device, rounded down to whole sectors. Durable on return.
+    /// Units of `job` are bytes that have to move.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if what
-    /// lies behind the new end finds no room before it; [`Error::Cancelled`]; a failure to read, write or commit. The
-    /// size is then what it was. Chunks that were moved stay where they are.
+    /// [`Error::Refused`] if the device is smaller, or the size is below [`DEVICE_LEN_MIN`]; [`Error::NoSpace`] if
+    /// chunks past the new end find no room below it; [`Error::Cancelled`]; an error of a read, a write or a commit.
+    /// After an error, the size is unchanged, but chunks that were moved stay in their new places.
     pub fn resize_device(&self, devid: DevId, len_bytes: u64, job: &Job) -> Result<()> {
         self.check_not_aborted()?;
         let _resizing = self.resizes.resizing.lock();
@@ -94,11 +94,11 @@ impl Engine {
         resized
     }
 
-    /// Moves every chunk that has a part behind `end` of a device (I1).
+    /// Moves every chunk that reaches past `end` of a device (I1).
     fn drain_behind(&self, devid: DevId, end: u64, job: &Job) -> Result<()> {
         self.update_unallocated();
         for _ in 0..MAX_WAITS {
-            // Chunks that are not recorded yet are recorded, and empty block groups go.
+            // Record pending chunks, and remove empty block groups.
             self.commit()?;
             let behind = self.volumes.chunks_behind(devid, end);
             if behind.is_empty() {
@@ -108,7 +108,7 @@ impl Engine {
             for start in behind {
                 job.check()?;
                 if let Err(error) = self.move_before_end(start, job) {
-                    // Another thread moves, empties or removes it.
+                    // Another thread is moving, emptying or removing it.
                     let is_busy = self.migrations.contains(start)
                         || self.relocations.state_of(start).is_some()
                         || self.space.block_group_at(start).is_none();
@@ -134,8 +134,8 @@ impl Engine {
         self.migrate_chunk(start, &placement, job).map(drop)
     }
 
-    /// Records the sizes that were asked for: changes device items and the superblock, and returns the changes of the
-    /// chunk tree.
+    /// Records the requested sizes: changes device items and the superblock, and returns the changes of the chunk
+    /// tree.
     pub(crate) fn record_resizes(&self, superblock: &mut Superblock) -> Result<Option<Batch>> {
         let wanted = std::mem::take(&mut *self.resizes.wanted.lock());
         let mut batch = Batch::new();

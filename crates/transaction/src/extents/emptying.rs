@@ -10,30 +10,30 @@
 //!
 //! Invariants:
 //! - I1. A group in the map is read-only in space, and is removed only when it is condemned: until then threads may read
-//!   data that has moved.
+//!   the old copies of data that has moved.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use ubtrfs_format::Logical;
 
-/// How far a block group is.
+/// The stage of emptying a block group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Emptying {
-    /// Extents are moved out of it.
+    /// Extents are being moved out of it.
     Moving,
-    /// It is empty, and nobody reads from it: the next commit removes it.
+    /// It is empty, and no thread reads from it: the next commit removes it.
     Condemned,
 }
 
-/// The block groups that are being emptied, by their start.
+/// The block groups that are being emptied, by their start address.
 #[derive(Debug, Default)]
 pub(crate) struct Relocations {
     groups: Mutex<BTreeMap<Logical, Emptying>>,
 }
 
 impl Relocations {
-    /// Begins with a group. Returns false if it is being emptied already.
+    /// Starts emptying a group. Returns false if it is already being emptied.
     pub(crate) fn begin(&self, start: Logical) -> bool {
         let mut groups = self.groups.lock();
         let is_new = !groups.contains_key(&start);

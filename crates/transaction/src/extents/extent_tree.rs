@@ -42,7 +42,7 @@ pub(crate) struct ExtentChanges {
     pub(crate) added: Vec<Extent>,
     /// Extents that lose their item, and whether they hold data.
     pub(crate) removed: Vec<(Extent, bool)>,
-    /// Extents that quotas count anew.
+    /// Extents that quotas must count again.
     pub(crate) owners: Vec<OwnerChange>,
 }
 
@@ -57,12 +57,12 @@ pub(crate) struct OwnerChange {
     pub(crate) before: Owner,
     /// Its references now.
     pub(crate) after: Owner,
-    /// Whether only the subvolume of `before` reached the extent.
+    /// Whether only the subvolume in `before` reached the extent before.
     pub(crate) was_private: bool,
 }
 
-/// The trees whose ids the references of an extent carry. A tree shares blocks with its snapshots, so even one tree may
-/// stand for several users.
+/// The trees whose ids the references of an extent carry. A tree shares blocks with its snapshots, so even a single
+/// tree id may stand for several users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The extent has no references.
@@ -153,7 +153,7 @@ fn run_part(
     Ok(changes)
 }
 
-/// The item of the extent at `bytenr`, skinny or not.
+/// Returns the item of the extent at `bytenr`, skinny or not.
 pub(crate) fn lookup_extent(
     source: &dyn NodeSource,
     root: &RootPtr,
@@ -163,7 +163,7 @@ pub(crate) fn lookup_extent(
 ) -> Result<Option<ExtentInfo>> {
     let mut cursor = Cursor::new(source, *root);
     let mut key = cursor.seek_ge(&first_key(bytenr))?;
-    // A tree block's skinny item sorts behind a data item, which cannot start at the same address.
+    // A tree block's skinny item sorts after a data item, which cannot start at the same address.
     while let Some(found) = key.filter(|key| key.objectid == bytenr.0 && key.item_type <= KeyType::METADATA_ITEM) {
         let skinny = is_tree && found.item_type == KeyType::METADATA_ITEM;
         if skinny || (found.item_type == KeyType::EXTENT_ITEM && found.offset == len_bytes) {
@@ -191,9 +191,9 @@ struct Record<'a, 's> {
     found: Option<Key>,
     before: Option<ExtentItem>,
     item: ExtentItem,
-    /// Whether the disk has a keyed reference to it.
+    /// Whether there is a keyed reference to it on disk.
     has_keyed: bool,
-    /// Keyed references looked at: as on disk, and as they will be.
+    /// Keyed references examined so far, with their counts on disk and after this head.
     keyed: BTreeMap<Key, KeyedRef>,
 }
 
@@ -209,11 +209,11 @@ struct KeyedPlace {
     found: Option<(Key, InlineRef)>,
 }
 
-/// Fewest heads that are worth a thread, and the memory for a copy of all heads.
+/// Minimum number of heads that justify a thread, and the memory for a copy of all heads.
 const PART_HEADS: usize = if cfg!(test) { 4 } else { 128 << 10 };
-/// Steps after which a new search is cheaper.
+/// Number of steps after which a new search is cheaper.
 const STEPS_MAX: usize = 16;
-/// Data references with equal hashes lie at consecutive offsets. No more offsets than this are looked at.
+/// Data references with equal hashes lie at consecutive offsets. At most this many offsets are searched.
 const HASH_CHAIN_MAX: u64 = 1024;
 
 impl<'s> ForwardScan<'s> {
@@ -275,7 +275,8 @@ impl<'a, 's> Record<'a, 's> {
         if flags.contains(ExtentFlags::DATA) != is_data || flags.contains(ExtentFlags::TREE_BLOCK) == is_data {
             return Err(record.corrupt("flags", flags.bits(), "expected data or tree block, as it is used"));
         }
-        // A marked extent may have been made and dropped since its last head was run.
+        // A marked extent may have been created and dropped since the delayed refs were last run, so its item may be
+        // missing.
         let has_only_flags = head.deltas.is_empty() && head.changes_item();
         if record.found.is_none() && (record.has_keyed || has_only_flags) {
             return Err(record.corrupt("refs", 0, "expected an extent item for what is referred to"));
@@ -368,7 +369,7 @@ impl<'a, 's> Record<'a, 's> {
         };
         let info = self.item.tree_block.map_or(0, |_| TreeBlockInfo::SIZE);
         let now: usize = self.item.inline_refs.iter().map(size).sum();
-        // An item always holds its first reference, however small the leaves are.
+        // An item always holds its first reference, even in the smallest leaves.
         self.item.inline_refs.is_empty() || ExtentItem::HEADER_SIZE + info + now + size(inline) < limit
     }
 
@@ -376,7 +377,7 @@ impl<'a, 's> Record<'a, 's> {
         let base = Key::new(self.head.extent.bytenr.0, reference.key_type(), key_offset(reference));
         let chain = if matches!(reference, RefKey::Data { .. }) { HASH_CHAIN_MAX } else { 1 };
         let end = Key { offset: base.offset.saturating_add(chain - 1), ..base };
-        // First the references on disk, then the changes of this head, which take precedence.
+        // Collect the references on disk, then the changes of this head, which take precedence.
         let mut on_disk = BTreeMap::new();
         let mut key = if self.has_keyed { self.probe.seek_ge(&base)? } else { None };
         while let Some(found) = key.filter(|key| *key <= end) {
@@ -416,7 +417,8 @@ impl<'a, 's> Record<'a, 's> {
         self.keyed.entry(key).or_insert(KeyedRef { before: None, after: None }).after = after;
     }
 
-    /// A reference with `count` more. A tree or node refers to a tree block only once, so such a reference cannot grow.
+    /// The reference with its count raised by `count`. A tree or node refers to a tree block only once, so that count
+    /// cannot grow.
     fn more(&self, reference: InlineRef, count: u64) -> Result<InlineRef> {
         self.counted(reference, u64::from(reference.count()).saturating_add(count))
     }
@@ -428,7 +430,7 @@ impl<'a, 's> Record<'a, 's> {
         })
     }
 
-    /// A reference with `count` less, or `None` if none is left.
+    /// The reference with its count lowered by `count`, or `None` if none is left.
     fn less(&self, reference: InlineRef, count: u64) -> Result<Option<InlineRef>> {
         let rest = u64::from(reference.count()).checked_sub(count).ok_or_else(|| {
             self.corrupt("reference count", reference.count().into(), "expected no fewer than are dropped")
@@ -532,7 +534,7 @@ fn new_key(head: &DelayedRefHead, config: &LedgerConfig) -> Key {
     }
 }
 
-/// The item of an extent before its first reference.
+/// The item of a new extent, without references.
 fn new_item(head: &DelayedRefHead, config: &LedgerConfig) -> ExtentItem {
     let (flags, tree_block) = match head.kind {
         ExtentKind::Tree { level, first_key } => {

@@ -1,5 +1,5 @@
-//! The accounting trees on images that Linux made: what we load is consistent, and what we would write equals what
-//! Linux wrote.
+//! The accounting trees on images that Linux made: the loaded state is consistent, and the items that we would write
+//! equal those that Linux wrote.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::extents::free_space_tree::{free_space_changes, free_space_from_extent
 use crate::test_tree::TestTree;
 use crate::{Engine, OpenOptions};
 
-/// An extent with all that the extent tree says about it.
+/// An extent with everything that the extent tree records about it.
 struct Known {
     extent: Extent,
     kind: ExtentKind,
@@ -190,7 +190,7 @@ fn check_refs(engine: &Engine, before: &BTreeMap<Key, Vec<u8>>, extents: &[Known
     assert_eq!(changes.added, extents.iter().map(|known| known.extent).collect::<Vec<_>>());
     compare(&tree.items, before, extents, geometry.nodesize);
 
-    // The same, with one reference at a time.
+    // Add and drop the references one at a time.
     for sign in [-1, 1] {
         let heads = extents.iter().filter(|known| known.refs.len() > 1).map(|known| {
             let head = known.head(sign);

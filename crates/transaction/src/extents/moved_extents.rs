@@ -1,14 +1,14 @@
 //! [`MovedExtents`]: old and new addresses of data extents that relocation moved.
 //!
-//! A thread that looked an extent up before it moved may read it, or refer to it in a new item, afterwards. Its address
-//! is translated here. The old data stays in place, too, until nobody can have the old address any more.
+//! A thread that looked up an extent before it moved may read it, or refer to it in a new item, afterwards. The old
+//! address is translated here. The old data also stays in place until no thread can have the old address any more.
 //!
 //! Owns the map, under a lock. Lock order: nothing is taken under it.
 //!
 //! Invariants:
-//! - I1. A move is noted before the checksums of the old address are deleted: without a checksum there, a second
-//!   lookup finds the new address.
-//! - I2. An address is in the map only while its block group is read-only, so it is not allocated again meanwhile.
+//! - I1. A move is noted before the checksums of the old address are deleted: a reader that finds no checksum looks
+//!   the address up again and finds the new one.
+//! - I2. An address is in the map only while its block group is read-only, so it is not allocated again in that time.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use ubtrfs_format::Logical;
 use ubtrfs_space::Extent;
 
-/// The moves that are still of interest.
+/// The moves whose old addresses may still be in use.
 #[derive(Debug, Default)]
 pub(crate) struct MovedExtents {
     /// Whether the map has entries. Most of the time it has none.
@@ -45,7 +45,7 @@ impl MovedExtents {
         self.any.store(!map.is_empty(), Ordering::Release);
     }
 
-    /// Forgets the moves out of a range, whose addresses nobody has any more.
+    /// Drops the moves out of a range. No thread may have its addresses any more.
     pub(crate) fn forget(&self, range: Range<u64>) {
         let mut map = self.moves.write();
         map.retain(|start, _| !range.contains(start));

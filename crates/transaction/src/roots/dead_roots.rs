@@ -1,24 +1,24 @@
-//! Deleted subvolumes: each commit gives back a part of their space.
+//! Deleted subvolumes: each commit frees a part of their space.
 //!
-//! A tree is walked from its root, first keys first. A block without other users goes after everything below it; a
-//! block with other users stays and only loses this tree's reference:
+//! A tree is walked from its root, lowest keys first. A block without other users is freed after everything below it;
+//! a block with other users stays and only loses this tree's reference:
 //!
 //! | users of the block | its children | the block |
 //! |---|---|---|
-//! | only R | lose the references of its pointers, after everything below them went | loses R's |
+//! | only R | lose the references of its pointers, after everything below them is freed | loses R's |
 //! | several, R owns it, no full backref | R's references, which could not be resolved any more, move to the block's address; likewise below it | full backref is set, loses R's |
 //! | several otherwise | keep theirs | loses R's |
 //!
 //! At the end of a part, the root item records the progress (`drop_progress`, `drop_level`): the first pointer that was
-//! not followed, and the level of its node. Everything before it is gone; the blocks above it still exist.
+//! not followed, and the level of its node. Everything before it is freed; the blocks above it still exist.
 //!
 //! Invariants:
 //! - I1. A tree is dropped in transactions after the one that marked it as deleted, so all of its blocks are recorded
 //!   in the extent tree.
-//! - I2. The changes of a part are queued when the whole part is known, so a tree that cannot be read is left as it
-//!   was.
-//! - I3. Moving references below a shared block begins at the leaves. If it stops early, it begins again and skips the
-//!   blocks whose references were moved.
+//! - I2. The changes of a part are queued when the whole part is known, so a tree that cannot be read stays
+//!   unchanged.
+//! - I3. References below a shared block are moved from the leaves up. If the move stops early, the next part repeats
+//!   it and skips the blocks whose references were moved.
 //! - I4. After [`Engine::drop_subvolume`], only the walk reads the tree's blocks, and changes put into the tree are not
 //!   applied ([`crate::delayed::tree_view::Tree::seal`]), because operations that began before may still be under way.
 //!
@@ -75,7 +75,7 @@ impl Engine {
         budget
     }
 
-    /// Drops a part of one subvolume. Returns whether it is finished with it, by success or by failure.
+    /// Drops a part of one subvolume. Returns whether the work on it has ended, by success or by failure.
     fn drop_part(
         &self,
         id: RootId,
@@ -88,7 +88,7 @@ impl Engine {
         let root = tree.root_ptr();
         let RootState { key_offset, item, .. } = tree.root.lock().clone();
         let Some(item) = item else { return Ok(true) };
-        // I1: it was deleted in an earlier transaction, and has not changed since.
+        // I1: wait until the subvolume is marked as deleted and the last change of its tree is committed.
         if item.refs > 0 || root.generation == transid {
             return Ok(false);
         }
@@ -149,9 +149,9 @@ struct Drop<'a> {
     refs: DelayedRefs,
     extent_root: RootPtr,
     child_refs: ChildRefs,
-    /// The transaction that made the snapshot: blocks of the snapshot alone are newer.
+    /// The transaction that made the snapshot. Blocks that only the snapshot uses are newer.
     created: Generation,
-    /// About how many references may still be changed.
+    /// Approximate number of references that may still be changed.
     budget: &'a mut i64,
     /// Shared blocks that the tree stopped using.
     left: Vec<NodePtr>,
@@ -163,7 +163,7 @@ impl Drop<'_> {
         let (nr_users, flags) = self.users_of(root.bytenr)?;
         if nr_users > 1 {
             if !self.move_refs(&root.node_ptr())? {
-                // Nothing of it is dropped yet, so the next part begins at the start.
+                // Nothing of the tree is dropped yet, so the next part begins at the start.
                 return Ok(Some((Key::MIN, 0)));
             }
         } else if let Some(progress) = self.drop_below(&node, flags, progress)? {
@@ -174,7 +174,7 @@ impl Drop<'_> {
         Ok(None)
     }
 
-    /// Drops everything below a block without other users, from where the last part ended.
+    /// Drops everything below a block without other users, starting where the last part ended.
     fn drop_below(
         &mut self,
         node: &Node,
@@ -190,7 +190,7 @@ impl Drop<'_> {
         let first = progress.map_or(0, |(key, _)| node.child_slot(&key));
         for slot in first..node.nritems() {
             let below = progress.filter(|(_, level)| slot == first && *level < node.level());
-            // The path to where the last part ended is always followed.
+            // Always follow the path to the position where the last part ended.
             if *self.budget <= 0 && below.is_none() {
                 return Ok(Some((node.key(slot), node.level())));
             }
@@ -202,7 +202,7 @@ impl Drop<'_> {
         Ok(None)
     }
 
-    /// Drops what is below a child. The caller drops the reference to the child.
+    /// Drops everything below a child. The caller drops the reference to the child.
     fn drop_child(&mut self, node: &Node, slot: usize, progress: Option<DropProgress>) -> Result<Option<DropProgress>> {
         let ptr = node.child_ptr(slot, self.child_refs.owner);
         let (nr_users, flags) = self.users_of(ptr.bytenr)?;
@@ -222,7 +222,7 @@ impl Drop<'_> {
         Ok(stopped)
     }
 
-    /// Moves the references under this tree's id, in a block that stays and in blocks below it, to the blocks'
+    /// Moves this tree's references in a shared block, and in the blocks below it, from the tree's id to the blocks'
     /// addresses. Returns false if it stopped early (I3).
     fn move_refs(&mut self, ptr: &NodePtr) -> Result<bool> {
         let owner = self.child_refs.owner;
@@ -270,9 +270,9 @@ impl Drop<'_> {
     }
 }
 
-/// About how many references a commit changes for deleted subvolumes.
+/// Approximate number of references that a commit changes for deleted subvolumes.
 const REFS_PER_COMMIT: i64 = 16 << 10;
-/// About how many it changes if room is short.
+/// Approximate number of references that it changes if room is short.
 const REFS_PER_COMMIT_MIN: i64 = 32;
 /// Lower bound of the references whose items share a node of the extent tree.
 const REFS_PER_NODE: u64 = 8;

@@ -92,7 +92,7 @@ fn blocks_of_the_transaction_are_shared_once_a_snapshot_was_taken() {
         // added.
         ((257, 259), (257, dir(7))),
         ((257, 260), (257, dir(2))),
-        // Placed in a tree that shares blocks with three others by now.
+        // Placed in a tree that already shares blocks with three others.
         ((258, 261), (259, dir(3))),
     ];
     for (number, (ids, place)) in plans.into_iter().enumerate() {

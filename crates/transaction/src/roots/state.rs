@@ -1,7 +1,7 @@
 //! [`Roots`]: the trees in memory, and the state of subvolumes as a whole.
 //!
-//! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order: nothing
-//! is taken under any of these locks. The guard of one is never handed out.
+//! Owns the map of trees, the queue of deleted subvolumes, the failures to drop them, and the highest id. Lock order:
+//! nothing is taken under any of these locks. None of their guards leaves this module.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -19,13 +19,13 @@ use crate::delayed::tree_view::Tree;
 #[derive(Debug)]
 pub(crate) struct Roots {
     trees: RwLock<HashMap<RootId, Arc<Tree>>>,
-    /// Deleted subvolumes that nobody uses, in the order in which they are dropped.
+    /// Deleted subvolumes without users, in the order in which they are dropped.
     dead: Mutex<VecDeque<RootId>>,
-    /// Why deleted subvolumes were not dropped, until someone asks.
+    /// Errors that prevented dropping deleted subvolumes, until they are taken.
     drop_failures: Mutex<Vec<Error>>,
     /// Whether a subvolume may share blocks with another one; only ever set.
     shares_blocks: AtomicBool,
-    /// The highest subvolume id so far, or why it is unknown. `None` if the filesystem takes no changes.
+    /// The highest subvolume id so far, or why it is unknown. `None` on a read-only filesystem.
     last_id: Mutex<Option<Result<u64>>>,
 }
 
@@ -53,12 +53,12 @@ impl Roots {
         trees
     }
 
-    /// Keeps a loaded tree. If two threads load it at once, both get the first.
+    /// Adds a loaded tree. If two threads load it at once, both get the tree of the first.
     pub(crate) fn keep(&self, tree: Arc<Tree>) -> Arc<Tree> {
         Arc::clone(self.trees.write().entry(tree.id()).or_insert(tree))
     }
 
-    /// Forgets a tree that was dropped.
+    /// Removes a tree that was dropped.
     pub(crate) fn forget(&self, id: RootId) {
         self.trees.write().remove(&id);
     }
@@ -73,7 +73,7 @@ impl Roots {
         self.shares_blocks.store(true, Ordering::Relaxed);
     }
 
-    /// Queues a subvolume, which the next commits drop.
+    /// Queues a subvolume for the next commits to drop.
     pub(crate) fn push_dead(&self, id: RootId) {
         self.dead.lock().push_back(id);
     }
@@ -88,7 +88,7 @@ impl Roots {
         self.dead.lock().len()
     }
 
-    /// Removes a subvolume that is dropped or given up.
+    /// Removes a subvolume whose drop succeeded or failed.
     pub(crate) fn remove_dead(&self, id: RootId) {
         self.dead.lock().retain(|other| *other != id);
     }
@@ -98,7 +98,7 @@ impl Roots {
         self.drop_failures.lock().push(error);
     }
 
-    /// Takes the last of these failures that was not taken yet.
+    /// Takes the latest failure that was not taken yet.
     pub(crate) fn take_drop_failure(&self) -> Option<Error> {
         self.drop_failures.lock().pop()
     }

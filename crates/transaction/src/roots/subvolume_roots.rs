@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - I1. The name enters its directory after the copy, so a snapshot inside its source does not contain itself.
-//! - I2. A subvolume is in memory ([`Engine::tree`]) only from its commit on, so nobody changes it earlier.
+//! - I2. A subvolume is in memory ([`Engine::tree`]) only from its commit on, so no thread changes it earlier.
 //! - I3. Root items change only here and in applies, both under the commit lock, so a change is on disk with the
 //!   transaction that requested it.
 //!
@@ -48,13 +48,13 @@ pub(crate) struct MadeTree {
 }
 
 impl TransHandle<'_> {
-    /// Makes a subvolume read-only or writable, from this transaction's commit on.
+    /// Makes a subvolume read-only or writable, with effect from this transaction's commit on.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
         self.change_root(RootChange::SetReadOnly(id, read_only));
     }
 
     /// Marks a subvolume as deleted. The operation also deletes its name and references, and puts its `ORPHAN_ITEM`.
-    /// [`Engine::drop_subvolume`] gives its space back.
+    /// [`Engine::drop_subvolume`] frees its space.
     pub fn delete_subvolume(&self, id: RootId) {
         self.change_root(RootChange::Delete(id));
     }
@@ -70,8 +70,8 @@ impl Engine {
         highest.map(drop)
     }
 
-    /// Finds out whether any subvolume may share blocks, before space is reserved. A subvolume that is loaded later must
-    /// not raise the need of changes that are admitted by then.
+    /// Determines at open whether any subvolume may share blocks, before space is reserved: the need of admitted changes
+    /// must not grow when a subvolume is loaded later.
     pub(crate) fn note_snapshots(&self) -> Result<()> {
         let found = self.own_tree(RootId::ROOT_TREE).and_then(|tree| has_snapshots(&tree));
         if found.as_ref().map_or(true, |found| *found) {
@@ -89,9 +89,9 @@ impl Engine {
         self.roots.new_id()
     }
 
-    /// Makes a subvolume, by a commit. `plan` describes it, given the transaction that it begins in.
+    /// Makes a subvolume in a commit. `plan` describes it, given the transaction that it begins in.
     ///
-    /// The caller keeps the directory of its name locked, and puts nothing into it meanwhile.
+    /// The caller keeps the directory of its name locked, and puts nothing into it during the call.
     ///
     /// # Errors
     ///
@@ -107,13 +107,14 @@ impl Engine {
             self.running.ask_for(RootChange::Make(Box::new(plan(transid))));
         }
         let committed = self.commit();
-        // Dropped after the commit, which puts the reserved changes.
+        // Drop the reservation after the commit, which puts the reserved changes.
         drop(reservation);
         committed
     }
 
-    /// Changes or deletes a subvolume as an operation asked for. The caller holds the commit lock and has applied the
-    /// frozen items. [`RootChange::Make`] has two steps of its own: [`Self::make_tree`] and [`Self::name_tree`].
+    /// Makes, changes or deletes a subvolume as an operation requested. The caller holds the commit lock and has
+    /// applied the frozen items. The two steps of [`RootChange::Make`] are also separate: [`Self::make_tree`] and
+    /// [`Self::name_tree`].
     pub(crate) fn change_root(&self, change: RootChange, refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
         match change {
             RootChange::Make(new) => {
@@ -234,13 +235,14 @@ impl Engine {
         refs: &mut DelayedRefs,
         transid: Generation,
     ) -> Result<RootPtr> {
-        // For good, while the reservation of the snapshot still says so.
+        // Note this permanently, while the snapshot's reservation still has the same effect.
         self.roots.note_shared_blocks();
         let node = self.store.read_node(&source.root_ptr().node_ptr())?;
         let header = self.root_header(id, node.level(), transid)?;
         let mut raw = node.raw().to_vec();
         write_header(&mut raw, &header, node.nritems());
-        // Quotas share out the numbers by arithmetic ([`crate::qgroup`]), so the new users of the children are no change.
+        // The children's new users are not tracked: for snapshots, quotas compute the numbers by arithmetic
+        // ([`crate::qgroup`]).
         let child_refs = ChildRefs { owner: id, nodesize: self.geometry.nodesize, transid, tracks: false };
         child_refs.add_children(refs, &node, None, 1, Users::Same);
         let mut state = source.root.lock();
@@ -311,7 +313,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds deleted subvolumes whose space was not given back before the filesystem was closed, and queues them.
+    /// Finds deleted subvolumes whose space was not freed before the filesystem was closed, and queues them.
     ///
     /// # Errors
     ///
@@ -331,7 +333,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues a deleted subvolume, of which each of the next commits drops a part. Reads of its tree fail from now on,
+    /// Queues a deleted subvolume. Each of the next commits drops a part of it. Reads of its tree fail from now on,
     /// and changes put into it are discarded.
     pub fn drop_subvolume(&self, id: RootId) {
         if let Some(tree) = self.roots.get(id) {
@@ -340,24 +342,24 @@ impl Engine {
         self.roots.push_dead(id);
     }
 
-    /// Deleted subvolumes whose space is not given back yet.
+    /// Number of deleted subvolumes whose space is not freed yet.
     pub fn nr_dead_roots(&self) -> usize {
         self.roots.nr_dead()
     }
 
-    /// Takes a reason why a deleted subvolume was not dropped. The rest of it stays.
+    /// Takes an error that prevented dropping a deleted subvolume. The rest of that subvolume stays.
     pub fn take_drop_failure(&self) -> Option<Error> {
         self.roots.take_drop_failure()
     }
 
-    /// Sets the feature flag for a default subvolume in the superblocks of all later commits. To be called before the
-    /// operation that makes another subvolume than the top level the default.
+    /// Sets the feature flag for a default subvolume in the superblocks of all later commits. Must be called before
+    /// the operation that sets another default than the top level.
     pub fn note_default_subvolume(&self) {
         self.commit_state.note_incompat(Incompat::DEFAULT_SUBVOL.bits());
     }
 }
 
-/// Whether a subvolume is a snapshot or the source of one.
+/// Whether any subvolume is a snapshot or the source of one.
 fn has_snapshots(root_tree: &Tree) -> Result<bool> {
     let mut start = Key::new(RootId::FS_TREE.0, KeyType::ROOT_ITEM, 0);
     let end = Key::new(objectid::LAST_FREE, KeyType::ROOT_ITEM, u64::MAX);
@@ -375,10 +377,10 @@ fn has_snapshots(root_tree: &Tree) -> Result<bool> {
     }
 }
 
-/// Number of items of the root tree to look at before asking whether one was a snapshot's.
+/// Number of items of the root tree that are read before the result is checked.
 const ITEMS_AT_ONCE: usize = 256;
 
-/// The root item of a snapshot: the source's, except for the fields that are the snapshot's own.
+/// Makes the root item of a snapshot: the source's, except for the fields of the snapshot itself.
 fn snapshot_item(source: &Tree, root: &RootPtr, read_only: bool) -> Result<RootItem> {
     let what = || format!("tree {} has no root item, but is the source of a snapshot", source.id());
     let item = source.root.lock().item.clone();

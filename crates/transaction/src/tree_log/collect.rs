@@ -1,15 +1,16 @@
 //! Collects the log of an inode: the items that changed since the last commit, and the items that their replay needs.
 //!
 //! A replay adds names from `INODE_REF` items, and from `DIR_INDEX` items of directories that were fsynced. It removes
-//! names that `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and counts links anew. So, for each logged
+//! names that `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and recounts links. So, for each logged
 //! inode:
 //!
 //! - R1. A new directory that contains one of its names is logged too, and likewise the new directories above.
-//! - R2. A directory that no longer contains a name of it is logged with its entries, so that the old name goes.
+//! - R2. A directory that no longer contains a name of it is logged with its entries, so that the old name is
+//!   removed.
 //! - R3. If the last commit gives one of its names to another inode, that inode must be dead; the replay takes the name
-//!   away from it. An inode that took such a name and gave it up again must have left it to another logged inode, or
-//!   the dead inode would come back. An index of the last commit must not belong to another name now: a directory that
-//!   is loaded again reuses the indexes of removed last entries.
+//!   away from it. An inode that took such a name and lost it again must have lost it to another logged inode, or the
+//!   dead inode would reappear. An index of the last commit must not belong to another name now: a directory that is
+//!   loaded again reuses the indexes of removed last entries.
 //! - R4. Directories in which a file with several links, or a file of the last commit, has new names are logged with
 //!   their entries, as in Linux: after a link or rename and an fsync of one file, the others are found there too.
 //!
@@ -17,7 +18,8 @@
 //!
 //! - R5. The inodes of new entries are logged (new directories with their entries), because all of their names move at
 //!   once.
-//! - R6. The inodes of removed entries are logged if they still exist; otherwise their last name might go.
+//! - R6. The inodes of removed entries are logged if they still exist; otherwise a replay could remove their last
+//!   name.
 //!
 //! An inode number stands for one inode: numbers that the last commit uses are not given to new inodes before the next
 //! one.
@@ -67,7 +69,7 @@ pub(crate) struct Collector<'a> {
     /// Keys of logged inodes that changed since the log was written.
     touched: HashMap<u64, Vec<Key>>,
     waiting: VecDeque<(u64, bool)>,
-    /// Inodes that were handled, and whether with their entries.
+    /// Inodes that were handled, and whether their entries were logged too.
     done: HashMap<u64, bool>,
 }
 
@@ -88,7 +90,7 @@ impl<'a> Collector<'a> {
         Ok(Self { engine, tree, log, batch, touched, waiting, done })
     }
 
-    /// Returns the changes of the log tree that bring it up to date and add these inodes.
+    /// Returns the changes that bring the log tree up to date and add these inodes to it.
     pub(crate) fn run<'i>(mut self, wanted: impl IntoIterator<Item = &'i Ino>) -> Result<Batch, Stop> {
         self.waiting.extend(wanted.into_iter().map(|ino| (ino.0, true)));
         let mut logged_before: Vec<u64> = self.touched.keys().copied().collect();
@@ -103,12 +105,12 @@ impl<'a> Collector<'a> {
         Ok(self.batch.into_iter().collect())
     }
 
-    /// The item as of the last commit.
+    /// Returns the item as of the last commit.
     pub(super) fn committed(&self, key: &Key) -> Result<Option<Item>> {
         self.tree.with_root(|source, root| ubtrfs_tree::get(source, root, key))
     }
 
-    /// An inode as it is now; `None` if it is gone or has no links.
+    /// Returns the current inode item; `None` if the inode is gone or has no links.
     fn living(&self, ino: u64) -> Result<Option<(InodeItem, ItemRef)>, Stop> {
         let Some(raw) = self.tree.get(&Key::new(ino, KeyType::INODE_ITEM, 0))? else { return Ok(None) };
         let item = InodeItem::decode(&raw)?;
@@ -192,7 +194,7 @@ impl<'a> Collector<'a> {
         self.extents(ino, &item, offsets)
     }
 
-    /// Removes an inode that is gone from the log, so that it does not come back.
+    /// Removes a deleted inode from the log, so that a replay does not bring it back.
     fn drop_inode(&mut self, ino: u64) -> Result<(), Stop> {
         let Some(logged) = self.log.inodes.remove(&ino) else { return Ok(()) };
         if logged.entries {
@@ -257,7 +259,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// R3: checks the names that the log has under this key and that are not in `kept`.
+    /// R3: checks the names that the log has under this key but that are not in `kept`.
     fn check_given_up(&self, key: &Key, kept: &[InodeRef]) -> Result<(), Stop> {
         let Some(logged) = self.log.items.get(key).filter(|_| key.item_type == KeyType::INODE_REF) else {
             return Ok(());
@@ -352,9 +354,9 @@ pub(super) fn value_of(item: ItemRef) -> Value {
     }
 }
 
-/// Most inodes for one write of the log.
+/// Maximum number of inodes for one write of the log.
 const MAX_INODES: usize = 2000;
-/// Most bytes in the log of a subvolume.
+/// Maximum number of bytes in the log of a subvolume.
 const MAX_BYTES: u64 = 16 << 20;
-/// Bytes that an item counts for besides its data.
+/// Bytes that an item counts in addition to its data.
 const ITEM_BYTES: u64 = 64;

@@ -43,7 +43,7 @@ impl Collector<'_> {
                 ranges.push(self.range_of(offset, &FileExtent::decode(raw)?));
             }
         }
-        // Past the end of the file the log has no holes (I2). If the file grew, they are needed up to the new end.
+        // Past the end of the file the log has no holes (I2). If the file grew, holes are needed up to the new end.
         if let Some(logged) = self.log.inodes.get_mut(&ino)
             && let Some(before) = logged.end.replace(end)
             && before != end
@@ -56,7 +56,7 @@ impl Collector<'_> {
         {
             ranges.push(end..last.end);
         }
-        // One walk through the file: no extent that starts before `done` ends behind it.
+        // Walk through the file once: no extent that starts before `done` ends past it.
         let mut done = 0;
         for range in merged(ranges) {
             if range.end > done {
@@ -85,7 +85,7 @@ impl Collector<'_> {
         Ok(Some((self.range_of(key.offset, &extent), extent, value_of(raw))))
     }
 
-    /// The extents that overlap a range. Those that start before `done` end there at the latest.
+    /// The extents that overlap a range. Extents that start before `done` must end there at the latest.
     fn extents_in(&self, ino: u64, range: &Range<u64>, done: u64) -> Result<Vec<Found>, Stop> {
         let mut found = Vec::new();
         if range.is_empty() {
@@ -114,10 +114,10 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// Brings a range of a file up to date in the log, widened to whole extents. The log is up to date before `done`; it
-    /// is then up to date before the returned offset. `end` is the end of the file.
+    /// Updates a range of a file in the log, widened to whole extents. The log is up to date before `done`, and
+    /// afterwards before the returned offset. `end` is the end of the file.
     fn log_range(&mut self, ino: u64, mut range: Range<u64>, done: u64, end: u64) -> Result<u64, Stop> {
-        // Widens the range to whole extents, current and logged ones (I1).
+        // Widen the range to whole extents, both current and logged (I1).
         let extents = loop {
             let extents = self.extents_in(ino, &range, done)?;
             let logged = self.logged_in(ino, &range)?;

@@ -1,5 +1,5 @@
-//! A log that is found when a filesystem is opened: reads it, and protects its blocks and data from being overwritten
-//! until its replay is committed.
+//! Loading the log that is on the devices at open. Its blocks and data are protected from being overwritten until its
+//! replay is committed.
 //!
 //! The log root tree has a root item for each subvolume with a log. A log tree holds items under the keys that they
 //! have in the subvolume, and checksums under their keys in the csum tree.
@@ -84,7 +84,7 @@ fn corrupt(field: &'static str, value: u64, expected: &'static str) -> Error {
 }
 
 impl Engine {
-    /// Takes the log to replay; `None` if there is none or it was taken. Its items are put through
+    /// Takes the log to replay; `None` if there is none or it was taken already. Its items are put through
     /// [`Engine::begin_replay`]. On a writable filesystem a commit must follow; until then the log stays on the
     /// devices.
     pub fn take_log(&self) -> Option<FoundLog> {
@@ -123,7 +123,7 @@ impl Engine {
 
     /// Removes the blocks and data of the found log from the free space (I1).
     pub(crate) fn protect_found_log(&self) -> Result<()> {
-        // Without allocations, the free space was not loaded.
+        // A read-only filesystem does not allocate, and has not loaded the free space.
         if self.read_only().is_some() {
             return Ok(());
         }
@@ -155,7 +155,7 @@ impl Engine {
                     return Err(corrupt("disk_bytenr", extent.bytenr.0, expected));
                 }
                 self.ledger.allocated(extent);
-                // If nothing refers to it in the end, the commit frees it.
+                // If no item refers to it in the end, the commit frees it.
                 self.ledger.put(extent, (*root, Ino(key.objectid), u64::MAX));
                 Ok(())
             })?;

@@ -1,4 +1,4 @@
-//! [`LogTree`]: a tree of the log. Its nodes stay in memory; its blocks are taken in turn from a few addresses
+//! [`LogTree`]: a tree of the log. Its nodes stay in memory; its blocks rotate through a few addresses
 //! ([`LogBlocks`]).
 //!
 //! ```text
@@ -29,12 +29,12 @@ pub(crate) struct LogTree {
 /// The addresses that the blocks of a log use.
 #[derive(Debug, Default)]
 pub(crate) struct LogBlocks {
-    /// All space allocated for the log, to be released when there is no log any more.
+    /// All space allocated for the log, released when the log ends.
     taken: Vec<Extent>,
     idle: BTreeSet<Logical>,
-    /// Replaced by the log that is being written; idle when its superblock is durable (I1).
+    /// Addresses that the log being written replaces. They become idle when its superblock is durable (I1).
     replaced: Vec<Logical>,
-    /// The preferred address of the next block: a log in one piece is written fast.
+    /// The preferred address of the next block: a contiguous log is written fast.
     next: Option<Logical>,
     /// Number of blocks in the last write of the log.
     nr_last: usize,
@@ -50,7 +50,7 @@ pub(crate) struct BlockIdentity {
 }
 
 impl LogBlocks {
-    /// Keeps the space of a log on the devices.
+    /// Keeps the space of a log on the devices from being reused.
     pub(crate) fn keep(&mut self, extent: Extent) {
         self.taken.push(extent);
     }
@@ -68,7 +68,7 @@ impl LogBlocks {
         true
     }
 
-    /// Chooses where the next log is written: to idle neighbours, as many as the last one had.
+    /// Chooses the place of the next log: consecutive idle addresses, as many as the last log had blocks.
     pub(crate) fn begin(&mut self, space: &Space, nodesize: u32) {
         let (nodesize, wanted) = (u64::from(nodesize), self.nr_last + 1);
         let mut run: Vec<Logical> = Vec::new();
@@ -82,7 +82,7 @@ impl LogBlocks {
                 return;
             }
         }
-        // Blocks that stay long lie between idle ones. New space is worth it, up to twice the space in use.
+        // Long-lived blocks lie between the idle ones. Allocate new space, up to twice the space in use.
         let len_bytes = nodesize * (wanted as u64).next_multiple_of(RUN_BLOCKS);
         let taken: u64 = self.taken.iter().map(|extent| extent.len_bytes).sum();
         let is_worth_it = self.idle.len() as u64 * nodesize <= taken / 2 + len_bytes;
@@ -195,7 +195,7 @@ struct LogSink<'a> {
 }
 
 impl NodeSink for LogSink<'_> {
-    /// Never: every node of the tree may be on the devices, so none keeps its address.
+    /// Always false: every node of the tree may be on the devices, so none keeps its address.
     fn is_fresh(&self, _node: &Node) -> bool {
         false
     }
@@ -232,5 +232,5 @@ impl NodeSink for LogSink<'_> {
     }
 }
 
-/// Blocks that are allocated at once, so that the blocks of one write are often neighbours.
+/// Number of blocks allocated at once, so that the blocks of one write are often neighbours.
 const RUN_BLOCKS: u64 = 8;

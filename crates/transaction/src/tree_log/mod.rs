@@ -10,10 +10,11 @@
 //! and commits.
 //!
 //! - [`sync`]: fsyncs that share a log, and the order of writes.
-//! - [`collect`]: the items of an inode's log, and the changes that a log cannot express and that force a commit.
+//! - [`collect`]: the items of an inode's log, and the changes that a log cannot express and that therefore force a
+//!   commit.
 //! - [`extents`]: the file extents and checksums in the log.
 //! - [`log_tree`]: the trees of the log, with their blocks in memory and on the devices.
-//! - [`load`]: a log that is found when a filesystem is opened.
+//! - [`load`]: loading the log that is on the devices at open.
 //!
 //! Crash argument. A log is written in this order: file data (earlier, by writeback) and log blocks -> flush -> primary
 //! superblock with `log_root` -> flush. (1) Blocks of a log are never overwritten while the superblock on the devices
@@ -22,8 +23,8 @@
 //! superblock refers to was flushed before it was written. (3) The extent tree records neither the log blocks nor the
 //! data. Their addresses stay allocated in memory until the commit that drops the log is durable, and all of them lie
 //! in chunks that the commit before the log recorded. (4) A commit writes a superblock without a log, in one sector
-//! with the new roots, so the log goes at the moment when its changes are in the trees. Superblock mirrors stay those
-//! of the commit: they are read only if the primary is lost.
+//! with the new roots, so the log ends at the moment when its changes are in the trees. Superblock mirrors keep the
+//! roots of the commit: they are read only if the primary is lost.
 //!
 //! Invariants:
 //! - I1. The log is changed and written under the commit lock, so it always belongs to the last commit. While it is
@@ -59,7 +60,7 @@ use crate::delayed::tree_view::Tree;
 use log_tree::{LogBlocks, LogTree};
 use sync::Queue;
 
-/// How many logs were written, and how many fsyncs had to commit.
+/// Numbers of logs written, and of fsyncs that had to commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
     /// Logs written; several fsyncs may share one.
@@ -93,8 +94,8 @@ struct LogState {
     subvolumes: BTreeMap<RootId, SubvolumeLog>,
     roots: LogTree,
     blocks: LogBlocks,
-    /// Whether only a commit helps, because the log in memory is not the one on the devices, or the trees' nodes are
-    /// not those of the last commit.
+    /// Whether only a commit can satisfy an fsync, because the log in memory differs from the one on the devices, or
+    /// the trees' nodes are not those of the last commit.
     spoiled: bool,
 }
 
@@ -110,10 +111,10 @@ struct SubvolumeLog {
     csums: RangeSet,
 }
 
-/// An inode whose items are in the log, as they are now or were when the log was written last.
+/// An inode whose items are in the log, in their current state or in that of the last write of the log.
 #[derive(Clone, Copy, Debug, Default)]
 struct LoggedInode {
-    /// Whether the entries that changed since the last commit are logged.
+    /// Whether entries that changed since the last commit are logged too.
     entries: bool,
     /// End of the file in whole sectors, when its extents were logged last.
     end: Option<u64>,

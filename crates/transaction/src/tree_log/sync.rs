@@ -9,8 +9,7 @@
 //!
 //! I1. A batch is closed under the commit lock: all changes made before its fsyncs began are in the log that is
 //!     written for it, or were committed.
-//! I2. A leader that fails or panics answers its batch and makes room for the next; the whole batch gets the same
-//! error.
+//! I2. If a leader fails or panics, its whole batch gets the error, and the next batch can begin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +33,7 @@ pub(crate) struct Queue {
     open: u64,
     requests: Vec<(RootId, Ino)>,
     has_leader: bool,
-    /// Results of closed batches that some members have not read yet: how many, and the failure.
+    /// Results of closed batches that some members have not read yet: the number of these members, and the failure.
     closed: BTreeMap<u64, Closed>,
 }
 
@@ -48,7 +47,7 @@ struct Closed {
 enum Outcome {
     Written,
     Unchanged,
-    /// The log cannot express the changes, so a commit is needed.
+    /// A commit is needed, because the log cannot express the changes.
     NeedsCommit(&'static str),
 }
 
@@ -89,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// How often fsync wrote a log, and how often it committed.
+    /// Counts of fsyncs that wrote a log, and of fsyncs that committed.
     pub fn log_stats(&self) -> LogStats {
         self.tree_log.stats()
     }
@@ -169,7 +168,7 @@ impl Engine {
             state.spoiled = false;
             return Ok(Outcome::Unchanged);
         };
-        // A new chunk is in this list before it can be used, so the log refers only to older chunks.
+        // Keep this order: a new chunk is listed before it can be used, so the log refers only to older chunks.
         if !self.pending_chunks.is_empty() {
             return Ok(Outcome::NeedsCommit("a chunk is new"));
         }
@@ -235,7 +234,7 @@ impl Engine {
         };
         let mut nodes = Vec::new();
         let mut roots = Batch::new();
-        // Its allocation is small compared with the room that `prepare_log_blocks` leaves.
+        // Its allocation is small compared with the room that `prepare_log_blocks` leaves free.
         state.blocks.begin(&self.space, self.geometry.nodesize);
         for (root, batch) in batches {
             let Some(log) = state.subvolumes.get_mut(&root) else { continue };
@@ -272,10 +271,10 @@ fn batch_bytes(batch: &Batch) -> u64 {
     batch.iter().map(|(_, value)| 64 + value.as_ref().map_or(0, |value| value.len() as u64)).sum()
 }
 
-/// Answers the batch and makes room for the next leader when dropped, also after a panic (I2).
+/// Gives the result to the batch and lets the next leader begin when dropped, also after a panic (I2).
 struct Leading<'e> {
     engine: &'e Engine,
-    /// The closed batch, and how many fsyncs wait for it.
+    /// The closed batch, and the number of fsyncs that wait for it.
     batch: Option<(u64, usize)>,
     failure: Option<Error>,
 }

@@ -89,7 +89,7 @@ fn a_tree_block_comes_and_goes() {
         assert_eq!(lookup_extent(&nodes, &nodes.root, Logical(1), 4096, true).expect("valid"), None);
         assert_eq!(lookup_extent(&nodes, &nodes.root, Logical(1 << 20), 8192, false).expect("valid"), None);
 
-        // The item on disk decides, not the default form of new items.
+        // The form of the item on disk applies, not the default form of new items.
         let drop = head(1 << 20, leaf(), &[(RefKey::TreeBlock(RootId(5)), -1)]);
         let changes = run(&mut tree, vec![drop], &CONFIG).expect("valid");
         assert_eq!((changes.added.len(), changes.removed), (0, vec![(add.extent, false)]));
@@ -200,13 +200,13 @@ fn contradictions_are_errors() {
         }
         assert_eq!(tree, before);
     }
-    // A count that is too low on disk: refs reach 0 while a reference is left.
+    // The count on disk is too low: refs reach 0 while a reference is left.
     let key = Key::new(1 << 20, KeyType::EXTENT_ITEM, 8192);
     let mut item = ExtentItem::decode(key.item_type, &tree.items[&key]).expect("valid");
     item.refs = 1;
     tree.items.insert(key, item.encode());
     assert!(run(&mut tree, vec![head(1 << 20, ExtentKind::Data, &[(file(257), -1)])], &CONFIG).is_err());
-    // Bytes that are no extent item.
+    // These bytes are not an extent item.
     tree.items.insert(key, vec![1; 30]);
     assert!(run(&mut tree, vec![head(1 << 20, ExtentKind::Data, &[(file(257), -1)])], &CONFIG).is_err());
 }
@@ -223,7 +223,7 @@ fn change() -> impl Strategy<Value = Change> {
         .prop_map(|(extent, reference, delta)| Change { extent, reference, delta })
 }
 
-/// Extents below 8 are tree blocks; a few are used by many.
+/// Extents with numbers below 8 are tree blocks; a few extents have many users.
 fn identify(change: &Change) -> (Extent, ExtentKind, RefKey) {
     let bytenr = Logical((1 << 20) + change.extent * 65536);
     let number = change.reference;

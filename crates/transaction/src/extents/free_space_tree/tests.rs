@@ -32,7 +32,7 @@ fn load(tree: &TestTree, len_bytes: u64) -> Result<Vec<Range<u64>>> {
     load_free_space(&nodes, &nodes.root, START, len_bytes, SECTOR)
 }
 
-/// `count` runs of one sector, each behind a used one.
+/// `count` runs of one sector, each after a used sector.
 fn comb(count: u64) -> Vec<Range<u64>> {
     let at = |sector: u64| START.0 + sector * u64::from(SECTOR);
     (0..count).map(|index| at(2 * index + 1)..at(2 * index + 2)).collect()
