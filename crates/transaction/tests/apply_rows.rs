@@ -20,7 +20,7 @@ use common::{check, inode};
 
 mod common;
 
-/// So little memory that a few thousand items are worth an apply.
+/// So little memory that a few thousand items cause an apply.
 const MEMORY: u64 = 4 << 20;
 const NR_DIRS: u64 = 5;
 
@@ -141,7 +141,7 @@ impl Bed {
     }
 }
 
-/// How often the engine applied rows alone.
+/// Number of applies of rows alone.
 fn nr_applies(engine: &Engine) -> u64 {
     let metrics = engine.metrics();
     let counts = metrics.iter().filter(|metric| metric.name == "phase_seconds" && metric.suffix == "_count");
@@ -220,7 +220,7 @@ fn fsync_commits_after_rows_were_applied() {
     assert!(bed.engine.committed_generation() > before);
     assert_eq!(bed.engine.log_stats().commits, 1);
 
-    // While fsync is in use, its log is worth more than memory.
+    // While fsync is in use, keeping its log takes precedence over freeing memory.
     make_many(&mut bed);
     bed.engine.flush_delayed_items().unwrap();
     assert_eq!(nr_applies(&bed.engine), 1);

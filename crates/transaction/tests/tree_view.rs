@@ -1,5 +1,5 @@
 //! Compares a tree as readers see it with an ordered map, while items move from active to frozen to nodes, and while
-//! nodes that readers remember change.
+//! nodes that hints of readers refer to change.
 //!
 //! A failure prints its seed; `UBTRFS_SEED=n` replays it.
 
@@ -25,14 +25,14 @@ fn engine() -> (Arc<Engine>, Arc<Tree>) {
     let device = Arc::new(MemoryDevice::new(1 << 30));
     let format = ubtrfs_mkfs::MkfsOptions { nodesize: 4096, ..ubtrfs_mkfs::MkfsOptions::default() };
     ubtrfs_mkfs::make(&*device, &format).unwrap();
-    // So little memory that a few thousand items are worth an apply, and nodes are read again.
+    // So little memory that a few thousand items cause an apply, and nodes are read again.
     let options = OpenOptions { memory_bytes: 2 << 20, ..OpenOptions::default() };
     let engine = Engine::open(vec![device], options).unwrap();
     let tree = engine.tree(RootId::FS_TREE).unwrap().unwrap();
     (engine, tree)
 }
 
-/// Keys of some objectids, of a type that no check knows.
+/// Keys of some objectids, with a type that the tree checker does not know.
 fn key(number: u64) -> Key {
     Key::new(1000 + number / 40, KeyType(TYPES[(number / 20 % 2) as usize]), number % 20)
 }
@@ -42,7 +42,7 @@ const NR_KEYS: u64 = 8000;
 
 fn change(engine: &Engine, tree: &Tree, model: &mut Model, rng: &mut Rng) {
     let first = rng.below(NR_KEYS);
-    // Also whole runs: inodes come and go.
+    // Sometimes change whole runs: inodes are created and deleted.
     let count = if rng.one_in(4) { rng.below(200) } else { 1 };
     let deletes = rng.one_in(2);
     for number in first..(first + count.max(1)).min(NR_KEYS) {
@@ -79,7 +79,7 @@ fn compare(tree: &Tree, model: &Model, rng: &mut Rng) {
     assert_eq!(first.as_ref(), expected.first());
     let last = tree.last_le(&end, &start).unwrap().map(|(key, item)| (key, item.to_vec()));
     assert_eq!(last.as_ref(), expected.last());
-    // As in a walk: one item after the other.
+    // Read items one after the other, as a walk does.
     for number in 0..60 {
         let key = Key::new(start.objectid + number / 20, start.item_type, number % 20);
         assert_eq!(tree.get(&key).unwrap().map(|item| item.to_vec()).as_ref(), model.get(&key), "{key:?}");

@@ -87,23 +87,24 @@ fn shared_leaf(roots: &RootsOf<'_>, extent: &ExtentRefs, leaf: Logical) -> Resul
     Ok(Some(LeafUse { leaf, slots }))
 }
 
-/// The byte of a file extent item that names the compression: after generation and size.
+/// Offset of the compression byte in a file extent item: after generation and size.
 const COMPRESSION_AT: usize = 16;
 
 impl Engine {
-    /// The files that use the data at an address, as of the last commit. Only items that cover the address count, unless
-    /// `whole_extent` asks for all uses of its extent. At most `limit`; `None` if no data extent holds the address.
+    /// The files that use the data at an address, as of the last commit, at most `limit`. Only items that cover the
+    /// address count, unless `whole_extent` requests all uses of its extent. `None` if no data extent covers the
+    /// address.
     ///
     /// # Errors
     ///
     /// Fails if a tree is corrupt or cannot be read.
     pub fn extent_uses(&self, at: Logical, whole_extent: bool, limit: usize) -> Result<Option<Vec<ExtentUse>>> {
-        // Blocks of the last commit are reused only after the next one.
+        // The lock keeps blocks of the last commit from being reused: that happens only after the next commit.
         let _work = self.commit_state.lock();
         let view = TreesView::committed(self)?;
         let mut cursor = Cursor::new(view.source(), *view.extent_root());
         let mut key = cursor.seek_le(&Key::new(at.0, KeyType::EXTENT_ITEM, u64::MAX))?;
-        // Items of other kinds, and references of the extent itself, may lie between.
+        // Skip items of other types, and references of the extent itself, that may lie in between.
         while key.is_some_and(|key| key.item_type != KeyType::EXTENT_ITEM) {
             key = cursor.prev()?;
         }

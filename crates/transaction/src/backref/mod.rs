@@ -1,6 +1,6 @@
 //! Backrefs: from an extent to its references, to the subvolumes that reach it, and to the inodes that use it.
 //!
-//! All of it reads immutable nodes from given roots: of the last commit, or of a commit that is under way.
+//! This code reads only immutable nodes, from given roots: those of the last commit, or of a running commit.
 
 pub(crate) mod inodes;
 pub(crate) mod refs;

@@ -30,8 +30,8 @@ pub(crate) struct ExtentRefs {
     pub(crate) refs: Vec<(RefKey, u64)>,
 }
 
-/// Reads all references of the extent of this address, length and kind. `None` if this version of the extent tree does
-/// not have the extent.
+/// Reads all references of the extent with this address, length and kind. `None` if this version of the extent tree
+/// does not have the extent.
 ///
 /// # Errors
 ///
@@ -56,8 +56,8 @@ pub(crate) fn extent_refs(
     Ok(None)
 }
 
-/// Reads all references of the extent whose item the cursor is at. Leaves the cursor behind the extent's items.
-/// `len_bytes` is the extent's length, which the key of a skinny item does not tell.
+/// Reads all references of the extent whose item the cursor is at. Leaves the cursor after the extent's items.
+/// `len_bytes` is the extent's length, which the key of a skinny item does not contain.
 pub(crate) fn read_refs(cursor: &mut Cursor<'_>, key: &Key, len_bytes: u64) -> Result<ExtentRefs> {
     let bytenr = Logical(key.objectid);
     let corrupt = |cause: FormatError| Error::from(Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(bytenr));

@@ -7,13 +7,13 @@
 //!             --(parent's address)--> the parent --> tree block ...
 //! ```
 //!
-//! A snapshot copies one node and leaves all that is below it implicitly shared, so a single reference may stand for
-//! many subvolumes: the sets of a block's parents decide. The set of each block is remembered, so many extents of a
-//! leaf, and many leaves below a node, cost one climb.
+//! A snapshot copies one node and implicitly shares everything below it, so a single reference may stand for many
+//! subvolumes: a block is reached by all subvolumes that reach its parents. The set of each block is cached, so the
+//! extents of a leaf, and the leaves below a node, cost one climb together.
 //!
 //! Invariants:
-//! - I1. A climb goes up one level with each step, whatever the references claim, and a block is climbed from once. So
-//!   crafted references cost time in proportion to the extent tree, and cannot loop.
+//! - I1. Each step of a climb goes up one level, whatever the references claim, and each block is climbed from only
+//!   once. So crafted references cost time in proportion to the extent tree, and cannot loop.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) struct LeafUse {
 }
 
 impl<'v> RootsOf<'v> {
-    /// Begins with nothing known.
+    /// Makes a search without known sets.
     pub(crate) fn new(view: TreesView<'v>) -> Self {
         Self { view, blocks: HashMap::new(), none: Arc::new([]) }
     }
@@ -216,7 +216,7 @@ impl<'v> RootsOf<'v> {
     }
 }
 
-/// The leaves whose addresses the references of a data extent name.
+/// The leaves that the references of a data extent name by address.
 pub(crate) fn shared_leaves(extent: &ExtentRefs) -> HashSet<Logical> {
     let leaf = |reference: &RefKey| match reference {
         RefKey::SharedData(leaf) => Some(*leaf),
@@ -267,7 +267,7 @@ fn wrong(bytenr: Logical, field: &'static str, value: u64, expected: &'static st
         .at(bytenr)
 }
 
-/// Most bytes of an extent before compression.
+/// Maximum length of an extent before compression.
 const MAX_EXTENT_BYTES: u64 = 128 << 20;
-/// Most blocks whose sets are remembered.
+/// Maximum number of blocks whose sets are cached.
 const BLOCKS_MAX: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! [`TreesView`]: the extent tree and the subvolume trees of one moment, all of whose nodes are immutable.
 //!
-//! Two kinds of moments exist: the last commit, and a moment inside a commit. A later step of the same commit may give
-//! an address that was never written new content, so a view of the second kind that outlives its step keeps the nodes
+//! A view shows either the last commit or a moment inside a commit. A later step of the same commit may give an
+//! address that was never written new content, so a view of the second kind that outlives its step keeps the nodes
 //! that are only in memory ([`PinnedNodes`]).
 
 use std::cell::RefCell;
@@ -36,13 +36,13 @@ pub(crate) struct TreesView<'v> {
     known: RefCell<HashMap<RootId, Option<SubvolumeRoot>>>,
 }
 
-/// How a view finds the roots of subvolumes.
+/// The way in which a view finds the roots of subvolumes.
 enum Roots<'v> {
     /// By their items in this root tree.
     Items(RootPtr),
     /// By the trees in memory first, which may be newer than the root tree.
     Running(&'v Engine),
-    /// Nowhere but in the map.
+    /// Only in the map of known roots.
     #[cfg(test)]
     Fixed,
 }
@@ -54,14 +54,14 @@ impl SubvolumeRoot {
     }
 
     /// Whether no other tree can reach this block of the subvolume. A block that a relocation moved is new, but has the
-    /// users of the block that it replaced.
+    /// same users as the block that it replaced.
     pub(crate) fn is_private(&self, node: &Node) -> bool {
         node.owner() == self.ptr.tree
             && node.generation() > self.last_snapshot
             && node.view().flags() & HEADER_FLAG_RELOC == 0
     }
 
-    /// The slot of the child that a key belongs to, unless that child was dropped with a part of the tree.
+    /// The slot of the child that a key belongs to, unless that child was dropped already.
     fn child_slot(&self, node: &Node, key: &Key) -> Option<usize> {
         let slot = node.child_slot(key);
         match self.dropped_before {
@@ -81,7 +81,7 @@ impl<'v> TreesView<'v> {
         Ok(Self { source, extent_root: ptr, roots: Roots::Items(root_tree), known: RefCell::default() })
     }
 
-    /// The trees as they are now. The caller holds the commit lock, and changes no tree while it uses the view.
+    /// The current trees. The caller holds the commit lock, and changes no tree while it uses the view.
     pub(crate) fn running(engine: &'v Engine) -> Result<Self> {
         let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
         Ok(Self { source: &*engine.store, extent_root, roots: Roots::Running(engine), known: RefCell::default() })
@@ -141,12 +141,12 @@ impl<'v> TreesView<'v> {
         Ok(found)
     }
 
-    /// Reads the tree block at this address, about which the extent tree tells level and generation.
+    /// Reads the tree block at this address. Level and generation come from the extent tree.
     pub(crate) fn block(&self, bytenr: Logical, generation: Generation, level: u8, tree: RootId) -> Result<Arc<Node>> {
         read(self.source, &NodePtr { tree, bytenr, generation, level, first_key: None })
     }
 
-    /// The node of a subvolume that points to the block at `child`, whose first key and level are these. `None` if the
+    /// The node of a subvolume that points to the block at `child`, which has this first key and level. `None` if the
     /// subvolume has no such node.
     pub(crate) fn parent_in(
         &self,
@@ -159,7 +159,8 @@ impl<'v> TreesView<'v> {
             return Ok(None);
         }
         let mut node = read(self.source, &subvolume.ptr.node_ptr())?;
-        // Levels descend by one with each step, because every child is what its parent promises.
+        // The loop ends: levels descend by one with each step, because every child is checked against its parent's
+        // promise.
         loop {
             let Some(slot) = subvolume.child_slot(&node, first_key) else { return Ok(None) };
             if node.level() == level.saturating_add(1) {
@@ -178,7 +179,7 @@ impl<'v> TreesView<'v> {
     }
 }
 
-/// The trees of a moment inside a commit, kept while the commit goes on.
+/// The trees of a moment inside a commit, kept while the commit continues.
 #[derive(Debug)]
 pub(crate) struct FixedTrees {
     nodes: PinnedNodes,
@@ -189,7 +190,7 @@ pub(crate) struct FixedTrees {
 }
 
 impl FixedTrees {
-    /// The trees as they are now. The caller holds the commit lock.
+    /// Keeps the current trees. The caller holds the commit lock.
     pub(crate) fn of(engine: &Engine) -> Result<Self> {
         let nodes = PinnedNodes::new(&engine.store);
         let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
@@ -202,7 +203,7 @@ impl FixedTrees {
         Ok(Self { nodes, extent_root, root_tree: committed_root_tree(engine), known: known.collect() })
     }
 
-    /// The view of these trees.
+    /// A view of these trees.
     pub(crate) fn view(&self) -> TreesView<'_> {
         TreesView {
             source: &self.nodes,
@@ -223,7 +224,7 @@ fn committed_root_tree(engine: &Engine) -> RootPtr {
     }
 }
 
-/// Nodes that are only in memory, kept as they were at one moment, over the store.
+/// Nodes that are only in memory, kept as of one moment, on top of the store.
 #[derive(Debug)]
 pub(crate) struct PinnedNodes {
     store: Arc<NodeStore>,

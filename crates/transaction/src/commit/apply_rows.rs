@@ -14,9 +14,10 @@
 //! - I1. The transaction stays the same and is committed as a whole. Readers go through [`Tree`], so they do not notice
 //!   that some of its items are in nodes and some are delayed.
 //! - I2. The tree log derives the changes since the last commit from delayed items and nodes of that commit. So an
-//!   apply spoils the log, and fsyncs of this transaction commit. If fsync was in use lately, there is a commit instead
-//!   of an apply.
-//! - I3. Blocks that one apply wrote and a later one replaced are free only after the commit, so room must be ample.
+//!   apply spoils the log, and fsyncs of this transaction commit. If fsync was used recently, a commit replaces the
+//!   apply.
+//! - I3. Blocks that one apply wrote and a later one replaced are reusable only after the commit, so room must be
+//!   ample.
 
 use std::sync::Arc;
 
@@ -29,11 +30,11 @@ use crate::engine::Engine;
 use crate::health::stats::Span;
 
 impl Engine {
-    /// Takes delayed items out of memory: applies rows if that frees most of the memory, else commits.
+    /// Frees the memory of delayed items: applies rows if that frees most of it, else commits.
     ///
     /// # Errors
     ///
-    /// As for [`Engine::commit`]: an error of an apply turns the filesystem read-only as well.
+    /// As for [`Engine::commit`]. An error of an apply also makes the filesystem read-only.
     pub fn flush_delayed_items(&self) -> Result<()> {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();

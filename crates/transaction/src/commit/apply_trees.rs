@@ -1,13 +1,14 @@
-//! Applies frozen items to their trees: in parallel to trees that share no blocks, one after another to the others.
+//! Applies frozen items to their trees: in parallel to trees that share no blocks, and one after another to the
+//! others.
 //!
 //! One large batch is applied in parts ([`ubtrfs_tree::apply_in_parts`]). Several large batches are applied in
 //! parallel, each in fewer parts.
 //!
 //! Invariants:
-//! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one changes no references
-//!   of another's. A subvolume shares no block with any tree if it is not a snapshot and no snapshot of it was ever
-//!   taken.
-//! - I2. All of them see the delayed refs from before; their new refs are appended when all are done.
+//! - I1. Trees that are applied in parallel have no block in common, so replacing a block of one tree changes no
+//!   references of another tree's blocks. A subvolume shares no block with any tree if it is not a snapshot and no
+//!   snapshot of it was ever taken.
+//! - I2. All of them see the delayed refs from before; their new refs are appended after all are applied.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -28,9 +29,9 @@ use crate::nodes::threads::nr_threads;
 type Job<'j> = (&'j Tree, &'j FrozenBatch<'j>);
 
 impl Engine {
-    /// Applies the frozen items of these trees and shows the results to readers. The caller holds the commit lock.
+    /// Applies the frozen items of these trees and publishes the results. The caller holds the commit lock.
     pub(crate) fn apply_frozen(&self, trees: &[Arc<Tree>], refs: &mut DelayedRefs, transid: Generation) -> Result<()> {
-        // Dropping items takes time, so it is left until no view is locked for it.
+        // Keep the items until no view is locked: dropping them takes time.
         let items: Vec<_> = trees.iter().map(|tree| tree.frozen()).collect();
         let applied = self.apply_items(trees, &items, refs, transid);
         drop(items);
@@ -91,7 +92,7 @@ impl Engine {
 }
 
 impl Tree {
-    /// Whether the root item says so: taking a snapshot, also in Linux, notes the transaction in both root items.
+    /// Whether the root item shows that. Taking a snapshot, also in Linux, notes the transaction in both root items.
     fn shares_no_blocks(&self) -> bool {
         self.id().is_fs_tree() && self.root.lock().last_snapshot == Generation(0)
     }

@@ -1,4 +1,4 @@
-//! The part of quotas in the commit sequence: accounting around snapshots, and the quota tree.
+//! Quotas in the commit sequence: accounting around snapshots, and the quota tree.
 //!
 //! ```text
 //! snapshot:  run delayed refs -> account -> copy the root -> run its refs -> share out the numbers -> [rebase] -> its name
@@ -46,7 +46,7 @@ impl Engine {
             NewContent::Items(_) => None,
         };
         if source.is_some() {
-            // What changed before the copy is counted without the snapshot as a user.
+            // Changes from before the copy are counted without the snapshot as a user.
             self.run_delayed_refs(work, transid)?;
             self.account_quotas(&mut work.quota, transid);
         }
@@ -63,8 +63,8 @@ impl Engine {
         self.name_tree(new, &made, &mut work.refs, transid)
     }
 
-    /// Accounts what the delayed refs changed, counts a part of a rescan (`is_first`), and puts changed items of the quota
-    /// tree. Returns whether it changed the tree.
+    /// Accounts the changes of the delayed refs, counts a part of a rescan (with `is_first`), and puts changed items of
+    /// the quota tree. Returns whether it changed the tree.
     pub(crate) fn update_quotas(&self, work: &mut CommitWork, transid: Generation, is_first: bool) -> Result<bool> {
         if !self.quotas.is_on() {
             return Ok(false);
@@ -85,7 +85,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Makes the quota tree if quotas were turned on, and removes it if they were turned off.
+    /// Makes the quota tree after quotas were enabled, and removes it after they were disabled.
     pub(crate) fn change_quota_tree(&self, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let tree = self.tree(RootId::QUOTA_TREE)?;
         match (self.quotas.is_on(), tree) {
@@ -104,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// Frees a tree whose nodes were all committed before.
+    /// Frees the quota tree. All of its nodes must be from earlier commits.
     fn remove_quota_tree(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let root: RootPtr = tree.root_ptr();
         let key_offset = tree.root.lock().key_offset;
@@ -129,10 +129,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Marks the numbers of quotas that are off, or of a kind that is not accounted, as inconsistent.
+    /// Marks the numbers as inconsistent if quotas are disabled, or of a kind that is not accounted.
     fn flag_unknown_quotas(&self, tree: &Tree, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let key = Key::new(0, KeyType::QGROUP_STATUS, 0);
-        // Quotas that cannot be read do not keep the filesystem from being changed.
+        // Unreadable quotas do not prevent changes of the filesystem.
         let Ok(Some(item)) = tree.get(&key) else { return Ok(()) };
         let Ok(mut status) = QgroupStatus::decode(&item) else { return Ok(()) };
         if status.flags & QgroupStatus::INCONSISTENT != 0 {

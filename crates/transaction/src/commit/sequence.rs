@@ -13,8 +13,8 @@
 //!
 //! Invariants:
 //! - I1. The rounds end: a node that was copied in a transaction keeps its address, so each round copies fewer nodes.
-//! - I2. An error before the superblock leaves the old state on disk; an error in that step or later leaves the old or
-//!   the new state. Either turns the filesystem read-only.
+//! - I2. An error before the superblock is written leaves the old state on disk; a later error leaves the old or the
+//!   new state. Both make the filesystem read-only.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::ReadOnly`] if the filesystem takes no changes. Otherwise the failure of this commit, or of an earlier
-    /// one that it waited for: the filesystem is read-only from then on.
+    /// [`Error::ReadOnly`] if the filesystem is read-only. Otherwise the failure of this commit, or of an earlier
+    /// commit that it waited for. After a failure the filesystem is read-only.
     pub fn commit(&self) -> Result<()> {
         self.check_not_aborted()?;
         let wanted = self.running.transid();
@@ -58,8 +58,8 @@ impl Engine {
         self.commit_changes(&mut work)
     }
 
-    /// Calls `ask` while no commit runs. If the answer is no, commits and calls it again before another commit can begin, so
-    /// that the space which that commit freed is still there.
+    /// Calls `ask` while no commit runs. If it returns `None`, commits and calls it again before another commit can begin,
+    /// so that the space that was just freed is still available.
     pub(crate) fn ask_between_commits<T>(&self, ask: impl Fn() -> Option<T>) -> Result<Option<T>> {
         self.check_not_aborted()?;
         let mut work = self.commit_state.lock();
@@ -80,11 +80,11 @@ impl Engine {
         if self.read_only().is_some() {
             return Ok(());
         }
-        // Callers are told that all is durable, which holds only while the devices are there.
+        // Returning `Ok` reports everything as durable, which is true only while the devices are in place.
         self.or_abort("commit", || self.volumes.check_devices_in_place())
     }
 
-    /// Runs `work`, and turns the filesystem read-only if it fails or panics (I2).
+    /// Runs `work`, and makes the filesystem read-only if it fails or panics (I2).
     pub(crate) fn or_abort(&self, what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut guard = AbortOnUnwind { engine: self, what, armed: true };
         let result = work();
@@ -95,17 +95,17 @@ impl Engine {
         result
     }
 
-    /// Commits all changes and the device error counters. To be called last.
+    /// Commits all changes and the device error counters. Must be the last call.
     ///
     /// # Errors
     ///
-    /// As for [`Engine::commit`]; also if the filesystem turned read-only while it was open.
+    /// As for [`Engine::commit`]; also if the filesystem became read-only while it was open.
     pub fn close(&self) -> Result<()> {
         self.check_not_aborted()?;
         if self.read_only().is_none() {
             self.commit()?;
-            // The last commit may have counted device errors. They are stored too; errors met while storing them are
-            // not.
+            // The last commit may have counted device errors. Store them too, but not errors that occur while they
+            // are stored.
             if self.volumes.have_stats_changed() {
                 self.commit()?;
             }
@@ -113,8 +113,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Commits, and moves extents in the commit. Begins with a commit of its own if data moves, because the gate is closed
-    /// until the data has moved.
+    /// Commits, and moves extents in the commit. If data moves, everything is committed first, because the gate stays
+    /// closed until the data has moved.
     pub(crate) fn commit_with_step(&self, step: &mut RelocationStep) -> Result<()> {
         if step.moves_data() {
             self.commit()?;
@@ -128,7 +128,7 @@ impl Engine {
 
     fn commit_locked(&self, work: &mut CommitWork, step: Option<&mut RelocationStep>) -> Result<()> {
         let _commit = self.stats.span(Span::Commit);
-        // Checked before any node is written: a filesystem that another program wrote to is left alone.
+        // Check before any node is written: nothing is written to a filesystem that another program has written to.
         self.volumes.check_superblocks_are_ours()?;
         let mut superblock = self.superblock();
         let _progress = self.admission.begin_flush();
@@ -160,9 +160,9 @@ impl Engine {
         }
         let written = self.stats.span(Span::Superblock);
         self.fill_superblock(&mut superblock, transid, work)?;
-        // A thread may have panicked meanwhile, or a flush may have failed.
+        // Check again: a thread may have panicked since, or a flush may have failed.
         self.check_not_aborted()?;
-        // Durable on return; only its mirrors wait for the next flush.
+        // The primary is durable on return; the mirrors wait for the next flush.
         self.volumes.write_superblock(&superblock)?;
         drop(written);
 
@@ -189,7 +189,7 @@ impl Engine {
         let EndedTransaction { transid, listed, root_changes } = self.running.end(gate);
         let mut frozen = Vec::with_capacity(listed.len());
         for id in listed {
-            // Changes of a deleted subvolume whose tree is being dropped are discarded.
+            // Discard changes of a deleted subvolume whose tree is being dropped.
             let Some(tree) = self.roots.get(id).filter(|tree| !tree.is_sealed()) else { continue };
             tree.freeze();
             frozen.push(tree);
@@ -222,7 +222,7 @@ impl Engine {
         Ok(removed.chunks)
     }
 
-    /// Records new sizes of devices, and the chunks that were copied to other places.
+    /// Records new sizes of devices, and the migrated chunks.
     fn move_block_groups(
         &self,
         work: &mut CommitWork,
@@ -313,7 +313,7 @@ impl Engine {
     /// Moves extents out of a block group. The extent tree records all references of subvolumes.
     fn run_step(&self, step: &mut RelocationStep, work: &mut CommitWork, transid: Generation) -> Result<()> {
         let mut moved = self.move_extents(step, &mut work.refs, transid)?;
-        // Apart from the other refs: these change no owner.
+        // Run separately from the other refs, because these change no users.
         self.run_heads(moved.take(), work, transid)?;
         self.quotas_moved(step.nr_moved, transid);
         self.move_own_blocks(step, &mut work.refs, transid)?;
@@ -365,7 +365,7 @@ impl Engine {
         }
         let mut csums = if insert { self.ledger.frozen_csums() } else { Arc::default() };
         // Data may have been written into a preallocated extent that was freed in the same transaction. Freed space is
-        // not reused before the end of the commit, so all checksums there belong to the freed extent.
+        // not reused before the end of the commit, so all checksums of freed ranges are stale.
         for range in freed {
             let stale: Vec<u64> = csums.range(range.clone()).map(|(at, _)| *at).collect();
             if !stale.is_empty() {
@@ -454,8 +454,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Puts an item of the root tree again if the root tree is older than this transaction. A superblock names a root
-    /// tree of its own transaction, but changes may cancel out, for example if a file was made and deleted.
+    /// Puts an item of the root tree again if the root tree is older than this transaction. A superblock must refer
+    /// to a root tree of its own transaction, but changes may cancel out, for example if a file was made and deleted.
     fn renew_root_tree(&self, work: &mut CommitWork, transid: Generation) -> Result<bool> {
         let roots = self.own_tree(RootId::ROOT_TREE)?;
         if roots.root_ptr().generation == transid {
@@ -466,7 +466,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Writes nodes (sorted by address) in large contiguous pieces, checked, on several threads.
+    /// Checks nodes (sorted by address) and writes them in large contiguous pieces, on several threads.
     fn write_nodes(&self, nodes: &[Arc<Node>]) -> Result<()> {
         let _write = self.stats.span(Span::WriteNodes);
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WRITERS);
@@ -480,8 +480,8 @@ impl Engine {
         })
     }
 
-    /// Writes nodes (sorted by address). With `all_copies`, a copy that cannot be written is an error: where an address
-    /// was written before in this generation, a stale copy would pass for the block.
+    /// Writes nodes (sorted by address). With `all_copies`, a failed write of any copy is an error: at an address that
+    /// was already written in this generation, a stale copy would look valid.
     pub(crate) fn write_runs(&self, nodes: &[Arc<Node>], all_copies: bool) -> Result<()> {
         self.check_still_ours()?;
         let write = |start, run: &[u8]| match all_copies {
@@ -568,7 +568,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the space that this commit freed usable again. Discards it first if the options ask for it.
+    /// Makes the space that this commit freed usable again. With the discard option, discards it first.
     fn unpin(&self, transid: Generation) {
         if !self.options.discard {
             self.space.unpin(transid);
@@ -585,7 +585,7 @@ impl Engine {
     }
 }
 
-/// Turns the filesystem read-only if the work panics.
+/// Makes the filesystem read-only if the work panics.
 struct AbortOnUnwind<'e> {
     engine: &'e Engine,
     what: &'e str,
@@ -600,9 +600,9 @@ impl Drop for AbortOnUnwind<'_> {
     }
 }
 
-/// Three to six rounds are usual; this many mean a bug.
+/// Maximum number of rounds. Three to six are usual; reaching this number is a bug.
 const MAX_ROUNDS: usize = 64;
 const MAX_WRITERS: usize = 8;
 const MIN_NODES_PER_WRITER: usize = 64;
-/// Most bytes in one write to the device.
+/// Maximum number of bytes in one write to the device.
 const RUN_BYTES: usize = 4 << 20;

@@ -26,7 +26,7 @@ pub(crate) struct CommitState {
     noted_incompat: AtomicU64,
     /// The label for the superblock of the next commit.
     noted_label: Mutex<Option<[u8; LABEL_SIZE]>>,
-    /// Blocks that the running transaction wrote and replaced; free after its commit.
+    /// Blocks that the running transaction wrote and replaced. They are freed after its commit.
     retired: Mutex<Vec<Extent>>,
 }
 
@@ -34,10 +34,10 @@ pub(crate) struct CommitState {
 #[derive(Debug)]
 pub(crate) struct CommitWork {
     pub(crate) refs: DelayedRefs,
-    /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock leads
-    /// to may refer to them, so they are free only when a superblock without that log is durable.
+    /// Data extents of the frozen transaction that no item refers to any more. The log that the last superblock
+    /// refers to may use them, so they are freed only when a superblock without that log is durable.
     pub(crate) unreferenced: Vec<Extent>,
-    /// Data extents that lost their items, whose checksums go too.
+    /// Data extents that lost their items, and whose checksums are removed too.
     pub(crate) freed_data: Vec<std::ops::Range<u64>>,
     pub(crate) quota: QuotaWork,
     pub(crate) uuid_tree_in_step: bool,
@@ -100,7 +100,7 @@ impl CommitState {
         *self.noted_label.lock() = Some(label);
     }
 
-    /// Whether a label is noted that no superblock has yet.
+    /// Whether a label was noted that no superblock has yet.
     pub(crate) fn has_noted_label(&self) -> bool {
         self.noted_label.lock().is_some()
     }
@@ -115,7 +115,7 @@ impl CommitState {
         self.retired.lock().extend(extents);
     }
 
-    /// Takes the retired blocks, which are free after the commit.
+    /// Takes the retired blocks, to be freed after the commit.
     pub(crate) fn take_retired(&self) -> Vec<Extent> {
         std::mem::take(&mut *self.retired.lock())
     }

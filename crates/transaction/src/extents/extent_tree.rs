@@ -57,7 +57,7 @@ pub(crate) struct OwnerChange {
     pub(crate) before: Owner,
     /// Its references now.
     pub(crate) after: Owner,
-    /// Whether only the subvolume in `before` reached the extent before.
+    /// Whether only the subvolume of `before` reached the extent.
     pub(crate) was_private: bool,
 }
 

@@ -27,7 +27,7 @@ use crate::handle::trans_handle::regular_extent;
 pub(crate) struct QuotaWork {
     /// Extents whose users changed, recorded in the extent tree.
     pub(crate) changes: Vec<OwnerChange>,
-    /// Shared blocks that a dropped subvolume stopped using, whose blocks below it stopped using by that.
+    /// Shared blocks that a dropped subvolume stopped using. It also stopped using the blocks below them.
     pub(crate) left: Vec<(RootId, NodePtr)>,
     /// Subvolumes that are dropped completely.
     pub(crate) dropped: Vec<RootId>,
@@ -122,7 +122,7 @@ struct Account<'a> {
     before: RootsOf<'a>,
     after: RootsOf<'a>,
     transid: Generation,
-    /// The first address that a running rescan has not come to.
+    /// The first address that a running rescan has not reached.
     limit: Option<u64>,
     /// Bytes that each subvolume gained and lost, of extents without other users.
     alone: HashMap<RootId, (u64, u64)>,
@@ -161,7 +161,8 @@ impl Account<'_> {
         Ok(!change.is_tree && roots.view().subvolume(root)?.is_some_and(|found| found.last_snapshot.0 == 0))
     }
 
-    /// Whether no snapshot of a subvolume was taken in this transaction, so what it made is its own.
+    /// Whether no snapshot of a subvolume was taken in this transaction, so that the extents it allocated are its
+    /// own.
     fn is_unshared_since(&self, root: RootId) -> Result<bool> {
         Ok(self.after.view().subvolume(root)?.is_some_and(|found| found.last_snapshot < self.transid))
     }
@@ -198,9 +199,9 @@ impl Account<'_> {
         }
     }
 
-    /// Counts what is below a shared block that a dropped subvolume stopped using. Goes down only where that changes a
-    /// group besides the dropped subvolume's own, which disappears: further users of a block below are users of all
-    /// that is below it.
+    /// Counts everything below a shared block that a dropped subvolume stopped using. Descends only where the change
+    /// affects a group other than the dropped subvolume's own group, which disappears: all users of a block also use
+    /// everything below it.
     fn trace(&mut self, root: RootId, ptr: &NodePtr, seen: &mut HashSet<Logical>) -> Result<()> {
         let own = QgroupId::of_subvolume(root);
         let mut open = vec![*ptr];

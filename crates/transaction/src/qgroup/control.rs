@@ -1,7 +1,7 @@
-//! Turning quotas on and off, and changing groups, relations and limits.
+//! Enabling and disabling quotas, and changing groups, relations and limits.
 //!
-//! A change is made in memory under the commit lock, when the numbers are those of the last commit, and is durable with
-//! the commit that follows.
+//! A change is made in memory under the commit lock, when the numbers are those of the last commit, and becomes durable
+//! with the following commit.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use super::items;
 use super::state::QuotaState;
 use crate::engine::Engine;
 
-/// Quotas of a filesystem as a whole.
+/// The state of quotas as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
-    /// Whether the numbers are reliable. They are not until the first rescan has ended.
+    /// Whether the numbers are reliable. They become so when the first rescan has ended.
     pub consistent: bool,
     /// The first address that a running rescan has not counted.
     pub rescan: Option<u64>,
@@ -33,9 +33,9 @@ pub struct QgroupInfo {
     pub referenced: u64,
     /// Bytes of the extents that only its subvolumes refer to.
     pub exclusive: u64,
-    /// Most bytes referenced.
+    /// Limit of the referenced bytes.
     pub max_referenced: Option<u64>,
-    /// Most bytes exclusive.
+    /// Limit of the exclusive bytes.
     pub max_exclusive: Option<u64>,
     /// Groups that it belongs to.
     pub parents: Vec<QgroupId>,
@@ -51,7 +51,7 @@ impl Engine {
         let (mut status, groups) = match loaded {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(()),
-            // As in Linux, the filesystem can be used without its quotas.
+            // As in Linux, an error here does not fail the mount. Quotas are unavailable then.
             Err(error) => {
                 tracing::error!("quotas are not in force: {error}");
                 return Ok(());
@@ -61,14 +61,14 @@ impl Engine {
             return Ok(());
         }
         if status.generation != self.committed_generation() {
-            // A program that does not know quotas wrote to the filesystem.
+            // A program that does not know quotas has written to the filesystem.
             status.flags |= QgroupStatus::INCONSISTENT;
         }
         self.quotas.set(Some(QuotaState { status, groups }));
         Ok(())
     }
 
-    /// Turns quotas on, and begins to count everything that exists. Does nothing if they are on.
+    /// Enables quotas, and starts a rescan. Does nothing if they are enabled already.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Engine {
     pub fn enable_quotas(&self) -> Result<()> {
         self.check_writable()?;
         if !self.quotas.is_on() && self.tree(RootId::QUOTA_TREE)?.is_some() {
-            // Left by quotas that could not be read.
+            // A quota tree may be left that could not be read.
             self.disable_quotas()?;
         }
         {
@@ -93,7 +93,7 @@ impl Engine {
         self.commit()
     }
 
-    /// Turns quotas off, and forgets all groups.
+    /// Disables quotas, and removes all groups.
     ///
     /// # Errors
     ///
@@ -111,11 +111,11 @@ impl Engine {
         self.commit()
     }
 
-    /// Begins to count everything anew. The following commits do it.
+    /// Starts a rescan, which the following commits carry out.
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off or a rescan runs; otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled or a rescan is running; otherwise as for [`Engine::commit`].
     pub fn start_quota_rescan(&self) -> Result<()> {
         self.change_quotas(|state, transid| {
             if state.is_rescanning() {
@@ -126,7 +126,7 @@ impl Engine {
         })
     }
 
-    /// Quotas as a whole; `None` if they are off.
+    /// The state of quotas; `None` if they are disabled.
     pub fn quota_status(&self) -> Option<QuotaStatus> {
         self.quotas.lock().as_ref().map(|state| QuotaStatus {
             consistent: !state.status.has(QgroupStatus::INCONSISTENT),
@@ -138,7 +138,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off.
+    /// [`Error::Qgroup`] if quotas are disabled.
     pub fn qgroups(&self) -> Result<Vec<QgroupInfo>> {
         let state = self.quotas.lock();
         let state = state.as_ref().ok_or_else(quotas_are_off)?;
@@ -149,7 +149,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off or the group exists; otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled or the group exists; otherwise as for [`Engine::commit`].
     pub fn create_qgroup(&self, id: QgroupId) -> Result<()> {
         self.change_quotas(|state, _| match state.groups.create(id) {
             true => Ok(()),
@@ -157,11 +157,11 @@ impl Engine {
         })
     }
 
-    /// Removes a group that has no members and is not that of a subvolume.
+    /// Removes a group that has no members and does not belong to a subvolume.
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off, or the group does not exist or is in use; otherwise as for
+    /// [`Error::Qgroup`] if quotas are disabled, or the group does not exist or is in use; otherwise as for
     /// [`Engine::commit`].
     pub fn destroy_qgroup(&self, id: QgroupId) -> Result<()> {
         let is_subvolume = id.level() == 0 && self.root_item(RootId(id.0))?.is_some();
@@ -176,11 +176,11 @@ impl Engine {
         })
     }
 
-    /// Removes the groups of subvolumes that no longer exist. Returns how many.
+    /// Removes the groups of subvolumes that no longer exist. Returns their number.
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off; otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled; otherwise as for [`Engine::commit`].
     pub fn clear_stale_qgroups(&self) -> Result<usize> {
         let alive = self.subvolume_ids()?;
         let mut nr_removed = 0;
@@ -194,22 +194,23 @@ impl Engine {
         Ok(nr_removed)
     }
 
-    /// Puts a group into a group of a higher level. Returns whether the numbers of the higher groups need a rescan; it is
-    /// not begun.
+    /// Makes a group a member of a group of a higher level. Returns whether the numbers of the higher groups need a
+    /// rescan, which this does not start.
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off, a group does not exist, the levels do not ascend, or the relation exists;
-    /// otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled, a group does not exist, the levels do not ascend, or the relation
+    /// exists; otherwise as for [`Engine::commit`].
     pub fn assign_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
         self.relate_qgroups(member, parent, true)
     }
 
-    /// Takes a group out of another one. Returns whether the numbers of the higher groups need a rescan; it is not begun.
+    /// Removes a member from a group. Returns whether the numbers of the higher groups need a rescan, which this does not
+    /// start.
     ///
     /// # Errors
     ///
-    /// As for [`Engine::assign_qgroup`]; also if there is no such relation.
+    /// As for [`Engine::assign_qgroup`]; also if the relation does not exist.
     pub fn remove_qgroup(&self, member: QgroupId, parent: QgroupId) -> Result<bool> {
         self.relate_qgroups(member, parent, false)
     }
@@ -243,8 +244,9 @@ impl Engine {
             let (more, less, sign) = if assign { (after, before, 1) } else { (before, after, -1) };
             let mut moved: Vec<BTreeSet<QgroupId>> = more.iter().zip(&less).map(|(more, less)| more - less).collect();
             moved.dedup();
-            // Where all that a group refers to is its own, the same groups gain or lose all of it, unless some of its
-            // subvolumes reach them in another way too. Only a count tells what is shared.
+            // If all bytes that a group refers to are exclusive, the higher groups gain or lose all of them, unless
+            // some of its subvolumes reach these groups in another way too. In all other cases, only a rescan can
+            // find the shared bytes.
             let is_simple = referenced == exclusive && moved.len() <= 1;
             if !is_simple && referenced > 0 {
                 needs_rescan = true;
@@ -259,12 +261,12 @@ impl Engine {
         Ok(needs_rescan)
     }
 
-    /// Sets (`Some(Some)`) or removes (`Some(None)`) limits of a group; `None` leaves one as it is. As in Linux, setting a limit
-    /// of a group that does not exist is an error.
+    /// Sets (`Some(Some)`) or removes (`Some(None)`) limits of a group; `None` leaves a limit unchanged. As in Linux,
+    /// setting a limit of a group that does not exist is an error.
     ///
     /// # Errors
     ///
-    /// [`Error::Qgroup`] if quotas are off or there is no such group; otherwise as for [`Engine::commit`].
+    /// [`Error::Qgroup`] if quotas are disabled or the group does not exist; otherwise as for [`Engine::commit`].
     pub fn limit_qgroup(
         &self,
         id: QgroupId,
@@ -292,7 +294,7 @@ impl Engine {
         })
     }
 
-    /// Changes the state under the commit lock, and commits it.
+    /// Changes the state under the commit lock, and commits the change.
     fn change_quotas(&self, change: impl FnOnce(&mut QuotaState, Generation) -> Result<()>) -> Result<()> {
         self.check_writable()?;
         {
@@ -336,8 +338,8 @@ impl Engine {
         }
     }
 
-    /// Makes the group of a new snapshot, a member of these groups, and shares out the numbers: from now on, everything
-    /// but the two roots has both subvolumes as users. Everything else has been accounted.
+    /// Makes the group of a new snapshot, a member of these groups, and computes all numbers by arithmetic: from now
+    /// on, everything except the two roots has both subvolumes as users. All earlier changes have been accounted.
     pub(crate) fn share_numbers(
         &self,
         source: &RootPtr,
@@ -391,7 +393,7 @@ impl Engine {
 }
 
 impl QuotaState {
-    /// Makes a group if it does not exist, and puts it into these groups.
+    /// Makes a group if it does not exist, and adds it to these groups.
     fn join(&mut self, id: QgroupId, parents: &[QgroupId]) {
         self.groups.create(id);
         for parent in parents {
@@ -402,7 +404,7 @@ impl QuotaState {
         }
     }
 
-    /// Counts everything anew, because arithmetic cannot tell the numbers.
+    /// Marks the numbers as inconsistent and starts a rescan, because arithmetic cannot determine them.
     fn lose_count(&mut self, transid: Generation) {
         self.status.flags |= QgroupStatus::INCONSISTENT;
         self.start_rescan(transid);

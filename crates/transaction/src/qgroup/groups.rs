@@ -1,10 +1,11 @@
-//! [`Groups`]: the quota groups with their numbers and relations, and what a change of an extent's users does to them.
+//! [`Groups`]: the quota groups with their numbers and relations, and the effect of a change of an extent's users on
+//! them.
 //!
-//! A group refers to an extent if one of the subvolumes below it does. It has the extent exclusively if all subvolumes that
-//! refer to the extent are below it.
+//! A group refers to an extent if a subvolume below the group does. It has the extent exclusively if all subvolumes that
+//! refer to the extent are below the group.
 //!
 //! Invariants:
-//! - I1. A relation leads from a lower level to a higher one, so relations form no circle.
+//! - I1. A relation leads from a lower level to a higher one, so relations form no cycle.
 //! - I2. `members` of a group mirrors `parents` of its members.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,7 +23,7 @@ pub(crate) struct Group {
     pub(crate) referenced: u64,
     /// Bytes of the extents that it has exclusively.
     pub(crate) exclusive: u64,
-    /// The transaction that changed the numbers last.
+    /// The last transaction that changed the numbers.
     pub(crate) generation: Generation,
     /// Its limits.
     pub(crate) limit: Limit,
@@ -32,7 +33,7 @@ pub(crate) struct Group {
     pub(crate) members: BTreeSet<QgroupId>,
 }
 
-/// Limits of a group; the same fields as on disk.
+/// Limits of a group, with the fields as on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) flags: u64,
@@ -52,14 +53,14 @@ pub(crate) struct Groups {
     changed: BTreeSet<QgroupId>,
     /// Relations to write (true) or delete.
     changed_relations: BTreeMap<(QgroupId, QgroupId), bool>,
-    /// A number would have become negative: the numbers from before were wrong.
+    /// Whether a number would have become negative, which means that earlier numbers were wrong.
     underflow: bool,
 }
 
 impl Limit {
-    /// The referenced bytes are limited.
+    /// Flag: the referenced bytes are limited.
     pub(crate) const MAX_REFERENCED: u64 = 1;
-    /// The exclusive bytes are limited.
+    /// Flag: the exclusive bytes are limited.
     pub(crate) const MAX_EXCLUSIVE: u64 = 2;
 
     pub(crate) fn from_item(item: &QgroupLimit) -> Self {
@@ -82,18 +83,18 @@ impl Limit {
         }
     }
 
-    /// Most referenced bytes, if they are limited.
+    /// Limit of the referenced bytes, if any.
     pub(crate) fn referenced(&self) -> Option<u64> {
         (self.flags & Self::MAX_REFERENCED != 0).then_some(self.max_referenced)
     }
 
-    /// Most exclusive bytes, if they are limited.
+    /// Limit of the exclusive bytes, if any.
     pub(crate) fn exclusive(&self) -> Option<u64> {
         (self.flags & Self::MAX_EXCLUSIVE != 0).then_some(self.max_exclusive)
     }
 }
 
-/// What an extent is to a group.
+/// The numbers of an extent's users that are below a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct View {
     before: usize,
@@ -117,7 +118,8 @@ impl Groups {
         self.groups.insert(id, group);
     }
 
-    /// Adds a relation as it is on disk. One that contradicts I1, or of a group that does not exist, is left out.
+    /// Adds a relation as it is on disk. Returns false, without a change, if it violates I1 or a group does not
+    /// exist.
     pub(crate) fn relate_as_on_disk(&mut self, member: QgroupId, parent: QgroupId) -> bool {
         let known = member.level() < parent.level() && self.groups.contains_key(&member);
         if !known || !self.groups.contains_key(&parent) {
@@ -137,7 +139,7 @@ impl Groups {
         }
     }
 
-    /// Adds an empty group; false if it exists.
+    /// Adds an empty group; returns false if it exists.
     pub(crate) fn create(&mut self, id: QgroupId) -> bool {
         if self.groups.contains_key(&id) {
             return false;
@@ -211,7 +213,7 @@ impl Groups {
         std::mem::take(&mut self.changed_relations)
     }
 
-    /// Takes whether a number would have become negative.
+    /// Returns whether a number would have become negative since the last call.
     pub(crate) fn take_underflow(&mut self) -> bool {
         std::mem::take(&mut self.underflow)
     }
@@ -235,7 +237,7 @@ impl Groups {
         all
     }
 
-    /// The subvolumes below a group, as far as they have groups.
+    /// The subvolumes below a group that have groups.
     pub(crate) fn subvolumes_below(&self, id: QgroupId) -> BTreeSet<RootId> {
         let mut found = BTreeSet::new();
         let (mut open, mut seen) = (vec![id], BTreeSet::new());
@@ -261,7 +263,7 @@ impl Groups {
         }
     }
 
-    /// Whether a change of an extent's users from one set to another changes any group but `except`.
+    /// Whether a change of an extent's users from one set to another changes the numbers of any group but `except`.
     pub(crate) fn matters(&mut self, before: &[RootId], after: &[RootId], except: QgroupId) -> bool {
         let (nr_before, nr_after) = (before.len(), after.len());
         self.views(before, after).into_iter().any(|(id, view)| {

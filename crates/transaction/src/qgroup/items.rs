@@ -79,7 +79,7 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
                 let limit = Limit::from_item(&QgroupLimit::decode(data).map_err(corrupt)?);
                 limits.push((QgroupId(at.offset), limit));
             }
-            // The status, infos and limits of all groups come before: their objectid is 0.
+            // The status, infos and limits of all groups were read before, because their objectid is 0.
             KeyType::QGROUP_RELATION if at.objectid < at.offset => {
                 is_whole &= groups.relate_as_on_disk(QgroupId(at.objectid), QgroupId(at.offset));
             }
@@ -98,7 +98,7 @@ pub(crate) fn load(source: &dyn NodeSource, root: &RootPtr) -> Result<Option<(St
     Ok(Some((status, groups)))
 }
 
-/// The changes of the quota tree that bring it up to date.
+/// The changes that bring the quota tree up to date.
 pub(crate) fn changes(groups: &mut Groups, status: &Status) -> Batch {
     let mut batch: Batch = vec![(STATUS_KEY, Some(status.encode().into()))];
     for id in groups.take_changed() {

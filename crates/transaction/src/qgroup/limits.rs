@@ -1,8 +1,8 @@
 //! Limits of quota groups.
 //!
 //! Invariants:
-//! - I1. For each group, what is counted and what is reserved stays below the limits when a reservation is granted, so
-//!   any number of writers together exceed no limit. Bytes are reserved before compression, and counted after it.
+//! - I1. When a reservation is granted, the counted and reserved bytes of each group stay below its limits, so any
+//!   number of writers together exceed no limit. Bytes are reserved before compression, and counted after it.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::RootId;
@@ -24,7 +24,7 @@ impl Engine {
         if let Some(reservation) = self.try_reserve_quota(root, bytes) {
             return Ok(reservation);
         }
-        // Overwritten data and compression leave less than was reserved.
+        // Overwritten data and compression use less than was reserved.
         self.flush_data()?;
         self.commit()?;
         self.try_reserve_quota(root, bytes).ok_or(Error::QuotaExceeded)

@@ -1,8 +1,8 @@
-//! Quota groups: how much space each subvolume refers to, alone and with others, and the limits on it.
+//! Quota groups: how much space each subvolume refers to, exclusively and shared, and the limits on it.
 //!
-//! Accounting happens in the commit, from facts: each extent of subvolumes whose users a transaction changed is counted
-//! from its set of subvolumes before (the trees of the last commit, all immutable) to its set after (the applied trees).
-//! No writer waits for it.
+//! Accounting happens in the commit: each extent of subvolumes whose users a transaction changed is counted from its set
+//! of subvolumes before (the trees of the last commit, all immutable) to its set after (the applied trees). No writer
+//! waits for it.
 //!
 //! ```text
 //! apply: blocks made and left, data references put and dropped --OwnerMark--> heads of the delayed refs
@@ -12,9 +12,9 @@
 //! rescan: a part of the extent tree in each commit
 //! ```
 //!
-//! What makes it cheap: a block that is newer than its tree's last snapshot has one user, and so has data of a tree that
-//! never was part of a snapshot; a block that is copied hands its children's references over without a change of users,
-//! so these are not marked; neither are the references that a relocation moves.
+//! Most changes need no search for users: a block that is newer than its tree's last snapshot has one user, and so has
+//! data of a tree that never was part of a snapshot. Where users stay the same, references are not marked: copying a
+//! block hands its children's references over, and relocation moves references.
 
 pub(crate) mod account;
 pub(crate) mod control;

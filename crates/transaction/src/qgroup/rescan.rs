@@ -1,8 +1,8 @@
-//! A rescan: counts everything anew, a part in each commit, in the order of the extent tree.
+//! A rescan: counts all extents again, a part in each commit, in the order of the extent tree.
 //!
 //! Invariants:
-//! - I1. At the end of each commit, the numbers hold exactly the extents before the status item's progress. Changes of
-//!   extents behind it are not accounted ([`super::account`]), so an interrupted rescan goes on at the next mount, also in
+//! - I1. At the end of each commit, the numbers include exactly the extents before the status item's progress. Changes of
+//!   later extents are not accounted ([`super::account`]), so an interrupted rescan continues at the next mount, also in
 //!   Linux.
 
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ impl Engine {
     }
 }
 
-/// Extents between two looks at the clock.
+/// Number of extents between two checks of the clock.
 const LOOK_EVERY: usize = if cfg!(test) { 8 } else { 128 };
-/// About how long a commit may count.
+/// Approximate time that a commit may count.
 const PART: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 150 });

@@ -1,6 +1,6 @@
 //! [`Quotas`]: the state of quotas of an open filesystem.
 //!
-//! Owns one lock, under which no other lock is taken. Only the holder of the commit lock changes what is under it.
+//! Owns one lock, under which no other lock is taken. The state changes only under the commit lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ pub(crate) struct Quotas {
     state: Mutex<Option<QuotaState>>,
 }
 
-/// The status and the groups while quotas are on.
+/// The status and the groups while quotas are enabled.
 #[derive(Debug)]
 pub(crate) struct QuotaState {
     pub(crate) status: Status,
@@ -35,7 +35,7 @@ pub(crate) struct QuotaState {
 }
 
 impl Quotas {
-    /// Sets the state; `None` turns quotas off. The caller holds the commit lock, or opens the filesystem.
+    /// Sets the state; `None` disables quotas. The caller holds the commit lock, or opens the filesystem.
     pub(crate) fn set(&self, state: Option<QuotaState>) {
         let mut now = self.state.lock();
         self.tracks.store(state.is_some(), Ordering::Release);
@@ -44,7 +44,7 @@ impl Quotas {
         self.note_limits();
     }
 
-    /// Notes whether any group has a limit. To be called after limits changed.
+    /// Updates [`Self::has_limits`]. Must be called after limits changed.
     pub(crate) fn note_limits(&self) {
         let state = self.state.lock();
         let limited = state.as_ref().is_some_and(|state| state.groups.have_limits());
@@ -56,17 +56,17 @@ impl Quotas {
         self.limited.load(Ordering::Acquire)
     }
 
-    /// Whether quotas are on.
+    /// Whether quotas are enabled.
     pub(crate) fn is_on(&self) -> bool {
         self.tracks.load(Ordering::Acquire)
     }
 
-    /// The state; `None` while quotas are off.
+    /// The state; `None` while quotas are disabled.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<QuotaState>> {
         self.state.lock()
     }
 
-    /// Asks the next commit to remove the quota tree.
+    /// Requests that the next commit removes the quota tree.
     pub(crate) fn ask_for_removal(&self) {
         self.removal.store(true, Ordering::Release);
     }
@@ -100,7 +100,7 @@ impl Quotas {
 }
 
 impl QuotaState {
-    /// The state right after quotas were turned on: nothing is counted yet.
+    /// The state right after quotas were enabled: nothing is counted yet.
     pub(crate) fn fresh(groups: Groups, transid: Generation) -> Self {
         let flags = QgroupStatus::ON | QgroupStatus::INCONSISTENT;
         let status = Status { flags, generation: transid, rescan: NO_RESCAN, enabled: None };
@@ -114,14 +114,14 @@ impl QuotaState {
         self.status.has(QgroupStatus::RESCAN)
     }
 
-    /// Begins to count everything anew.
+    /// Starts a rescan.
     pub(crate) fn start_rescan(&mut self, transid: Generation) {
         self.status.flags |= QgroupStatus::RESCAN;
         self.status.rescan = 0;
         self.groups.zero(transid);
     }
 
-    /// Whether the extent at this address is in the numbers: a rescan has not come to the others yet.
+    /// Whether the numbers include the extent at this address: a running rescan has not reached later addresses.
     pub(crate) fn counts(&self, bytenr: u64) -> bool {
         !self.is_rescanning() || bytenr < self.status.rescan
     }

@@ -1,12 +1,12 @@
-//! [`Closure`]: the blocks that change when extents move: the tree blocks among them, the leaves that refer to the data
-//! extents among them, and all ancestors of both, in every tree that shares them.
+//! [`Closure`]: the blocks that change when extents move. These are the tree blocks among the extents, the leaves that
+//! refer to the data extents among them, and all ancestors of both, in every tree that shares them.
 //!
-//! The parents of a block follow from its references: `SharedBlock(parent)` names one; for `TreeBlock(root)`, a descent
-//! from that root towards the block's first key ends in one, or the block is the root itself.
+//! The parents of a block follow from its references: `SharedBlock(parent)` names a parent; for `TreeBlock(root)`, a
+//! descent from that root towards the block's first key finds the parent, or the block is the root itself.
 //!
 //! Invariants:
-//! - I1. With a block, all of its parents are members, up to the roots. An extent that cannot be added leaves the
-//!   closure as it was.
+//! - I1. If a block is a member, so are all of its parents, up to the roots. An extent that cannot be added leaves
+//!   the closure unchanged.
 //! - I2. A parent is one level above its child, so a crafted extent tree cannot make the climb endless.
 //! - I3. No member belongs to a subvolume of which a part was dropped, because its blocks hold pointers without
 //!   references.
@@ -46,12 +46,12 @@ pub(crate) struct Closure<'e> {
     extent_root: RootPtr,
     pub(crate) members: BTreeMap<(u8, Logical), Member>,
     pub(crate) data: BTreeMap<Logical, MovedData>,
-    /// The parent found last in each tree, by the level of the child. Neighbouring blocks often have the same parent.
+    /// The last parent found in each tree, by the level of the child. Neighbouring blocks often have one parent.
     near: HashMap<(RootId, u8), Arc<Node>>,
 }
 
 impl<'e> Closure<'e> {
-    /// An empty closure. The extent tree records all references of the blocks to come.
+    /// Makes an empty closure. The extent tree must record all references of the blocks that are added.
     pub(crate) fn new(engine: &'e Engine) -> Result<Self> {
         let extent_root = engine.own_tree(RootId::EXTENT_TREE)?.root_ptr();
         Ok(Self { engine, extent_root, members: BTreeMap::new(), data: BTreeMap::new(), near: HashMap::new() })
@@ -178,7 +178,7 @@ impl<'e> Closure<'e> {
     }
 
     fn read_block(&self, record: &ExtentRecord, level: u8) -> Result<Arc<Node>> {
-        // Without the name of a tree, the block may be of any subvolume.
+        // If no reference names a tree, the block may belong to any subvolume.
         let tree = record.refs.iter().find_map(|(reference, _)| match reference {
             RefKey::TreeBlock(root) => Some(*root),
             _ => None,
@@ -218,7 +218,7 @@ impl<'e> Closure<'e> {
         Ok(bytenr)
     }
 
-    /// A tree that a reference names, if it is one whose blocks can be copied (I3).
+    /// The tree that a reference names. Fails if its blocks cannot be copied (I3).
     fn subvolume(&self, root: RootId, bytenr: Logical) -> Result<Arc<Tree>> {
         if root == RootId::TREE_RELOC {
             return Err(Error::Refused {
@@ -244,5 +244,5 @@ impl<'e> Closure<'e> {
     }
 }
 
-/// The largest extent that compression packs.
+/// Maximum length of an extent that compression makes, before compression.
 const UNPACKED_MAX: u64 = 128 << 10;

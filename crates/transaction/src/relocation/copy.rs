@@ -32,9 +32,9 @@ use crate::handle::trans_handle::regular_extent;
 use crate::relocation::closure::{Closure, Member};
 use crate::relocation::extent_record::ExtentRecord;
 
-/// The new blocks of a step, before readers see them.
+/// The new blocks of a step, before they are published.
 pub(crate) struct Copies {
-    /// From the leaves up.
+    /// The nodes, from the leaves up.
     pub(crate) nodes: Vec<Arc<Node>>,
     /// References that move.
     pub(crate) refs: DelayedRefs,
@@ -49,7 +49,7 @@ pub(crate) struct NewRoot {
     pub(crate) has_shared_copies: bool,
 }
 
-/// The addresses that were allocated for copies; given back if they are not used.
+/// Addresses allocated for copies. Unused ones are released on drop.
 pub(crate) struct CopySpace<'e> {
     engine: &'e Engine,
     allocated: Vec<Extent>,
@@ -57,7 +57,7 @@ pub(crate) struct CopySpace<'e> {
 }
 
 impl<'e> CopySpace<'e> {
-    /// Allocates the addresses of `nr_nodes` blocks, neighbours if possible.
+    /// Allocates addresses for `nr_nodes` blocks, consecutive ones if possible.
     pub(crate) fn allocate(engine: &'e Engine, nr_nodes: usize) -> Result<Self> {
         let mut space = Self { engine, allocated: Vec::with_capacity(nr_nodes), used: 0 };
         let nodesize = u64::from(engine.geometry.nodesize);
@@ -173,11 +173,11 @@ impl Copying<'_, '_> {
         Ok(Node::new(raw.into_boxed_slice())?)
     }
 
-    /// Moves the references that the pointers of a block stand for. `copy` is the block's copy.
+    /// Moves the references that the pointers of a block represent. `copy` is the block's copy.
     fn take_over_children(&mut self, member: &Member, copy: &Node) {
         let node = &member.node;
         let full = member.record.has_full_backrefs();
-        // A move leaves the users as they are, so quotas have nothing to count.
+        // Moving does not change users, so quotas need not count.
         let (nodesize, transid) = (self.nodesize, self.transid);
         let child_refs = ChildRefs { owner: node.owner(), nodesize, transid, tracks: false };
         if full {
@@ -209,7 +209,7 @@ impl Copying<'_, '_> {
         self.refs.add(to, kind, reference, 1, self.transid);
     }
 
-    /// The moved extents that lose other references than they have (I1).
+    /// The moved extents whose recorded references differ from the references that move (I1).
     fn mismatches(&self) -> Vec<Logical> {
         let moves_all = |record: &ExtentRecord| {
             let mut expected: BTreeMap<RefKey, i64> = BTreeMap::new();
@@ -228,8 +228,8 @@ impl Copying<'_, '_> {
     }
 }
 
-/// Members that a later cow must look up: with several users, by their own references or because a block above them has
-/// several; and with full backrefs.
+/// Members whose references a later cow must look up: blocks with full backrefs, and blocks with several users, by
+/// their own references or because a block above them has several.
 fn shared_members(closure: &Closure<'_>) -> BTreeSet<(u8, Logical)> {
     let mut shared = BTreeSet::new();
     for (place @ (level, _), member) in closure.members.iter().rev() {
@@ -253,5 +253,5 @@ fn reach_shared(closure: &Closure<'_>, shared: &BTreeSet<(u8, Logical)>) -> BTre
     reach
 }
 
-/// Most blocks that are allocated in one piece.
+/// Maximum number of blocks allocated in one piece.
 const PIECE_NODES: u64 = 256;

@@ -1,8 +1,8 @@
 //! Copies of data extents: read with verification, written to allocated space, outside of any commit.
 //!
 //! Invariants:
-//! - I1. Nobody changes the data meanwhile: its block group is read-only, and writes in place have ended.
-//! - I2. An allocation that no step took into use is given back ([`DataCopies`]).
+//! - I1. The data does not change during the copy: its block group is read-only, and writes in place have ended.
+//! - I2. An allocation that no step has put to use is released ([`DataCopies`]).
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::{Corrupt, FormatError, Logical, node::hex};
@@ -32,7 +32,7 @@ impl<'e> DataCopies<'e> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`], or a failure to write. Extents that cannot be read are only noted.
+    /// [`Error::NoSpace`], or an error of a write. Extents that cannot be read are listed in `failures`.
     pub(crate) fn make(engine: &'e Engine, extents: &[Extent]) -> Result<Self> {
         let mut made = Self { engine, copies: Vec::new(), failures: Vec::new() };
         let mut rest = extents;
@@ -43,12 +43,12 @@ impl<'e> DataCopies<'e> {
         Ok(made)
     }
 
-    /// Leaves the copies that a step took into use to the trees.
+    /// Keeps the copies that a step put to use: they belong to the trees now.
     pub(crate) fn keep_used(&mut self, used: &[Logical]) {
         self.copies.retain(|copy| !used.contains(&copy.to.bytenr));
     }
 
-    /// Copies some extents to consecutive addresses, or each to addresses of its own if free space is in pieces.
+    /// Copies some extents to consecutive addresses, or to separate ones if free space is fragmented.
     fn copy_run(&mut self, run: &[Extent]) -> Result<()> {
         let bytes = run.iter().map(|extent| extent.len_bytes).sum();
         match self.allocate(bytes) {
@@ -111,8 +111,7 @@ impl<'e> DataCopies<'e> {
         Ok(runs_of(&csums, sectorsize))
     }
 
-    /// Reads sectors, of which `first` is the number of the first one in `csums`. Data without checksums is taken as it
-    /// is.
+    /// Reads sectors; `first` is the index in `csums` of the first one. Data without checksums is not verified.
     fn read(&self, at: Logical, buf: &mut [u8], csums: &SectorCsums, first: usize) -> Result<()> {
         let csum_type = self.engine.geometry.csum_type;
         let sectorsize = usize::try_from(self.engine.geometry.sectorsize).unwrap_or(usize::MAX);
@@ -146,7 +145,7 @@ fn as_data(extent: Extent) -> DataExtent {
     DataExtent { bytenr: extent.bytenr, len_bytes: extent.len_bytes }
 }
 
-/// Takes extents of at most [`RUN_BYTES`] together, or one.
+/// Takes extents of at most [`RUN_BYTES`] together, or a single larger one.
 fn next_run(extents: &[Extent]) -> Option<(&[Extent], &[Extent])> {
     let mut bytes = 0u64;
     let fits = |extent: &&Extent| {

@@ -19,7 +19,7 @@ pub(crate) struct ExtentRecord {
     /// The transaction that allocated it. A tree block has the same generation.
     pub(crate) generation: Generation,
     pub(crate) flags: ExtentFlags,
-    /// References with their counts, without the owner of simple quotas.
+    /// References with their counts, without the owner reference of simple quotas.
     pub(crate) refs: Vec<(RefKey, u64)>,
 }
 
@@ -29,7 +29,7 @@ impl ExtentRecord {
         self.flags.contains(ExtentFlags::FULL_BACKREF)
     }
 
-    /// The facts that the extent tree records about a copy of this extent.
+    /// The facts that the extent tree records for a copy of this extent.
     pub(crate) fn kind(&self, first_key: Key) -> ExtentKind {
         self.level.map_or(ExtentKind::Data, |level| ExtentKind::Tree { level, first_key })
     }

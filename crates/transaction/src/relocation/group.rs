@@ -1,9 +1,9 @@
 //! Emptying one block group.
 //!
 //! Invariants:
-//! - I1. The group is read-only from the beginning to its removal, or until the relocation ends early. So what it holds
-//!   only becomes less, and each extent needs to be found once.
-//! - I2. An extent that cannot be moved stays with its group, which is writable again afterwards.
+//! - I1. The group is read-only from the beginning to its removal, or until the relocation ends early. So its content
+//!   only shrinks, and each extent needs to be found only once.
+//! - I2. An extent that cannot be moved stays in its group, which is writable again afterwards.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::relocation::data_copy::DataCopies;
 use crate::relocation::extent_record::{ExtentRecord, record_at};
 use crate::relocation::step::{RelocationStep, extents_in_group};
 
-/// What a relocation did.
+/// The result of a relocation.
 #[derive(Debug, Default)]
 pub struct RelocatedGroup {
     /// Extents that moved out of the group.
     pub nr_moved: u64,
-    /// Tree blocks that were copied because they refer to them.
+    /// Tree blocks that were copied because they refer to moved extents.
     pub nr_ancestors: u64,
     /// Bytes of data that moved.
     pub data_bytes: u64,
@@ -54,7 +54,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Error::NoSpace`] if there is no room for the copies; [`Error::Cancelled`]; [`Error::Refused`] if there is no such
-    /// block group or it is being emptied; a failure to write or commit. Extents that have moved stay where they are.
+    /// block group or it is already being emptied or moved; an error of a write or a commit. Extents that were moved stay
+    /// in their new places.
     pub fn relocate_block_group(&self, start: Logical, job: &Job) -> Result<RelocatedGroup> {
         self.check_writable()?;
         let group = self.space.block_group_at(start).filter(|group| group.start == start);
@@ -81,13 +82,13 @@ impl Engine {
             emptied = Err(error);
         }
         self.forget_moves(&group);
-        // It is gone, or an ordinary group again (I2).
+        // The group is gone, or an ordinary group again (I2).
         self.relocations.end(start);
         self.space.set_read_only(start, false);
         emptied
     }
 
-    /// Waits for the threads that have old addresses, and forgets the moves (I2 of [`crate::extents::moved_extents`]).
+    /// Waits for the threads that have old addresses, and drops the moves (I2 of [`crate::extents::moved_extents`]).
     fn forget_moves(&self, group: &BlockGroup) {
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_readers();
@@ -102,7 +103,7 @@ impl Engine {
         if let Some(flusher) = self.flusher() {
             flusher.wait_for_writes_in_place();
         }
-        // A chunk or log that lies in the group is recorded or dropped.
+        // The commit records a chunk, or drops a log, that lies in the group.
         self.commit()?;
         job.add_total(group.used);
         let mut report = RelocatedGroup::default();
@@ -122,7 +123,7 @@ impl Engine {
             if !report.failures.is_empty() || self.space.is_empty(group.start) {
                 return Ok(report);
             }
-            // Data on its way to the devices, and what the last commit freed.
+            // The remaining bytes are data that is being written, and extents that the last commit freed.
             nr_waits += 1;
             if nr_waits > MAX_WAITS {
                 return Err(Error::Refused {
@@ -147,7 +148,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes another group first if this is the last of its type: new chunks take their profile from the others.
+    /// Makes another group first if this is the last of its type: new chunks take their profile from existing groups.
     fn keep_kind(&self, group: &BlockGroup) -> Result<()> {
         let types = |group: &BlockGroup| group.flags & BlockGroupFlags::TYPES;
         let groups = self.space.block_groups();
@@ -164,7 +165,7 @@ impl Engine {
         if self.add_chunk(kind)? { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// One step. Nothing is left to move when it returns [`Moved::Nothing`], except for failures.
+    /// Runs one step. Returns [`Moved::Nothing`] if no extents are left to move, except for failures.
     fn move_some(&self, range: &Range<u64>, report: &mut RelocatedGroup) -> Result<Moved> {
         let failed = |bytenr: Logical| report.failures.iter().any(|failure| failure.bytenr == bytenr);
         let most = STEP_EXTENTS.saturating_add(report.failures.len());
@@ -196,7 +197,8 @@ impl Engine {
             if matches!(error, Error::NoSpace) {
                 return Err(error);
             }
-            // An extent that was freed meanwhile may be discarded on the devices: its content is nobody's loss.
+            // The content of an extent that was freed since then may be discarded on the devices. Such an error loses
+            // no data.
             if self.is_gone(bytenr)? {
                 continue;
             }
@@ -264,19 +266,19 @@ impl Engine {
     }
 }
 
-/// Whether a step had anything to do.
+/// Whether a step had extents to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moved {
     Some,
     Nothing,
 }
 
-/// Most extents of one step.
+/// Maximum number of extents in one step.
 const STEP_EXTENTS: usize = 8192;
-/// Bytes of data of one step, about.
+/// Approximate bytes of data in one step.
 const STEP_DATA_BYTES: u64 = 128 << 20;
-/// Commits for which a group is waited to become empty.
+/// Maximum number of commits to wait for a group to become empty.
 const MAX_WAITS: u32 = 100;
 const WAIT: Duration = Duration::from_millis(50);
-/// Most references of an extent that are looked at to find its files.
+/// Maximum number of references of an extent that are read to find its files.
 const MAX_USERS: usize = 256;

@@ -6,15 +6,16 @@
 //! readers of old addresses end -> commit that removes the group
 //! ```
 //!
-//! Trees are not copied as a whole: each step copies the blocks that move, and their ancestors, once, for all the
-//! subvolumes that share them. So the cost depends on the extents moved, not on the number of snapshots.
+//! Trees are not copied as a whole: each step copies the blocks that move, and their ancestors. A block is copied
+//! once for all the subvolumes that share it. So the cost depends on the extents moved, not on the number of
+//! snapshots.
 //!
 //! - [`group`]: the sequence above, for one block group.
 //! - [`data_copy`]: copies of data extents, before the step.
 //! - [`step`]: the part inside a commit.
 //! - [`closure`]: the blocks that a step copies.
 //! - [`copy`]: the copies, and the references that they take over.
-//! - [`extent_record`]: what the extent tree records about an extent.
+//! - [`extent_record`]: the record of an extent in the extent tree.
 
 pub(crate) mod closure;
 pub(crate) mod copy;

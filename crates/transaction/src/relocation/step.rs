@@ -1,4 +1,4 @@
-//! One step of a relocation, inside a commit: a bounded number of extents moves out of a block group.
+//! One step of a relocation, inside a commit: moves a bounded number of extents out of a block group.
 //!
 //! ```text
 //! commit: subvolumes applied -> delayed refs run (the extent tree is exact) -> STEP -> the ordinary rounds
@@ -8,17 +8,17 @@
 //! ```
 //!
 //! Crash argument: a step is a part of a commit and changes only what the next superblock will reach. Nothing on disk
-//! says that a block group is being emptied, so a power cut leaves a filesystem in which some extents have moved.
+//! records that a block group is being emptied, so a power cut leaves a filesystem in which some extents have moved.
 //!
 //! Invariants:
 //! - I1. A step begins when no delayed ref concerns a subvolume's block or a data extent, and it moves all references
-//!   that the extent tree records ([`crate::relocation::copy`]). So blocks stay shared by the same trees, and no quota
-//!   changes.
+//!   that the extent tree records ([`crate::relocation::copy`]). So each block stays shared by the same set of trees,
+//!   and no quota changes.
 //! - I2. Copies of shared blocks, and of blocks with full backrefs, are newer than the last snapshot of their trees. Each
-//!   of these trees notes this transaction as that of its last snapshot, so that a later cow looks references and flags of
-//!   such a block up ([`crate::cow::sink`]).
-//! - I3. While data extents move, the gate is closed: no item of the next transaction names an old address. Operations
-//!   that looked an address up earlier get it translated ([`crate::extents::moved_extents`]).
+//!   of these trees notes this transaction as that of its last snapshot, so that a later cow looks up the references and
+//!   flags of such a block ([`crate::cow::sink`]).
+//! - I3. While data extents move, the gate is closed: no item of the next transaction has an old address. For
+//!   operations that looked up an address earlier, it is translated ([`crate::extents::moved_extents`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub(crate) struct CopiedData {
     pub(crate) csums: Vec<(u64, Vec<u8>)>,
 }
 
-/// The extents that a commit is asked to move, and what it did.
+/// The extents that a commit shall move, and the result.
 #[derive(Debug, Default)]
 pub(crate) struct RelocationStep {
     /// Tree blocks to move, by address.
@@ -54,11 +54,11 @@ pub(crate) struct RelocationStep {
     pub(crate) data: Vec<CopiedData>,
     /// Extents that could not be moved.
     pub(crate) failures: Vec<(Logical, Error)>,
-    /// The copies of data that are in use now, by their addresses.
+    /// The addresses of copies of data that are in use now.
     pub(crate) used: Vec<Logical>,
     /// Blocks and data extents that moved.
     pub(crate) nr_moved: u64,
-    /// Blocks that were copied because they refer to them.
+    /// Blocks that were copied because they refer to moved extents.
     pub(crate) nr_ancestors: u64,
 }
 
@@ -117,7 +117,8 @@ impl Engine {
         step.nr_ancestors += closure.members.len().saturating_sub(nr_blocks) as u64;
         self.add_csums_of_copies(step, &closure, refs, transid)?;
         step.used.extend(closure.data.values().map(|data| data.to.bytenr));
-        // I1 of moved_extents: before the checksums of the old addresses go, with their references.
+        // I1 of moved_extents: note the moves before the checksums of the old addresses are deleted, with their
+        // references.
         self.moved.note(closure.data.values().map(|data| (data.record.extent, data.to.bytenr)));
         Ok(self.publish_copies(&closure, copies, transid))
     }
@@ -135,7 +136,7 @@ impl Engine {
             if failed.contains(&bytenr) {
                 continue;
             }
-            // It may have been freed or changed since it was found.
+            // The block may have been freed or changed since it was found.
             let record = closure.record(bytenr)?.filter(|record| record.level == block.level);
             let Some(record) = record.filter(is_of_subvolumes) else { continue };
             if let Err(error) = closure.add_block(record) {
@@ -157,7 +158,8 @@ impl Engine {
             }
         }
         for (bytenr, error) in failures {
-            // A deletion that began meanwhile goes on after the step, and the extent is found again.
+            // If a subvolume is being deleted by now, its deletion continues after the step, and the extent is found
+            // again.
             if !matches!(error, Error::Refused { .. }) || self.nr_dead_roots() == 0 {
                 step.fail(bytenr, error);
             }
@@ -179,7 +181,8 @@ impl Engine {
         }
     }
 
-    /// Notes extents whose references do not match. Returns false if none of them was asked for: then all wait.
+    /// Reports extents whose references do not match. If none of them is among the step's extents, all of these fail,
+    /// and this returns false.
     fn leave_out(&self, step: &mut RelocationStep, closure: &Closure<'_>, extents: &[Logical]) -> bool {
         let blocks = step.blocks.iter().map(|block| block.extent.bytenr);
         let asked: Vec<Logical> = blocks.chain(step.data.iter().map(|data| data.from.bytenr)).collect();
@@ -198,7 +201,7 @@ impl Engine {
         any
     }
 
-    /// Adds the checksums of moved data under their new addresses, before readers can find these.
+    /// Adds the checksums of moved data under their new addresses, before readers can find the new addresses.
     fn add_csums_of_copies(
         &self,
         step: &RelocationStep,
@@ -223,7 +226,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Shows the copies to readers, and returns the references that move.
+    /// Publishes the copies to readers, and returns the references that move.
     fn publish_copies(&self, closure: &Closure<'_>, copies: Copies, transid: Generation) -> DelayedRefs {
         let Copies { nodes, refs, roots } = copies;
         // No tree leads to them yet.
@@ -242,7 +245,7 @@ impl Engine {
         }
         for member in closure.members.values() {
             let bytenr = member.node.bytenr();
-            // A block that this transaction made need not be written any more.
+            // A block of this transaction that was copied need not be written.
             self.store.drop_dirty(bytenr);
             self.store.forget(bytenr);
         }
@@ -284,7 +287,7 @@ impl Engine {
                 }
             }
             if has_empty_root {
-                // A root leaf without items moves when an item comes and goes.
+                // A root leaf without items is moved by inserting and deleting an item.
                 self.apply_batch(&tree, &vec![(Key::MIN, Some(Arc::default()))], refs, transid)?;
                 self.apply_batch(&tree, &vec![(Key::MIN, None)], refs, transid)?;
                 nr_moved += 1;
@@ -317,7 +320,7 @@ impl Engine {
             at = self.store.read_node(&at.child_ptr(at.child_slot(&key), tree.id()))?;
         }
         if at.bytenr() != bytenr {
-            // A change of this commit has already replaced it.
+            // A change in this commit has already replaced it.
             return Ok(Below::Gone);
         }
         while !at.is_leaf() {
@@ -337,7 +340,7 @@ enum Below {
     Gone,
 }
 
-/// Whether a tree block is used by subvolumes, which may share it.
+/// Whether subvolumes use a tree block. They may share it.
 fn is_of_subvolumes(record: &ExtentRecord) -> bool {
     own_tree_of(record).is_none_or(RootId::is_fs_tree)
 }
@@ -350,7 +353,7 @@ fn own_tree_of(record: &ExtentRecord) -> Option<RootId> {
     }
 }
 
-/// The extents of a block group from an address on, at most `most`.
+/// The extents of a block group in a range of addresses, at most `most`.
 pub(crate) fn extents_in_group(engine: &Engine, range: Range<u64>, most: usize) -> Result<Vec<ExtentRecord>> {
     let tree = engine.own_tree(RootId::EXTENT_TREE)?;
     tree.with_root(|source, root| {
