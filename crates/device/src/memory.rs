@@ -14,7 +14,7 @@ const NR_SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
 
-/// A device of zeros that remembers what is written to it.
+/// A device in memory: zeros, except where it was written.
 pub struct MemoryDevice {
     len_bytes: u64,
     shards: [Shard; NR_SHARDS],

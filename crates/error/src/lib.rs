@@ -104,7 +104,7 @@ impl Error {
     /// The error number that Linux's btrfs returns for this failure.
     pub fn errno(&self) -> i32 {
         let errno = match self {
-            // Linux reports a wrong checksum as a bad read, and all else that contradicts the format as EUCLEAN.
+            // Linux reports a wrong checksum as EIO, and any other content that contradicts the format as EUCLEAN.
             Self::Corrupt(Corrupt { cause: FormatError::Checksum { .. }, .. }) | Self::Io { .. } => Errno::IO,
             Self::Corrupt(_) | Self::Bug { .. } => Errno::UCLEAN,
             Self::NoSpace => Errno::NOSPC,

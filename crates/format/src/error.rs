@@ -25,9 +25,9 @@ pub enum FormatError {
         what: &'static str,
         /// Its field.
         field: &'static str,
-        /// What was found.
+        /// The value found.
         value: u64,
-        /// What is allowed, as a phrase: "expected a multiple of the sector size".
+        /// The allowed values, as a phrase: "expected a multiple of the sector size".
         expected: &'static str,
     },
     /// A field differs from the value that its referrer promises.
@@ -37,9 +37,9 @@ pub enum FormatError {
         what: &'static str,
         /// Its field.
         field: &'static str,
-        /// What was found.
+        /// The value found.
         found: Box<str>,
-        /// What it should be.
+        /// The expected value.
         expected: Box<str>,
     },
     /// Keys do not ascend.
@@ -71,7 +71,7 @@ pub struct Corrupt {
     pub bytenr: Option<Logical>,
     /// The slot inside the block.
     pub slot: Option<usize>,
-    /// What is wrong.
+    /// The violation.
     #[source]
     pub cause: FormatError,
 }

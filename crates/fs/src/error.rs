@@ -98,12 +98,12 @@ pub enum Error {
     /// EINVAL: a mount option cannot be understood.
     #[error("mount option '{option}': {problem}")]
     MountOption {
-        /// The option as given.
+        /// The option as written.
         option: String,
         /// What is wrong and what is accepted.
         problem: String,
     },
-    /// EINVAL: `subvol=` or `subvolid=` names nothing.
+    /// EINVAL: the subvolume of `subvol=` or `subvolid=` does not exist.
     #[error("subvolume '{0}' does not exist; list them with: ubtrfs subvolume list")]
     NoSuchSubvolume(String),
 }

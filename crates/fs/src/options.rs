@@ -96,7 +96,7 @@ pub struct MountOptions {
     /// Do not resume an interrupted balance.
     pub skip_balance: bool,
     /// Count each `Attr` that lookup, create, tmpfile and link return as a reference to its inode, which
-    /// [`Fs::forget`](crate::Fs::forget) gives back. For FUSE; not an option for users.
+    /// [`Fs::forget`](crate::Fs::forget) releases. For FUSE; not an option for users.
     pub track_lookups: bool,
 }
 

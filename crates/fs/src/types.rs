@@ -139,8 +139,8 @@ pub(crate) fn rdev_to_item(rdev: u32) -> u64 {
     u64::from(major) << 20 | u64::from(minor)
 }
 
-/// The user who makes a call. This crate does not check access permissions (FUSE does, by `default_permissions`). The
-/// caller determines the owner of new inodes and which mode bits a change of owner or mode clears.
+/// The user that makes a call. This crate does not check access permissions (FUSE does, by `default_permissions`).
+/// The caller determines the owner of new inodes, and which mode bits a change of owner or mode clears.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// User; 0 is privileged.
@@ -184,7 +184,7 @@ pub enum SetTime {
     At(Timespec),
 }
 
-/// What [`Fs::setattr`](crate::Fs::setattr) changes.
+/// The changes that [`Fs::setattr`](crate::Fs::setattr) makes. `None` leaves an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits (type bits are ignored).
@@ -267,7 +267,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What [`Fs::seek`](crate::Fs::seek) looks for.
+/// The target of [`Fs::seek`](crate::Fs::seek).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekWhence {
     /// The next byte that is data.
@@ -287,7 +287,7 @@ bitflags::bitflags! {
     }
 }
 
-/// One entry that [`Fs::readdir`](crate::Fs::readdir) hands out.
+/// An entry that [`Fs::readdir`](crate::Fs::readdir) passes to its callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntryOut<'a> {
     /// The inode; for a subvolume its root directory.
@@ -300,7 +300,7 @@ pub struct DirEntryOut<'a> {
     pub next_cookie: u64,
 }
 
-/// What `statfs` shows.
+/// The numbers that `statfs` shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
     /// Bytes of a block: the sector size.
@@ -309,7 +309,7 @@ pub struct StatFs {
     pub blocks: u64,
     /// Free blocks.
     pub bfree: u64,
-    /// Blocks that data can still take.
+    /// Blocks available to data.
     pub bavail: u64,
     /// Inodes: 0, btrfs makes them as needed.
     pub files: u64,

@@ -34,7 +34,7 @@ fn of_file(image: &Image) -> Arc<dyn Device> {
     Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap())
 }
 
-/// Moves all block groups, with this profile or the one they have.
+/// Moves all block groups; converts them if a profile is given.
 fn move_all(fs: &Fs, profile: Option<BlockGroupFlags>, keeps_stripes: bool) -> Result<u64> {
     let mut copied = 0;
     for group in fs.block_groups() {

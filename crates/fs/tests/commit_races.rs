@@ -1,7 +1,7 @@
 //! Other threads act between two steps of a commit or of an fsync.
 //!
 //! Method: a commit or an fsync stops at a chosen flush of the device ([`HookDevice`]), where other threads make their
-//! calls. Then it goes on, or the flush fails.
+//! calls. Then it continues, or the flush fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,8 +1,8 @@
 //! Operations whose space is refused. Each reservation and allocation of an operation fails in turn with ENOSPC. A full
 //! filesystem would refuse only some of them, by chance. Then:
 //!
-//! - R1. Each byte of each file is as before the operation or as after it; a size lies between both.
-//! - R2. What readers see is what the next session finds on disk.
+//! - R1. Each byte of each file equals the byte before or after the operation; a size lies between both.
+//! - R2. Readers see the state that the next session finds on disk.
 //! - R3. A file that grows shows zeros past its old end.
 //! - R4. No space is lost until the next session.
 //! - R5. Later operations work as if nothing had been refused.

@@ -2,7 +2,8 @@
 //!
 //! Method: random operations continue in a subvolume, with a model; each snapshot keeps the model's state at that time.
 //! At the end, each snapshot that was not deleted must hold that state, here and under Linux. `btrfs check` and `ubtrfs
-//! check` must find nothing, and nothing of the deleted snapshots may be left. `UBTRFS_SEED` repeats a failure.
+//! check` must find no problems, and the image must hold nothing of the deleted snapshots. `UBTRFS_SEED` repeats a
+//! failure.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

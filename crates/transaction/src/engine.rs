@@ -49,8 +49,8 @@ pub struct OpenOptions {
     pub memory_bytes: u64,
     /// Whether freed data space is discarded on the devices.
     pub discard: bool,
-    /// Whether the caller replays a log ([`Engine::take_log`]) before it does anything else. If not, a filesystem with
-    /// a log opens read-only.
+    /// Whether the caller replays a log ([`Engine::take_log`]) before any other work. If not, a filesystem with a log
+    /// opens read-only.
     pub replay_log: bool,
 }
 
@@ -355,7 +355,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if it is too long or contains a zero; else as for [`Engine::commit`].
+    /// [`Error::Refused`] if it is too long or contains a zero; otherwise as for [`Engine::commit`].
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
         if label.len() > LABEL_LEN_MAX || label.contains(&0) {
             let what = format!("a label of {} bytes", label.len());

@@ -23,7 +23,7 @@ pub trait NodeSource: Send + Sync {
     fn nodesize(&self) -> usize;
 }
 
-/// Receives the new nodes of [`crate::apply`], and is told about nodes that the tree no longer uses.
+/// Receives the new nodes of [`crate::apply`], and learns which nodes the tree no longer uses.
 ///
 /// `apply` does not undo its calls after an error. The caller must then abort the transaction.
 pub trait NodeSink {

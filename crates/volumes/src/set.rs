@@ -118,7 +118,7 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Opens a filesystem on these devices. Its features must be readable; [`Volumes::write_refusal`] tells whether it
+    /// Opens a filesystem on these devices. Its features must be readable; [`Volumes::write_refusal`] says whether it
     /// can be written.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self> {
         let mut found: Vec<(Found, Arc<dyn Device>)> = Vec::with_capacity(devices.len());

@@ -231,7 +231,7 @@ fn chunks_past_the_device_are_corrupt() {
     elsewhere.stripes[0].devid = DevId(2);
     assert!(volumes.add_chunk(Logical(2 << 40), elsewhere.clone()).is_err());
 
-    // One of two devices was given.
+    // Only one of two devices is given.
     let device = Recorder::new(32 * MIB);
     common::put(&device.memory, &Superblock { num_devices: 2, ..common::superblock(32 * MIB) }, 65536);
     let volumes = Volumes::open(vec![device], OpenOptions::default()).unwrap();

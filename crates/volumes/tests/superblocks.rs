@@ -95,7 +95,7 @@ fn the_mirror_of_another_filesystem_is_never_taken() {
     put(&device, &superblock(100 * MIB), 65536);
     put(&device, &other, 64 * MIB);
     assert_eq!(open(device).unwrap().superblock().generation.0, 10);
-    // The same holds for a broken primary whose fsid can still be read.
+    // Nor is it taken if the primary is broken but its fsid can still be read.
     let device = MemoryDevice::new(100 * MIB);
     put(&device, &superblock(100 * MIB), 65536);
     put(&device, &other, 64 * MIB);

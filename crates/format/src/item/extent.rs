@@ -79,7 +79,7 @@ impl InlineRef {
         }
     }
 
-    /// The number of references that it stands for.
+    /// The number of references that it represents.
     pub fn count(&self) -> u32 {
         match self {
             Self::TreeBlock(_) | Self::SharedBlock(_) => 1,

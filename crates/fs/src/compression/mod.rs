@@ -4,7 +4,7 @@
 //! compressed bytes are padded with zeros to whole sectors, so every decoder stops at the end of its stream.
 //!
 //! Invariants:
-//! - I1: input and output are at most [`MAX_UNCOMPRESSED`] bytes, whatever the disk says.
+//! - I1: input and output are at most [`MAX_UNCOMPRESSED`] bytes, regardless of the lengths on disk.
 //! - I2: a decoder fills the whole output: bytes past the end of the stream become zeros.
 //! - I3: corrupt input gives an error, never a panic.
 //!

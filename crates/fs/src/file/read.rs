@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1: the inode's state is locked for reading while its extents are read, so none of them is freed and reused
-//!   meanwhile.
+//!   during the read.
 //! - I2: every byte of the returned range is written to the caller's buffer: holes and preallocated extents as zeros.
 
 use std::ops::Range;

@@ -395,7 +395,7 @@ impl<'i> LockedPair<'i> {
     }
 }
 
-/// The length of a range that goes up to the end of the file.
+/// The length of a range that extends to the end of the file.
 fn up_to_end(size: u64, offset: u64) -> Result<u64> {
     size.checked_sub(offset).ok_or(Error::InvalidArgument("the source ends before the range does"))
 }

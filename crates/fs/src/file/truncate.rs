@@ -6,8 +6,8 @@
 //! - I2: extents are dropped from the end of the file, and the size on disk follows, so after a crash no data lies past
 //!   it.
 //! - I3: the last sector's bytes past the new size are zero on disk before the size on disk is the new one.
-//! - I4: nothing changes before space for it is reserved. A truncation that fails leaves the file as it was, or cut to a
-//!   size between the old one and the new one.
+//! - I4: nothing changes before space for the change is reserved. A failed truncation leaves the file unchanged, or at a
+//!   size between the old and the new one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -226,8 +226,8 @@ impl Tail {
     }
 }
 
-/// Writes the last sector anew with zeros past `size` (I3), if it has data on disk. Pending data of the sector is
-/// written with it; the caller forgets that data.
+/// Rewrites the last sector with zeros past `size` (I3), if it has data on disk. Pending data of the sector is
+/// written with it; the caller then drops that data.
 fn zeroed_tail(
     fs: &Fs,
     inode: &Arc<Inode>,

@@ -126,7 +126,7 @@ impl Fs {
         let mut after = Vec::new();
         let read = |sector: u64, state: &InodeState| -> Result<Vec<u8>> {
             let mut bytes = vec![0; sectorsize];
-            // Bytes past the end of the file are zeros, whatever the disk holds.
+            // Bytes past the end of the file are zeros, regardless of the content on disk.
             let len = size.saturating_sub(sector).min(sectorsize as u64) as usize;
             self.read_merged(inode, state, sector, &mut bytes[..len])?;
             Ok(bytes)

@@ -84,9 +84,9 @@ pub(crate) struct NextInos {
     /// The transaction that the numbers are for: the inodes of each transaction have higher numbers than those of
     /// earlier ones.
     pub(crate) generation: Generation,
-    /// How many numbers the directory gave to new inodes in the transaction.
+    /// Number of inode numbers given to new inodes in the transaction.
     pub(crate) nr_given: u64,
-    /// How many of the given numbers went to directories.
+    /// Number of these that were given to directories.
     pub(crate) nr_dirs: u64,
     pub(crate) numbers: Range<u64>,
 }
@@ -97,7 +97,7 @@ pub(crate) enum CompressionProperty {
     /// No property: flags and mount options decide.
     #[default]
     Unset,
-    /// Compress with this method at its default level, whatever the mount options say.
+    /// Compress with this method at its default level, regardless of the mount options.
     Method(Compression),
 }
 

@@ -1,5 +1,5 @@
 //! The commit thread. It commits every `commit=` seconds, and soon after a burst of changes ends, because sync(2) does
-//! not reach a FUSE server. It also commits or flushes delayed items if the engine asks for it.
+//! not reach a FUSE server. It also commits or flushes delayed items on the engine's request.
 //!
 //! - I1. The thread holds a strong reference to the filesystem only while it looks for changes and commits, so that
 //!   dropping the last handle ends it.

@@ -22,8 +22,8 @@ impl Fs {
         attr
     }
 
-    /// Looks up the inode at a path from [`Fs::root`]. `follow` tells whether to follow a symbolic link at the end.
-    /// `..` does not lead above the root. Counts no lookups.
+    /// Looks up the inode at a path from [`Fs::root`]. With `follow`, a symbolic link at the end is followed. `..`
+    /// does not lead above the root. Counts no lookups.
     pub fn lookup_path(&self, path: &[u8], follow: bool) -> Result<Attr> {
         let id = self.walk(&mut vec![self.root()], path, follow, &mut { MAX_SYMLINKS })?;
         self.getattr(id)
@@ -64,7 +64,7 @@ impl Fs {
         Ok(*trail.last().unwrap_or(&self.root()))
     }
 
-    /// The inode of a name. With `count`, this counts as a lookup, which [`Fs::forget`] gives back.
+    /// The inode of a name. With `count`, this counts as a lookup, which [`Fs::forget`] releases.
     fn find_child(&self, dir: InodeId, name: &[u8], count: bool) -> Result<Arc<Inode>> {
         dir_item::check_name(name).map_err(|error| match error {
             Error::InvalidArgument(_) => Error::NotFound,

@@ -241,8 +241,8 @@ impl Fs {
         let id = InodeId { root: subvolume.id, ino };
         match self.inode(id) {
             Ok(inode) if inode.state.read().item.nlink == 0 => self.delete_inode(&inode),
-            // The inode is gone, or the orphan item stands for an interrupted truncation: the extents past the file's
-            // size were dropped with the change of size, or are past the end for readers.
+            // The inode was deleted already, or the orphan item belongs to an interrupted truncation: the extents
+            // past the file's size were dropped with the change of size, or are past the end for readers.
             Ok(_) | Err(Error::Stale) => {
                 let op = self.engine.begin(self.reserve_for_removal(1)?);
                 op.delete(&subvolume.tree, orphan_key(ino));

@@ -128,8 +128,8 @@ impl Fs {
         slot.plan_add(&mut changes, tree, &self.geometry, (location, FileType::Directory as u8), index)?;
         state.next_index = Some(index + 1);
         entry_changed(&mut state, time, Some(HashedName::from(name)), None);
-        // The directory stays locked until the commit has made the subvolume, so nobody sees the name or changes the
-        // directory before.
+        // The directory stays locked until the commit has made the subvolume, so no thread sees the name or changes
+        // the directory before.
         self.engine.make_subvolume(reservation, |transid| {
             state.item.transid = transid;
             changes.push(Change::Put(dir_inode.item_key(), state.disk_item().encode()));

@@ -117,12 +117,12 @@ impl DataPath {
         self.pool.used_bytes().saturating_sub(self.writing_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether enough data waits for the writeback threads to begin.
+    /// Whether enough data waits for the writeback threads to start writing.
     pub(crate) fn should_write(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 4
     }
 
-    /// Whether enough data waits for the writeback threads to go on.
+    /// Whether enough data waits for the writeback threads to continue.
     pub(crate) fn should_go_on(&self) -> bool {
         self.waiting_bytes() > self.limit_bytes / 8
     }

@@ -715,7 +715,7 @@ struct Written {
     done: Vec<bool>,
     /// End of the last run taken.
     end: Option<u64>,
-    /// Some data was left dirty because its file changed meanwhile.
+    /// Whether some data was left dirty because its file changed in the meantime.
     retry: bool,
 }
 

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A snapshot copies one node and implicitly shares everything below it, so a single reference may stand for many
-//! subvolumes: a block is reached by all subvolumes that reach its parents. The set of each block is cached, so the
-//! extents of a leaf, and the leaves below a node, cost one climb together.
+//! subvolumes: all that reach a parent of a block reach the block. The set of each block is cached, so the extents of
+//! a leaf, and the leaves below a node, cost one climb together.
 //!
 //! Invariants:
 //! - I1. Each step of a climb goes up one level, whatever the references claim, and each block is climbed from only

@@ -380,7 +380,7 @@ mod tests {
             state >> 33
         };
         for step in 0..60_000u64 {
-            // Ascending rows, and keys here and there.
+            // Ascending rows, and scattered keys.
             let number = if step % 3 == 0 { 5_000 + step / 3 } else { random() % 30_000 };
             let value = value_of(random());
             let growth = map.set(&key(number), value.as_deref());

@@ -8,8 +8,7 @@
 //!
 //! I1. Existing items that start below `Sweep::consumed` and may have changed are in the open item or in the batch.
 //! I2. The open item ends at or below `consumed`, or at the end of the last inserted run.
-//! I3. No item gets more than `max_csums` checksums. Larger ones, made by kernels with larger pages, are left as they
-//! are.
+//! I3. No item gets more than `max_csums` checksums. Larger items, made by kernels with larger pages, stay unchanged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -348,7 +347,7 @@ fn edits<'a>(insert: &'a BTreeMap<u64, Vec<u8>>, remove: &[Range<u64>], layout: 
     for (&start, csums) in insert {
         assert!(csums.len().is_multiple_of(layout.csum_size), "csums come whole");
         let end = start + layout.covered(csums);
-        // Of overlapping insertions, the one that starts first wins.
+        // If insertions overlap, the one that starts first takes precedence.
         let from = start.max(inserted_upto).min(end);
         if from < end {
             edits.push(Edit { range: from..end, csums: Some(&csums[layout.bytes(from - start)..]) });

@@ -37,13 +37,13 @@ impl DataReservation {
         self.inner.merge(other.inner);
     }
 
-    /// Moves `bytes` (at most what it holds) from another reservation to this one.
+    /// Moves `bytes`, at most those that the other reservation holds, to this one.
     pub fn take_from(&mut self, other: &mut Self, bytes: u64) {
         self.inner.take_from(&mut other.inner, bytes);
         self.quota.take_from(&mut other.quota, bytes);
     }
 
-    /// Splits off `bytes` (at most what it holds) into another reservation.
+    /// Splits off `bytes`, at most those that it holds, into another reservation.
     pub fn split(&mut self, bytes: u64) -> Self {
         let quota = self.quota.split(bytes);
         Self { inner: self.inner.split(bytes.min(self.inner.bytes())), quota }

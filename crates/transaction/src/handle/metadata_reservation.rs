@@ -159,7 +159,7 @@ const REFERENCE_BYTES: u64 = 64;
 const CHANGES_PER_DIRTY_RESERVATION: u64 = 4;
 /// Size of the smallest extents that writeback makes of large data: compressed ones.
 const EXTENT_BYTES: u64 = 128 << 10;
-/// Least nodes of the global reserve: a few times what a commit with one removal needs.
+/// Least number of nodes in the global reserve: a few times the need of a commit with one removal.
 const RESERVE_NODES_MIN: u64 = 128;
 const RESERVE_MAX: u64 = 512 << 20;
 /// Limit for mixed block groups, which are for small filesystems.
@@ -198,7 +198,7 @@ impl TransactionLoad {
     }
 
     /// Adds the counts of a share. Returns whether this lowered the reserved changes. The caller holds the share's
-    /// lock: a transaction that ends meanwhile waits for it, so the counts go to the right transaction.
+    /// lock: the end of the transaction waits for that lock, so the counts are added to the right transaction.
     fn add_share(&self, share: &mut Share) -> bool {
         let Share { nr_ended, load, .. } =
             std::mem::replace(share, Share { nr_admitted: share.nr_admitted, ..Share::default() });

@@ -1,9 +1,9 @@
 //! Tickets: reservations wait for space in order of arrival, and one at a time reclaims for all.
 //!
 //! ```text
-//!   reserve --fits, nobody waits--> granted
-//!      \--> queue --first in it--> reclaim step by step --fits--> granted, the next one's turn
-//!                                        \--nothing helped--> ENOSPC, also for those behind it that do not fit
+//!   reserve --fits, no waiters--> granted
+//!      \--> queue --first in it--> reclaim step by step --fits--> granted, the next ticket's turn
+//!                                        \--no success--> ENOSPC, also for later tickets that do not fit
 //! ```
 //!
 //! The first in the queue reclaims in its own thread, so only threads that need space are slowed down.
@@ -13,7 +13,7 @@
 //! - I2. A waiter holds no lock that reclaim takes: callers hold no inode lock. Callers that must reserve under one
 //!   ([`Flusher::may_wait`](crate::engine::Flusher::may_wait) is false) do not queue, and neither do changes that free
 //!   space.
-//! - I3. A waiter fails without reclaiming again if reclaim did not help an earlier waiter meanwhile.
+//! - I3. A waiter fails without reclaiming again if reclaim failed to help another waiter during its wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -72,7 +72,7 @@ impl EngineId {
 /// Turns the filesystems that this thread worked on read-only, as the panic hook does. For programs that replace the
 /// panic hook after a filesystem was opened and do not call the previous hook.
 pub fn note_panic(what: &str) {
-    // At the end of a thread the variable may be gone. The thread then does no work either.
+    // At the end of a thread the variable may be gone. The thread then does no more work.
     let used = USED.try_with(|used| used.try_borrow().map(|used| used.clone()).unwrap_or_default()).unwrap_or_default();
     if used.is_empty() {
         return;

@@ -79,7 +79,7 @@ impl LeafHints {
         }
     }
 
-    /// Notes that this thread goes to the leaf in this slot of `parent`. Returns the neighbouring slots worth reading.
+    /// Notes a step of this thread to the leaf in this slot of `parent`. Returns the neighbouring slots worth reading.
     pub(crate) fn step(&self, parent: &Node, slot: usize) -> [Range<usize>; 2] {
         let walk = self.threads.current().walk.try_lock();
         walk.map_or([0..0, 0..0], |mut walk| walk.step(parent.bytenr(), slot, parent.nritems()))

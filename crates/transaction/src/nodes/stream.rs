@@ -29,7 +29,7 @@ use crate::engine::Engine;
 pub(crate) struct NodeStream<'e> {
     engine: &'e Engine,
     queue: Mutex<Queue>,
-    /// Signals that a piece came or went, or that the stream ends.
+    /// Signals that a piece was added or taken, or that the stream ends.
     changed: Condvar,
     failed: AtomicBool,
 }

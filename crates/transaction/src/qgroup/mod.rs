@@ -7,8 +7,8 @@
 //! ```text
 //! apply: blocks made and left, data references put and dropped --OwnerMark--> heads of the delayed refs
 //! run delayed refs: marked heads --OwnerChange--> account: sets before and after --> groups --> items of the quota tree
-//! snapshot: account what is pending -> copy the root -> share out the numbers by arithmetic -> go on from there
-//! dropped subvolume: blocks that stay are traced only while some group's view of them changes
+//! snapshot: account pending changes -> copy the root -> compute the numbers by arithmetic -> count from there
+//! dropped subvolume: trace its shared blocks, as long as the numbers of another group change
 //! rescan: a part of the extent tree in each commit
 //! ```
 //!

@@ -102,7 +102,7 @@ pub(crate) fn record_at(
     Records::new(source, root, bytenr.0..bytenr.0.saturating_add(1), nodesize)?.next()
 }
 
-/// An error in what the extent tree records about an extent.
+/// Makes an error about the extent tree's record of an extent.
 pub(crate) fn corrupt(bytenr: Logical, field: &'static str, value: u64, expected: &'static str) -> Error {
     let cause = FormatError::Value { what: "extent item", field, value, expected };
     Corrupt::new(cause).in_tree(RootId::EXTENT_TREE).at(bytenr).into()

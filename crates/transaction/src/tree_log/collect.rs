@@ -4,7 +4,7 @@
 //! names that `DIR_LOG_INDEX` ranges cover and no `DIR_INDEX` item has, and recounts links. So, for each logged
 //! inode:
 //!
-//! - R1. A new directory that contains one of its names is logged too, and likewise the new directories above.
+//! - R1. A new directory that contains one of its names is logged too, and so are the new directories above it.
 //! - R2. A directory that no longer contains a name of it is logged with its entries, so that the old name is
 //!   removed.
 //! - R3. If the last commit gives one of its names to another inode, that inode must be dead; the replay takes the name
@@ -248,7 +248,7 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// R3: the last commit gives this index to the same name, or to none.
+    /// R3: the last commit gives this index to the same name of the inode, or to no name.
     fn check_index(&self, dir: u64, name: &InodeRef, ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_INDEX, name.index))? else { return Ok(()) };
         for entry in DirEntry::decode_all(&raw)? {
@@ -281,7 +281,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// R3: the last commit gives this name to the same inode, to a dead file, or to none.
+    /// R3: the last commit gives this name to the same inode, to a dead file, or to no inode.
     fn check_name(&self, dir: u64, name: &[u8], ino: u64) -> Result<(), Stop> {
         let Some(raw) = self.committed(&Key::new(dir, KeyType::DIR_ITEM, name_hash(name)))? else { return Ok(()) };
         let Some(other) = named(&raw, name)?.filter(|other| *other != ino) else { return Ok(()) };

@@ -65,7 +65,7 @@ use sync::Queue;
 pub struct LogStats {
     /// Logs written; several fsyncs may share one.
     pub written: u64,
-    /// Times that an fsync had nothing to write.
+    /// Number of fsyncs that had nothing to write.
     pub unchanged: u64,
     /// Commits instead of a log.
     pub commits: u64,
