@@ -17,6 +17,7 @@ use serde_json::Value;
 /// Each crate of the workspace, and the crates that it may use.
 const FLOORS: &[(&str, &[&str])] = &[
     ("ubtrfs-format", &[]),
+    ("ubtrfs-stream", &["ubtrfs-format"]),
     ("ubtrfs-error", &["ubtrfs-format"]),
     ("ubtrfs-device", &["ubtrfs-format"]),
     ("ubtrfs-volumes", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device"]),
@@ -32,6 +33,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         "ubtrfs-fs",
         &[
             "ubtrfs-format",
+            "ubtrfs-stream",
             "ubtrfs-error",
             "ubtrfs-device",
             "ubtrfs-volumes",
@@ -40,7 +42,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "ubtrfs-transaction",
         ],
     ),
-    ("ubtrfs-control", &["ubtrfs-format", "ubtrfs-error", "ubtrfs-transaction", "ubtrfs-fs"]),
+    ("ubtrfs-control", &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-error", "ubtrfs-transaction", "ubtrfs-fs"]),
     (
         "ubtrfs-fuse",
         &["ubtrfs-format", "ubtrfs-error", "ubtrfs-device", "ubtrfs-transaction", "ubtrfs-fs", "ubtrfs-control"],
@@ -53,6 +55,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         "ubtrfs-cli",
         &[
             "ubtrfs-format",
+            "ubtrfs-stream",
             "ubtrfs-error",
             "ubtrfs-device",
             "ubtrfs-volumes",
@@ -66,7 +69,10 @@ const FLOORS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ubtrfs-bench", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-fs", "ubtrfs-control", "ubtrfs-fuse"]),
-    ("ubtrfs-testkit", &["ubtrfs-format", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"]),
+    (
+        "ubtrfs-testkit",
+        &["ubtrfs-format", "ubtrfs-stream", "ubtrfs-device", "ubtrfs-mkfs", "ubtrfs-check", "ubtrfs-fs"],
+    ),
 ];
 
 /// Folders of a crate, from the bottom up. Files outside of folders belong to all of them.

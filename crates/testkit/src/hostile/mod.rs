@@ -8,6 +8,7 @@
 
 mod lies;
 mod seed_image;
+mod stream;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use ubtrfs_fs::{InodeId, MountOptions};
 use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 
 pub use seed_image::{Mutation, SeedImage};
+pub use stream::{mend_checksums, stream};
 
 /// Most names that a walk visits.
 pub const MAX_ENTRIES: usize = 3000;
@@ -40,6 +42,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("decompress", decompress),
     ("image", image),
     ("tree_log", tree_log),
+    ("stream", stream),
 ];
 
 /// Decodes, checks and prints a superblock; then opens an image with it.

@@ -1,0 +1,283 @@
+//! [`encode`]: the bytes of a command; [`Writer`]: a whole stream into an output.
+
+use std::io::{self, Write};
+
+use ubtrfs_format::codec::Field;
+
+use crate::command::{Attribute, Command, CommandKind, Version};
+use crate::frame::{HEADER_BYTES, command_crc};
+use crate::{MAGIC, MAX_COMMAND_BYTES, MAX_COMMAND_BYTES_V1};
+
+/// A command that cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The stream's version does not have the command.
+    #[error("version {version} of the send stream has no command {kind}")]
+    NotInVersion {
+        /// The command.
+        kind: CommandKind,
+        /// The stream's version.
+        version: Version,
+    },
+    /// An attribute or the whole command is too long.
+    #[error("{kind}: {len} bytes are more than the send stream can carry")]
+    TooLong {
+        /// The command.
+        kind: CommandKind,
+        /// Its length, or its attribute's.
+        len: usize,
+    },
+    /// The output failed.
+    #[error("cannot write the stream: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Appends the header of a stream.
+pub fn encode_header(version: Version, out: &mut Vec<u8>) {
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&version.number().to_le_bytes());
+}
+
+/// Appends a command. On an error, `out` is as before.
+pub fn encode(version: Version, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    let data = data(command);
+    encode_with(version, command, data.len(), out, |room| {
+        room.copy_from_slice(data);
+        Ok(())
+    })
+}
+
+/// Appends a command whose data (of `Write` or `EncodedWrite`) `fill` puts into place: it gets a slice of `data_len` bytes. The
+/// command's own `data` is not used. On an error, `out` is as before.
+///
+/// A sender thus reads from its disk straight into the stream's buffer.
+pub fn encode_with<E: From<EncodeError>>(
+    version: Version,
+    command: &Command<'_>,
+    data_len: usize,
+    out: &mut Vec<u8>,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let start = out.len();
+    let mut encoder = Encoder { kind: command.kind(), version, start, out };
+    let result = encoder.all(command, data_len, fill);
+    if result.is_err() {
+        out.truncate(start);
+    }
+    result
+}
+
+/// Writes a stream. Give it a buffered output: it writes each command at once.
+#[derive(Debug)]
+pub struct Writer<W> {
+    output: W,
+    version: Version,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header.
+    pub fn new(mut output: W, version: Version) -> io::Result<Self> {
+        let mut buffer = Vec::new();
+        encode_header(version, &mut buffer);
+        output.write_all(&buffer)?;
+        Ok(Self { output, version, buffer })
+    }
+
+    /// The stream's version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Writes a command.
+    pub fn command(&mut self, command: &Command<'_>) -> Result<(), EncodeError> {
+        self.buffer.clear();
+        encode(self.version, command, &mut self.buffer)?;
+        Ok(self.output.write_all(&self.buffer)?)
+    }
+
+    /// The output.
+    pub fn into_inner(self) -> W {
+        self.output
+    }
+}
+
+fn data<'a>(command: &Command<'a>) -> &'a [u8] {
+    match *command {
+        Command::Write { data, .. } | Command::EncodedWrite { data, .. } => data,
+        _ => &[],
+    }
+}
+
+struct Encoder<'o> {
+    kind: CommandKind,
+    version: Version,
+    start: usize,
+    out: &'o mut Vec<u8>,
+}
+
+impl Encoder<'_> {
+    fn all<E: From<EncodeError>>(
+        &mut self,
+        command: &Command<'_>,
+        data_len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (kind, version) = (self.kind, self.version);
+        if kind.since() > version {
+            return Err(EncodeError::NotInVersion { kind, version }.into());
+        }
+        self.out.resize(self.start.saturating_add(HEADER_BYTES), 0);
+        self.attributes(command)?;
+        if matches!(kind, CommandKind::Write | CommandKind::EncodedWrite) {
+            fill(self.data(data_len)?)?;
+        }
+        Ok(self.finish()?)
+    }
+
+    /// The attributes except `DATA`, in the order in which Linux writes them.
+    fn attributes(&mut self, command: &Command<'_>) -> Result<(), EncodeError> {
+        use Attribute as A;
+        match *command {
+            Command::Subvol { path, uuid, ctransid } => {
+                self.bytes(A::Path, path)?.field(A::Uuid, uuid)?.field(A::Ctransid, ctransid)?
+            }
+            Command::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => self
+                .bytes(A::Path, path)?
+                .field(A::Uuid, uuid)?
+                .field(A::Ctransid, ctransid)?
+                .field(A::CloneUuid, clone_uuid)?
+                .field(A::CloneCtransid, clone_ctransid)?,
+            Command::Mkfile { path, ino } | Command::Mkdir { path, ino } => {
+                self.bytes(A::Path, path)?.field(A::Ino, ino)?
+            }
+            Command::Mknod { path, ino, rdev, mode }
+            | Command::Mkfifo { path, ino, rdev, mode }
+            | Command::Mksock { path, ino, rdev, mode } => {
+                self.bytes(A::Path, path)?.field(A::Ino, ino)?.field(A::Rdev, rdev)?.field(A::Mode, mode)?
+            }
+            Command::Symlink { path, ino, target } => {
+                self.bytes(A::Path, path)?.field(A::Ino, ino)?.bytes(A::PathLink, target)?
+            }
+            Command::Rename { path, to } => self.bytes(A::Path, path)?.bytes(A::PathTo, to)?,
+            Command::Link { path, target } => self.bytes(A::Path, path)?.bytes(A::PathLink, target)?,
+            Command::Unlink { path } | Command::Rmdir { path } => self.bytes(A::Path, path)?,
+            Command::SetXattr { path, name, data } => {
+                self.bytes(A::Path, path)?.bytes(A::XattrName, name)?.bytes(A::XattrData, data)?
+            }
+            Command::RemoveXattr { path, name } => self.bytes(A::Path, path)?.bytes(A::XattrName, name)?,
+            Command::Write { path, offset, .. } => self.bytes(A::Path, path)?.field(A::FileOffset, offset)?,
+            Command::Clone { offset, len, path, clone_uuid, clone_ctransid, clone_path, clone_offset } => self
+                .field(A::FileOffset, offset)?
+                .field(A::CloneLen, len)?
+                .bytes(A::Path, path)?
+                .field(A::CloneUuid, clone_uuid)?
+                .field(A::CloneCtransid, clone_ctransid)?
+                .bytes(A::ClonePath, clone_path)?
+                .field(A::CloneOffset, clone_offset)?,
+            Command::Truncate { path, size } => self.bytes(A::Path, path)?.field(A::Size, size)?,
+            Command::Chmod { path, mode } => self.bytes(A::Path, path)?.field(A::Mode, mode)?,
+            Command::Chown { path, uid, gid } => self.bytes(A::Path, path)?.field(A::Uid, uid)?.field(A::Gid, gid)?,
+            Command::Utimes { path, atime, mtime, ctime, otime } => {
+                self.bytes(A::Path, path)?.field(A::Atime, atime)?.field(A::Mtime, mtime)?.field(A::Ctime, ctime)?;
+                match otime {
+                    Some(otime) if self.version >= Version::V2 => self.field(A::Otime, otime)?,
+                    _ => self,
+                }
+            }
+            Command::End => self,
+            Command::UpdateExtent { path, offset, size } => {
+                self.bytes(A::Path, path)?.field(A::FileOffset, offset)?.field(A::Size, size)?
+            }
+            Command::Fallocate { path, mode, offset, size } => self
+                .bytes(A::Path, path)?
+                .field(A::FallocateMode, mode)?
+                .field(A::FileOffset, offset)?
+                .field(A::Size, size)?,
+            Command::Fileattr { path, attr } => self.bytes(A::Path, path)?.field(A::Fileattr, attr)?,
+            Command::EncodedWrite {
+                path,
+                offset,
+                unencoded_file_len,
+                unencoded_len,
+                unencoded_offset,
+                compression,
+                encryption,
+                data: _,
+            } => self
+                .bytes(A::Path, path)?
+                .field(A::FileOffset, offset)?
+                .field(A::UnencodedFileLen, unencoded_file_len)?
+                .field(A::UnencodedLen, unencoded_len)?
+                .field(A::UnencodedOffset, unencoded_offset)?
+                .optional(A::Compression, compression)?
+                .optional(A::Encryption, encryption)?,
+            Command::EnableVerity { path, algorithm, block_size, salt, signature } => self
+                .bytes(A::Path, path)?
+                .field(A::VerityAlgorithm, algorithm)?
+                .field(A::VerityBlockSize, block_size)?
+                .bytes(A::VeritySalt, salt)?
+                .bytes(A::VeritySignature, signature)?,
+        };
+        Ok(())
+    }
+
+    fn bytes(&mut self, attribute: Attribute, value: &[u8]) -> Result<&mut Self, EncodeError> {
+        self.head(attribute, value.len())?;
+        self.out.extend_from_slice(value);
+        Ok(self)
+    }
+
+    fn field<T: Field>(&mut self, attribute: Attribute, value: T) -> Result<&mut Self, EncodeError> {
+        self.head(attribute, T::SIZE)?;
+        value.write(self.out);
+        Ok(self)
+    }
+
+    fn optional<T: Field>(&mut self, attribute: Attribute, value: Option<T>) -> Result<&mut Self, EncodeError> {
+        match value {
+            Some(value) => self.field(attribute, value),
+            None => Ok(self),
+        }
+    }
+
+    /// Room for the data. Since version 2 its length is not written: it reaches to the end of the command.
+    fn data(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
+        if self.version >= Version::V2 {
+            if len > MAX_COMMAND_BYTES {
+                return Err(EncodeError::TooLong { kind: self.kind, len });
+            }
+            self.out.extend_from_slice(&Attribute::Data.number().to_le_bytes());
+        } else {
+            self.head(Attribute::Data, len)?;
+        }
+        let at = self.out.len();
+        self.out.resize(at.saturating_add(len), 0);
+        Ok(self.out.get_mut(at..).unwrap_or_default())
+    }
+
+    fn head(&mut self, attribute: Attribute, len: usize) -> Result<(), EncodeError> {
+        let short = u16::try_from(len).map_err(|_| EncodeError::TooLong { kind: self.kind, len })?;
+        self.out.extend_from_slice(&attribute.number().to_le_bytes());
+        self.out.extend_from_slice(&short.to_le_bytes());
+        Ok(())
+    }
+
+    /// Writes the head over its place.
+    fn finish(&mut self) -> Result<(), EncodeError> {
+        let max = if self.version == Version::V1 { MAX_COMMAND_BYTES_V1 } else { MAX_COMMAND_BYTES };
+        let command = self.out.get_mut(self.start..).unwrap_or_default();
+        let too_long = EncodeError::TooLong { kind: self.kind, len: command.len() };
+        if command.len() > max {
+            return Err(too_long);
+        }
+        let len = command.len().saturating_sub(HEADER_BYTES);
+        let Ok(len) = u32::try_from(len) else { return Err(too_long) };
+        let crc_place = 6..HEADER_BYTES;
+        command.get_mut(..4).unwrap_or_default().copy_from_slice(&len.to_le_bytes());
+        command.get_mut(4..6).unwrap_or_default().copy_from_slice(&self.kind.number().to_le_bytes());
+        let crc = command_crc(command);
+        command.get_mut(crc_place).unwrap_or_default().copy_from_slice(&crc.to_le_bytes());
+        Ok(())
+    }
+}

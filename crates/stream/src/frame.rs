@@ -1,0 +1,164 @@
+//! [`FrameReader`]: cuts the input into commands without looking into them; [`FrameHeader`]: the head of one.
+//!
+//! The bytes are appended to a buffer of the caller, so a thread can read many commands into one buffer and hand it to another,
+//! which verifies and parses them.
+
+use std::io::{self, Read};
+
+use ubtrfs_format::hash::crc32c_raw;
+
+use crate::command::{CommandKind, Version};
+use crate::error::{Position, Problem, StreamError};
+use crate::{MAGIC, MAX_COMMAND_BYTES, STREAM_HEADER_BYTES};
+
+/// Bytes of a command before its attributes.
+pub const HEADER_BYTES: usize = 10;
+
+/// The head of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// The stream's version.
+    pub version: Version,
+    /// Where the command is.
+    pub position: Position,
+    /// Bytes of its attributes, which follow the 10 bytes of its head.
+    pub len: u32,
+    /// Its number; see [`CommandKind`].
+    pub number: u16,
+    /// The checksum that it states.
+    pub crc: u32,
+}
+
+impl FrameHeader {
+    /// Verifies the checksum over the whole command, head included.
+    pub fn verify(&self, command: &[u8]) -> Result<(), StreamError> {
+        let computed = command_crc(command);
+        if computed == self.crc { Ok(()) } else { Err(self.problem(Problem::Crc { found: self.crc, computed })) }
+    }
+
+    pub(crate) fn problem(&self, problem: Problem) -> StreamError {
+        StreamError { position: self.position, problem }
+    }
+}
+
+/// The checksum of a whole command, whatever its crc field contains.
+pub(crate) fn command_crc(command: &[u8]) -> u32 {
+    let before = crc32c_raw(0, command.get(..6).unwrap_or_default());
+    let field = crc32c_raw(before, &[0; 4]);
+    crc32c_raw(field, command.get(HEADER_BYTES..).unwrap_or_default())
+}
+
+/// Reads an input, which can hold several streams one after the other.
+///
+/// It reads exactly the bytes of each command, so what follows an `END` stays in the input. Give it a buffered input.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    input: R,
+    offset: u64,
+    index: u64,
+    version: Option<Version>,
+}
+
+impl<R: Read> FrameReader<R> {
+    /// Starts at the head of a stream.
+    pub fn new(input: R) -> Self {
+        Self { input, offset: 0, index: 0, version: None }
+    }
+
+    /// Bytes read so far.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Reads the header of the next stream. Returns `None` at the end of the input.
+    pub fn stream(&mut self) -> Result<Option<Version>, StreamError> {
+        let position = Position { index: 0, offset: self.offset, kind: None };
+        let fail = |problem| StreamError { position, problem };
+        let mut header = [0; STREAM_HEADER_BYTES];
+        match self.fill(&mut header).map_err(fail)? {
+            0 => return Ok(None),
+            STREAM_HEADER_BYTES => {}
+            found if header.get(..found.min(MAGIC.len())) != MAGIC.get(..found.min(MAGIC.len())) => {
+                return Err(fail(Problem::NotAStream));
+            }
+            found => return Err(fail(truncated(STREAM_HEADER_BYTES, found))),
+        }
+        let (magic, number) = header.split_at(MAGIC.len());
+        if magic != MAGIC {
+            return Err(fail(Problem::NotAStream));
+        }
+        let number = u32::from_le_bytes(number.try_into().unwrap_or_default());
+        let version = Version::from_number(number).ok_or_else(|| fail(Problem::Version(number)))?;
+        self.version = Some(version);
+        Ok(Some(version))
+    }
+
+    /// Appends the next command, head included, to `out`. Returns `None` at the end of the input.
+    ///
+    /// After the command `END`, the next call must be [`stream`](Self::stream).
+    pub fn command(&mut self, out: &mut Vec<u8>) -> Result<Option<FrameHeader>, StreamError> {
+        let mut position = Position { index: self.index.saturating_add(1), offset: self.offset, kind: None };
+        let version =
+            self.version.ok_or(StreamError { position: Position { index: 0, ..position }, problem: Problem::Empty })?;
+        let mut header = [0; HEADER_BYTES];
+        let fail = |problem| StreamError { position, problem };
+        match self.fill(&mut header).map_err(fail)? {
+            0 => return Ok(None),
+            HEADER_BYTES => {}
+            found => return Err(fail(truncated(HEADER_BYTES, found))),
+        }
+        let [l0, l1, l2, l3, n0, n1, c0, c1, c2, c3] = header;
+        let (len, number) = (u32::from_le_bytes([l0, l1, l2, l3]), u16::from_le_bytes([n0, n1]));
+        let whole = usize::try_from(len).unwrap_or(usize::MAX).saturating_add(HEADER_BYTES);
+        position.kind = CommandKind::from_number(number);
+        let fail = |problem| StreamError { position, problem };
+        if position.kind.is_none() {
+            return Err(fail(Problem::UnknownCommand(number)));
+        }
+        if whole > MAX_COMMAND_BYTES {
+            return Err(fail(Problem::TooLong(u64::from(len))));
+        }
+        out.extend_from_slice(&header);
+        self.append(usize::try_from(len).unwrap_or(usize::MAX), out).map_err(fail)?;
+        self.index = position.index;
+        if position.kind == Some(CommandKind::End) {
+            self.version = None;
+        }
+        Ok(Some(FrameHeader { version, position, len, number, crc: u32::from_le_bytes([c0, c1, c2, c3]) }))
+    }
+
+    /// Appends `len` bytes, growing the buffer only as they arrive.
+    fn append(&mut self, len: usize, out: &mut Vec<u8>) -> Result<(), Problem> {
+        const STEP: usize = 256 << 10;
+        let mut missing = len;
+        while missing > 0 {
+            let (before, step) = (out.len(), missing.min(STEP));
+            out.resize(before.saturating_add(step), 0);
+            let found = self.fill(out.get_mut(before..).unwrap_or_default())?;
+            if found < step {
+                return Err(truncated(missing, found));
+            }
+            missing = missing.saturating_sub(step);
+        }
+        Ok(())
+    }
+
+    /// Reads until `out` is full or the input ends; the number of bytes read.
+    fn fill(&mut self, out: &mut [u8]) -> Result<usize, Problem> {
+        let mut filled = 0_usize;
+        while let Some(rest) = out.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.input.read(rest) {
+                Ok(0) => break,
+                Ok(read) => filled = filled.saturating_add(read),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Problem::Io(error)),
+            }
+        }
+        self.offset = self.offset.saturating_add(u64::try_from(filled).unwrap_or(u64::MAX));
+        Ok(filled)
+    }
+}
+
+fn truncated(expected: usize, found: usize) -> Problem {
+    Problem::Truncated { missing: u64::try_from(expected.saturating_sub(found)).unwrap_or(u64::MAX) }
+}

@@ -1,0 +1,55 @@
+//! The send stream of btrfs: [`Command`], an encoder ([`Writer`], [`encode`]) and a parser ([`FrameReader`], [`parse`]).
+//!
+//! Stands beside `format`: no I/O except through `Read` and `Write`, no policy. A stream is untrusted input. The source of the
+//! facts is the page "Send stream format" of btrfs's documentation and streams written by Linux.
+//!
+//! ```text
+//! stream    "btrfs-stream\0"  u32 version  command*
+//! command   u32 length of the attributes  u16 number  u32 crc  attribute*
+//! attribute u16 number  u16 length  bytes      (version 2 and later: DATA comes last and has no length)
+//! ```
+//!
+//! The crc is crc32c with seed 0 and without inversion, over the command with a crc of 0. A stream ends with `END` or at the end of
+//! the input; the next stream of the same input then starts with a header of its own.
+//!
+//! - I1. No function panics, whatever the bytes.
+//! - I2. A frame's buffer grows only as bytes arrive, up to [`MAX_COMMAND_BYTES`].
+//! - I3. `encode(parse(bytes)) == bytes` for every command that Linux writes.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::as_conversions,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+mod command;
+mod decode;
+mod encode;
+mod error;
+mod frame;
+mod path;
+
+pub use command::{Attribute, Command, CommandKind, Compression, Version};
+pub use decode::parse;
+pub use encode::{EncodeError, Writer, encode, encode_header, encode_with};
+pub use error::{Position, Problem, StreamError};
+pub use frame::{FrameHeader, FrameReader, HEADER_BYTES};
+pub use path::{PathProblem, StreamPath};
+
+/// First bytes of a stream.
+pub const MAGIC: &[u8; 13] = b"btrfs-stream\0";
+/// Bytes of a stream's header: the magic and the version.
+pub const STREAM_HEADER_BYTES: usize = 17;
+/// Most bytes of one command, header included. Linux writes at most some 150 KiB; the bound leaves room for other writers.
+pub const MAX_COMMAND_BYTES: usize = 16 << 20;
+/// Most bytes of one command of version 1, header included, which other receivers accept.
+pub const MAX_COMMAND_BYTES_V1: usize = 64 << 10;
+/// Most data that Linux puts into one `WRITE` of version 1.
+pub const WRITE_BYTES_V1: usize = 48 << 10;
+/// Most data that Linux puts into one `WRITE` of version 2.
+pub const WRITE_BYTES_V2: usize = 128 << 10;

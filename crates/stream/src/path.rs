@@ -1,0 +1,104 @@
+//! [`StreamPath`]: a path of a stream, split into names that a receiver can look up one by one.
+//!
+//! - I1. No name is empty, `.`, `..`, longer than 255 bytes, or contains a slash or a zero byte. So a walk that looks up one name
+//!   after the other, and follows no symbolic link, never leaves the directory where it starts.
+
+use std::fmt;
+
+/// Most bytes of a path, as Linux's `PATH_MAX` without its zero byte.
+const PATH_BYTES_MAX: usize = 4095;
+/// Most bytes of a name.
+const NAME_BYTES_MAX: usize = 255;
+
+/// A checked relative path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamPath<'a>(&'a [u8]);
+
+impl<'a> StreamPath<'a> {
+    /// Checks a path. The empty path is the directory where the walk starts.
+    pub fn new(path: &'a [u8]) -> Result<Self, PathProblem> {
+        let problem = |reason| Err(PathProblem { path: path.to_vec(), reason });
+        if path.len() > PATH_BYTES_MAX {
+            return problem("is longer than 4095 bytes");
+        }
+        if path.first() == Some(&b'/') {
+            return problem("is absolute");
+        }
+        if path.contains(&0) {
+            return problem("contains a zero byte");
+        }
+        for name in path.split(|&byte| byte == b'/') {
+            match name {
+                b".." => return problem("contains '..'"),
+                b"." => return problem("contains '.'"),
+                _ if name.len() > NAME_BYTES_MAX => return problem("contains a name longer than 255 bytes"),
+                _ => {}
+            }
+        }
+        Ok(Self(path))
+    }
+
+    /// The names, from the top. Empty ones (of `a//b` or `a/`) are left out.
+    pub fn names(self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        self.0.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
+    }
+
+    /// The directory and the last name; none for the empty path.
+    pub fn split(self) -> Option<(Self, &'a [u8])> {
+        let slashes = self.0.iter().rev().take_while(|&&byte| byte == b'/').count();
+        let end = self.0.len().checked_sub(slashes)?;
+        let path = self.0.get(..end)?;
+        let name = path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())?;
+        Some((Self(path.get(..path.len().checked_sub(name.len())?)?), name))
+    }
+
+    /// The bytes.
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+}
+
+/// A path that must not be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathProblem {
+    /// The path.
+    pub path: Vec<u8>,
+    /// What is wrong with it, as a phrase: "contains '..'".
+    pub reason: &'static str,
+}
+
+impl fmt::Display for PathProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.path.get(..200).unwrap_or(&self.path);
+        write!(f, "the path '{}' {}", shown.escape_ascii(), self.reason)
+    }
+}
+
+impl std::error::Error for PathProblem {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_never_leaves_the_directory() {
+        for bad in ["/", "/etc", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b", &"x".repeat(256)] {
+            assert!(StreamPath::new(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        assert!(StreamPath::new(&b"x/".repeat(2100)).is_err());
+    }
+
+    #[test]
+    fn a_path_is_split_into_names() {
+        let names = |path: &'static str| StreamPath::new(path.as_bytes()).unwrap().names().collect::<Vec<_>>();
+        assert_eq!(names(""), [b""; 0]);
+        assert_eq!(names("a"), [b"a"]);
+        assert_eq!(names("a//b/"), [b"a", b"b"]);
+        assert_eq!(names("...")[0], b"...");
+        let split = |path: &'static str| StreamPath::new(path.as_bytes()).unwrap().split();
+        assert_eq!(split(""), None);
+        assert_eq!(split("a").unwrap().1, b"a");
+        let (dir, name) = split("a/b//").unwrap();
+        assert_eq!((dir.names().collect::<Vec<_>>(), name), (vec![&b"a"[..]], &b"b"[..]));
+    }
+}

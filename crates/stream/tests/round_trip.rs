@@ -1,0 +1,298 @@
+//! Each command, written and parsed again in each version; every prefix of a stream; crafted and random bytes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use proptest::prelude::*;
+use ubtrfs_format::item::Timespec;
+use ubtrfs_stream::{
+    Attribute, Command, CommandKind, EncodeError, FrameReader, HEADER_BYTES, MAX_COMMAND_BYTES, Problem,
+    STREAM_HEADER_BYTES, StreamError, Version, Writer, encode, encode_with, parse,
+};
+use uuid::Uuid;
+
+const VERSIONS: [Version; 3] = [Version::V1, Version::V2, Version::V3];
+
+/// One of each command.
+fn commands() -> Vec<Command<'static>> {
+    let (uuid, clone_uuid) = (Uuid::from_u128(0x1234), Uuid::from_u128(0x5678));
+    let time = |sec| Timespec { sec, nsec: 999_999_999 };
+    let path = b"dir/na me\xff";
+    vec![
+        Command::Subvol { path: b"snap", uuid, ctransid: 7 },
+        Command::Snapshot { path: b"snap2", uuid, ctransid: 9, clone_uuid, clone_ctransid: 7 },
+        Command::Mkfile { path, ino: 257 },
+        Command::Mkdir { path, ino: 258 },
+        Command::Mknod { path, ino: 259, rdev: 0x103, mode: 0o20644 },
+        Command::Mkfifo { path, ino: 260, rdev: 0, mode: 0o10644 },
+        Command::Mksock { path, ino: 261, rdev: 0, mode: 0o140_755 },
+        Command::Symlink { path, ino: 262, target: b"../else" },
+        Command::Rename { path, to: b"b" },
+        Command::Link { path, target: b"b" },
+        Command::Unlink { path },
+        Command::Rmdir { path },
+        Command::SetXattr { path, name: b"user.x", data: b"\0\x01value" },
+        Command::SetXattr { path, name: b"user.empty", data: b"" },
+        Command::RemoveXattr { path, name: b"user.x" },
+        Command::Write { path, offset: 1 << 40, data: b"some data" },
+        Command::Write { path, offset: 0, data: b"" },
+        Command::Clone {
+            offset: 4096,
+            len: 8192,
+            path,
+            clone_uuid,
+            clone_ctransid: 8,
+            clone_path: b"c",
+            clone_offset: 12288,
+        },
+        Command::Truncate { path, size: u64::MAX },
+        Command::Chmod { path, mode: 0o6755 },
+        Command::Chown { path, uid: 1000, gid: u64::from(u32::MAX) },
+        Command::Utimes { path, atime: time(-1), mtime: time(0), ctime: time(i64::MAX), otime: None },
+        Command::UpdateExtent { path, offset: 1, size: 2 },
+        Command::Utimes { path, atime: time(1), mtime: time(2), ctime: time(3), otime: Some(time(4)) },
+        Command::Fallocate { path, mode: 3, offset: 4096, size: 4096 },
+        Command::Fileattr { path, attr: 0x64 },
+        Command::EncodedWrite {
+            path,
+            offset: 0,
+            unencoded_file_len: 6784,
+            unencoded_len: 8192,
+            unencoded_offset: 0,
+            compression: Some(2),
+            encryption: Some(0),
+            data: b"compressed",
+        },
+        Command::EncodedWrite {
+            path,
+            offset: 0,
+            unencoded_file_len: 900,
+            unencoded_len: 900,
+            unencoded_offset: 0,
+            compression: Some(1),
+            encryption: None,
+            data: b"inline",
+        },
+        Command::EnableVerity { path, algorithm: 1, block_size: 4096, salt: b"salt", signature: b"" },
+        Command::End,
+    ]
+}
+
+/// The commands that a version has.
+fn commands_of(version: Version) -> Vec<Command<'static>> {
+    let otime = |command: &Command<'_>| matches!(command, Command::Utimes { otime: Some(_), .. });
+    commands()
+        .into_iter()
+        .filter(|command| command.kind().since() <= version && (version >= Version::V2 || !otime(command)))
+        .collect()
+}
+
+fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new(), version).unwrap();
+    for command in commands {
+        writer.command(command).unwrap();
+    }
+    writer.into_inner()
+}
+
+/// Reads a whole input as a receiver does, and shows each command to `see`.
+fn read(input: &[u8], mut see: impl FnMut(Version, &Command<'_>, &[u8])) -> Result<(), StreamError> {
+    let mut reader = FrameReader::new(input);
+    let mut bytes = Vec::new();
+    while let Some(version) = reader.stream()? {
+        loop {
+            bytes.clear();
+            let Some(header) = reader.command(&mut bytes)? else { return Ok(()) };
+            header.verify(&bytes)?;
+            let command = parse(&header, &bytes)?;
+            see(version, &command, &bytes);
+            if command == Command::End {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn each_command_is_read_as_it_was_written() {
+    for version in VERSIONS {
+        let commands = commands_of(version);
+        let bytes = stream(version, &commands);
+        let mut expected = commands.iter();
+        read(&bytes, |found_version, command, bytes| {
+            assert_eq!(found_version, version);
+            assert_eq!(Some(command), expected.next());
+            let mut again = Vec::new();
+            encode(version, command, &mut again).unwrap();
+            assert_eq!(again, bytes, "{command:?}");
+        })
+        .unwrap();
+        assert_eq!(expected.next(), None);
+    }
+    let kinds: Vec<CommandKind> = commands().iter().map(Command::kind).collect();
+    assert!(CommandKind::ALL.iter().all(|kind| kinds.contains(kind)));
+}
+
+#[test]
+fn several_streams_follow_each_other() {
+    let mut bytes = stream(Version::V1, &commands_of(Version::V1));
+    bytes.extend(stream(Version::V2, &commands_of(Version::V2)));
+    let mut count = 0;
+    read(&bytes, |_, _, _| count += 1).unwrap();
+    assert_eq!(count, commands_of(Version::V1).len() + commands_of(Version::V2).len());
+}
+
+#[test]
+fn every_prefix_ends_between_commands_or_fails() {
+    for version in VERSIONS {
+        let bytes = stream(version, &commands_of(version));
+        let mut ends = vec![0, STREAM_HEADER_BYTES];
+        read(&bytes, |_, _, command| ends.push(ends.last().unwrap() + command.len())).unwrap();
+        for len in 0..bytes.len() {
+            let result = read(&bytes[..len], |_, _, _| {});
+            if ends.contains(&len) {
+                result.unwrap();
+                continue;
+            }
+            let error = result.unwrap_err();
+            assert!(matches!(error.problem, Problem::Truncated { .. }), "{len}: {error}");
+            let start = ends.iter().rev().find(|end| **end < len).unwrap();
+            assert_eq!(error.position.offset, *start as u64, "{error}");
+        }
+    }
+}
+
+#[test]
+fn each_changed_bit_is_noticed() {
+    let bytes = stream(Version::V2, &commands_of(Version::V2));
+    for at in STREAM_HEADER_BYTES..bytes.len() {
+        for bit in 0..8 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            assert!(read(&changed, |_, _, _| {}).is_err(), "bit {bit} of byte {at}");
+        }
+    }
+}
+
+/// A stream of one command with a good checksum and any attributes.
+fn crafted(version: Version, number: u16, attributes: &[u8]) -> Vec<u8> {
+    let mut bytes = stream(version, &[]);
+    let start = bytes.len();
+    bytes.extend(u32::try_from(attributes.len()).unwrap().to_le_bytes());
+    bytes.extend(number.to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(attributes);
+    let crc = ubtrfs_format::hash::crc32c_raw(0, &bytes[start..]);
+    bytes[start + 6..start + HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn attribute(number: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.extend(u16::try_from(value.len()).unwrap().to_le_bytes());
+    bytes.extend(value);
+    bytes
+}
+
+#[test]
+fn wrong_input_is_refused_with_its_reason() {
+    let fails = |bytes: &[u8]| read(bytes, |_, _, _| {}).unwrap_err().to_string();
+    let path = attribute(Attribute::Path.number(), b"p");
+    let size = attribute(Attribute::Size.number(), &[0; 8]);
+    let with = |number, parts: &[&[u8]]| crafted(Version::V1, number, &parts.concat());
+
+    assert_eq!(fails(b"PK\x03\x04 and so on, an archive"), {
+        "header at byte 0: this is not a send stream (it does not start with 'btrfs-stream')"
+    });
+    let mut new = stream(Version::V1, &[]);
+    new[13] = 4;
+    assert!(fails(&new).contains("version 4 of the send stream is not supported"));
+    assert_eq!(fails(&with(99, &[&path])), "command 1 at byte 17: unknown command number 99");
+    assert_eq!(fails(&with(17, &[&path])), "command 1 (truncate) at byte 17: attribute size is missing");
+    assert!(fails(&with(17, &[&path, &path, &size])).contains("attribute path occurs twice"));
+    assert!(fails(&with(17, &[&path, &size[..7]])).contains("(number 4) reaches beyond the end"));
+    assert!(fails(&with(17, &[&path, &attribute(4, &[0; 4])])).contains("size has 4 bytes, expected 8"));
+    assert!(fails(&with(25, &[&path])).contains("version 1 of the send stream does not have this command"));
+    assert!(fails(&with(17, &[&path, &size, &[1]])).contains("beyond the end"));
+    let mut time = [0; 12];
+    time[8..].copy_from_slice(&1_000_000_000_u32.to_le_bytes());
+    let times: Vec<u8> = [9, 10, 11].iter().flat_map(|number| attribute(*number, &time)).collect();
+    assert!(fails(&with(20, &[&path, &times])).contains("atime is 1000000000"));
+    let mut bad = with(17, &[&path, &size]);
+    *bad.last_mut().unwrap() = 1;
+    assert!(fails(&bad).starts_with("command 1 (truncate) at byte 17: bad crc"));
+    // An unknown attribute is ignored.
+    read(&with(17, &[&path, &attribute(99, b"?"), &size]), |_, _, _| {}).unwrap();
+}
+
+#[test]
+fn a_claimed_length_allocates_nothing() {
+    let mut bytes = stream(Version::V2, &[]);
+    bytes.extend((u32::MAX).to_le_bytes());
+    bytes.extend([15, 0, 0, 0, 0, 0]);
+    let error = read(&bytes, |_, _, _| {}).unwrap_err();
+    assert!(matches!(error.problem, Problem::TooLong(_)), "{error}");
+    // Within the limit, the buffer grows only as bytes arrive.
+    bytes[17..21].copy_from_slice(&(MAX_COMMAND_BYTES as u32 - 100).to_le_bytes());
+    let mut reader = FrameReader::new(&bytes[..]);
+    reader.stream().unwrap();
+    let mut out = Vec::new();
+    assert!(reader.command(&mut out).is_err());
+    assert!(out.capacity() <= 1 << 20, "{}", out.capacity());
+}
+
+#[test]
+fn what_does_not_fit_is_not_written() {
+    let mut out = b"before".to_vec();
+    let fallocate = Command::Fallocate { path: b"p", mode: 0, offset: 0, size: 0 };
+    assert!(matches!(encode(Version::V1, &fallocate, &mut out), Err(EncodeError::NotInVersion { .. })));
+    let data = vec![1; 64 << 10];
+    let write = Command::Write { path: b"p", offset: 0, data: &data };
+    assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
+    let write = Command::Write { path: b"p", offset: 0, data: &data[..65_530] };
+    assert!(matches!(encode(Version::V1, &write, &mut out), Err(EncodeError::TooLong { .. })));
+    let failed: Result<(), EncodeError> =
+        encode_with(Version::V2, &write, 10, &mut out, |_| Err(std::io::Error::other("disk").into()));
+    assert!(failed.is_err());
+    assert_eq!(out, b"before");
+}
+
+#[test]
+fn data_is_filled_in_place() {
+    let (mut filled, mut copied) = (Vec::new(), Vec::new());
+    let write = |data| Command::Write { path: b"p", offset: 5, data };
+    encode_with::<EncodeError>(Version::V1, &write(b""), 3, &mut filled, |room| {
+        room.copy_from_slice(b"abc");
+        Ok(())
+    })
+    .unwrap();
+    encode(Version::V1, &write(b"abc"), &mut copied).unwrap();
+    assert_eq!(filled, copied);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_attributes_never_panic(
+        version in 0..3_usize, number in 0_u16..28,
+        parts in prop::collection::vec((0_u16..38, prop::collection::vec(any::<u8>(), 0..20)), 0..8),
+        cut in 0..3_usize,
+    ) {
+        let mut bytes: Vec<u8> = parts.iter().flat_map(|(number, value)| attribute(*number, value)).collect();
+        bytes.truncate(bytes.len() - cut.min(bytes.len()));
+        let version = VERSIONS[version];
+        let _ = read(&crafted(version, number, &bytes), |version, command, _| {
+            let mut again = Vec::new();
+            encode(version, command, &mut again).unwrap();
+        });
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = read(&bytes, |_, _, _| {});
+        let mut after = stream(Version::V2, &[]);
+        after.extend(bytes);
+        let _ = read(&after, |_, _, _| {});
+    }
+}
