@@ -86,7 +86,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Whether [`Volumes::check_superblocks_are_ours`] succeeded less than [`RECENT`] ago.
+    /// Whether [`Volumes::check_superblocks_are_ours`] succeeded a moment ago (`RECENT`).
     pub fn were_superblocks_ours_lately(&self) -> bool {
         self.last_look.is_recent()
     }
