@@ -133,7 +133,7 @@ pub(crate) fn rdev_of_item(item: &InodeItem) -> u32 {
     rdev_from_parts(low >> 20, low & 0xf_ffff)
 }
 
-/// The value that an inode item stores for a device number.
+/// Converts a device number to the value in an inode item.
 pub(crate) fn rdev_to_item(rdev: u32) -> u64 {
     let (major, minor) = rdev_parts(rdev);
     u64::from(major) << 20 | u64::from(minor)

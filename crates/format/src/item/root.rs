@@ -62,7 +62,7 @@ disk_struct! {
         ctransid: Generation,
         /// Transaction of creation.
         otransid: Generation,
-        /// Transaction of the sent subvolume.
+        /// Transaction of the sent subvolume, on the sender's side.
         stransid: Generation,
         /// Transaction of receiving.
         rtransid: Generation,

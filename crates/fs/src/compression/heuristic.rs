@@ -3,7 +3,7 @@
 /// Bytes in each sample. Samples begin [`SAMPLE_STRIDE`] bytes apart.
 const SAMPLE_LEN: usize = 16;
 const SAMPLE_STRIDE: usize = 256;
-/// Data with at most this many different byte values always compresses.
+/// Data with at most this many different byte values always counts as compressible.
 const SMALL_BYTE_SET: usize = 64;
 /// Bits per byte. Above this entropy, compression rarely saves a sector out of 32.
 const MAX_ENTROPY: f32 = 7.5;
@@ -21,7 +21,7 @@ pub(crate) fn looks_compressible(data: &[u8]) -> bool {
     if counts.iter().filter(|count| **count > 0).count() <= SMALL_BYTE_SET || data.len() < 4 * SAMPLE_STRIDE {
         return true;
     }
-    // Both halves begin with the same bytes: the data probably repeats.
+    // If both halves begin with equal bytes, the data probably repeats.
     let (first, second) = data.split_at(data.len() / 2);
     if first.get(..second.len().min(4096)) == second.get(..second.len().min(4096)) {
         return true;

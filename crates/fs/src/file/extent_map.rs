@@ -127,7 +127,7 @@ impl Fs {
     }
 }
 
-/// The most pending ranges for which `st_blocks` searches extents.
+/// Maximum number of pending ranges for which `st_blocks` searches extents.
 const MAX_SEARCHED: usize = 256;
 /// Number of items in one step.
 const STEP: usize = 256;

@@ -81,7 +81,7 @@ impl Fs {
         self.put_changed(inode, state, 0)
     }
 
-    /// Whether punching a hole changes a file, and with it its times. It does not if the range is a hole already. As on
+    /// Whether punching a hole changes a file and its times. It changes neither if the range is a hole already. As on
     /// Linux, a range across the end of the file always counts as a change.
     fn punch_changes(&self, inode: &Inode, state: &InodeState, range: &Range<u64>) -> Result<bool> {
         let sectorsize = u64::from(self.geometry.sectorsize);

@@ -95,7 +95,7 @@ pub(crate) fn forget_dirty_past(fs: &Fs, state: &mut InodeState, size: u64) {
     state.data.extents_changed();
 }
 
-/// Locks held beside the state lock while a file's extents are changed.
+/// Locks held in addition to the state lock while a file's extents are changed.
 pub(crate) type ChangeLocks<'i> = (NoFlush, ExclusiveGuard<'i>);
 
 /// Takes the locks for changing a file's extents.
@@ -156,7 +156,7 @@ fn shrink(
         state.disk_size = state.disk_size.min(cut);
         set_times(state, time);
         if is_last {
-            // The pending data that held the size on disk back may have been dropped.
+            // Raise the size on disk: the pending data that limited it may have been dropped.
             let disk_size = state.disk_size;
             state.advance_disk_size();
             fs.plan_holes(inode, &mut plan, disk_size, state.disk_size)?;
@@ -218,7 +218,7 @@ impl Tail {
         Ok(())
     }
 
-    /// Gives the extent back, because no item will refer to it.
+    /// Releases the extent, because no item will refer to it.
     fn release(&self, fs: &Fs) {
         if let Self::Sector { extent, .. } = self {
             fs.engine.release_data(*extent);

@@ -107,8 +107,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes `data` at `offset` dirty, and completes the sectors at its ends. Takes the space for the dirty bytes out
-    /// of `space`.
+    /// Makes `data` at `offset` dirty, and fills up the partial sectors at its ends with the file's content. Takes
+    /// the space for the dirty bytes out of `space`.
     pub(crate) fn write_dirty(
         &self,
         inode: &Arc<Inode>,

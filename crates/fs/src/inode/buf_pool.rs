@@ -78,8 +78,8 @@ impl BufPool {
         Ok(buf)
     }
 
-    /// Keeps a buffer of a class for reuse. If there is too much memory, buffers of other classes are freed first, so
-    /// that sizes not needed any more give way to sizes in use.
+    /// Keeps a buffer of a class for reuse. If the pool exceeds its memory, idle buffers of other classes are freed
+    /// first, because their sizes may not be needed any more.
     fn keep(&self, mut bytes: AlignedBuf, class: usize) {
         bytes.clear();
         self.idle_bytes.fetch_add(bytes.capacity() as u64, Ordering::Relaxed);

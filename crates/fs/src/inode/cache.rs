@@ -58,7 +58,8 @@ struct Users {
     opens: u32,
     /// Whether the inode lost its last link. It is deleted when its last reference is released.
     unlinked: bool,
-    /// Made by `tmpfile`: may get its first name. Kept here because the inode may leave memory before (I3).
+    /// Made by `tmpfile`: may get its first name. Kept here because the inode may leave memory before it gets the
+    /// name (I3).
     linkable: bool,
 }
 
@@ -320,7 +321,7 @@ impl Hasher for IdHasher {
 }
 
 const NR_SHARDS: usize = 64;
-/// Young inodes per shard. Those of all shards together take a quarter of a MiB.
+/// Young inodes per shard. All shards' young inodes together take a quarter of a MiB.
 const MAX_YOUNG: usize = 4;
 /// An odd number whose bits look random.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ubtrfs_transaction::PerThread;
 
-/// The gate. Threads count in separate places, because every operation passes it.
+/// The gate. Threads count separately, to avoid contention: every operation passes the gate.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeGate {
     closed: AtomicBool,

@@ -19,9 +19,9 @@ pub(crate) struct NameBudget {
     max_bytes: u64,
 }
 
-/// A set of the hashes of all names of a directory. It may seem to hold some other hashes: it consists of Bloom
-/// filters, each for four times as many names as the one before. A full filter takes 1.6 bytes per name. All bits of a
-/// name are in one cache line.
+/// A set of the hashes of all names of a directory. It has false positives, because it consists of Bloom filters, each
+/// for four times as many names as the previous one. A full filter takes 1.6 bytes per name. All bits of a name are in
+/// one cache line.
 #[derive(Debug)]
 pub(crate) struct KnownNames {
     filters: Vec<Box<[Line]>>,
@@ -129,7 +129,7 @@ const LINE_NAMES: usize = 40;
 const NR_PROBES: u64 = 6;
 /// Each filter has four times the lines of the one before.
 const GROWTH_BITS: usize = 2;
-/// A directory has this many filters once it has had more than 200 names.
+/// Number of filters of a directory that has had more than 200 names.
 const LARGE_FILTERS: usize = 3;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 

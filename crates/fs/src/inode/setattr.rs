@@ -29,7 +29,8 @@ impl Fs {
         if id.is_stub() && set.size.is_none() {
             return self.set_stub_attr(id, set);
         }
-        // A kernel with a writeback cache sends these times after writes that were permitted when they were made.
+        // A kernel with a writeback cache sends these times after the writes, which were permitted when they were
+        // made.
         let written_back = set.mtime.is_some()
             && set.ctime.is_some()
             && (set.mode.or(set.uid).or(set.gid).is_none() && set.size.is_none() && set.atime.is_none())
@@ -89,7 +90,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Applies the attributes in memory only, until the directory is forgotten. Linux does the same, so `chown -R` and
+    /// Applies the attributes in memory only, until the directory leaves memory. Linux does so too: `chown -R` and
     /// `chmod -R` do not fail at the names of nested subvolumes in a snapshot.
     fn set_stub_attr(&self, id: InodeId, set: &SetAttr) -> Result<Attr> {
         let _changing = self.begin_change()?;

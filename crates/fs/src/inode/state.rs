@@ -33,7 +33,7 @@ pub(crate) struct Inode {
     pub(crate) id: InodeId,
     pub(crate) home: Arc<Home>,
     pub(crate) state: RwLock<InodeState>,
-    /// Held by batches that write back data of the inode, and by code that changes its extents otherwise. Taken before
+    /// Held by batches that write back data of the inode, and by all other code that changes its extents. Taken before
     /// the state lock.
     pub(crate) writeback: WritebackLock,
 }
@@ -144,8 +144,8 @@ impl InodeState {
         self.item.flags().intersects(flags)
     }
 
-    /// Whether this is a directory with many known names. They cannot be learned again after the inode leaves memory; a
-    /// separate budget bounds their memory.
+    /// Whether this is a directory with many known names. After the inode leaves memory, they cannot be collected
+    /// again. A separate budget bounds their memory.
     pub(crate) fn knows_many_names(&self) -> bool {
         self.item.nlink > 0 && self.known_names.as_ref().is_some_and(KnownNames::is_large)
     }

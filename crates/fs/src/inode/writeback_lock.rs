@@ -4,7 +4,7 @@
 //! prepared. All other code that changes extents holds the lock exclusively.
 //!
 //! Invariants:
-//! - I1: an exclusive holder sees no data of the file under writeback by others.
+//! - I1: while a holder is exclusive, no other task has data of the file under writeback.
 //! - I2: batches that share the lock have disjoint ranges of the file (I5 of [`crate::inode::file_data`]) and write
 //!   into new extents only. Each plans and puts its items under [`WritebackLock::extents`], so no other batch changes
 //!   extents between a plan and its items.

@@ -65,7 +65,7 @@ impl Change {
     }
 }
 
-/// Stands for the transaction in which the change will be put.
+/// Placeholder for the transaction in which the change will be put.
 pub(crate) const PENDING: Generation = Generation(u64::MAX);
 
 /// Maximum size of a new item.

@@ -169,9 +169,9 @@ fn do_asked(shared: &Shared, fs: &Fs) -> Option<ubtrfs_error::Result<()>> {
     flush.then(|| fs.engine.flush_delayed_items())
 }
 
-/// How often the thread looks while there are changes.
+/// Interval at which the thread looks for work while there are changes.
 const TICK: Duration = Duration::from_millis(500);
 /// A burst is over after this long without changes.
 const QUIET: Duration = Duration::from_millis(1500);
-/// How often the thread looks while it knows of no change.
+/// Interval at which the thread looks for changes while it knows of none.
 const IDLE: Duration = Duration::from_secs(2);

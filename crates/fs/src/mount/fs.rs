@@ -139,7 +139,7 @@ impl Fs {
     }
 
     /// Requests a commit in the background, without writing dirty data. For callers that make very many changes and
-    /// want little work left for the end.
+    /// want a short final commit.
     pub fn start_commit(&self) {
         self.commit_thread.do_soon(BackgroundWork::Commit);
     }

@@ -1,8 +1,8 @@
 //! Replay of a tree log: changes that fsync made durable since the last commit become part of the subvolumes again.
 //!
 //! All changes are put as delayed items, in one operation. The next commit makes them durable and drops the log in one
-//! step, so an interrupted replay starts over. On a filesystem that takes no changes, they stay in memory: a read-only
-//! mount shows the fsynced state and writes nothing.
+//! step, so an interrupted replay starts over. On a read-only filesystem they stay in memory: a read-only mount shows
+//! the fsynced state and writes nothing.
 //!
 //! Each subvolume's log is read in three passes, because names need inodes, and references may need a name or an index
 //! that another entry still has:

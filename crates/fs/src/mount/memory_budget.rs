@@ -47,7 +47,7 @@ pub(crate) fn default_memory_bytes() -> u64 {
 }
 
 const PROGRAM_BYTES: u64 = 120 << 20;
-/// Enough for a few batches of large writes: more data would only wait longer.
+/// Enough for a few batches of large writes. More memory would only let data wait longer.
 const DIRTY_MAX: u64 = 96 << 20;
 const DIRTY_MIN: u64 = 4 << 20;
 const DEFAULT_MAX: u64 = 1 << 30;

@@ -83,7 +83,7 @@ impl LastItems<'_> {
         Ok(())
     }
 
-    /// Deletes the inode. The caller still locks it, and removes it from memory afterwards.
+    /// Deletes the inode. The caller holds the inode's lock, and removes the inode from memory afterwards.
     pub(crate) fn delete(self, fs: &Fs, op: &TransHandle<'_>, state: &mut InodeState) {
         state.dead = true;
         state.item.nlink = 0;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - I1. After [`Deletions::add`], no lookup finds the subvolume, and its root directory is empty and takes no names.
-//!   Users that hold inodes by lookups or opens keep reading and writing, and making files in other directories.
+//!   Users that hold inodes by lookups or opens can still read, write, and make files in other directories.
 //! - I2. Before the engine drops a tree, all of its inodes are out of memory and dead. Earlier work, such as deleting
 //!   the items of an unlinked inode, may still be running: the engine accepts no more changes for the tree.
 //! - I3. A subvolume without a name has an `ORPHAN_ITEM` in the root tree until all of it is dropped, so the next mount

@@ -15,8 +15,8 @@
 //!   under [`NoFlush`], which allows commits (they need no inode locks) but no writeback (it does).
 //! - I3: data is on disk before an item refers to it; an inode's size on disk grows only over data that is on disk.
 //! - I4: data that could not be written is dirty again, and keeps its reserved space.
-//! - I5: an inode leaves the queue when none of its data is pending. A pass through the queue therefore also meets data
-//!   that others are writing, and waits for it.
+//! - I5: an inode leaves the queue when none of its data is pending. So a pass through the queue also covers data that
+//!   others are writing, and waits for it.
 //! - I6: data that cannot be written stops no other write or commit; its file's fsync fails
 //!   ([`crate::writeback::errors`]).
 
@@ -739,9 +739,9 @@ const MAX_WAITS: u32 = 500;
 /// when its item is put. After that many, its data becomes a regular extent, which may hold an older state.
 const MAX_INLINE_RETRIES: u32 = 16;
 const WAIT: Duration = Duration::from_millis(2);
-/// Items reserved beside the planned ones: the inode, checksums, explicit holes.
+/// Number of items reserved in addition to the planned ones: the inode, checksums, explicit holes.
 const EXTRA_ITEMS: usize = 8;
-/// Enough items for one sector: its new extent, and the rests of the extent around it.
+/// Number of items that suffice for one sector: its new extent, and the remaining parts of the extent around it.
 const FEW_ITEMS: usize = 16;
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl Fs {
         })
     }
 
-    /// The most bytes of an inline extent: limited by the option, by the space in a leaf beside its header and key, and
+    /// Maximum bytes of an inline extent: limited by the option and by the space in a leaf without header and key, and
     /// less than a sector.
     pub(crate) fn max_inline(&self) -> usize {
         let leaf = item_len_max(self.geometry.nodesize as usize) - FileExtent::HEADER_SIZE;

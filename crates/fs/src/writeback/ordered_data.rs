@@ -33,7 +33,7 @@ pub(crate) const MAX_EXTENT: u64 = 128 << 20;
 pub(crate) struct Policy {
     /// Compress with this method.
     pub compress: Option<Method>,
-    /// Compress even data that does not look compressible, and never give up on the file.
+    /// Compress even data that does not look compressible, and keep compressing the file's later data.
     pub force: bool,
     /// Put checksums.
     pub csums: bool,

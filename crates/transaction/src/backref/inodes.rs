@@ -29,7 +29,8 @@ pub struct ExtentUse {
 }
 
 impl ExtentUse {
-    /// Whether the item covers a byte of the extent. All of a compressed extent is needed to read any part of it.
+    /// Whether the item covers a byte of the extent. An item of a compressed extent covers every byte, because any
+    /// read needs the whole extent.
     fn covers(&self, inside: u64) -> bool {
         self.compressed || inside.checked_sub(self.extent_offset).is_some_and(|past| past < self.len_bytes)
     }

@@ -1,7 +1,7 @@
 //! [`extent_refs`]: all references of an extent, inline and keyed, as one version of the extent tree records them.
 //!
 //! Invariants:
-//! - I1. The counts add up to the item's `refs`; an extent whose counts do not is corrupt.
+//! - I1. The counts add up to the item's `refs`; otherwise the extent is corrupt.
 
 use ubtrfs_error::{Error, Result};
 use ubtrfs_format::item::{ExtentFlags, ExtentItem, InlineRef};

@@ -1,5 +1,6 @@
 //! Applies delayed rows to their trees' nodes without a commit, to free memory. The names of the transaction stay
-//! delayed, because a few names change as many leaves as many names do ([`crate::delayed::delayed_item`]).
+//! delayed: a few thousand names change every leaf of a large directory, so applying more names at once writes fewer
+//! leaves ([`crate::delayed::delayed_item`]).
 //!
 //! ```text
 //! commit ----- rows -> nodes ----- rows -> nodes ----- rows -> nodes ----- rows and names -> nodes, commit

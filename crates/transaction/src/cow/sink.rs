@@ -116,7 +116,7 @@ impl Engine {
     }
 }
 
-/// Progress of the applies of a flush, by which writers are paced.
+/// Progress of the applies of a flush. Writers are paced by it.
 #[derive(Debug)]
 pub(crate) struct ApplyProgress {
     nr_changed: AtomicUsize,

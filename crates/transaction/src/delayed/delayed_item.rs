@@ -1,7 +1,7 @@
 //! Delayed items: every item change of a tree first goes into an ordered map in memory. Later the map is applied to the
 //! tree as one sorted batch.
 //!
-//! There are two kinds. *Rows* are items that are made next to their neighbours: the items of an inode, and a
+//! There are two kinds. *Rows* are items whose neighbours usually change with them: the items of an inode, and a
 //! directory's entries by index. *Names* are `DIR_ITEM`s, whose keys are hashes ([`NameMap::takes`]): a few thousand of
 //! them change every leaf of a large directory, so applying more names at once writes fewer leaves. The two kinds are
 //! kept apart so that rows can be frozen alone.

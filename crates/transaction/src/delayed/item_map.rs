@@ -150,7 +150,7 @@ impl ItemMap {
         self.groups.iter().flat_map(|group| &group.pages)
     }
 
-    /// Pages and slots of the keys of `start..=end`, in order.
+    /// The pages and slots of the keys of `start..=end`, in order.
     fn places(&self, start: &Key, end: &Key) -> impl Iterator<Item = (&Page, usize)> {
         let (start, end) = (*start, *end);
         let first = self.search(&start).filter(|_| start <= end);

@@ -491,7 +491,7 @@ impl Engine {
         fits() || (self.admission.load.add_shares() && fits())
     }
 
-    /// Whether the trees keep their room if a data chunk takes its share of the devices.
+    /// Whether the trees still have the room that they need after a data chunk takes its share of the devices.
     pub(crate) fn leaves_room_for_metadata(&self, chunk: &ChunkItem) -> bool {
         let lost = chunk.length * copies(chunk.flags) / copies(self.chunk_flags(SpaceKind::Metadata));
         self.has_room_for_metadata_and(lost, Purpose::Change)
@@ -523,7 +523,7 @@ impl Engine {
     }
 
     /// Moves the load of the active rows to the frozen one, with `names_bytes` of memory of names. The need of these
-    /// names stays counted as active until the commit, because names are not counted one by one.
+    /// names stays counted as active until the commit, because the need is not known per name.
     pub(crate) fn freeze_rows_load(&self, names_bytes: isize) {
         let info = self.space.info(SpaceKind::Metadata);
         let load = &self.admission.load;

@@ -1,4 +1,5 @@
-//! The throttle: keeps delayed items within their share of memory, by flushing them and by slowing writers meanwhile.
+//! The throttle: keeps delayed items within their share of memory, by flushing them and by slowing writers during a
+//! flush.
 //!
 //! ```text
 //! bytes of active items   0 ........ start ............ limit

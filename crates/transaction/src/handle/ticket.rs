@@ -49,7 +49,7 @@ impl TicketQueue {
         self.nr_waiting.load(Ordering::Acquire) == 0
     }
 
-    /// Number of waiting tickets, and of reclaims that did not help.
+    /// Number of waiting tickets, and of reclaims that failed to help.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.nr_waiting.load(Ordering::Relaxed), self.nr_failures.load(Ordering::Relaxed))
     }
@@ -104,7 +104,7 @@ impl Engine {
 }
 
 impl Turn<'_> {
-    /// Whether reclaim did not help an earlier waiter while this one waited (I3).
+    /// Whether reclaim failed to help an earlier waiter while this one waited (I3).
     pub(crate) fn is_hopeless(&self) -> bool {
         self.queue.nr_failures.load(Ordering::Acquire) != self.nr_failures
     }

@@ -100,7 +100,8 @@ impl Engine {
     }
 
     /// Reserves metadata space for a snapshot of this subvolume: for `nr_items` changes and a reference for each child of
-    /// its root. While the reservation exists, all others assume shared blocks, also for changes admitted earlier.
+    /// its root. While the reservation exists, all estimates assume shared blocks, even those of changes admitted
+    /// earlier.
     ///
     /// # Errors
     ///

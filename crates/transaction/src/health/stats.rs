@@ -1,7 +1,7 @@
 //! Statistics of the engine. Counters count large events, never single operations. Spans time large phases and draw them
 //! into a [timeline](crate::health::timeline) on request.
 //!
-//! - T1. Counters only grow. Each is read alone, so two of them may be of different moments.
+//! - T1. Counters only grow. Each is read separately, so two values may be from different moments.
 //! - T2. Nodes count when they are written, so a node that a transaction changed ten times and wrote once counts once.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -68,7 +68,7 @@ pub struct LeafReadAhead {
     engine: EngineId,
 }
 
-/// A tree's nodes as they are while this is locked.
+/// A tree's nodes, which do not change while this is locked.
 pub(crate) trait AtVersion: std::fmt::Debug + Send + Sync {
     /// Changes whenever nodes of the tree change.
     fn version(&self) -> TreeVersion;

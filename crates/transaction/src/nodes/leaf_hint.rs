@@ -10,7 +10,7 @@
 //!   version, and gets a new one whenever its nodes change, under its view lock held exclusively. A thread that holds
 //!   this lock finds only leaves of the current tree.
 //! - I2. No thread waits for a hint: a hint that another thread is using counts as absent.
-//! - I3. Hints keep at most as many leaves in memory, besides the cache, as there are places.
+//! - I3. Hints keep at most one leaf per hint in memory besides the cache.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,5 +95,6 @@ fn kind_of(key: &Key) -> usize {
 }
 
 const NR_KINDS: usize = 3;
-/// A walk through directories returns to the directories above.
+/// Number of leaves kept for each kind of item. Several, because a walk through directories returns to the
+/// directories above.
 const NR_RECENT: usize = 4;

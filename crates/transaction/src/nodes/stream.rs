@@ -63,7 +63,7 @@ impl<'e> NodeStream<'e> {
         made
     }
 
-    /// Nodes in a piece: enough for large writes, fewer if memory is short.
+    /// Number of nodes in a piece: enough for large writes, or fewer if memory is short.
     pub(crate) fn nodes_per_piece(engine: &Engine) -> usize {
         let bytes = (engine.options.memory_bytes / PIECE_PART).min(PIECE_BYTES);
         usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(engine.geometry.nodesize as usize).max(PIECE_NODES_MIN)

@@ -9,7 +9,7 @@
 //! | otherwise | copied or moved | the reference to the child moves to its new address, unchanged |
 //! | a root | | the tree's reference moves to the block's new address |
 //!
-//! So each block has as many users as before, and no extent changes its owner.
+//! So the number of each block's users stays the same, and no extent changes its owner.
 //!
 //! Invariants:
 //! - I1. The references that the copies take over are exactly those that the extent tree records for the originals.

@@ -21,8 +21,8 @@
 //! - R6. The inodes of removed entries are logged if they still exist; otherwise a replay could remove their last
 //!   name.
 //!
-//! An inode number stands for one inode: numbers that the last commit uses are not given to new inodes before the next
-//! one.
+//! An inode number identifies one inode: numbers in use by the last commit are not given to new inodes before the next
+//! commit.
 //!
 //! Changes that these rules do not cover force a commit: moved directories, removed directories of the last commit,
 //! names taken over from living inodes, names of subvolumes, extended references, very many changes.

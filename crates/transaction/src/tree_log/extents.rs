@@ -229,7 +229,7 @@ fn extent_key(ino: u64, offset: u64) -> Key {
     Key::new(ino, KeyType::EXTENT_DATA, offset)
 }
 
-/// Most changed extent items of an inode for which a log is made.
+/// Maximum number of changed extent items of an inode for which a log is made.
 const MAX_CHANGES: usize = 20_000;
 /// Bytes of checksums at which an item is full.
 const CSUM_ITEM_BYTES: usize = 2048;

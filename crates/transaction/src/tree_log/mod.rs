@@ -31,7 +31,7 @@
 //!   written, the trees' nodes are those of that commit. After rows were applied without a commit, no log is written
 //!   until the next commit.
 //! - I2. A log shows each logged inode at one moment, when no operation is half done: inodes that were logged before
-//!   and changed since are logged again. So a log is a commit of some inodes.
+//!   and changed since are logged again. So a log acts as a commit of some inodes.
 //! - I3. Everything that a log leaves out can stay as in the last commit. Where that would lose or duplicate a name,
 //!   the other inodes involved are logged too, or a commit replaces the log.
 //!

@@ -75,7 +75,8 @@ impl Engine {
             return self.lead();
         }
         loop {
-            // A closed batch is in the map from the end of its leader's work until all members have read the result.
+            // A closed batch enters the map when its leader ends, and leaves it when all members have read the
+            // result.
             if let Some(closed) = queue.closed.get_mut(&batch) {
                 let failure = closed.failure.clone();
                 closed.nr_waiting -= 1;

@@ -148,7 +148,7 @@ struct Applier<'a> {
     leaves: LeafRun,
     /// The runs of levels 1, 2...
     internals: Vec<ChildRun>,
-    /// By level: fresh nodes that were taken apart, whose addresses the run's new nodes reuse.
+    /// By level: fresh nodes that were taken apart. The run's new nodes reuse their addresses.
     reusable: [VecDeque<Arc<Node>>; NR_LEVELS],
     /// By level: the level's last address, as a hint for allocation.
     hints: [Option<Logical>; NR_LEVELS],
