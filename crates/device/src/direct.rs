@@ -191,5 +191,5 @@ const SMALL_BUF: usize = 5 << 10;
 const LARGE_BUF: usize = 64 << 10;
 /// Number of concurrent large reads and writes with a ring: enough for the writeback and readahead threads.
 const NR_RINGS: usize = 8;
-/// Most bytes that are copied together for a write.
+/// Maximum number of bytes that are copied together for a write.
 const JOINED_BYTES: usize = RING_MIN_BYTES;

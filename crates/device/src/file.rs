@@ -414,7 +414,7 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     }
 }
 
-/// The most bytes of a file that this process may write; `None` without a limit.
+/// Maximum size in bytes of a file that this process writes; `None` without a limit.
 fn file_size_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current
 }
@@ -516,7 +516,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Most buffers of a system call (`IOV_MAX`).
+/// Maximum number of buffers of a system call (`IOV_MAX`).
 pub(crate) const NR_BUFS_MAX: usize = 1024;
 
 impl Device for FileDevice {

@@ -32,7 +32,7 @@ pub(crate) struct IoRing {
 }
 
 impl IoRing {
-    /// Most requests of a call.
+    /// Maximum number of requests of a call.
     pub(crate) const NR_REQUESTS: usize = 16;
 
     /// Makes a ring. Fails if the kernel does not support io_uring or denies it to this process.

@@ -76,7 +76,7 @@ struct PinnedRange {
     extent: Extent,
 }
 
-/// Runs of at least this length are preferred, so that the next allocations follow closely.
+/// Runs of at least this length are preferred, so that the next allocations are adjacent.
 const CLUSTER_BYTES: u64 = 1 << 20;
 /// Number of runs after the cursor that are tried before the index by length.
 const RUNS_SCANNED: usize = 16;

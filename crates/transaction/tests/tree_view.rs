@@ -109,7 +109,8 @@ fn reading_agrees_with_an_ordered_map() {
     }
 }
 
-/// Commits run beside readers and a writer. Half of the keys never change; each value of the others names its key.
+/// Commits run concurrently with readers and a writer. Half of the keys never change; the values of the other half
+/// contain their key.
 #[test]
 fn readers_see_no_gap_while_items_move() {
     let (engine, tree) = engine();

@@ -29,9 +29,9 @@ const LENGTH_MAX: u64 = 1 << 60;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Profile {
     flag: BlockGroupFlags,
-    /// Least number of stripes of a chunk.
+    /// Minimum number of stripes of a chunk.
     nr_stripes_min: usize,
-    /// Largest number of stripes of a chunk.
+    /// Maximum number of stripes of a chunk.
     nr_stripes_max: usize,
     /// Stripes that hold parity.
     nr_parity: usize,

@@ -48,9 +48,9 @@ disk_struct! {
     QgroupLimit {
         /// Bits that select the limits in force.
         flags: u64,
-        /// Most bytes referenced.
+        /// Limit of the referenced bytes.
         max_rfer: u64,
-        /// Most bytes exclusive.
+        /// Limit of the exclusive bytes.
         max_excl: u64,
         /// Reserved bytes referenced.
         rsv_rfer: u64,

@@ -70,7 +70,7 @@ fn has_usage(args: &BalanceArgs, group: &BlockGroup) -> bool {
     !filters.contains(BalanceFilters::USAGE) || below(args.usage_min)
 }
 
-/// The least number of block groups that must match, and the most that are taken.
+/// The minimum number of block groups that must match, and the maximum number that are taken.
 pub(crate) fn limits(args: &BalanceArgs) -> (u64, u64) {
     let filters = args.filters();
     if filters.contains(BalanceFilters::LIMIT_RANGE) {

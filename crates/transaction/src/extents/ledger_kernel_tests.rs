@@ -80,7 +80,8 @@ impl Known {
     }
 }
 
-/// Block groups agree in the free space tree and the extent tree, and rewriting them changes nothing.
+/// Checks that the free space tree and the extent tree agree about each block group, and that rewriting its free
+/// space changes no item.
 fn check_free_space(engine: &Engine, groups: &[BlockGroup], extents: &[Known], extent_root: &RootPtr) -> usize {
     let geometry = engine.geometry();
     let tree = engine.tree(RootId::FREE_SPACE_TREE).expect("readable").map(|tree| tree.root_ptr());

@@ -140,8 +140,8 @@ struct Load {
     new_bytes: u64,
 }
 
-/// Most nodes that a change copies: a leaf with its share of the path, the leaf of the extent tree that loses the old
-/// leaf's item, and a share of the leaves that record the new leaf.
+/// Maximum number of nodes that a change copies: a leaf with its share of the path, the leaf of the extent tree that
+/// loses the old leaf's item, and a share of the leaves that record the new leaf.
 const NODES_PER_CHANGE: u64 = 3;
 /// Nodes that every commit copies: paths to the roots, root tree, block groups, free space.
 const NODES_PER_COMMIT: u64 = 24;

@@ -146,9 +146,9 @@ impl Drop for FailOnUnwind<'_, '_> {
 
 /// Number of writers: one computes checksums while the other waits for a device.
 const NR_WRITERS: usize = 2;
-/// Pieces that wait for a writer.
+/// Maximum number of pieces that wait for a writer.
 const QUEUE_PIECES: usize = 2;
-/// Most bytes of nodes in a piece.
+/// Maximum bytes of nodes in a piece.
 const PIECE_BYTES: u64 = 2 << 20;
 /// Divisor: a piece takes at most this fraction of the engine's memory.
 const PIECE_PART: u64 = 256;

@@ -12,7 +12,8 @@
 //!   dead inode would reappear. An index of the last commit must not belong to another name now: a directory that is
 //!   loaded again reuses the indexes of removed last entries.
 //! - R4. Directories in which a file with several links, or a file of the last commit, has new names are logged with
-//!   their entries, as in Linux: after a link or rename and an fsync of one file, the others are found there too.
+//!   their entries, as in Linux: after a link or rename and an fsync of one file, a replay also finds the other files
+//!   there.
 //!
 //! and for each directory that is logged with its entries:
 //!
