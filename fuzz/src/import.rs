@@ -1,4 +1,4 @@
-//! `import` of hostile archives into a good image, which must stay clean.
+//! Fuzz target: `import` of hostile archives into a good image, which must stay clean.
 
 use std::cell::RefCell;
 use std::fs;
@@ -9,8 +9,8 @@ use ubtrfs_testkit::Medium;
 
 use crate::{Scratch, run, words};
 
-/// Runs one input: the first byte chooses options, the rest is an archive. It is imported twice, the second time as a
-/// layer over the result of the first, so that whiteouts find something.
+/// Runs one input: the first byte chooses options, the rest is an archive. The archive is imported twice, the second
+/// time as a layer over the result of the first, so that whiteouts have something to remove.
 pub fn import(data: &[u8]) {
     thread_local! {
         static SCRATCH: RefCell<Option<Scratch>> = const { RefCell::new(None) };
@@ -51,7 +51,7 @@ fn seal(archive: &mut [u8]) {
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
         let digits = header[124..136].iter().copied().filter(u8::is_ascii_digit);
         let size = digits.fold(0u64, |size, digit| size.wrapping_mul(8).wrapping_add(u64::from(digit & 7)));
-        // Links and directories have no data, whatever their size field says.
+        // Links and directories have no data, whatever their size field contains.
         let has_data = !matches!(header[156], b'1'..=b'6');
         at += 512;
         if has_data {

@@ -3,7 +3,7 @@
 //! The program is not a library, so this crate includes its sources by path. The bodies of all other targets are in
 //! `ubtrfs_testkit::hostile`.
 //!
-//! - I1. A command changes nothing on the host except its target. [`Scratch::check`] compares everything around the
+//! - I1. A command changes nothing on the host except its target. [`Scratch::check`] verifies the files around the
 //!   target.
 //! - I2. A command ends with a status. A panic, even in a thread of the engine, is a finding.
 #![allow(dead_code, unreachable_pub)]
@@ -51,7 +51,7 @@ enum Command {
     Rm(edit::RmArgs),
 }
 
-/// Runs a command; returns whether it succeeded.
+/// Runs a command. Returns whether it succeeded.
 fn run(args: &[OsString]) -> bool {
     let words = std::iter::once(OsString::from("ubtrfs")).chain(args.iter().cloned());
     let command = match Cli::try_parse_from(words) {
@@ -76,7 +76,7 @@ fn run(args: &[OsString]) -> bool {
     }
 }
 
-/// The arguments of a command.
+/// Makes the arguments of a command.
 macro_rules! words {
     ($($word:expr),* $(,)?) => { [$(::std::ffi::OsString::from($word)),*] };
 }

@@ -1,4 +1,4 @@
-//! A scratch directory of the host. Everything around the target in it must stay as it is (I1 of the crate).
+//! A scratch directory of the host. Files in it outside of the target must not change (I1 of the crate).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a directory in `UBTRFS_FUZZ_DIR` or in /dev/shm, which stays from one input to the next.
+    /// Makes a directory in `UBTRFS_FUZZ_DIR` or in /dev/shm, which is used for all inputs.
     pub(crate) fn new(title: &str) -> Self {
         let parent = std::env::var_os("UBTRFS_FUZZ_DIR").unwrap_or_else(|| "/dev/shm".into());
         let top = PathBuf::from(parent).join(format!("ubtrfs-fuzz-{title}-{}", std::process::id()));
@@ -48,7 +48,7 @@ impl Scratch {
         self.top.join("archive.tar")
     }
 
-    /// `IMAGE:/PATH`.
+    /// The argument `IMAGE:/PATH`.
     pub(crate) fn at(&self, path: &[u8]) -> OsString {
         use std::os::unix::ffi::OsStringExt;
         let mut text = self.image().into_os_string().into_vec();

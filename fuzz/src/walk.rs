@@ -1,5 +1,5 @@
-//! Commands that walk trees of files, on images with wrong content and valid checksums: `ls`, `stat`, `cp` to the host
-//! and inside the image, `export`, `rm`.
+//! Fuzz target: commands that walk trees of files, on images with wrong content and valid checksums: `ls`, `stat`,
+//! `cp` to the host and inside the image, `export`, `rm`.
 
 use std::cell::RefCell;
 use std::fs;
@@ -32,7 +32,7 @@ fn commands(scratch: &Scratch) {
     let at = |path: &[u8]| scratch.at(path);
     run(&words!["ls", "-lR", "--memory", MEMORY, at(b"/")]);
     run(&words!["cp", "-r", "--memory", MEMORY, at(b"/."), scratch.target()]);
-    // Copy again, over the existing files; `/.` names the content of the root, not the root itself.
+    // Copy again over the existing files. `/.` means the content of the root instead of the root itself.
     run(&words!["cp", "-a", "--memory", MEMORY, at(b"/."), scratch.target()]);
     let _ = fs::remove_file(scratch.archive());
     run(&words!["export", "-S", "-f", scratch.archive(), at(b"/")]);
@@ -54,7 +54,7 @@ fn commands(scratch: &Scratch) {
     on_all(&["rm", "-r", "--memory", MEMORY]);
 }
 
-/// The names in the root directory that can be read.
+/// Returns the readable names in the root directory.
 fn top_names(scratch: &Scratch) -> Option<Vec<Vec<u8>>> {
     let device = FileDevice::open(&scratch.image(), Access::ReadOnly).ok()?;
     let mut options = MountOptions::parse("ro").ok()?;

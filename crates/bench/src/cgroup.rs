@@ -1,6 +1,8 @@
-//! A cgroup with a memory limit, version 2 or 1, whichever has the machine's memory controller.
+//! [`MemoryLimit`]: a cgroup with a memory limit, of version 2 or 1, whichever has the machine's memory
+//! controller.
 //!
-//! The kernel charges the memory of its processes and the page cache of the files that they read and write.
+//! The kernel charges to a cgroup the memory of its processes, and the page cache of the files that they
+//! read and write.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// A cgroup that is removed when dropped; it must have no process then.
+/// A cgroup that is removed on drop. It must not contain a process then.
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     dir: PathBuf,
@@ -26,7 +28,8 @@ impl MemoryLimit {
         let (root, version) = find()?;
         let dir = root.join(format!("ubtrfs-bench-{}", std::process::id()));
         if version == Version::Two {
-            // The controller may be on already, or a manager may keep it on.
+            // Errors are ignored, because the controller may already be enabled or managed by another
+            // program.
             let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
         }
         fs::create_dir(&dir).with_context(|| format!("cannot make the cgroup {}; run as root", dir.display()))?;
@@ -37,7 +40,7 @@ impl MemoryLimit {
         };
         fs::write(limit.dir.join(file), bytes.to_string())
             .with_context(|| format!("cannot limit memory in {}", limit.dir.display()))?;
-        // Swap would evade the limit. Kernels without swap accounting lack the file.
+        // Limit swap too, because it would evade the limit. Kernels without swap accounting lack the file.
         let _ = fs::write(limit.dir.join(swap), if version == Version::One { bytes } else { 0 }.to_string());
         Ok(limit)
     }
@@ -46,7 +49,7 @@ impl MemoryLimit {
         &self.dir
     }
 
-    /// Maximum memory charged so far, in bytes.
+    /// The maximum memory charged so far, in bytes.
     pub(crate) fn peak_bytes(&self) -> Option<u64> {
         let file = match self.version {
             Version::One => "memory.max_usage_in_bytes",

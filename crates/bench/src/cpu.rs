@@ -1,7 +1,7 @@
-//! Processor time of this process, of a server, and of the kernel's threads that work for filesystems.
+//! Measures the processor time of this process, of a server, and of the kernel threads that work for filesystems.
 //!
-//! It is read from `/proc/PID/stat`, in ticks of 10 ms. Kernel threads serve the whole machine, so their work for other
-//! programs is included.
+//! Times are read from `/proc/PID/stat`, in ticks of 10 ms. Kernel threads serve the whole machine, so their work for
+//! other programs is included.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,11 +17,11 @@ pub(crate) struct CpuTimes {
     /// Time of the server, if there is one.
     pub(crate) server_user: f64,
     pub(crate) server_system: f64,
-    /// Time of the kernel's threads: loop devices, btrfs, writeback.
+    /// Time of the kernel threads for loop devices, btrfs and writeback.
     pub(crate) kernel_threads: f64,
 }
 
-/// The times at one moment.
+/// The times at one point.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuMark {
     server: Option<u32>,
@@ -37,7 +37,7 @@ struct ProcessTimes {
 }
 
 impl CpuMark {
-    /// Reads the times now; `server` is the process id of a server to watch.
+    /// Reads the current times. `server` is the process id of a server to include.
     pub(crate) fn now(server: Option<u32>) -> Self {
         Self {
             server,
@@ -47,10 +47,10 @@ impl CpuMark {
         }
     }
 
-    /// The time used since this mark.
+    /// Returns the time used since this mark.
     pub(crate) fn elapsed(&self) -> CpuTimes {
         let now = Self::now(self.server);
-        // A thread that ended meanwhile does not count; a new one counts from its start.
+        // A thread that has ended since the mark is not counted. A new thread is counted from its start.
         let kernel = now.kernel.iter().map(|(pid, used)| used - self.kernel.get(pid).copied().unwrap_or(0.0)).sum();
         CpuTimes {
             user: now.own.user - self.own.user,
@@ -62,7 +62,7 @@ impl CpuMark {
     }
 }
 
-/// Maximum resident memory of this process so far, in MiB.
+/// Returns the maximum resident memory of this process so far, in MiB.
 pub(crate) fn peak_rss_mib() -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -82,7 +82,7 @@ fn times_of(pid: &str, with_children: bool) -> ProcessTimes {
     ProcessTimes { user: times.user / TICKS, system: times.system / TICKS }
 }
 
-/// Processor time of each kernel thread that may work for a filesystem, by its id.
+/// Returns the processor time of each kernel thread that may work for a filesystem, by thread id.
 fn kernel_threads() -> HashMap<u32, f64> {
     let mut found = HashMap::new();
     let Ok(entries) = fs::read_dir("/proc") else { return found };
@@ -107,7 +107,7 @@ fn split(stat: &str) -> Option<(&str, Vec<&str>)> {
     Some((name, tail.split_whitespace().collect()))
 }
 
-/// Fields counted from the one after the name (proc(5): the state is field 3 there, 0 here).
+/// Indexes of fields after the name. The state, field 3 in proc(5), has index 0 here.
 const FLAGS: usize = 6;
 const UTIME: usize = 11;
 const PF_KTHREAD: u32 = 0x0020_0000;

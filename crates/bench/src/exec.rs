@@ -24,9 +24,9 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Becomes the given program; returns only on failure.
+/// Executes the given program in place of this one. Returns only on failure.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    // The parent cleans up; if it is killed, this process must end too.
+    // If the parent is killed, this process must end too.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     if let Some(cgroup) = &args.cgroup {
         let file = cgroup.join("cgroup.procs");

@@ -1,5 +1,5 @@
-//! `bench limits`: the limits that the machine sets to every filesystem: copying memory, checksums, and the file below the
-//! images, written and read through crate `device` as the engine does it.
+//! `bench limits`: measures the limits that the machine sets for every filesystem: copying memory, computing checksums,
+//! and writing and reading a file on the disk, through crate `device` as the engine does.
 
 use std::io::IoSlice;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ fn measure(args: &Args) -> Result<[(&'static str, f64); 6]> {
     Rng::new(1).fill(&mut block);
     let rounds = (args.bytes / BLOCK as u64).max(1);
 
-    // The copies exceed the processor's caches.
+    // The copies are larger than the processor's caches.
     let mut copies = vec![0; 64 * BLOCK];
     let started = Instant::now();
     for round in 0..rounds {

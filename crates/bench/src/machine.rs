@@ -1,4 +1,4 @@
-//! The machine: its programs, caches and rights.
+//! Functions about the machine: its programs, caches and rights.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,16 +10,16 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The path of a program built beside this one.
+/// Returns the path of a program built beside this one.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    // Test binaries are one directory below.
+    // Test binaries are one directory deeper.
     let places = own.ancestors().skip(1).take(2).map(|dir| dir.join(name));
     let found = places.into_iter().find(|path| path.is_file());
     found.with_context(|| format!("{name} is missing beside {}; build it with: cargo build --release", own.display()))
 }
 
-/// The path of a program of the system.
+/// Returns the path of a program of the system.
 pub(crate) fn program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let fixed = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -48,7 +48,7 @@ pub(crate) fn read_into_cache(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails if this process is not root, with advice.
+/// Fails with advice if this process is not root.
 pub(crate) fn need_root(what: &str) -> Result<()> {
     if !is_root() {
         bail!("{what} needs root, for mounts and cold caches; run it with sudo");
@@ -68,7 +68,7 @@ pub(crate) fn describe() -> serde_json::Value {
         "kernel": uname.release().to_string_lossy(),
         "processors": std::thread::available_parallelism().map_or(0, usize::from),
         "memory_mib": kib / 1024,
-        // A load above 0 before the start means that other programs were running.
+        // A load above 0 at the start means that other programs were running.
         "load_1_minute": first_word("/proc/loadavg"),
     })
 }

@@ -1,4 +1,4 @@
-//! `bench`: workloads on the engine, on mounts and on Linux's btrfs, side by side.
+//! `bench`: runs workloads on the engine, on mounts and on Linux's btrfs, and compares them.
 //!
 //! | module      | what                                                            |
 //! |-------------|-----------------------------------------------------------------|
@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The allocator of the program `ubtrfs`, so that the engine runs here as it does there.
+/// The allocator that the program `ubtrfs` uses, so that the engine has equal speed here.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,9 +1,9 @@
-//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. Its speed is the limit
-//! that the protocol, the kernel's side of it and the scheduler set.
+//! `bench null-server`: a FUSE server that keeps names and attributes in memory and drops all data. Its speed is the
+//! limit set by the FUSE protocol, the kernel's part of it, and the scheduler.
 //!
-//! - N1. It requests the same features of the kernel as the server of ubtrfs, and gives names and attributes the same
-//!   lifetimes, so that the same requests arrive. Only ACLs and extended attributes are refused, which costs nothing.
-//! - N2. One lock covers everything; no request holds it longer than a map lookup.
+//! - N1. It requests the kernel features that the server of ubtrfs requests, and gives names and attributes equal
+//!   lifetimes, so that it receives equal requests. It refuses only ACLs and extended attributes, which costs nothing.
+//! - N2. One lock protects all state. No request holds it longer than a map lookup.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     idle_poll: bool,
 }
 
-/// Serves until it is unmounted or gets a signal to end.
+/// Serves until the mount is unmounted or a signal ends this process.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mount =
         MountConfig { fsname: "null".into(), subtype: "bench-null", allow_other: true, ..MountConfig::default() };
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     connection.serve(NullServer { state: Mutex::new(State::new()) }).context("the FUSE session failed")
 }
 
-/// The lifetime of names and attributes; it and the constants below are equal in the server of ubtrfs (N1).
+/// The lifetime of names and attributes. This constant and the ones below equal those of the server of ubtrfs (N1).
 const TTL: Duration = Duration::from_secs(3600);
 /// `FOPEN_KEEP_CACHE`, `FOPEN_PARALLEL_DIRECT_WRITES`.
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 6;
@@ -93,7 +93,7 @@ struct Node {
     dir: Names,
 }
 
-/// A directory, with names in the order of their creation, so that positions stay valid.
+/// The names of a directory in the order of their creation, so that positions stay valid.
 #[derive(Default)]
 struct Names {
     by_name: HashMap<Vec<u8>, (u64, u64)>,
@@ -103,7 +103,7 @@ struct Names {
 
 impl Names {
     fn insert(&mut self, name: &[u8], ino: u64) {
-        // 1 and 2 are `.` and `..`.
+        // Positions 1 and 2 are `.` and `..`.
         let cookie = self.next + 3;
         self.next += 1;
         if let Some((old, _)) = self.by_name.insert(name.to_owned(), (cookie, ino)) {
@@ -171,7 +171,7 @@ impl State {
     fn lookup(&mut self, dir: u64, name: &[u8]) -> Result<Entry, Errno> {
         match self.child(dir, name) {
             Ok(ino) => self.node(ino).map(|node| entry(node.attr)),
-            // The kernel remembers that the name does not exist.
+            // Let the kernel cache that the name does not exist.
             Err(Errno::NOENT) => Ok(Entry::none(TTL)),
             Err(errno) => Err(errno),
         }
@@ -233,7 +233,8 @@ impl State {
         Ok(())
     }
 
-    /// Calls `add` with the position, name and attributes of each entry after `cookie`, until it returns that it is full.
+    /// Calls `add` with the position, name and attributes of each entry after `cookie`, until `add` reports that the
+    /// buffer is full.
     fn entries(&mut self, dir: u64, cookie: u64, mut add: impl FnMut(u64, &[u8], Attr) -> bool) -> Result<(), Errno> {
         let dir = self.nodes.get(&dir).ok_or(Errno::NOENT)?;
         for (at, name) in [(1, b"." as &[u8]), (2, b"..")] {

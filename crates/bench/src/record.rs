@@ -1,4 +1,4 @@
-//! Results of measurements: latencies of single operations, and the result of a run.
+//! The results of measurements: latencies of single operations, and the result of a run.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl Latencies {
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
-        // Both have the same bounds.
+        // Adding cannot fail, because both histograms have equal bounds.
         let _always_fits = self.0.add(&other.0);
     }
 
@@ -71,7 +71,7 @@ pub(crate) struct Work {
     /// Bytes of file data read or written.
     pub(crate) bytes: u64,
     pub(crate) latencies: Latencies,
-    /// The time that counts, if it is not the time of the whole workload.
+    /// The time to report, if it is not the time of the whole workload.
     pub(crate) timed: Option<Duration>,
 }
 
@@ -103,13 +103,14 @@ pub(crate) struct RunResult {
     pub(crate) ops_per_second: f64,
     pub(crate) bytes: u64,
     pub(crate) mib_per_second: f64,
-    /// None if single operations were not timed.
+    /// `None` if single operations were not timed.
     pub(crate) latency: Option<LatencySummary>,
     pub(crate) cpu: CpuTimes,
-    /// Maximum resident memory of this process, or of the one that did the work.
+    /// Maximum resident memory of this process, or of `ubtrfs import` if it did the work.
     pub(crate) peak_rss_mib: f64,
     pub(crate) params: serde_json::Value,
-    /// Counters of the engine for the run, by the names of `ubtrfs stats`, if it is in this process.
+    /// Counters of the engine for the run, by the names of `ubtrfs stats`; empty if the engine is in
+    /// another process.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) engine: BTreeMap<String, f64>,
 }

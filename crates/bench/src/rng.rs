@@ -1,4 +1,4 @@
-//! Pseudo-random numbers, the same in every run.
+//! Pseudo-random numbers, which are equal in every run.
 
 /// A splitmix64 generator.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }

@@ -1,10 +1,11 @@
-//! `bench run`: one workload on one target, one JSON result.
+//! `bench run`: runs one workload on one target and prints the result as JSON.
 //!
-//! - R1. `seconds` is the time of the work and of making it durable: `Fs::sync` in this process; syncfs(2) in a directory,
-//!   followed by `ubtrfs sync` on a mount of ubtrfs. For `snapshot` it is the time of the snapshots alone, which are durable
-//!   when their calls return.
-//! - R2. The files that the workload needs are made first, made durable, and (as root, without `--warm`) dropped from caches.
-//! - R3. All work is in the directory `bench` of the target, which is removed at the end without `--keep`.
+//! - R1. `seconds` is the time of the work and of making it durable: by `Fs::sync` in this process, by syncfs(2) in a
+//!   directory, and also by `ubtrfs sync` on a mount of ubtrfs. For `snapshot`, it is the time of the snapshots alone,
+//!   which are durable when their calls return.
+//! - R2. The files that the workload needs are made and made durable first. Then (as root, without `--warm`) caches are
+//!   dropped.
+//! - R3. All work is in the directory `bench` of the target, which is removed at the end unless `--keep` is given.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -83,7 +84,7 @@ fn run_phases(args: &Args) -> Result<Option<RunResult>> {
     if let Some(archive) = &params.tar {
         std::fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     }
-    // Removed when this function ends.
+    // The made archive is removed when this function ends.
     let mut made_archive = None;
     if args.workload.needs_archive() && params.tar.is_none() && args.phase != Phase::Measure {
         let made = tempfile::Builder::new().prefix("ubtrfs-bench-").suffix(".tar").tempfile()?;
@@ -104,7 +105,8 @@ fn on_engine(args: &Args, params: &Params, image: &Path) -> Result<Option<RunRes
     if let Some(size) = args.create.filter(|_| !image.exists()) {
         make_image(image, size, None)?;
     }
-    /// Opens, works, closes. An error of the work takes precedence over one of closing.
+    /// Opens an image, does the work, and closes the image. An error of the work takes precedence over an error of
+    /// closing.
     fn opened<R>(args: &Args, image: &Path, work: impl FnOnce(&EngineTarget) -> Result<R>) -> Result<R> {
         let target = EngineTarget::open(image, args.memory)?;
         let done = work(&target);
@@ -164,7 +166,7 @@ fn on_dir(args: &Args, params: &Params, dir: &Path) -> Result<Option<RunResult>>
     done
 }
 
-/// Makes the directory of all work (R3).
+/// The directory of all work (R3).
 const BASE: &[u8] = b"bench";
 
 fn make_base<T: Target>(target: &T) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Sizes in arguments.
+//! Parses sizes in arguments.
 
 /// Parses digits with an optional suffix K, M, G or T (powers of 1024).
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {

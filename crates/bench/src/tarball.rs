@@ -1,9 +1,9 @@
-//! A synthetic archive that resembles a source tree. The number of files and the seed determine its bytes.
+//! Makes a synthetic archive that resembles a source tree. The number of files and the seed determine its bytes.
 //!
 //! | what | share |
 //! |---|---|
-//! | directories | one for about 15 files, up to 6 levels deep |
-//! | files | sizes from 100 bytes to 400 KiB, the median near 6 KiB, text |
+//! | directories | about one for 15 files, up to 6 levels deep |
+//! | files | text of 100 bytes to 400 KiB, with a median near 6 KiB       |
 //! | symbolic links | 1 of 200 |
 //! | hard links | 1 of 500 |
 
@@ -54,7 +54,8 @@ fn base_name(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-/// A file size, log-uniform in three parts, so that half of the files are shorter than about 6 KiB and few are long.
+/// Picks a file size. The distribution is log-uniform in three parts, so that half of the files are shorter than
+/// about 6 KiB and few are long.
 fn file_len(rng: &mut Rng) -> usize {
     let (low, high) = match rng.below(100) {
         0..15 => (100, 1_000),

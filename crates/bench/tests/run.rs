@@ -1,4 +1,5 @@
-//! `bench run`: every workload, tiny, on both kinds of target. The tests check shapes and counts, never times.
+//! Tests of `bench run` with every workload, in tiny sizes, on both kinds of target. They check shapes and
+//! counts, never times.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Workload, its sizes, and how many operations it must count (0: any number).
+/// Workloads, each with its sizes and the number of operations that it must count (0 means any number).
 const RUNS: &[(&str, &[&str], u64)] = &[
     ("untar", &["--files", "120"], 0),
     ("fsmark", &["--files", "200", "--threads", "4", "--dirs", "3"], 200),
@@ -20,7 +21,7 @@ const RUNS: &[(&str, &[&str], u64)] = &[
     ("mixed", &["--ops", "400", "--threads", "2"], 400),
 ];
 
-/// Workloads that need subvolumes, as above.
+/// Workloads that need subvolumes, in the form of [`RUNS`].
 const SUBVOLUME_RUNS: &[(&str, &[&str], u64)] = &[
     ("snapshot", &["--bytes", "8m", "--ops", "2"], 2),
     ("balance", &["--source", concat!(env!("CARGO_MANIFEST_DIR"), "/src"), "--ops", "2", "--quotas"], 1),

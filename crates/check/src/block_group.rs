@@ -17,7 +17,7 @@ pub(crate) struct Group {
     used: u64,
     pub(crate) flags: u64,
     pub(crate) place: Place,
-    /// Sum of the lengths of its extents.
+    /// Sum of the lengths of the extents found in it.
     found: u64,
 }
 
@@ -40,14 +40,14 @@ impl BlockGroups {
         }
     }
 
-    /// The type of the group that contains a range.
+    /// Returns the flags of the group that contains a range.
     pub(crate) fn flags_of(&self, start: u64, end: u64) -> Option<BlockGroupFlags> {
         let at = self.list.partition_point(|group| group.start <= start);
         let group = self.list.get(at.checked_sub(1)?).filter(|group| end <= group.end)?;
         Some(BlockGroupFlags::from_bits_retain(group.flags))
     }
 
-    /// The group that contains an address.
+    /// Returns the group that contains an address.
     fn at(&mut self, bytenr: u64) -> Option<&mut Group> {
         let at = self.list.partition_point(|group| group.start <= bytenr);
         self.list.get_mut(at.checked_sub(1)?).filter(|group| bytenr < group.end)
@@ -95,7 +95,8 @@ impl<'a> Checker<'a> {
             false if chunk_tree => BlockGroupFlags::SYSTEM,
             false => BlockGroupFlags::METADATA,
         };
-        // mkfs puts the first blocks of other trees into the temporary system group.
+        // mkfs.btrfs puts the first blocks of other trees into its temporary system group, so they
+        // may lie in a system group.
         let fits = flags.intersects(wanted) || (!extent.is_data && flags.contains(BlockGroupFlags::SYSTEM));
         if !fits {
             self.sink.report(Code::ExtentGroup, place, format!("{what} is in a block group of another kind"));

@@ -1,10 +1,10 @@
-//! A record of every tree block, from its extent item and from the walks that reached it.
+//! A table with a record of every tree block, made from its extent item and from the walks that reached it.
 //!
-//! 40 bytes a tree block, so a filesystem with a million nodes (16 GiB of metadata) takes 40 MB.
+//! A record takes 40 bytes, so a filesystem with a million nodes (16 GiB of metadata) takes 40 MB.
 //!
 //! Invariants:
-//! - I1. Records are sorted by address once [`BlockTable::load`] was called. Reached blocks without an extent item are kept
-//!   apart, at most one for each block that could be read.
+//! - I1. Records are sorted by address once [`BlockTable::load`] was called. Reached blocks without an extent item are
+//!   kept separately, at most one for each block that could be read.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(crate) const BY_OWNER: u8 = 1 << 2;
 pub(crate) const COPY_BAD: u8 = 1 << 3;
 /// No copy is usable.
 pub(crate) const LOST: u8 = 1 << 4;
-/// The block belongs to a relocation, which has other rules for flags.
+/// The block belongs to a relocation tree, which has other rules for flags.
 pub(crate) const RELOC: u8 = 1 << 5;
 /// The block has an extent item.
 pub(crate) const RECORDED: u8 = 1 << 6;
@@ -47,7 +47,8 @@ pub(crate) struct BlockTable {
 }
 
 impl BlockTable {
-    /// Takes the tree blocks that the extent tree lists. Returns those that were reached before, as recorded and as seen.
+    /// Loads the tree blocks that the extent tree lists. For each block that a walk reached before, returns the extent
+    /// tree's record and the record from the walk.
     pub(crate) fn load(&mut self, mut records: Vec<TreeBlock>) -> Vec<(TreeBlock, TreeBlock)> {
         records.sort_by_key(|block| block.bytenr);
         records.dedup_by_key(|block| block.bytenr);
@@ -72,7 +73,7 @@ impl BlockTable {
         }
     }
 
-    /// The record of a block; makes one if there is none.
+    /// Returns the record of a block. Makes one if there is none.
     pub(crate) fn entry(&mut self, bytenr: u64) -> &mut TreeBlock {
         match self.records.binary_search_by_key(&bytenr, |block| block.bytenr) {
             Ok(at) => &mut self.records[at],

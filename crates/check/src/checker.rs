@@ -33,7 +33,8 @@ const NAME_BUCKETS: usize = 1 << 12;
 
 /// Number of blocks that may be read again on any filesystem.
 pub(crate) const AGAIN_MIN: u64 = 1 << 21;
-/// Number of further reads per tree block. Subvolumes share blocks, and crafted ones share all of them in many ways.
+/// Number of further reads for each tree block. The limit is needed because crafted subvolumes can share all blocks
+/// in many ways.
 pub(crate) const AGAIN_PER_BLOCK: u64 = 64;
 
 /// The state of one check.
@@ -50,14 +51,14 @@ pub(crate) struct Checker<'a> {
     pub(crate) spans: Vec<Span>,
     pub(crate) buf: Vec<u8>,
     pub(crate) nr_walks: u32,
-    /// Some tree could not be read completely; consequences of that are not reported.
+    /// Whether a tree could not be read completely. Problems that may follow from this are not reported.
     pub(crate) has_gaps: bool,
     pub(crate) blocks: BlockTable,
     pub(crate) log_blocks: HashSet<u64>,
     pub(crate) hash: Hash,
-    /// References: the extent tree's are positive, all others negative.
+    /// References to extents: positive in the extent tree, negative where a pointer or item refers to the extent.
     pub(crate) refs: Ledger,
-    /// Names of the current subvolume: those in directories are positive, those in inodes negative.
+    /// Names of the current subvolume: positive in directories, negative in inodes.
     pub(crate) names: Ledger,
     pub(crate) device_extents: DeviceExtents,
     pub(crate) groups: BlockGroups,
@@ -76,7 +77,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) stats: Stats,
 }
 
-/// Checks the filesystem on these devices.
+/// Checks the filesystem on `devices`.
 pub(crate) fn run(
     devices: Vec<Arc<dyn Device>>,
     options: Options,
@@ -159,13 +160,14 @@ impl<'a> Checker<'a> {
             self.verify_data();
         }
         if self.has_gaps && !self.sink.has_errors() {
-            // The cause of a gap was reported. If it ever is not, the filesystem still must not count as clean.
+            // The cause of a gap is always reported. Should a report be missing, this keeps the filesystem from
+            // counting as clean.
             self.sink.report(Code::BlockRead, Place::default(), "a part of a tree could not be checked");
         }
         true
     }
 
-    /// An estimate for the progress bar: a fiftieth of the used bytes.
+    /// Estimates the bytes of metadata for the progress bar: a fiftieth of the used bytes.
     fn metadata_bytes_guess(&self) -> u64 {
         self.sb.bytes_used / 50
     }
@@ -174,13 +176,13 @@ impl<'a> Checker<'a> {
         self.sb.compat_ro().contains(feature)
     }
 
-    /// The root of a tree that the root tree lists.
+    /// Returns the root of a tree that the root tree lists.
     pub(crate) fn tree_root(&mut self, id: RootId) -> Option<TreeRoot> {
         let root = self.roots.tree(id)?;
         Some(TreeRoot { kind: Kind::Plain, ..root })
     }
 
-    /// The root of a tree that every such filesystem has; reports it if it is missing.
+    /// Returns the root of a tree that this filesystem must have. Reports a missing tree.
     pub(crate) fn needed_root(&mut self, id: RootId) -> Option<TreeRoot> {
         let root = self.tree_root(id);
         if root.is_none() {
@@ -199,7 +201,7 @@ impl<'a> Checker<'a> {
         self.walk(&root, on_event)
     }
 
-    /// The root of a tree that the superblock points to: chunk tree, log root tree, root tree.
+    /// Returns the root of a tree that the superblock points to: chunk tree, log root tree, root tree.
     pub(crate) fn super_root(&self, id: RootId) -> TreeRoot {
         let sb = &self.sb;
         let (bytenr, level, generation) = match id {

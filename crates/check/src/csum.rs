@@ -1,7 +1,7 @@
 //! The csum tree: which data has checksums, and whether the data matches them.
 //!
 //! Invariants:
-//! - I1. Ranges are joined: 16 bytes for each contiguous run of checksums, however many items it has.
+//! - I1. Ranges are joined, so a contiguous run of checksums takes 16 bytes, however many items it has.
 
 use std::thread;
 
@@ -17,7 +17,7 @@ use crate::walk::{Event, Leaf};
 #[derive(Debug, Default)]
 pub(crate) struct CsumRanges {
     list: Vec<(u64, u64)>,
-    /// Whether all of the tree could be read.
+    /// Whether the whole tree could be read.
     pub(crate) complete: bool,
 }
 
@@ -35,7 +35,7 @@ impl CsumRanges {
         Self { list, complete: true }
     }
 
-    /// The parts of a range that are in the list.
+    /// Returns the parts of a range that have checksums.
     pub(crate) fn within(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
         let first = self.list.partition_point(|range| range.1 <= from);
         let inside = self.list.iter().skip(first).take_while(|range| range.0 < to);
@@ -90,7 +90,7 @@ impl<'a> Checker<'a> {
         (nr_sectors as u64).saturating_mul(self.sectorsize)
     }
 
-    /// Checks that every checksum belongs to a data extent, or to one that a log will make.
+    /// Checks that every checksum belongs to a data extent, or to one that a log replay will make.
     pub(crate) fn compare_csums_with_extents(&mut self) {
         if self.extents_have_gaps() || !self.log.complete {
             return;
@@ -156,7 +156,8 @@ impl<'a> Checker<'a> {
         self.sink.mute(false);
     }
 
-    /// Adds those checksums of a log that its file extents use: it may have checksums of deleted data too.
+    /// Adds the checksums of a log that its file extents use. A log may also have checksums of deleted
+    /// data.
     fn add_logged_to_batch(&mut self, start: u64, csums: &[u8], batch: &mut Batch) {
         let size = self.ctx.csum_type.size();
         let end = start.saturating_add(self.csummed_bytes(csums));
@@ -222,7 +223,7 @@ impl<'a> Checker<'a> {
 
 /// Size of one read of data.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Data that the threads verify before the results are reported.
+/// Bytes of data that the threads verify before the results are reported.
 const BATCH_BYTES: u64 = 32 << 20;
 
 #[derive(Default)]
@@ -249,7 +250,7 @@ struct Bad {
     text: String,
 }
 
-/// Compares data with checksums, in any thread.
+/// Compares data with checksums. Used by several threads.
 struct Verifier<'a> {
     volumes: &'a Volumes,
     csum_type: CsumType,

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - I1. Data extents are kept in order, 16 bytes each; tree blocks in the block table.
-//! - I2. References go into the ledger as they are read; here only their number is compared.
+//! - I2. References go into the ledger as they are read. Here, only their number is compared with the item's reference
+//!   count.
 
 use ubtrfs_format::codec::Reader as FieldReader;
 use ubtrfs_format::hash::extent_data_ref_hash;
@@ -34,7 +35,7 @@ impl DataExtent {
 pub(crate) struct DataExtents {
     pub(crate) list: Vec<DataExtent>,
     complete: bool,
-    /// The second walk does not list extents again.
+    /// Set during the second walk, which must not add extents again.
     frozen: bool,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Extent {
     pub(crate) bytenr: u64,
     pub(crate) len_bytes: u64,
     pub(crate) is_data: bool,
-    /// The owner of a tree block that was reached.
+    /// The owner of a tree block, if a walk reached the block.
     pub(crate) owner: Option<u64>,
 }
 
@@ -96,7 +97,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Compares a block that was reached before the extent tree was read with its extent item.
+    /// Compares the extent item of a block with the record of a walk that reached the block before the extent tree was
+    /// read.
     fn compare_early(&mut self, recorded: &TreeBlock, seen: &TreeBlock) {
         let place = Place::block(RootId(seen.owner), seen.bytenr);
         if seen.flags & LOST == 0 && (recorded.level, recorded.generation) != (seen.level, seen.generation) {
@@ -108,7 +110,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether parts of the extent tree are unknown, so that no conclusion from it holds.
+    /// Whether parts of the extent tree are unknown, so that nothing can be concluded from missing items.
     pub(crate) fn extents_have_gaps(&self) -> bool {
         !self.data.complete
     }
@@ -196,13 +198,13 @@ impl<'a> Checker<'a> {
             let text = format!("reference to extent {}, which has no extent item", key.objectid);
             return self.sink.report(Code::ExtentRef, leaf.place(slot), text);
         };
-        // Several data references never share an item, but the format allows it.
+        // Linux never puts several data references into one item, but the format allows it.
         let size = if key.item_type == KeyType::EXTENT_DATA_REF { ExtentDataRef::SIZE } else { data.len().max(1) };
         let mut pieces = data.chunks(size);
         while let Some(piece) = pieces.next().or(data.is_empty().then_some(&[][..])) {
             let Ok(reference) = InlineRef::decode_keyed(&key, piece) else { break };
             if let InlineRef::ExtentData(of) = &reference {
-                // If hashes collide, the item gets the next free offset.
+                // An item whose hash collides gets the next free offset.
                 let hash = extent_data_ref_hash(of.root, of.objectid, of.offset);
                 if key.offset.wrapping_sub(hash) > COLLISIONS_MAX {
                     let text =
@@ -272,7 +274,8 @@ impl<'a> Checker<'a> {
         self.blocks.put_recorded(blocks);
     }
 
-    /// Checks that every recorded tree block was reached, with the right backref flag, and every reached one is recorded.
+    /// Checks that every recorded tree block was reached and has the right backref flag, and that every reached block
+    /// is recorded.
     pub(crate) fn compare_blocks(&mut self) {
         let mut told = Vec::new();
         for block in self.blocks.recorded() {
@@ -281,8 +284,9 @@ impl<'a> Checker<'a> {
                 told.push((Code::ExtentUnused, block.bytenr, "nothing refers to this tree block".to_owned()));
             }
             let is_full = block.flags & FULL != 0;
-            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. A deletion in
-            // progress moves references below its blocks, so these have full backrefs while their owner still reaches them.
+            // A balance shares blocks for a while, and leaves full backrefs on blocks that their owner keeps. A
+            // deletion in progress moves references to its blocks' children, so the children have full backrefs while
+            // their owner still reaches them.
             let owner = self.roots.trees.get(&block.owner);
             let may_be_full = owner.is_some_and(|root| root.refs == 0 || block.generation <= root.last_snapshot.0);
             let is_wrong = match block.flags & BY_OWNER != 0 {

@@ -1,4 +1,5 @@
-//! References whose sum is not zero: a second walk over all trees finds the wrong ones.
+//! Finds the wrong references if the sum of references is not zero, by a second walk over all
+//! trees.
 
 use ubtrfs_format::{KeyType, RootId};
 
@@ -17,7 +18,7 @@ impl<'a> Checker<'a> {
         self.refs.keep_disagreements();
         self.second_walk();
         let (facts, overflowed) = self.refs.disagreements();
-        // A wrong length is reported only if no reference of the extent was.
+        // A wrong length is reported only if no reference of the extent was reported.
         let mut told = std::collections::HashSet::new();
         for (fact, sides) in facts.iter().filter(|(fact, _)| fact.kind != LENGTH) {
             told.insert(fact.subject);
@@ -38,7 +39,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Walks every tree again for the ledger alone; nothing else is reported or counted.
+    /// Walks every tree again, only to fill the ledger. Nothing else is reported or counted.
     fn second_walk(&mut self) {
         self.sink.mute(true);
         self.quota.pause();
@@ -67,7 +68,7 @@ impl<'a> Checker<'a> {
             _ => format!("data extent {bytenr}: references of tree {a} inode {b} at {c}"),
         };
         let code = match (sides.plus, sides.minus) {
-            // A tree block without extent item is reported as such.
+            // A tree block without an extent item is reported elsewhere.
             (0, _) if self.blocks.is_unrecorded(bytenr) => return,
             (0, _) if self.lacks_data_extent(fact) => Code::ExtentMissing,
             _ => Code::ExtentRef,

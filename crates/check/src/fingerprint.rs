@@ -1,8 +1,8 @@
-//! Sums of hashes that show whether two sides list the same facts, without keeping the facts.
+//! Sums of hashes that show whether two sides list equal facts, without keeping the facts.
 //!
-//! A fact with two sides (a reference in the extent tree and the pointer itself; a directory's index and the inode's name)
-//! is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero. Otherwise a second
-//! walk keeps the facts of the other buckets and finds those that disagree.
+//! A fact with two sides (a reference in the extent tree and the pointer itself; a directory's index and the inode's
+//! name) is added with weight +n on one side and -n on the other. If all facts agree, every bucket is zero. Otherwise a
+//! second walk keeps the facts of the non-zero buckets and finds those that disagree.
 //!
 //! Invariants:
 //! - I1. The hash is keyed from the system's random numbers, so a crafted image cannot make wrong facts cancel out.
@@ -133,7 +133,7 @@ impl Ledger {
         self.total
     }
 
-    /// Adds the sum of many facts to the total; the buckets lack it.
+    /// Adds the sum of many facts to the total, but not to the buckets.
     pub(crate) fn add_total(&mut self, sum: u64) {
         self.total = self.total.wrapping_add(sum);
     }
@@ -155,7 +155,7 @@ impl Ledger {
         self.kept = None;
     }
 
-    /// Begins the second walk: from now on the facts of bad buckets are kept.
+    /// Begins the second walk, which keeps the facts of bad buckets.
     pub(crate) fn keep_disagreements(&mut self) {
         let is_bad = self.buckets.iter().map(|&sum| sum != 0).collect();
         self.kept = Some(Kept { is_bad, facts: HashMap::new(), overflowed: false });

@@ -10,20 +10,21 @@ use crate::checker::Checker;
 use crate::problem::{Code, Place};
 use crate::walk::{Event, Leaf};
 
-/// The free ranges of a block group as the tree lists them: 16 bytes each, dropped after the comparison.
+/// The free ranges of a block group as the tree lists them. Each takes 16 bytes, and they are dropped after the
+/// comparison.
 #[derive(Default)]
 struct Listed {
     /// Start, end, info and place of the current block group.
     group: Option<(u64, u64, FreeSpaceInfo, Place)>,
-    /// Its free ranges, joined.
+    /// The free ranges of the current block group, joined.
     ranges: Vec<(u64, u64)>,
     /// End of the last item.
     last_end: u64,
     /// Start and end of the block groups that were compared.
     done: Vec<(u64, u64)>,
-    /// End of the last range that belongs to a deleted block group.
+    /// End of the last stale range, which belongs to a deleted block group.
     stale: u64,
-    /// Number of such ranges, and the first one.
+    /// Number of stale ranges, and the first of them.
     nr_stale: u64,
     first_stale: Option<Place>,
     gaps: bool,
@@ -86,7 +87,7 @@ impl<'a> Checker<'a> {
         let (Ok(info), Some(end)) = (FreeSpaceInfo::decode(data), key.objectid.checked_add(key.offset)) else { return };
         let known = self.groups.list.binary_search_by_key(&key.objectid, |group| group.start);
         let fits = known.ok().and_then(|at| self.groups.list.get(at)).is_some_and(|group| group.end == end);
-        // mkfs.btrfs 6.2 and older leaves the entries of its temporary block groups behind, in unused address space.
+        // mkfs.btrfs 6.2 and older leaves entries of its temporary block groups behind, in unused address space.
         let before_end = self.groups.list.partition_point(|group| group.start < end);
         let last = before_end.checked_sub(1).and_then(|at| self.groups.list.get(at));
         let touches = last.is_some_and(|group| key.objectid < group.end);
@@ -108,7 +109,8 @@ impl<'a> Checker<'a> {
         listed.last_end = key.objectid;
     }
 
-    /// Checks that an item lies in the current block group, behind the item before, and has the form that the info demands.
+    /// Checks that an item lies in the current block group, after the previous item, and has the form (extents or
+    /// bitmaps) that the info item states.
     fn in_group(&mut self, key: Key, place: Place, listed: &mut Listed, form: u32) -> bool {
         let end = key.objectid.saturating_add(key.offset);
         let Some((_, group_end, info, _)) = listed.group else {
@@ -178,7 +180,7 @@ impl<'a> Checker<'a> {
         self.sink.report(Code::FreeSpace, place, text);
     }
 
-    /// The ranges that extents leave free in each block group.
+    /// Computes the ranges that extents leave free in each block group.
     fn expected_free(&mut self) -> Expected {
         if !self.groups.complete || self.extents_have_gaps() {
             return Expected::default();

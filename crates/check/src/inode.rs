@@ -47,9 +47,9 @@ pub(crate) struct Inode {
     hole: Option<u64>,
     bytes: u64,
     inline_len: Option<u64>,
-    /// A directory with entries of subvolumes.
+    /// Whether the inode is a directory with entries of subvolumes.
     pub(crate) has_subvolumes: bool,
-    /// A part could not be read (I2).
+    /// Whether a part could not be read (I2).
     partial: bool,
 }
 
@@ -73,7 +73,7 @@ struct Facts {
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     kind: u8,
-    /// Compressed, so only the whole extent can be read.
+    /// Whether the extent is compressed, so that only the whole extent can be read.
     whole: bool,
     disk_bytenr: u64,
     from: u64,
@@ -174,7 +174,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reports an item that no feature puts into a subvolume's tree. An inode number cache is a harmless relic of old Linux.
+    /// Reports an item of a type that subvolume trees do not contain. Items of the inode number cache, a relic of old
+    /// Linux, are harmless.
     fn unknown_item(&mut self, leaf: &Leaf<'_>, slot: usize, key: Key, is_inode: bool) {
         let is_cache = match key.item_type {
             KeyType::INODE_ITEM | KeyType::EXTENT_DATA => key.objectid == objectid::FREE_INO,
@@ -286,11 +287,11 @@ impl<'a> Checker<'a> {
         self.file_csums(place, inode, Stored { kind, whole, disk_bytenr, from, bytes });
     }
 
-    /// Checks that written data has checksums, unless the file has none, and that preallocated space has none. Compressed
-    /// data always has them: Linux does not compress files without checksums.
+    /// Checks that written data has checksums, unless the file has none, and that preallocated space has none.
+    /// Compressed data must have checksums, because Linux does not compress files without checksums.
     fn file_csums(&mut self, place: Place, inode: &Inode, stored: Stored) {
         let Stored { kind, whole, disk_bytenr, from, bytes } = stored;
-        // Data that is being relocated has checksums, but its inode has the flag for none.
+        // Data under relocation has checksums although its inode has the flag for none.
         if !self.csums.complete || place.tree == Some(RootId::DATA_RELOC_TREE) {
             return;
         }
@@ -362,7 +363,7 @@ impl<'a> Checker<'a> {
         if file_type == Some(FileType::Symlink) && (inode.inline_len != Some(facts.size) || inode.nr_extents != 1) {
             tell(Code::InodeSize, format!("the symbolic link's size {} is not the length of its target", facts.size));
         }
-        // Behind the end of the file, space may be allocated after a hole without an item.
+        // Past the end of the file, space may be allocated after a hole that has no item.
         let hole = inode.hole.unwrap_or(inode.extent_end);
         let needs_holes = file_type == Some(FileType::Regular) && !self.ctx.incompat.contains(Incompat::NO_HOLES);
         if needs_holes && subvolume.tree != RootId::DATA_RELOC_TREE && facts.nlink > 0 && hole < facts.size {
@@ -375,7 +376,7 @@ impl<'a> Checker<'a> {
         self.book_type(ino, inode.nr_names, file_type, place);
     }
 
-    /// The initial state of a walk through a subvolume.
+    /// Makes the initial state of a walk through a subvolume.
     pub(crate) fn new_subvolume_walk(&self, tree: RootId) -> Subvolume {
         Subvolume { tree, inode: None, gap: false, nameless: Vec::new(), orphans: Vec::new(), segment: None }
     }

@@ -1,7 +1,7 @@
-//! Names: each is in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
+//! Checks names. Each is in its directory twice (`DIR_ITEM`, `DIR_INDEX`) and in its inode once.
 //!
-//! The two forms in a directory are compared as a sum at the end of the directory; directory and inode in the ledger, at the
-//! end of the subvolume. A second walk finds the names that differ.
+//! The two forms in a directory are compared as a sum at the end of the directory. Directories and inodes are compared
+//! in the ledger at the end of the subvolume. A second walk finds the names that differ.
 
 use std::collections::HashSet;
 
@@ -43,7 +43,7 @@ impl<'a> Checker<'a> {
                 let text = format!("inode {}: the extended reference {key} has a name with another hash", inode.ino);
                 self.sink.report(Code::InodeNames, leaf.place(slot), text);
             }
-            // The root directory names itself.
+            // The root directory has a reference to itself.
             if inode.ino == objectid::FIRST_FREE && parent == inode.ino && name == b".." {
                 continue;
             }
@@ -108,7 +108,7 @@ impl<'a> Checker<'a> {
                 }
                 continue;
             }
-            // After an interrupted removal, the inodes have lost these names already.
+            // After an interrupted removal, the inodes have already lost these names.
             if inode.is_dying() {
                 continue;
             }
@@ -149,7 +149,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn find_wrong_names(&mut self, root: TreeRoot) {
         let stats = self.stats;
         self.sink.mute(true);
-        // The buckets lack the facts of remembered segments.
+        // Check all segments again, because the buckets lack the facts of remembered segments.
         let segments = std::mem::replace(&mut self.segments.enabled, false);
         if segments {
             self.names.clear();

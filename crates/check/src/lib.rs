@@ -3,17 +3,18 @@
 //! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on what
 //! the engine wrote. It stands beside `tree` and `transaction`, above `volumes`.
 //!
-//! It passes over every tree once, in key order, and over shared blocks once for all trees. `walk` reads blocks (`reader`)
-//! and records references; the modules named after trees check items. A fact with two sides (a reference and its extent
-//! item, a directory entry and its inode's name) is compared as a sum of hashes (`fingerprint`). Only if a sum is not zero,
-//! a second walk finds the facts that disagree.
+//! It visits every tree once, in key order, and blocks that trees share only once for all of them. `walk` reads blocks
+//! (`reader`) and records references; the modules named after trees check items. A fact with two sides (a reference and
+//! its extent item, a directory entry and its inode's name) is compared as a sum of hashes (`fingerprint`). If a sum is
+//! not zero, a second walk finds the facts that disagree.
 //!
 //! Invariants:
 //! - I1. Nothing is written, not even a repair.
-//! - I2. Any input ends in bounded memory: 40 bytes a tree block, 16 bytes a data extent, 16 bytes for each contiguous
+//! - I2. Memory is bounded for any input: 40 bytes a tree block, 16 bytes a data extent, 16 bytes for each contiguous
 //!   range with checksums or free space, about 100 bytes a leaf that subvolumes may share, and the chunks, block groups
-//!   and subvolumes. Time is bounded too: blocks that subvolumes share are read again a limited number of times (`E-LIMIT`).
-//! - I3. Values from disk are added and subtracted by checked, saturating or wrapping functions, never by bare operators.
+//!   and subvolumes. Time is also bounded: blocks that subvolumes share are read again only a limited number of times
+//!   (`E-LIMIT`).
+//! - I3. Arithmetic on values from disk uses checked, saturating or wrapping functions, never bare operators.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
@@ -53,13 +54,13 @@ use ubtrfs_error::Result;
 pub struct Options {
     /// Read all data and compare every copy with its checksums.
     pub data_csums: bool,
-    /// How many problems are reported.
+    /// Limits on the number of reported problems.
     pub limits: Limits,
 }
 
 /// Receives the progress of a check.
 pub trait Progress {
-    /// A new part begins, which will read `total_bytes`, if that is known.
+    /// A new part of the check begins. `total_bytes` is the number of bytes that it will read, if known.
     fn stage(&self, name: &'static str, total_bytes: Option<u64>);
     /// This many bytes were read.
     fn advance(&self, bytes: u64);
@@ -76,9 +77,9 @@ impl Progress for () {
 pub struct Report {
     /// Number of problems of each code, reported or not.
     pub counts: BTreeMap<Code, u64>,
-    /// Whether the check reached its end.
+    /// Whether the check was completed.
     pub complete: bool,
-    /// Number of trees, tree blocks, data extents, inodes.
+    /// Numbers of trees, tree blocks, data extents and inodes.
     pub stats: Stats,
 }
 
@@ -109,7 +110,7 @@ pub struct Stats {
 /// Checks the filesystem on these devices and calls `tell` with each problem as it is found.
 ///
 /// # Errors
-/// Nothing could be checked: no superblock, unknown features, or a truncated device.
+/// Fails if nothing could be checked: there is no superblock, features are unknown, or a device is truncated.
 pub fn check(
     devices: Vec<Arc<dyn Device>>,
     options: Options,

@@ -1,4 +1,4 @@
-//! The tree log: its trees are complete, its blocks and data overlap nothing else, and its data has checksums.
+//! Checks the tree log: its trees are complete, its blocks and data overlap nothing else, and its data has checksums.
 //!
 //! Blocks of the log are in no extent tree, and a replay adds the log's data extents to it. So logged data is either a
 //! recorded extent, or lies in free space of a data block group. Its checksums are in the log or, for recorded extents, in
@@ -24,9 +24,9 @@ pub(crate) struct Logged {
     pub(crate) roots: Vec<TreeRoot>,
     /// Ranges of data whose checksums a replay needs.
     pub(crate) written: CsumRanges,
-    /// Whether all of the log could be read.
+    /// Whether the whole log could be read.
     pub(crate) complete: bool,
-    /// All logged extents in order, recorded ones too.
+    /// All logged extents in order, including recorded ones.
     extents: Vec<LoggedExtent>,
     all: CsumRanges,
     csums: CsumRanges,
@@ -107,7 +107,7 @@ impl<'a> Checker<'a> {
         self.compare_log_blocks();
     }
 
-    /// Checks that blocks of the log overlap no allocated extent, no logged data, and not each other.
+    /// Checks that blocks of the log overlap no allocated extent, no logged data, and no other block of the log.
     fn compare_log_blocks(&mut self) {
         let mut blocks: Vec<u64> = self.log_blocks.iter().copied().collect();
         blocks.sort_unstable();
@@ -175,7 +175,7 @@ impl<'a> Checker<'a> {
         Some(LoggedExtent { start, end, leaf: leaf.bytenr, slot: u32::try_from(slot).unwrap_or(u32::MAX), needs })
     }
 
-    /// Checks that an unrecorded extent lies in a data block group and overlaps nothing that is allocated.
+    /// Checks that an unrecorded extent lies in a data block group and overlaps no allocated extent.
     fn place_logged(&mut self, place: Place, ino: u64, start: u64, end: u64) {
         let len_bytes = end.saturating_sub(start);
         let what = format!("inode {ino}: logged data of {len_bytes} bytes at {start}");
@@ -193,7 +193,7 @@ impl<'a> Checker<'a> {
     /// Compares logged extents with each other, and with checksums.
     pub(crate) fn compare_log(&mut self) {
         let extents = std::mem::take(&mut self.log.extents);
-        // The extent that ends last so far; they come in order of their start.
+        // The extent with the highest end so far. Extents are in order of their start.
         let mut last: Option<LoggedExtent> = None;
         for extent in &extents {
             let same = last.is_some_and(|last| (last.start, last.end) == (extent.start, extent.end));

@@ -1,8 +1,8 @@
-//! Preallocated extents with checksums.
+//! Checks preallocated extents that have checksums.
 //!
-//! Linux writes into a preallocated extent in place, even if an older kernel let two files share it. Then one file's item
-//! says that it was written, and the other's still that it was not. So the checksums are wrong only if no file says that
-//! the extent was written.
+//! Linux writes into a preallocated extent in place, even if an older kernel let two files share it. Then one file's
+//! item marks the extent as written, while the other's still marks it as preallocated. So the checksums are wrong only
+//! if no file marks the extent as written.
 //!
 //! Invariants:
 //! - I1. At most [`SUSPECTS_MAX`] extents are remembered; `E-LIMIT` reports that there were more.
@@ -27,7 +27,7 @@ pub(crate) struct Prealloc {
 }
 
 impl Prealloc {
-    /// Remembers an extent that has checksums although a file says that it was not written.
+    /// Remembers an extent that has checksums although a file marks it as preallocated.
     pub(crate) fn suspect(&mut self, bytenr: u64, place: Place, text: String) {
         if self.suspects.len() >= SUSPECTS_MAX {
             self.overflowed = true;
@@ -38,7 +38,8 @@ impl Prealloc {
 }
 
 impl<'a> Checker<'a> {
-    /// If there are suspects, walks the trees of files again to find files that wrote to them. Reports the others.
+    /// If there are suspects, walks the trees of files again to find files that mark them as written. Reports the
+    /// remaining suspects.
     pub(crate) fn compare_prealloc(&mut self) {
         let mut suspects = std::mem::take(&mut self.prealloc.suspects);
         if suspects.is_empty() {
@@ -51,7 +52,7 @@ impl<'a> Checker<'a> {
             self.log_blocks.clear();
             self.walk(&root, &mut |_, event| match event {
                 Event::Leaf(leaf) => forget_written(leaf, &mut suspects),
-                // The part that was not read may have a file that wrote to them.
+                // A part that was not read may contain a file that marks them as written.
                 Event::Known(_) | Event::Gap => suspects.clear(),
             });
         }

@@ -1,7 +1,7 @@
 //! Problems: their stable codes, their places, and the sink that bounds their number.
 //!
 //! Invariants:
-//! - I1. For each code at most [`Limits::per_code`] problems are reported; all are counted.
+//! - I1. At most [`Limits::per_code`] problems of each code are reported; all are counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -212,7 +212,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// While muted, the sink ignores problems: a second walk would report them again.
+    /// Mutes the sink, which then ignores problems. Used in a second walk, which would report them again.
     pub(crate) fn mute(&mut self, muted: bool) {
         self.muted = muted;
     }

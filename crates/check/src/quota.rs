@@ -1,11 +1,11 @@
-//! The quota tree: items that belong together, and the numbers of all groups.
+//! Checks the quota tree: that items match each other, and the numbers of all groups.
 //!
 //! A group refers to an extent if a block or a file of one of its subvolumes does. It has the extent exclusively if no
-//! other subvolume refers to it. So the bytes are summed for each set of subvolumes; few sets occur, however many extents
-//! there are.
+//! other subvolume refers to it. So the bytes are summed for each set of subvolumes that share extents. Few sets occur,
+//! however many extents there are.
 //!
 //! Invariants:
-//! - I1. With quotas on, about 20 bytes for each tree block and data extent; otherwise nothing.
+//! - I1. If quotas are on, memory is about 20 bytes for each tree block and data extent.
 //! - I2. Set 0 is empty. A set is added when it is first met, and never changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,7 +18,7 @@ use crate::problem::{Code, Place};
 use crate::raw::u64_at;
 use crate::walk::Event;
 
-/// The numbers of the quota tree, and the numbers found.
+/// The numbers in the quota tree, and the numbers counted.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
     /// Whether the numbers are compared.
@@ -28,22 +28,22 @@ pub(crate) struct Quota {
     parents: BTreeMap<u64, BTreeSet<u64>>,
     /// The current subvolume.
     current: Option<RootId>,
-    /// For each extent: the set of subvolumes that refer to it.
+    /// For each extent, the set of subvolumes that refer to it.
     users: HashMap<u64, u32>,
     /// The sets (I2).
     sets: Vec<UserSet>,
-    /// The set that a set and another subvolume make.
+    /// Maps a set and a subvolume to the set of both together.
     with: HashMap<(u32, u64), u32>,
 }
 
-/// A set of subvolumes: another set and one more. As the subvolumes are visited one after the other, a set is always made
-/// in the same order.
+/// A set of subvolumes, formed from another set and one more subvolume. Subvolumes are visited one after the other, so
+/// equal sets are always formed in the same order.
 #[derive(Clone, Copy, Debug)]
 struct UserSet {
     others: u32,
     /// The subvolume that was visited last.
     last: u64,
-    /// Bytes of the extents that have exactly these users.
+    /// Bytes of the extents that exactly these subvolumes refer to.
     bytes: u64,
 }
 
@@ -70,7 +70,7 @@ impl Quota {
         }
         let before = self.users.get(&bytenr).copied().unwrap_or(0);
         let Some(set) = self.sets.get_mut(before as usize).filter(|set| set.last != tree) else { return };
-        // A crafted image can have any length.
+        // Lengths in a crafted image can have any value.
         if before != 0 {
             set.bytes = set.bytes.wrapping_sub(len_bytes);
         }
@@ -85,7 +85,7 @@ impl Quota {
         self.users.insert(bytenr, after);
     }
 
-    /// A subvolume's group and all groups above it, as far as they are listed.
+    /// Returns a subvolume's group and all groups above it, as far as the quota tree lists them.
     fn above(&self, tree: u64) -> BTreeSet<u64> {
         let (mut found, mut open) = (BTreeSet::new(), vec![tree]);
         while let Some(group) = open.pop() {
@@ -96,7 +96,7 @@ impl Quota {
         found
     }
 
-    /// Referenced and exclusive bytes of each group.
+    /// Computes the referenced and exclusive bytes of each group.
     fn numbers(&self) -> BTreeMap<u64, (u64, u64)> {
         let mut above: HashMap<u64, BTreeSet<u64>> = HashMap::new();
         let mut found: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
@@ -193,12 +193,13 @@ impl<'a> Checker<'a> {
         self.quota.active = status & QgroupStatus::ON != 0 && status & unsure == 0;
     }
 
-    /// Compares the numbers of each group. Those of a subvolume that no longer exists are left alone.
+    /// Compares the numbers of each group, except groups of subvolumes that no longer exist.
     pub(crate) fn compare_quota(&mut self) {
         if !self.quota.active || self.has_gaps {
             return;
         }
-        // Until a deleted subvolume is gone, its remains count as a user of shared extents.
+        // Skip the comparison until deleted subvolumes are gone, because their remains count as users of shared
+        // extents.
         if self.roots.trees.values().any(|root| root.refs == 0) {
             return;
         }

@@ -1,8 +1,8 @@
-//! Reads tree blocks in sorted order and large pieces, and verifies every copy.
+//! Reads tree blocks sorted by address, in large pieces, and verifies every copy.
 //!
 //! Invariants:
-//! - I1. A usable block has a correct checksum, its own address, and the level that its parent expects, so a descent along
-//!   its pointers ends.
+//! - I1. A usable block has a correct checksum, the right address in its header, and the level that its parent expects.
+//!   So a descent along pointers ends.
 //! - I2. The first read of a block reads and verifies every copy.
 
 use std::thread;
@@ -22,11 +22,12 @@ pub(crate) struct Edge {
     /// `None` for a root.
     pub(crate) key: Option<Key>,
     pub(crate) level: u8,
-    /// Below it, only items from the drop progress on are left.
+    /// Whether the block is on the path of the drop progress, so that only items from the drop progress on are left
+    /// below it.
     pub(crate) on_drop_path: bool,
 }
 
-/// How an edge is read.
+/// The way to read an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Care {
     /// Read and verify every copy, and report every problem.
@@ -125,7 +126,8 @@ impl Reader<'_> {
         outcomes
     }
 
-    /// Number of blocks at the start of `rest` that are neighbours in `span` and need the same care, so one read gets all.
+    /// Number of blocks at the start of `rest` that are adjacent in `span` and need equal care, so that one read gets
+    /// all of them.
     fn run_len(&self, rest: &[(&Edge, Care)], span: Span) -> usize {
         let Some(&(first, care)) = rest.first() else { return 0 };
         let nr_max = RUN_MAX.checked_div(self.nodesize).unwrap_or(1).max(1);
@@ -139,7 +141,7 @@ impl Reader<'_> {
         rest.iter().take(nr_max).take_while(is_next).count()
     }
 
-    /// The chunk that holds all of the block.
+    /// The chunk that contains the whole block.
     fn span_of(&self, bytenr: u64) -> Option<Span> {
         let end = bytenr.checked_add(self.nodesize as u64)?;
         span_at(self.spans, bytenr).filter(|span| end <= span.end)
@@ -154,7 +156,8 @@ impl Reader<'_> {
         outcome
     }
 
-    /// Reads blocks that were verified before. Reports a problem only if this pointer expects another block.
+    /// Reads blocks that were verified before. Reports a problem only if the block is not the one that this pointer
+    /// expects.
     fn read_again(&self, edges: &[&Edge], span: Span, piece: &mut [u8], outcomes: &mut Vec<Outcome>) {
         for (edge, raw) in edges.iter().zip(piece.chunks_mut(self.nodesize)) {
             let mut outcome = Outcome::default();
@@ -252,7 +255,7 @@ impl Reader<'_> {
         outcome
     }
 
-    /// The problem of a block, and whether its content is usable nevertheless (I1).
+    /// Returns the problem of a block, if any, and whether the block is usable nevertheless (I1).
     fn check(&self, edge: &Edge, raw: &[u8]) -> Option<(Code, bool, Corrupt)> {
         let expected = Expected {
             bytenr: Some(Logical(edge.bytenr)),
@@ -276,7 +279,7 @@ struct BadCopy {
     content: Vec<u8>,
 }
 
-/// The code of the tree checker's finding, and whether the block's content is usable nevertheless.
+/// Maps a finding of the tree checker to a code, and tells whether the block is usable nevertheless.
 fn classify(corrupt: &Corrupt) -> (Code, bool) {
     match &corrupt.cause {
         FormatError::Checksum { .. } => (Code::BlockCsum, false),

@@ -1,4 +1,4 @@
-//! The root tree: the root of each tree, and the names of subvolumes.
+//! Checks the root tree: the root of each tree, and the names of subvolumes.
 //!
 //! Invariants:
 //! - I1. About 150 bytes are kept for each subvolume.
@@ -18,7 +18,7 @@ use crate::walk::{Event, Kind, Leaf, TreeRoot};
 pub(crate) struct Root {
     pub(crate) root: TreeRoot,
     pub(crate) refs: u32,
-    /// Newer blocks were never shared.
+    /// The generation of the last snapshot. Newer blocks were never shared.
     pub(crate) last_snapshot: Generation,
     pub(crate) uuid: Uuid,
     pub(crate) received_uuid: Uuid,
@@ -32,7 +32,7 @@ struct Link {
     forward: Option<(u64, u64, Vec<u8>)>,
     /// Directory, index and name in the ROOT_BACKREF.
     backward: Option<(u64, u64, Vec<u8>)>,
-    /// A directory entry was seen.
+    /// Whether a directory entry was found.
     found: bool,
     place: Place,
 }
@@ -43,10 +43,10 @@ pub(crate) struct Roots {
     pub(crate) trees: BTreeMap<u64, Root>,
     /// Relocation trees, by the subvolume that they relocate.
     reloc: Vec<TreeRoot>,
-    /// By parent and child.
+    /// Links by parent and child.
     links: BTreeMap<(u64, u64), Link>,
     orphans: BTreeSet<u64>,
-    /// Subvolumes that the root tree's directory names.
+    /// Default subvolumes that the root tree's directory names.
     defaults: Vec<(u64, Place)>,
     /// Subvolumes whose directories were read completely.
     read: BTreeSet<u64>,
@@ -91,7 +91,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The entry `default` of the root tree's directory.
+    /// Reads the entry `default` of the root tree's directory.
     fn default_subvolume(&mut self, data: &[u8], place: Place) {
         for entry in DirEntry::decode_all(data).unwrap_or_default() {
             self.roots.defaults.push((entry.location.objectid, place));
@@ -156,7 +156,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks a directory entry of a subvolume. Entries in a snapshot for subvolumes of its source lead nowhere.
+    /// Checks a directory entry that names a subvolume. In a snapshot, entries for subvolumes nested in the
+    /// source lead nowhere.
     pub(crate) fn subvolume_entry(
         &mut self,
         tree: RootId,
@@ -180,12 +181,12 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Notes that the directories of a subvolume were read completely.
+    /// Records that the directories of a subvolume were read completely.
     pub(crate) fn subvolume_was_read(&mut self, tree: RootId) {
         self.roots.read.insert(tree.0);
     }
 
-    /// Checks that every subvolume has ROOT_REF, ROOT_BACKREF and directory entry, or is being deleted.
+    /// Checks that every subvolume has a ROOT_REF, a ROOT_BACKREF and a directory entry, or is being deleted.
     pub(crate) fn compare_roots(&mut self) {
         let links = std::mem::take(&mut self.roots.links);
         let mut named = BTreeSet::new();
@@ -234,7 +235,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Walks the trees that no other part walks: stripes, relocation, unknown trees.
+    /// Walks the trees that no other part of the check walks: stripe tree, relocation trees, unknown trees.
     pub(crate) fn other_trees(&mut self) {
         let walked: BTreeSet<u64> = self.walked.iter().map(|root| root.id.0).collect();
         let others: Vec<TreeRoot> = self.roots.trees.values().map(|root| root.root).collect();

@@ -1,13 +1,14 @@
-//! Runs of leaves that subvolumes share are checked once, so a snapshot costs only what it does not share.
+//! Remembers checked runs of leaves that subvolumes share, so that a snapshot costs time only for its unshared leaves.
 //!
-//! A leaf whose first key is an inode item begins a *segment*, which ends before the next such leaf. No inode lies in two
-//! segments. The results of a segment (sums of names, number of inodes) are remembered, and added when another subvolume
-//! has the same leaves in the same order.
+//! A leaf whose first key is an inode item begins a *segment*, which ends before the next such leaf. No inode lies in
+//! two segments. The results of a segment (sum of names, number of inodes) are remembered. They are added again when
+//! another subvolume has the same leaves in the same order.
 //!
 //! Invariants:
-//! - I1. A segment is remembered only if nothing in it was wrong, and if it has no item that is compared outside of the
-//!   ledger (inodes without names, entries of subvolumes, orphan items).
-//! - I2. About 100 bytes a segment, and only if there are several subvolumes; a segment has at least one leaf.
+//! - I1. A segment is remembered only if it had no problems, and no items that are compared outside of the ledger
+//!   (inodes without names, entries of subvolumes, orphan items).
+//! - I2. A segment takes about 100 bytes and has at least one leaf. Segments are remembered only if there are several
+//!   subvolumes.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ use crate::walk::Leaf;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     hash: u64,
-    /// Its part of the sum of names.
+    /// The segment's part of the sum of names.
     pub(crate) names: u64,
     pub(crate) inodes: u64,
     pub(crate) last_key: Key,
@@ -43,7 +44,7 @@ pub(crate) struct Open {
     inodes_before: u64,
     problems_before: u64,
     last_key: Key,
-    /// Not to be remembered (I1).
+    /// Whether the segment must not be remembered (I1).
     pub(crate) special: bool,
 }
 
@@ -92,7 +93,8 @@ impl<'a> Checker<'a> {
         self.segments.known.insert(open.start, known);
     }
 
-    /// Finds the remembered segments among these leaves, which are in key order: the end of each, by its first index.
+    /// Finds the remembered segments among leaves in key order. Maps the index of a segment's first leaf to the index
+    /// after its last leaf, and to its results.
     pub(crate) fn known_segments(&self, edges: &[Edge]) -> HashMap<usize, (usize, Known)> {
         let mut found = HashMap::new();
         if !self.segments.enabled || self.segments.known.is_empty() {

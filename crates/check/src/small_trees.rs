@@ -1,4 +1,4 @@
-//! The UUID tree.
+//! Checks the UUID tree.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,8 @@ use crate::raw::u64_at;
 use crate::walk::Event;
 
 impl<'a> Checker<'a> {
-    /// Compares the UUID tree with the subvolumes. Linux rebuilds the tree when it is out of date, so nothing here is damage.
+    /// Compares the UUID tree with the subvolumes. Linux rebuilds the tree when it is out of date, so differences are
+    /// warnings, not damage.
     pub(crate) fn uuid_tree(&mut self) {
         let Some(root) = self.tree_root(RootId::UUID_TREE) else { return };
         let mut listed: BTreeSet<(KeyType, Uuid, u64)> = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Superblock copies and their root backups.
+//! Checks superblock copies and their root backups.
 //!
 //! Linux writes every copy at a commit, but only the first one when it syncs the log. Copies of one generation may therefore
 //! differ in the fields of the log.
@@ -13,7 +13,7 @@ use crate::problem::{Code, Place, Sink};
 /// Checks every copy that fits on a device against the newest superblock.
 pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut Sink<'_>) {
     for (mirror, offset) in SUPERBLOCK_OFFSETS.into_iter().enumerate() {
-        // The kernel's condition for the existence of a copy.
+        // The kernel's condition for whether a device has this copy.
         let end = offset.saturating_add(SUPERBLOCK_SIZE as u64);
         if end >= newest.dev_item.total_bytes.min(device.len_bytes()) {
             continue;
@@ -27,12 +27,12 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
         }
         if raw.iter().all(|&byte| byte == 0) {
             if mirror == 0 {
-                // mkfs writes it, and Linux mounts by this copy alone.
+                // mkfs writes the first copy, and Linux mounts only from it.
                 let text = format!("{name} was overwritten with zeros; Linux does not mount the filesystem without it");
                 sink.report(Code::SuperMirror, place, text);
                 continue;
             }
-            // A restored metadata image has only the first copy; the next commit writes the others.
+            // A restored metadata image has only the first copy. The next commit writes the others.
             sink.report(Code::SuperMissing, place, format!("{name} was never written"));
             continue;
         }
@@ -65,7 +65,7 @@ pub(crate) fn check_mirrors(device: &dyn Device, newest: &Superblock, sink: &mut
     }
 }
 
-/// The fields that differ although copies of one generation must agree in them.
+/// Returns the names of fields in which copies of one generation must agree but do not.
 fn differences(own: &Superblock, newest: &Superblock) -> Vec<&'static str> {
     let fields: [(&str, bool); 19] = [
         ("root", own.root == newest.root),
@@ -96,7 +96,7 @@ pub(crate) fn check_backups(checker: &mut Checker<'_>) {
     let sb = &checker.sb;
     let backups = &sb.super_roots;
     let Some(newest) = backups.iter().max_by_key(|backup| backup.tree_root_gen) else { return };
-    // mkfs writes none.
+    // mkfs writes no backups.
     if newest.tree_root_gen.0 == 0 {
         return;
     }

@@ -1,9 +1,10 @@
-//! Walks a tree in key order, one window of each level at a time, and records the references that it meets.
+//! Walks a tree in key order, one window of each level at a time, and records references.
 //!
 //! Invariants:
 //! - I1. A walk visits each block once: levels descend, and a block that this walk visited before is reported and skipped.
 //! - I2. The references in a block are recorded at the first visit by any walk, and only then.
-//! - I3. Memory: a window of leaves ([`WINDOW_BYTES`]), and the pointers of [`NODES_AT_ONCE`] nodes for each level.
+//! - I3. A walk takes memory for a window of leaves ([`WINDOW_BYTES`]), and for the pointers of [`NODES_AT_ONCE`] nodes
+//!   of each level.
 
 use ubtrfs_format::check::CheckContext;
 use ubtrfs_format::item::ExtentFlags;
@@ -26,13 +27,13 @@ const NODES_AT_ONCE: usize = 4;
 /// The kind of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Owns its blocks alone.
+    /// A tree that shares no blocks.
     Plain,
-    /// Holds inodes and may share blocks.
+    /// A tree that holds inodes and may share blocks.
     Files,
-    /// A relocation tree: made of full backrefs.
+    /// A relocation tree, whose blocks have full backrefs.
     Reloc,
-    /// The log: its blocks are in no extent tree.
+    /// A tree of the log, whose blocks are not in the extent tree.
     Log,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct TreeRoot {
     pub(crate) bytenr: u64,
     pub(crate) level: u8,
     pub(crate) generation: Option<Generation>,
-    /// For a tree that is being deleted: its drop progress, before which nothing is left.
+    /// The drop progress of a tree that is being deleted. Items before it are already gone.
     pub(crate) drop: Option<(Key, u8)>,
 }
 
@@ -56,7 +57,7 @@ pub(crate) struct Leaf<'b> {
 }
 
 impl<'b> Leaf<'b> {
-    /// Its items: slot, key, data. An item that lies outside of the block has no data.
+    /// Returns the leaf's items: slot, key, data. An item that lies outside of the block has no data.
     pub(crate) fn items(&self) -> impl Iterator<Item = (usize, Key, &'b [u8])> + use<'b> {
         let view = self.view;
         (0..view.nritems()).map_while(move |slot| Some((slot, view.key(slot)?, view.item(slot).unwrap_or_default())))
@@ -127,7 +128,7 @@ impl<'a> Checker<'a> {
         self.walk_edges(tree, edges, level, state, on_event);
     }
 
-    /// Visits leaves, except for runs of them that were checked in another subvolume.
+    /// Visits leaves, except for runs that were already checked in another subvolume.
     fn walk_leaves(&mut self, tree: &TreeRoot, edges: &[Edge], state: &mut State, on_event: &mut OnEvent<'_, 'a>) {
         let known = self.known_segments(edges);
         let mut from = 0;
@@ -226,7 +227,7 @@ impl<'a> Checker<'a> {
         }
         let window_bytes = edges.len().saturating_mul(self.nodesize);
         buf.resize(window_bytes, 0);
-        // A log belongs to the transaction after the superblock's.
+        // The log belongs to the transaction after that of the superblock.
         let newest = self.newest().0.saturating_add(u64::from(tree.kind == Kind::Log));
         let ctx = CheckContext { generation_limit: Some(Generation(newest)), ..self.ctx };
         let reader = Reader {
@@ -425,12 +426,12 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// The fact of a reference that one number identifies: a tree's id or a parent's address.
+/// Makes the fact of a reference that one number identifies: a tree's id or a parent's address.
 pub(crate) fn block_fact(bytenr: u64, kind: KeyType, part: u64) -> Fact {
     Fact { subject: bytenr, kind: kind.0.into(), parts: [part, 0, 0] }
 }
 
-/// The fact of a data extent's length, recorded once for each reference.
+/// Makes the fact of a data extent's length, which is recorded once for each reference.
 pub(crate) fn length_fact(bytenr: u64, len_bytes: u64) -> Fact {
     Fact { subject: bytenr, kind: LENGTH, parts: [len_bytes, 0, 0] }
 }

@@ -1,4 +1,5 @@
-//! No false alarms on images that Linux made in every format, before and after random operations of the engine.
+//! Tests that the checker finds nothing in images that Linux made in every format, before and after random operations
+//! of the engine.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,7 +1,7 @@
-//! Nothing missed: if `btrfs check` finds damage in an image, the checker must find it too.
+//! Tests that the checker finds damage in every image in which `btrfs check` finds damage.
 //!
-//! A sample runs with the suite. For all ways of damage:
-//! `UBTRFS_CORRUPT=1000 cargo test --release -p ubtrfs-check --test corrupt -- --nocapture`.
+//! By default, only a sample runs. For all kinds of damage: `UBTRFS_CORRUPT=1000 cargo test
+//! --release -p ubtrfs-check --test corrupt -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use ubtrfs_testkit::{
     Corruption, Corruptor, Image, KernelImage, KernelImageSpec, LoopMount, Rng, btrfs_check_output, capability, run,
 };
 
-/// Makes a small image with some of everything that can be damaged.
+/// Makes a small image that contains everything that can be damaged.
 fn base(spec: KernelImageSpec, seed: u64) -> Image {
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 256 << 20, ..spec }).unwrap();
     let mount = LoopMount::new(made.image.path(), made.spec.mount).unwrap();
@@ -54,7 +54,7 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
         std::fs::write(mount.join(format!("subvolume/file-{}", file * 2)), rng.content(3000)).unwrap();
         std::fs::remove_file(mount.join(format!("snapshot/file-{file}"))).unwrap();
     }
-    // The image as a power cut would leave it, with files that are open and have no name.
+    // Copy the image as a power cut would leave it, with open files without names.
     let open: Vec<std::fs::File> = (0..3)
         .map(|file| {
             let path = mount.join(format!("dir-0/file-{file}"));
@@ -64,7 +64,7 @@ fn base(spec: KernelImageSpec, seed: u64) -> Image {
         })
         .collect();
     run("btrfs", ["filesystem", "sync", &path("")]).unwrap();
-    // And a log to replay.
+    // Make a log to replay, too.
     for file in 0..3 {
         let mut synced = std::fs::File::create(mount.join(format!("dir-1/synced-{file}"))).unwrap();
         synced.write_all(&rng.content(30_000)).unwrap();
@@ -143,7 +143,7 @@ fn what_btrfs_check_finds_is_found() {
                 btrfs_check_output(&image_path(&image), &["--readonly", "--check-data-csum"]).unwrap();
             let mut theirs = !success || complains(&said);
             if !theirs {
-                // The lowmem mode finds other problems.
+                // The lowmem mode of `btrfs check` finds other problems.
                 (theirs, said) = lowmem_finds(&image);
             }
             let tally = tallies.entry(way).or_default();
@@ -176,7 +176,8 @@ fn what_btrfs_check_finds_is_found() {
     assert!(missed.is_empty(), "{} missed:\n{}", missed.len(), missed.join("\n\n"));
 }
 
-/// The checker ends on images with several damages, where the first can hide the effect of the next.
+/// The checker ends on images with several kinds of damage, where one can hide the effect of
+/// another.
 #[test]
 fn heaps_of_damage_end() {
     if !capability::kernel_oracle() || !capability::program("setfattr") {
@@ -210,7 +211,7 @@ fn image_path(image: &Image) -> std::path::PathBuf {
     image.path().to_owned()
 }
 
-/// Whether the lowmem mode finds damage, and its output; a crash is no verdict.
+/// Whether the lowmem mode finds damage, and its output. A crash does not count as finding damage.
 fn lowmem_finds(image: &Image) -> (bool, String) {
     let (success, said) = btrfs_check_output(image.path(), &["--readonly", "--mode=lowmem"]).unwrap();
     (!success && said.contains("error(s) found"), said)

@@ -1,5 +1,5 @@
-//! Rules that filesystems of Linux rarely exercise, and damage that is easily missed: images crafted item by item, with
-//! correct checksums.
+//! Tests of rules that filesystems made by Linux rarely exercise, and of damage that is easily missed. Images are
+//! crafted item by item, with correct checksums.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ use ubtrfs_testkit::{
 
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Makes a small filesystem with Linux, and copies it while it is mounted.
+/// Makes a small filesystem with Linux, and copies the image while it is mounted.
 fn made(mount: &str, fill: impl FnOnce(&Path)) -> Image {
     let made = KernelImage::empty(KernelImageSpec { len_bytes: 300 << 20, ..KernelImageSpec::DEFAULT }).unwrap();
     let mount = LoopMount::new(made.image.path(), mount).unwrap();
@@ -55,7 +55,7 @@ fn number(data: &mut [u8], at: usize, value: u64) {
     data[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// The codes that the checker finds, each once, with warnings.
+/// Returns the codes that the checker finds, including warnings, each once.
 fn codes(image: &Image) -> Vec<Code> {
     let (_, problems) = check(image.path());
     problems.iter().for_each(|problem| println!("{problem}"));
@@ -69,7 +69,7 @@ fn is_clean_for_btrfs(image: &Image) -> bool {
     btrfs_check_output(image.path(), &["--readonly"]).unwrap().0
 }
 
-/// Both checkers find the image clean.
+/// Fails unless both `btrfs check` and the checker find the image clean.
 fn assert_agreed_clean(image: &Image) {
     assert_eq!(codes(image), []);
     btrfs_check(image.path()).unwrap();
@@ -120,8 +120,9 @@ fn full_backrefs_that_a_balance_among_snapshots_leaves_are_no_damage() {
     assert_agreed_clean(&made.image);
 }
 
-/// An interrupted balance also leaves full backrefs on blocks that their owner still uses; the block's references then count
-/// for the block and not for the tree. A block newer than the last snapshot was never shared.
+/// An interrupted balance also leaves full backrefs on blocks that their owner still uses. References from such a block
+/// then name the block and not the tree. A block newer than the last snapshot was never shared, so it has no full
+/// backrefs.
 #[test]
 fn full_backrefs_are_of_blocks_that_were_shared() {
     if !capability::kernel_oracle() {
@@ -243,7 +244,7 @@ fn an_inode_without_names_may_be_truncated_half_way() {
             if !dying {
                 return true;
             }
-            // No links, no name, and an orphan item.
+            // The inode gets no links, no name, and an orphan item.
             data[40..44].fill(0);
             items.retain(|(key, _)| {
                 !matches!(key.item_type, KeyType::INODE_REF if key.objectid == 257)
@@ -285,7 +286,7 @@ fn a_directory_without_a_name_may_be_emptied_half_way() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // With a link the usual rules hold.
+    // With a link, the usual rules apply.
     craft(&image, |items| find(items, 257, KeyType::INODE_ITEM).map(|(_, data)| data[40] = 1).is_some());
     assert!(codes(&image).contains(&Code::InodeNames));
 }
@@ -407,7 +408,7 @@ fn free_space_where_the_next_block_group_will_be_is_found() {
     let damage = Corruptor::new(&image).unwrap().apply(Corruption::FreeSpaceAdded, &mut Rng::new(1)).unwrap().unwrap();
     assert_eq!(codes(&image), [Code::FreeSpace]);
     damage.undo(&image).unwrap();
-    // In address space that is never used, it is a relic of old programs.
+    // An entry in address space that was never used is a harmless relic of old programs.
     craft_in(&image, 10, |items| {
         items.retain(|(key, _)| key.objectid >= 13 << 20);
         insert(items, Key::new(1 << 20, KeyType::FREE_SPACE_INFO, 1 << 20), vec![1, 0, 0, 0, 0, 0, 0, 0]);
@@ -444,7 +445,7 @@ fn nothing_is_of_a_generation_above_the_superblocks() {
     assert_eq!(codes(&image), []);
 }
 
-/// A log of Linux with one file: 257, 100,000 bytes of data.
+/// Makes an image with a log by Linux of one file: inode 257, with 100,000 bytes of data.
 fn logged() -> (Image, Vec<u8>) {
     let content = Rng::new(3).bytes(100_000);
     let image = made("", |root| {
@@ -515,7 +516,7 @@ fn checksums_of_data_that_only_a_log_knows_are_no_damage() {
     });
     assert_eq!(codes(&image), []);
     assert!(is_clean_for_btrfs(&image));
-    // Without the log the checksums belong to no data.
+    // Without the log, the checksums belong to no data.
     for offset in [64 << 10, 64 << 20] {
         let mut raw = image.read_at(offset, 4096).unwrap();
         number(&mut raw, 96, 0);
@@ -534,7 +535,8 @@ fn data_of_a_log_lies_on_free_space_of_a_data_block_group() {
     let (image, _) = logged();
     let superblock = image.read_at(65_536, 4096).unwrap();
     let root = u64::from_le_bytes(superblock[80..88].try_into().unwrap());
-    // In the metadata block group: on the root tree, and behind it in free space. Outside of all block groups.
+    // Place the data in the metadata block group, on the root tree and after it in free space, and outside of all block
+    // groups.
     for (bytenr, what) in
         [(root, "another extent"), (root + (16 << 20), "no data block group"), (1 << 50, "no data block group")]
     {

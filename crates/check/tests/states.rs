@@ -1,7 +1,8 @@
-//! No false alarms in rare states: Linux interrupted while it deletes subvolumes or balances, with quotas, with a log to
-//! replay, with open files without names; and the engine after random operations in every format that it makes.
+//! Tests that the checker finds nothing in rare states: Linux interrupted while it deletes subvolumes or balances, with
+//! quotas, with a log to replay, with open files without names; and the engine after random operations in every format
+//! that it makes.
 //!
-//! A sample runs with the suite; `UBTRFS_CLEAN=100` makes at least that many images of each kind.
+//! By default, only a sample runs. `UBTRFS_CLEAN=100` makes at least that many images of each kind.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +25,8 @@ fn wanted(default: usize) -> usize {
     std::env::var("UBTRFS_CLEAN").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The report of a problem that the checker found in an image, with the verdict of btrfs check; `None` if it found none.
+/// Describes the problems that the checker found in an image, with the verdict of `btrfs check`. `None` if it found
+/// none.
 fn false_alarm(image: &Path, what: &str) -> Option<String> {
     let (report, problems) = check(image);
     if report.is_clean() && problems.is_empty() {
@@ -36,7 +38,7 @@ fn false_alarm(image: &Path, what: &str) -> Option<String> {
     Some(format!("{what}: btrfs check says {verdict}\n{}\n{said}", lines.join("\n")))
 }
 
-/// A copy of the image, taken while Linux's filesystem is frozen.
+/// Copies the image while Linux's filesystem is frozen.
 fn frozen_copy(image: &Image, mount: &LoopMount) -> Image {
     run("fsfreeze", ["-f".as_ref(), mount.path().as_os_str()]).unwrap();
     let copy = Image::copy_of(image.path());

@@ -26,7 +26,7 @@ pub(crate) struct TreeRoot {
     pub(crate) level: u8,
 }
 
-/// The facts about a block that the extent tree records.
+/// The properties of a block that the extent tree records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRef {
     pub(crate) tree: RootId,
@@ -70,7 +70,7 @@ impl Filesystem {
         Err(no_room())
     }
 
-    /// The device offsets of all copies of a block.
+    /// Returns the device offsets of all copies of a block.
     pub(crate) fn stripes_of(&self, bytenr: u64) -> impl Iterator<Item = u64> {
         let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end()).contains(&bytenr));
         chunk.into_iter().flat_map(move |chunk| {
@@ -117,15 +117,15 @@ struct Plan<'a> {
     chunks: &'a [Chunk],
     total_bytes: u64,
     trees: Vec<RootId>,
-    /// Assumed number of leaves of each tree.
+    /// The assumed number of leaves of each tree.
     nr_leaves: BTreeMap<RootId, usize>,
-    /// First keys of each tree's leaves in the last round. Non-skinny extent items contain them.
+    /// The first keys of each tree's leaves in the last round. Extent items contain them if metadata is not skinny.
     first_keys: BTreeMap<RootId, Vec<Key>>,
 }
 
 impl Plan<'_> {
-    /// Runs a round. Returns `None` if a tree needs another number of leaves than assumed, and notes it for the next
-    /// round.
+    /// Runs a round. Returns `None` if a tree needs a different number of leaves than assumed. The next round then
+    /// assumes the new number.
     fn try_build(&mut self) -> Result<Option<Filesystem>> {
         let addresses = self.allocate()?;
         let mut roots = BTreeMap::new();
@@ -182,7 +182,7 @@ impl Plan<'_> {
         Ok(addresses)
     }
 
-    /// Addresses of blocks in the first chunk of this type, except those that cover a superblock mirror (I2).
+    /// Returns addresses of blocks in the first chunk of this type, except blocks that cover a superblock mirror (I2).
     fn free_blocks(&self, flag: BlockGroupFlags) -> Result<impl Iterator<Item = u64>> {
         let chunk = self.chunks.iter().find(|chunk| chunk.item.flags.contains(flag)).ok_or_else(no_room)?;
         let reserved = ubtrfs_volumes::reserved_ranges(Logical(chunk.start), &chunk.item, self.options.sectorsize)?;

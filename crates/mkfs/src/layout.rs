@@ -111,7 +111,7 @@ impl<'o> Layout<'o> {
     }
 }
 
-/// A fraction of the device, rounded down to stripe elements and limited to `min..=max`.
+/// Computes a fraction of the device, rounded down to stripe elements and limited to `min..=max`.
 fn share(total_bytes: u64, divisor: u64, min: u64, max: u64) -> u64 {
     (total_bytes / divisor / ChunkItem::STRIPE_LEN * ChunkItem::STRIPE_LEN).clamp(min, max)
 }
@@ -156,7 +156,7 @@ fn full_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     layout
 }
 
-/// Plans chunks of minimal sizes. Metadata and data each get a quarter of the remaining space in addition, up to 8 MiB.
+/// Plans chunks of minimal sizes. Metadata and data each also get a quarter of the remaining space, up to 8 MiB.
 fn small_layout(options: &MkfsOptions, total_bytes: u64) -> Layout<'_> {
     let (data, metadata) = (options.data_profile, options.metadata_profile);
     // The kernel reserves several hundred nodes before it allows writes.

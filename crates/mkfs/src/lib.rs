@@ -87,7 +87,7 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     let fs = Filesystem::build(options, &chunks, total_bytes)?;
 
     if options.discard {
-        // Best effort: the device may not support discards.
+        // Errors are ignored, because the device may not support discards.
         let _unsupported = device.discard(0, total_bytes);
     }
     signature::wipe(device, total_bytes)?;
@@ -113,7 +113,7 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     Ok(MkfsReport { total_bytes, bytes_used: fs.bytes_used(), block_groups: chunks.iter().map(report).collect() })
 }
 
-/// Bytes of the device that the filesystem will use, in whole sectors.
+/// Computes the bytes of the device that the filesystem will use, in whole sectors.
 fn usable_bytes(device: &dyn Device, options: &MkfsOptions) -> Result<u64> {
     let have = device.len_bytes();
     if device.is_read_only() {

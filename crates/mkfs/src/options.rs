@@ -164,7 +164,7 @@ impl MkfsOptions {
         Ok(())
     }
 
-    /// The incompat features, with mixed block groups as `mixed` says.
+    /// The incompat features, with MIXED_GROUPS according to `mixed`.
     pub(crate) fn incompat_bits(&self) -> Incompat {
         let mut incompat = self.incompat - Incompat::MIXED_GROUPS;
         incompat.set(Incompat::MIXED_GROUPS, self.mixed);

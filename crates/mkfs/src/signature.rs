@@ -1,4 +1,4 @@
-//! Detects the existing content of a device by the magic numbers of common formats, and wipes them.
+//! Detects the content of a device by the magic numbers of common formats, and wipes the magic numbers.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const fn signature(name: &'static str, offset: u64, magic: &'static [u8]) -> Sig
     Signature { name, offset, magic }
 }
 
-/// Formats with their magic numbers, from their documentation.
+/// Formats with their magic numbers, taken from each format's documentation.
 const SIGNATURES: [Signature; 34] = [
     signature("a btrfs filesystem", SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64, &MAGIC),
     signature("an ext2, ext3 or ext4 filesystem", 1024 + 56, b"\x53\xef"),
@@ -54,7 +54,7 @@ const SIGNATURES: [Signature; 34] = [
     signature("a partition table or boot sector", 510, b"\x55\xaa"),
 ];
 
-/// Names the device's content: "an XFS filesystem". `None` if no known format is found.
+/// Names the device's content, such as "an XFS filesystem". `None` if no known format is found.
 pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
     let len = (SUPERBLOCK_OFFSETS[0] * 3).min(device.len_bytes()) as usize;
     let mut head = vec![0; len];
@@ -70,7 +70,7 @@ pub fn detect(device: &dyn Device) -> Result<Option<&'static str>> {
 const WIPED: u64 = 1 << 20;
 
 /// Zeroes both ends of the first `total_bytes`, and all superblock mirrors on the device, also those after
-/// `total_bytes`. This is durable on return; the old content is not detected any more.
+/// `total_bytes`. The change is durable on return. Afterwards, the old content is no longer detected.
 pub(crate) fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
     let head = WIPED.min(total_bytes);
     zero(device, 0, head)?;
@@ -81,7 +81,7 @@ pub(crate) fn wipe(device: &dyn Device, total_bytes: u64) -> Result<()> {
     crate::flush(device)
 }
 
-/// Makes a range read as zeros. Skips parts that are zero already, so sparse images stay sparse.
+/// Makes a range read as zeros. Parts that are already zero are not written, so sparse images stay sparse.
 fn zero(device: &dyn Device, start: u64, end: u64) -> Result<()> {
     let zeros = vec![0; 64 << 10];
     let mut buf = zeros.clone();

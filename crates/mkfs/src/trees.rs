@@ -22,7 +22,7 @@ use crate::{DEVID, GENERATION, MkfsOptions};
 /// The items of a tree.
 pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
 
-/// The input for the items.
+/// The input from which items are made.
 pub(crate) struct Facts<'a> {
     pub(crate) options: &'a MkfsOptions,
     pub(crate) chunks: &'a [Chunk],
@@ -49,12 +49,12 @@ impl Facts<'_> {
         }
     }
 
-    /// Bytes of tree blocks in a chunk.
+    /// Returns the bytes of tree blocks in a chunk.
     fn used_of(&self, chunk: &Chunk) -> u64 {
         self.blocks.range(chunk.start..chunk.end()).count() as u64 * u64::from(self.options.nodesize)
     }
 
-    /// Ranges of a chunk without tree blocks.
+    /// Returns the ranges of a chunk without tree blocks.
     fn free_of(&self, chunk: &Chunk) -> Vec<Range<u64>> {
         let mut free = Vec::new();
         let mut at = chunk.start;
@@ -88,7 +88,7 @@ impl Facts<'_> {
         let top = RootId::FS_TREE.0;
         let dir = RootId::ROOT_TREE_DIR.0;
         for (&tree, root) in self.roots {
-            // The superblock points to these two trees.
+            // These two trees have no root item, because the superblock points to them.
             if tree == RootId::ROOT_TREE || tree == RootId::CHUNK_TREE {
                 continue;
             }
@@ -234,7 +234,7 @@ impl Facts<'_> {
     }
 }
 
-/// Bytes of all device extents.
+/// Sums the bytes of all device extents.
 pub(crate) fn device_bytes_used(chunks: &[Chunk]) -> u64 {
     chunks.iter().map(|chunk| chunk.item.length * chunk.item.stripes.len() as u64).sum()
 }
@@ -274,7 +274,7 @@ fn empty_inode() -> InodeItem {
     }
 }
 
-/// The trees of a new filesystem, in the order of their blocks.
+/// Lists the trees of a new filesystem, in the order of their blocks.
 pub(crate) fn trees_of(options: &MkfsOptions) -> Vec<RootId> {
     let mut trees = vec![
         RootId::CHUNK_TREE,

@@ -1,8 +1,8 @@
 //! [`Unfinished`]: a device that holds back superblocks while its filesystem is being filled.
 //!
 //! Invariants:
-//! - I1. No superblock reaches the device before [`Unfinished::finish`], so an interruption leaves no filesystem, never
-//!   an incomplete one. Reads through this value return the last written superblocks.
+//! - I1. No superblock reaches the device before [`Unfinished::finish`], so an interruption leaves no filesystem
+//!   instead of an incomplete one. Reads through this value return the last written superblocks.
 //! - I2. `finish` writes the primary superblock last, after a flush.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ impl Unfinished {
         Self { device, held: Mutex::default() }
     }
 
-    /// Writes the superblocks, when the filesystem is complete (I2).
+    /// Writes the superblocks after the filesystem is complete (I2).
     pub fn finish(&self) -> Result<()> {
         let held = std::mem::take(&mut *self.held());
         crate::flush(&*self.device)?;
@@ -93,7 +93,7 @@ impl Device for Unfinished {
                 return Ok(());
             }
         }
-        // Other content replaces a superblock: mkfs is clearing the device.
+        // A write of other content drops the held superblock that it covers, as when mkfs clears the device.
         held.retain(|start, _| !is_in(*start, offset, len));
         self.device.write_vectored_at(offset, bufs)
     }
@@ -135,7 +135,7 @@ mod tests {
         let mut mirror = [0; SUPERBLOCK_SIZE];
         device.read_at(SUPERBLOCK_OFFSETS[1], &mut mirror).unwrap();
         assert_eq!(mirror, [0; SUPERBLOCK_SIZE]);
-        // Reads return held superblocks, whole or in part.
+        // Reads return the content of held superblocks, also in part.
         let mut seen = vec![0; 3 << 16];
         unfinished.read_at(0, &mut seen).unwrap();
         assert_eq!(seen[(1 << 16) + 64..][..8], MAGIC);

@@ -1,6 +1,6 @@
-//! Judges images by external programs. Method: images with a matrix of options pass `btrfs check` and the kernel (mount
-//! through a loop device, write, scrub, unmount, check again), and are compared key by key with images that mkfs.btrfs
-//! makes with equal options. A test that cannot run prints SKIPPED; in CI it fails.
+//! Tests images with external programs. Method: images with many combinations of options must pass `btrfs check` and
+//! the kernel (mount through a loop device, write, scrub, unmount, check again), and must have the keys of images that
+//! mkfs.btrfs makes with equal options. A test that cannot run prints SKIPPED; in CI it fails.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ fn check(path: &Path) {
     assert!(text.contains("no error found"), "{text}");
 }
 
-/// Name, device size, options.
+/// The tested combinations: name, device size, options.
 fn matrix() -> Vec<(&'static str, u64, MkfsOptions)> {
     let default = MkfsOptions::default;
     let incompat = default().incompat;
@@ -125,7 +125,7 @@ fn matrix() -> Vec<(&'static str, u64, MkfsOptions)> {
     ]
 }
 
-/// Sector sizes that this kernel does not mount.
+/// Combinations with sector sizes that the kernel may not be able to mount.
 fn big_sectors() -> Vec<(&'static str, u64, MkfsOptions)> {
     let of = |sectorsize, nodesize| MkfsOptions { sectorsize, nodesize, ..MkfsOptions::default() };
     vec![
@@ -184,7 +184,7 @@ fn the_kernel_mounts_writes_and_scrubs_it() {
         let path = image(&dir, len_bytes, &options);
         let mounted = Mounted::new(&path);
         let content: Vec<u8> = (0..300_000u32).map(|n| (n / 7) as u8).collect();
-        // The smallest filesystems have little room.
+        // The smallest filesystems have room for few files.
         let nr_files = if len_bytes < 64 * MIB { 1 } else { 20 };
         for n in 0..nr_files {
             std::fs::write(format!("{}/file{n}", mounted.mount), &content).expect("write");
@@ -199,7 +199,7 @@ fn the_kernel_mounts_writes_and_scrubs_it() {
     }
 }
 
-/// The keys of each tree of an image, without parts that differ between any two images.
+/// Returns the keys of each tree of an image, without parts that always differ between two images.
 fn keys(path: &Path, is_old: bool) -> BTreeMap<String, Vec<String>> {
     let text = run("btrfs", &["inspect-internal", "dump-tree", path.to_str().unwrap()]).expect("dump-tree");
     let mut trees: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -220,7 +220,7 @@ fn keys(path: &Path, is_old: bool) -> BTreeMap<String, Vec<String>> {
             // Addresses of tree blocks, and so the free space, depend on the order of writing. The UUID is random.
             "METADATA_ITEM" | "EXTENT_ITEM" | "UUID_KEY_SUBVOL" => (parts[0], parts[2]) = ("*", "*"),
             "FREE_SPACE_EXTENT" => continue,
-            // mkfs.btrfs leaves entries of its temporary block groups.
+            // mkfs.btrfs leaves entries of its temporary block groups behind.
             "FREE_SPACE_INFO" if is_old && is_temporary(parts[0], &trees) => continue,
             _ => {}
         }

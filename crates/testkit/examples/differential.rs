@@ -1,9 +1,10 @@
-//! Random system calls on our mount and on Linux's btrfs side by side, for as long as asked:
-//! `cargo build --release -p ubtrfs-cli && cargo run --release -p ubtrfs-testkit --example differential -- --minutes 240`.
+//! Makes random system calls on our mount and on Linux's btrfs and compares the answers, for a given time: `cargo build
+//! --release -p ubtrfs-cli && cargo run --release -p ubtrfs-testkit --example differential -- --minutes 240`.
 //!
-//! `--seed N` begins with another seed; `--steps N` is the length of a round; `--first` stops at the first difference,
-//! `--survey` prints each kind and goes on in the same round; `--mount OPTIONS` are mount options of ours; `--script FILE` performs the steps of a file, a line of JSON each, as a
-//! failure prints them, and `--shrink` makes them fewer. The program is the `ubtrfs` beside the examples, or `UBTRFS`.
+//! `--seed N` sets the first seed. `--steps N` sets the length of a round. `--first` stops at the first difference.
+//! `--survey` prints each kind of difference and continues the round. `--mount OPTIONS` sets mount options of our
+//! mount. `--script FILE` performs the steps in a file, one line of JSON each, as a failure prints them; `--shrink`
+//! removes unneeded ones. The tested program is the `ubtrfs` beside the examples, or `UBTRFS`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

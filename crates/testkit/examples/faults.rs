@@ -1,12 +1,12 @@
-//! Every fault of a scripted workload: for every n, the n-th read, write or flush fails, once or from then on, comes
-//! back short or wrong, is lost, or panics.
+//! Runs a scripted workload with every possible fault: for every n, the n-th read, write or flush fails (once, or
+//! with all later ones), is short, is wrong, is lost, or panics.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example faults -- [--max N] [--step N] [--config NAME] [--kind NAME]
 //! [--check N] [--threads 2] [--seconds N]` prints one line per kind of fault. The exit status is 1 if a promise was
 //! broken. `--check N` runs `btrfs check` on every N-th result. The workload `--config long` makes 2,000 requests of
 //! each kind.
 //!
-//! `--config threads [--runs 1000] [--from 1]` runs only the workloads with several threads. Each seed chooses its
+//! `--config threads [--runs 1000] [--from 1]` runs only the workloads with several threads. The seed determines the
 //! fault.
 
 use std::process::ExitCode;
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs workloads with several threads; returns how many broke a promise.
+/// Runs workloads with several threads. Returns the number of runs that broke a promise.
 fn amid_threads(from: u64, runs: u64, threads: u64, check: u64, deadline: Instant) -> u64 {
     let (next, done, broken) = (AtomicU64::new(from), AtomicU64::new(0), AtomicU64::new(0));
     let (faults, told, checked) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));

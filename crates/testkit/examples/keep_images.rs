@@ -1,5 +1,5 @@
-//! Makes the images that fuzzing starts from with Linux, and saves them in `corpus/images`. Needs root and loop
-//! devices.
+//! Makes the images from which fuzzing starts, with Linux, and saves them in `corpus/images`. Needs root and
+//! loop devices.
 //!
 //! `cargo run -p ubtrfs-testkit --example keep_images -- crates/testkit/corpus/images`
 
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
         run("sync", ["-f".as_ref(), mount.path().as_os_str()])?;
         let path = dir.join(format!("{name}.img.zst"));
         if name == "log" {
-            // Fsynced changes are only in the log now; copy the image while it is mounted.
+            // Copy the image while it is mounted, because fsynced changes are only in the log.
             logged(mount.path())?;
             let taken = Image::copy_of(image.path())?;
             mount.close()?;
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Fills a filesystem with a little of everything.
+/// Fills a filesystem with a few files of each kind.
 fn fill(root: &Path, files: usize) -> Result<()> {
     let mut rng = Rng::new(5);
     for index in 0..files {

@@ -1,4 +1,4 @@
-//! Power cuts at scale: records `--seeds` workloads, and cuts the power at `--cuts` points of each.
+//! Runs many power cuts: records `--seeds` workloads, and cuts the power at `--cuts` points of each.
 //!
 //! `cargo run --release -p ubtrfs-testkit --example power_cuts -- [--bed alone|threads] [--seeds 200] [--cuts 500]
 //! [--from 1] [--every 1] [--repeat 1] [--linux 500] [--threads 2] [--seconds N] [--keep DIR]`
@@ -7,10 +7,10 @@
 //! not clean.
 //!
 //! `--bed alone` (the default) changes the filesystem with one thread, and repeats exactly from its seed. `--bed
-//! threads` uses several threads, while the device holds requests back now and then; a seed determines what they do,
-//! not how they interleave. `--repeat` runs each seed that many times, `--every 8` uses seeds of only one kind of run,
-//! and `--keep` saves the image of each failed cut and what each thread did. `--threads` is the number of seeds that
-//! run in parallel.
+//! threads` uses several threads, while the device sometimes delays requests; a seed determines the actions of the
+//! threads but not their interleaving. `--repeat` runs each seed that many times, `--every 8` uses seeds of only one
+//! kind of run, and `--keep` saves the image of each failed cut and the actions of each thread. `--threads` is the
+//! number of seeds that run in parallel.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ubtrfs_testkit::{Cut, CutBuilder, Image, PowerCuts, ThreadedCuts, TreeEntry};
 
-/// A recorded run of either kind.
+/// A recorded run, of one thread or of several.
 enum Run {
     Alone(Box<PowerCuts>),
     Threads(Box<ThreadedCuts>),
@@ -77,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Tells whether our replay or Linux's broke the promise.
+    /// Says whether our log replay or Linux's broke the promise.
     fn blame(&self, cut: &Cut, image: &Path) -> String {
         let Self::Alone(run) = self else { return String::new() };
         match run.compare_with_linux(cut, image) {

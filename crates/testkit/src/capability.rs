@@ -1,6 +1,7 @@
-//! The capabilities of this machine. Without them a test skips loudly, and fails in CI.
+//! Checks what this machine can do. A test that needs more prints that it is skipped, and fails in
+//! CI.
 //!
-//! I1. With `CI=true` nothing is skipped: an oracle that did not run is a failure.
+//! I1. With `CI=true`, nothing is skipped, because an oracle that did not run is a failure.
 
 use std::path::Path;
 use std::sync::OnceLock;

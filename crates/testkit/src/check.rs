@@ -1,4 +1,4 @@
-//! Checks images with `btrfs check`, which must exit with 0 and print no complaint, and with `ubtrfs check`. Both also
+//! Checks images with `btrfs check`, which must exit with 0 and print no problem, and with `ubtrfs check`. Both also
 //! verify checksums of file data.
 
 use std::fs::File;
@@ -18,7 +18,8 @@ pub fn btrfs_check(image: &Path) -> Result<()> {
     second_opinion(image)
 }
 
-/// Like `btrfs_check`, for an image whose device failed: stale copies of a block are allowed if another copy is good.
+/// Works like [`btrfs_check`], for an image whose device failed: bad copies of a block are allowed if another copy is
+/// good.
 pub fn btrfs_check_after_failures(image: &Path) -> Result<()> {
     by_btrfs(image)?;
     opinion_but_on(image, &[Code::SuperMirror, Code::BlockCopy])
@@ -33,8 +34,8 @@ fn by_btrfs(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is allowed: a
-/// power cut leaves it, and the next commit repairs it.
+/// Fails with every problem that `ubtrfs check --check-data-csum` finds. A torn copy of the superblock is allowed,
+/// because a power cut may leave one, and the next commit repairs it.
 pub fn second_opinion(image: &Path) -> Result<()> {
     opinion_but_on(image, &[Code::SuperMirror])
 }
@@ -43,7 +44,7 @@ fn opinion_but_on(image: &Path, none_of: &[Code]) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(Unlocked::open(image)?);
     let mut lines = Vec::new();
     let mut tell = |problem: Problem| {
-        // Numbers of quotas are a warning to users, but the engine keeps them exact.
+        // Wrong quota numbers are only a warning to users, but the engine must keep them exact.
         let counts = problem.code.is_error() || problem.code == Code::Qgroup;
         if counts && !none_of.contains(&problem.code) {
             lines.push(problem.to_string());
@@ -74,15 +75,15 @@ fn is_complaint(line: &str) -> bool {
     let lower = line.to_lowercase();
     let bad =
         ["error", "warning", "mismatch", "corrupt", "invalid", "missing", "wrong", "unresolved", "orphan", "bad "];
-    // The last line of a clean check; a v1 cache is stale after a writer that does not keep one.
+    // A clean check ends with "no error found". A v1 cache is stale after a writer that does not maintain it.
     let harmless = lower.contains("no error found")
         || lower.contains("cache and super generation don't match")
         || lower.contains("space cache will be invalidated");
     !harmless && bad.iter().any(|word| lower.contains(word))
 }
 
-/// An image read without taking its lock, as `btrfs check` does: a test that has closed its filesystem may still hold
-/// the lock.
+/// An image that is read without taking its lock, as by `btrfs check`. A test that has closed its filesystem may still
+/// hold the lock.
 #[derive(Debug)]
 struct Unlocked {
     file: File,

@@ -1,4 +1,4 @@
-//! Runs system tools and turns a failure into an error with everything the tool said.
+//! Runs system tools. A failure becomes an error with the tool's output.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -13,7 +13,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) ->
     finish(command, None)
 }
 
-/// Like `run`, with bytes for the tool's standard input.
+/// Works like `run`, with bytes for the tool's standard input.
 pub fn run_with_input<S: AsRef<OsStr>>(
     program: &str,
     args: impl IntoIterator<Item = S>,
@@ -29,7 +29,8 @@ fn finish(mut command: Command, input: Option<&[u8]>) -> Result<String> {
     let shown = format!("{command:?}");
     let mut child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
     if let Some(input) = input {
-        // A tool that fails early closes its input; its message says why.
+        // Errors are ignored, because a tool that fails early closes its input and prints the
+        // reason.
         let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
     }
     let output = child.wait_with_output().with_context(|| format!("cannot wait for {shown}"))?;

@@ -1,10 +1,10 @@
 //! Damages an image in one of many ways, mostly with valid checksums, and undoes the damage.
 //!
-//! For testing checkers: they must find whatever `btrfs check` finds. The image must use crc32c, and no one may have it
-//! open.
+//! It tests checkers, which must find all damage that `btrfs check` finds. The image must use crc32c and must not be
+//! open elsewhere.
 //!
-//! I1. A damage is written to every copy of a block, unless its kind says otherwise.
-//! I2. [`Damage::undo`] restores the image's bytes, so that one image serves for many damages.
+//! I1. Damage is written to every copy of a block, unless the way of damage says otherwise.
+//! I2. [`Damage::undo`] restores the image's bytes, so that one image can be damaged many times.
 
 use std::fmt;
 
@@ -163,7 +163,7 @@ impl<'i> Corruptor<'i> {
         Ok(this)
     }
 
-    /// Damages the image in this way; `None` if it holds nothing that can be damaged so.
+    /// Damages the image in this way. Returns `None` if the image contains nothing that can be damaged in this way.
     pub fn apply(&self, way: Corruption, rng: &mut Rng) -> Result<Option<Damage>> {
         use Corruption as C;
         let random = |rng: &mut Rng| 1 + rng.below(1 << 20);
@@ -342,7 +342,7 @@ impl<'i> Corruptor<'i> {
             C::QgroupLimitRemoved => self.remove(rng, KeyType::QGROUP_LIMIT, any),
             C::UuidRemoved => self.remove(rng, KeyType::UUID_KEY_SUBVOL, any),
             C::SuperMirror => {
-                // Any copy, including the primary. A small image has two.
+                // Pick any copy, including the primary. A small image has two copies.
                 let offset = *rng.pick(&SUPERBLOCK_OFFSETS[..2]);
                 self.superblock(rng, &[offset], 200, |rng, old| old ^ (1 + rng.below(1 << 40)), false)
             }
@@ -373,7 +373,7 @@ impl<'i> Corruptor<'i> {
         Ok(None)
     }
 
-    /// Items of a type whose data `pleases` accepts.
+    /// Returns the items of a type whose data `pleases` accepts.
     fn items(&self, kind: KeyType, pleases: impl Fn(&[u8]) -> bool) -> Vec<Spot<'_>> {
         let mut found = Vec::new();
         for (block, raw) in self.blocks.iter().filter(|(block, _)| block.level == 0) {
@@ -466,7 +466,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, put_together(raw, &items), true, text)
     }
 
-    /// Copies an extent item to the address right behind its extent, where it may overlap another.
+    /// Copies an extent item to the address directly after its extent, where it may overlap another extent.
     fn key_objectid_copy(&self, rng: &mut Rng) -> Result<Option<Damage>> {
         let Some((block, raw, slot, key)) = self.pick(rng, KeyType::EXTENT_ITEM, any) else { return Ok(None) };
         let mut items = take_apart(raw)?;
@@ -497,7 +497,7 @@ impl<'i> Corruptor<'i> {
         self.write(block, raw, true, text)
     }
 
-    /// Swaps two neighbouring heads or pointers, or only their first bytes.
+    /// Swaps two adjacent item heads or pointers, or only their first bytes.
     fn swap(&self, rng: &mut Rng, level: u8, step: usize, len: usize) -> Result<Option<Damage>> {
         let fits = |block: &RawBlock| block.level.min(1) == level && block.nritems > 1;
         let fitting: Vec<_> = self.blocks.iter().filter(|(block, _)| fits(block)).collect();
@@ -556,7 +556,7 @@ impl<'i> Corruptor<'i> {
     fn flip(&self, way: Corruption, rng: &mut Rng) -> Result<Option<Damage>> {
         let (block, raw) = rng.pick(&self.blocks);
         let mut raw = raw.clone();
-        // A place in the used part: heads, pointers or data.
+        // Pick a place in the used part: heads, pointers or data.
         let view = NodeView::new(&raw)?;
         let head = if block.level == 0 { ITEM_HEAD_SIZE } else { KEY_PTR_SIZE };
         let heads_end = HEADER_SIZE + view.nritems() * head;
@@ -642,7 +642,7 @@ impl<'i> Corruptor<'i> {
     }
 }
 
-/// Owner of blocks of log trees.
+/// The owner of blocks of log trees.
 const TREE_LOG: u64 = (-6i64).cast_unsigned();
 
 fn any(_: &[u8]) -> bool {
@@ -679,7 +679,7 @@ fn item(raw: &[u8], slot: usize) -> Result<&[u8]> {
     NodeView::new(raw)?.item(slot).context("the item was found")
 }
 
-/// Changes a little-endian number in place; returns the old and the new value.
+/// Changes a little-endian number in place. Returns the old and the new value.
 fn change_number(raw: &mut [u8], change: impl FnOnce(u64) -> u64) -> (u64, u64) {
     let mut bytes = [0; 8];
     bytes[..raw.len()].copy_from_slice(raw);
@@ -695,7 +695,7 @@ pub(crate) fn take_apart(raw: &[u8]) -> Result<Vec<(Key, Vec<u8>)>> {
     items.collect::<Option<_>>().context("a whole leaf")
 }
 
-/// Builds a leaf from these items, with the header of `raw`.
+/// Builds a leaf from items, with the header of `raw`.
 pub(crate) fn put_together(raw: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut out = vec![0; raw.len()];
     out[..HEADER_SIZE].copy_from_slice(&raw[..HEADER_SIZE]);

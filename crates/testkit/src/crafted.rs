@@ -1,5 +1,5 @@
-//! Images with wrong content and valid checksums in their trees of files: a name with a slash, a directory with two
-//! names, a directory inside itself. They are made by rewriting leaves of a valid image.
+//! Makes images whose subvolume trees have wrong content and valid checksums: a name with a slash, a directory with
+//! two names, a directory inside itself. Leaves of a valid image are rewritten for this.
 //!
 //! I1. Every copy of a changed leaf is rewritten, its items stay in order, and its checksum is valid.
 
@@ -64,7 +64,7 @@ pub fn edit_entries(image: &Image, edit: &mut dyn FnMut(&mut DirEntry)) -> Resul
     Ok(())
 }
 
-/// Renames a name, in the directory entries and in the inode references.
+/// Replaces a name by another, in the directory entries and in the inode references.
 pub fn rename(image: &Image, old: &[u8], new: &[u8]) -> Result<()> {
     edit_entries(image, &mut |entry| {
         if entry.name == old {
@@ -103,7 +103,7 @@ pub fn redirect(image: &Image, name: &[u8], to: &[u8]) -> Result<()> {
     })
 }
 
-/// Hostile trees of files: a title, and an image in which a naive walk would leave its target or never end.
+/// Makes hostile images, each with a title. A naive walk of such an image would leave its target or never end.
 pub fn hostile_trees() -> Result<Vec<(String, Image)>> {
     let good = tree()?;
     let mut images = vec![];

@@ -1,4 +1,5 @@
-//! Random operations: the model predicts each one, the filesystem under test performs it, and the answers are compared.
+//! Runs random operations: the model predicts the answer of each, the filesystem under test performs it, and the
+//! answers are compared.
 //!
 //! I1. The sequence depends only on the seed and the model, so a failure repeats from its seed.
 
@@ -26,8 +27,8 @@ pub struct Driver {
     trace: Vec<String>,
 }
 
-/// The second half of making a file or directory. It is a step of its own, because snapshots and power cuts may come in
-/// between.
+/// The second half of making a file or directory. It is a separate step, because snapshots and power cuts may occur
+/// between both halves.
 #[derive(Debug)]
 enum Rest {
     /// Set the mode.
@@ -36,7 +37,7 @@ enum Rest {
     Content(Vec<u8>, u64),
 }
 
-/// The operations done by name, and the number of those that failed as predicted.
+/// The number of operations done, by name, and the number of those that failed as predicted.
 #[derive(Clone, Debug, Default)]
 pub struct DriverReport {
     counts: BTreeMap<&'static str, usize>,
@@ -53,7 +54,7 @@ impl fmt::Display for DriverReport {
 }
 
 impl Driver {
-    /// A driver for this seed. Files stay below about `max_file_bytes`.
+    /// Makes a driver for this seed. Files stay below about `max_file_bytes`.
     pub fn new(seed: u64, max_file_bytes: u64) -> Self {
         Self {
             rng: Rng::new(seed),
@@ -135,7 +136,7 @@ impl Driver {
         let found = op(target);
         *self.report.counts.entry(name).or_default() += 1;
         self.report.failures += usize::from(expected.is_err());
-        // Linux checks other errors before EXDEV; over FUSE and in-process EXDEV may come first.
+        // Linux reports other errors before EXDEV. Over FUSE and in the engine, EXDEV may be reported first.
         let crosses =
             matches!((&expected, &found), (Err(_), Err(errno)) if *errno == rustix::io::Errno::XDEV.raw_os_error());
         if expected != found && !crosses {
@@ -286,7 +287,7 @@ impl Driver {
         if from_at + len < size && len > 4096 {
             len = len / 4096 * 4096;
         }
-        // Skip copies of a range over itself: they are refused.
+        // Skip copies between overlapping ranges of one file, because they are refused.
         let same = model.find(&from) == model.find(&to_path);
         if same && from_at < to_at + len && to_at < from_at + len {
             return Ok(());
@@ -344,13 +345,13 @@ impl Driver {
         self.both("read", format!("{} {at}+{len}", show(&path)), model, target, |to| to.read(&path, at, len))
     }
 
-    /// A path that is usually free, in a directory that usually exists.
+    /// Picks a path that is usually free, in a directory that usually exists.
     fn new_path(&mut self, model: &Model) -> Vec<u8> {
         let mut dir = ROOT;
         for _ in 0..40 {
             let Some(id) = self.any(model) else { break };
             let node = &model.nodes[&id];
-            // The model knows neither default ACLs, which set the modes of new entries, nor inherited properties.
+            // The model does not implement default ACLs, which set the modes of new entries, or inherited properties.
             let inherits = node.xattrs.keys().any(|name| name.starts_with(b"system.") || name.starts_with(b"btrfs."));
             if node.kind == NodeKind::Directory && !inherits {
                 dir = id;
@@ -373,7 +374,7 @@ impl Driver {
         join(&model.path_of(dir, 0), &name)
     }
 
-    /// Any node except roots of subvolumes and fixed nodes.
+    /// Picks any node except roots of subvolumes and fixed nodes.
     fn any(&mut self, model: &Model) -> Option<u64> {
         for _ in 0..100 {
             if self.ids.is_empty() {
@@ -424,7 +425,7 @@ mod tests {
     use super::*;
     use crate::{Compare, PathTarget, compare_entries, walk_path};
 
-    /// Compares the model with a filesystem of this machine.
+    /// The model must agree with a filesystem of this machine.
     #[test]
     fn model_agrees_with_this_machine() {
         let dir = tempfile::tempdir().unwrap();

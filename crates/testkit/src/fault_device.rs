@@ -1,7 +1,7 @@
 //! A device whose n-th request fails.
 //!
-//! I1. A failed or short write has written part of its range, as on a real device: here the first half, in whole
-//!     sectors of 4096 bytes, because disks do not tear sectors. A short read has filled the first half.
+//! I1. A failed or short write writes part of its range, as on a real device: the first half, in whole sectors
+//!     of 4096 bytes, because disks do not tear sectors. A short read fills the first half.
 //! I2. The device counts a request, and decides its fault, before passing it to the device below.
 
 use std::collections::BTreeSet;
@@ -13,26 +13,27 @@ use ubtrfs_device::Device;
 
 const SECTOR: usize = 4096;
 
-/// The start of a planned panic's message.
+/// How the message of a planned panic begins.
 pub(crate) const PLANNED_PANIC: &str = "planned panic";
 
 /// The effect of a planned fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultKind {
-    /// An error, as from a failing disk. A write has been done in part (I1).
+    /// The request fails, as on a failing disk. A write is done in part (I1).
     #[default]
     Error,
-    /// Fewer bytes than requested, reported as an error.
+    /// The request transfers fewer bytes than requested and fails.
     Short,
-    /// Success, but with one wrong byte in the middle of each sector: bad RAM, cables, firmware.
+    /// The request succeeds, but one byte in the middle of each sector is wrong, as with bad RAM, cables or
+    /// firmware.
     Wrong,
-    /// A write that reports success and is not done. Other requests fail as with [`FaultKind::Error`].
+    /// A write reports success but is not done. Other requests fail as with [`FaultKind::Error`].
     Lost,
     /// The thread panics.
     Panic,
 }
 
-/// Which requests fail. Each kind of request is counted from 0; `None` never fails.
+/// The requests to fail. Each kind of request is counted from 0. With `None`, no request of the kind fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultPlan {
     /// The read that fails.
@@ -47,7 +48,8 @@ pub struct FaultPlan {
     pub kind: FaultKind,
     /// If set, only reads and writes that touch this range (start, end) are counted.
     pub within: Option<(u64, u64)>,
-    /// A write of a sector that begins with these bytes always fails, so that its data cannot be stored.
+    /// If set, every write of a sector that begins with these bytes fails, so that this data can never be
+    /// stored.
     pub refused: Option<[u8; 16]>,
 }
 
@@ -64,7 +66,7 @@ pub struct FaultDevice {
 }
 
 impl FaultDevice {
-    /// A device that applies this plan to requests for `inner`.
+    /// Makes a device that applies a plan to requests for `inner`.
     pub fn new(inner: Arc<dyn Device>, plan: FaultPlan) -> Self {
         Self {
             inner,
@@ -77,13 +79,13 @@ impl FaultDevice {
         }
     }
 
-    /// Reads, writes and flushes so far: a plan refers to these counts.
+    /// The numbers of reads, writes and flushes so far, which a plan refers to.
     pub fn counts(&self) -> (u64, u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         (load(&self.reads), load(&self.writes), load(&self.flushes))
     }
 
-    /// Faults that happened.
+    /// The number of faults that happened.
     pub fn faults(&self) -> u64 {
         self.faults.load(Ordering::SeqCst)
     }
@@ -112,7 +114,7 @@ impl FaultDevice {
 }
 
 fn failure(what: &str) -> io::Error {
-    // The engine turns it into EIO, as from a failing disk.
+    // The engine turns this error into EIO, as for a failing disk.
     io::Error::other(format!("planned {what} failure"))
 }
 

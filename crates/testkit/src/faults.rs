@@ -1,15 +1,15 @@
-//! One run of a script on a device with one planned fault, and the check of the filesystem that it left.
+//! Runs a script on a device with one planned fault, and checks the resulting filesystem.
 //!
-//! - F1. Either a fault is healed without an error, or it is reported: a step, or closing, fails.
-//! - F2. Acknowledged changes are on the device afterwards, read without faults. A sync that succeeded promises
+//! - F1. A fault is either repaired without an error, or reported: a step or the closing fails.
+//! - F2. Acknowledged changes are on the device, as read without faults afterwards. A successful sync promises
 //!   everything done before it, even if an earlier failure affected it.
 //! - F3. After an error with unknown effects (a flush, a commit, a panic) the filesystem is read-only and every later
 //!   sync fails.
-//! - F4. Nothing hangs: each run has [`TIME_LIMIT`].
+//! - F4. Nothing hangs: each run ends within [`TIME_LIMIT`].
 //! - F5. A read returns the right content or an error.
-//! - F6. A run starts at the last remount before the planned request, with the device as the script without faults left
-//!   it there. It ends [`ROUNDS_AFTER`] remounts later, or when the fault is reported. So testing a request deep in a
-//!   long script does not repeat everything before it.
+//! - F6. A run starts at the last remount before the planned request, with the content that the device has there
+//!   without faults. It ends [`ROUNDS_AFTER`] remounts later, or when the fault is reported. So a test of a late
+//!   request in a long script does not repeat everything before it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -28,13 +28,13 @@ use crate::{
     FaultDevice, FaultKind, FaultPlan, FsTarget, History, Medium, MediumDevice, Model, Script, Step, Target, walk_fs,
 };
 
-/// Longest time that a run may take.
+/// The time limit of a run.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Remounts for which a run continues if nothing is reported (F6).
+/// The number of remounts for which a run continues if nothing is reported (F6).
 const ROUNDS_AFTER: usize = 2;
 
-/// A script to run, and its filesystem.
+/// A script to run, and the filesystem for it.
 #[derive(Clone, Debug)]
 pub struct FaultRun {
     /// The place in the script to start at.
@@ -50,17 +50,17 @@ pub struct FaultRun {
 /// A place between two mounts of a script.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// What the device holds.
+    /// The content of the device.
     pub content: Medium,
     model: Model,
-    /// Steps before this place.
+    /// The number of steps before this place.
     step: usize,
-    /// Requests (reads, writes, flushes) before this place.
+    /// The numbers of reads, writes and flushes before this place.
     counts: (u64, u64, u64),
 }
 
 impl Start {
-    /// The beginning of a script, on an empty filesystem.
+    /// Returns the beginning of a script, with this content of the device.
     pub fn empty(content: Medium) -> Self {
         Self { content, model: Model::new(), step: 0, counts: (0, 0, 0) }
     }
@@ -71,9 +71,9 @@ impl Start {
 pub struct FaultOutcome {
     /// Places where a run can start (F6): the start of this one, and after each remount.
     pub starts: Vec<Start>,
-    /// Reads, writes and flushes that the script made.
+    /// The numbers of reads, writes and flushes that the script made.
     pub counts: (u64, u64, u64),
-    /// Faults that happened.
+    /// The number of faults that happened.
     pub faults: u64,
     /// Whether an error was reported.
     pub told: bool,
@@ -81,12 +81,12 @@ pub struct FaultOutcome {
     pub read_only: bool,
     /// Names of the threads that met the fault.
     pub threads: std::collections::BTreeSet<String>,
-    /// Content of the device at the end.
+    /// The content of the device at the end.
     pub content: Medium,
 }
 
 impl FaultRun {
-    /// Runs the script with this fault. An error is a broken promise (F1 to F5).
+    /// Runs the script with this fault. An error means a broken promise (F1 to F5).
     pub fn run(&self, plan: FaultPlan) -> Result<FaultOutcome> {
         let (sender, receiver) = channel();
         let this = self.clone();
@@ -210,7 +210,7 @@ impl FaultRun {
         let silent = matches!(plan.kind, FaultKind::Wrong | FaultKind::Lost) && plan.write.is_some();
         let target = match FsTarget::on_device(healthy, self.options.clone()) {
             Ok(target) => target,
-            // If the device spoiled a block without another copy, reading it is an error.
+            // If the device silently wrote a bad block that has no other copy, reading it may fail.
             Err(_) if silent && !self.has_copies => return Ok(()),
             Err(error) => return Err(error.context("it does not open any more")),
         };
@@ -242,7 +242,7 @@ enum Done {
     Failed(i32),
 }
 
-/// Performs a step on the filesystem and on the model. An error is a wrong answer.
+/// Performs a step on the filesystem and on the model. An error means a wrong answer.
 fn perform(step: &Step, target: &mut FsTarget, history: &mut History) -> Result<Done> {
     match step {
         Step::Do(_, action) => {
@@ -288,7 +288,7 @@ fn after_failure(
     if plan.flush.is_some() && device.faults() > 0 {
         ensure!(target.fs().read_only().is_some(), "F3: writable after a flush failed");
     }
-    // The walk must not hang because of the failed step.
+    // Walk the filesystem, which must not hang after the failed step.
     let _ = caught(|| walk_fs(target.fs()).is_ok());
     let was_read_only = target.fs().read_only().is_some();
     match caught(|| target.sync()) {
@@ -300,7 +300,7 @@ fn after_failure(
             ensure!(device.faults() > 0, "a sync fails without a fault");
         }
     }
-    // A failed step may still have been done in full.
+    // A failed step may still have been done completely.
     if let Step::Do(_, action) = step {
         let mut model = history.model().clone();
         if action(&mut model).is_ok() {
@@ -319,16 +319,16 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// All runs with one kind of fault on one kind of filesystem.
+/// All runs of one script with one kind of fault on one kind of filesystem.
 #[derive(Debug)]
 pub struct FaultSweep {
-    /// The filesystem.
+    /// The name of the kind of filesystem.
     pub config: &'static str,
     run: FaultRun,
     request: Request,
     kind: FaultKind,
     persistent: bool,
-    /// The outcome without faults, computed once for all kinds of faults.
+    /// The outcome without faults, computed once and shared by all kinds of faults.
     healthy: Arc<OnceLock<FaultOutcome>>,
 }
 
@@ -340,7 +340,7 @@ enum Request {
 }
 
 impl Request {
-    /// The count for this kind of request out of (reads, writes, flushes).
+    /// Selects the count of this kind of request from (reads, writes, flushes).
     fn of(self, (reads, writes, flushes): (u64, u64, u64)) -> u64 {
         match self {
             Self::Read => reads,
@@ -351,7 +351,7 @@ impl Request {
 }
 
 impl FaultSweep {
-    /// All kinds of filesystems and faults.
+    /// Returns the sweeps of all kinds of filesystems and faults.
     pub fn all() -> Vec<Self> {
         let everything = Arc::new(Script::everything(1));
         let mut runs: Vec<_> =
@@ -392,18 +392,19 @@ impl FaultSweep {
         sweeps
     }
 
-    /// A name of the kind of fault.
+    /// The name of the kind of fault.
     pub fn kind(&self) -> String {
         format!("{:?}-{:?}{}", self.request, self.kind, if self.persistent { "-from-then-on" } else { "" })
             .to_lowercase()
     }
 
-    /// Number of requests of this kind that the script makes. Each of them can be planned to fail.
+    /// The number of requests of this kind that the script makes without faults. Each of them can be planned to fail.
     pub fn requests(&self) -> u64 {
         self.request.of(self.healthy().counts)
     }
 
-    /// Fails the `nth` request, counted from the beginning of the script. An error is a broken promise (F1 to F5).
+    /// Runs with a fault in the `nth` request, counted from the beginning of the script. An error means a broken
+    /// promise (F1 to F5).
     pub fn run(&self, nth: u64) -> Result<FaultOutcome> {
         let starts = &self.healthy().starts;
         let before = |start: &&Start| self.request.of(start.counts) <= nth;
@@ -423,7 +424,7 @@ impl FaultSweep {
         self.healthy.get_or_init(|| self.run.run(FaultPlan::default()).expect("the script runs without faults"))
     }
 
-    /// Whether `btrfs check` must find the result clean. It need not if the device wrote other data than it was given.
+    /// Whether `btrfs check` must find the result clean. It need not if the device lost or changed written data.
     pub fn btrfs_check_applies(&self) -> bool {
         !(self.request == Request::Write && matches!(self.kind, FaultKind::Wrong | FaultKind::Lost))
     }
@@ -448,7 +449,8 @@ fn configs() -> Vec<(&'static str, MkfsOptions, &'static str)> {
 pub fn hush_planned_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        // Opening a filesystem also changes the hook. Open one first, because concurrent changes lose one of the two.
+        // Opening a filesystem also changes the panic hook. Open one first, because of two concurrent changes one would
+        // be lost.
         let base =
             Medium::formatted(128 << 20, &MkfsOptions::default()).expect("an empty filesystem can be made in memory");
         drop(FsTarget::on_device(Arc::new(MediumDevice::new(base)), MountOptions::default()));
@@ -456,7 +458,7 @@ pub fn hush_planned_panics() {
         std::panic::set_hook(Box::new(move |info| {
             let message = info.payload().downcast_ref::<String>().map_or("", String::as_str);
             if message.contains(PLANNED_PANIC) {
-                // The hook that opening installed still has to see the panic; only the printing is suppressed.
+                // The hook installed by opening must still see the panic. Only the printing is suppressed.
                 ubtrfs_fs::note_panic(&info.to_string());
             } else {
                 print(info);

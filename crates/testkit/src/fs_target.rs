@@ -15,7 +15,7 @@ use ubtrfs_fs::{
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 use crate::tree_entry::{CHUNK_BYTES, ContentHash, TreeEntry, join, set_link_groups, show, xxh64};
 
-/// An open filesystem under test, used as root.
+/// An open filesystem under test. All operations run as root.
 #[derive(Clone, Debug)]
 pub struct FsTarget {
     fs: Arc<Fs>,
@@ -41,7 +41,7 @@ impl FsTarget {
         &self.fs
     }
 
-    /// The inode at a path; does not follow a symlink at its end.
+    /// Looks up the inode at a path. Does not follow a symlink at the end.
     pub fn lookup(&self, path: &[u8]) -> Result<Attr, Errno> {
         let mut attr = self.fs.getattr(self.fs.root()).map_err(errno)?;
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
@@ -53,7 +53,7 @@ impl FsTarget {
         Ok(attr)
     }
 
-    /// Everything below the root.
+    /// Returns everything below the root.
     pub fn walk(&self) -> Result<Vec<TreeEntry>> {
         walk_fs(&self.fs)
     }
@@ -203,7 +203,8 @@ impl Target for FsTarget {
     }
 }
 
-/// Everything below the root of an open filesystem, as [`walk_path`](crate::walk_path) shows a mounted one.
+/// Returns everything below the root of an open filesystem, in the form that
+/// [`walk_path`](crate::walk_path) has for a mounted one.
 pub fn walk_fs(fs: &Fs) -> Result<Vec<TreeEntry>> {
     let mut entries = Vec::new();
     let mut identities: HashMap<InodeId, Vec<usize>> = HashMap::new();

@@ -1,17 +1,17 @@
-//! The states and promises of a filesystem, and the check that a filesystem found after a fault or a power cut keeps
-//! the promises.
+//! Records the states and promises of a filesystem, and checks that a filesystem found after a fault or a power cut
+//! keeps the promises.
 //!
 //! A `History` keeps the state after each step. The found filesystem must equal one of the states since the last sync
 //! ([`History::verify`]). If a log was replayed, the found filesystem is a mix: one of the states at which something
 //! was synced, plus everything that was fsynced since then:
 //!
-//! - H1. An fsynced file exists, under a name that it had at the fsync or later, with content, mode and attributes that
-//!   it had then or later. It does not have a name that it had lost by then. An fsynced directory has the entries that
-//!   it had, and none that it had lost, unless they changed later.
+//! - H1. An fsynced file exists under a name that it had at the fsync or later, with content, mode and attributes that
+//!   it had at the fsync or later. It does not have a name that it had lost before the fsync. An fsynced directory has
+//!   the entries that it had at the fsync, and no entry that it had lost before, unless they changed later.
 //! - H2. Each path is as it was in one state. Each block of a file's content is as it was in one state, old or new,
 //!   because unsynced data reaches the disk in any order. A file that no commit promised may also be empty.
-//! - H3. A file that has a name in every state has one now: a rename neither loses a file nor leaves it under both
-//!   names.
+//! - H3. A file that has a name in every state is found under exactly one name: a rename neither loses a file nor
+//!   leaves it under both names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -23,7 +23,7 @@ use crate::model::ROOT;
 use crate::tree_entry::{join, show};
 use crate::{Compare, Model, NodeKind, TreeEntry, compare_entries};
 
-/// A state, and the entries that a walk finds in it.
+/// A state, and the entries that a walk of it finds.
 #[derive(Debug)]
 struct State {
     model: Model,
@@ -50,9 +50,9 @@ impl State {
 /// An acknowledged sync or fsync.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// Everything in the state with this number.
+    /// A sync of everything in the state with this number.
     Sync(usize),
-    /// The inode that had this path in the state with this number.
+    /// An fsync of the inode that had this path in the state with this number.
     Fsync(usize, Vec<u8>),
 }
 
@@ -61,26 +61,26 @@ pub enum Promise {
 pub struct History {
     states: Vec<State>,
     promises: Vec<Promise>,
-    /// States besides the promised ones that a commit may have made durable; `None`: any state, because commits are
-    /// unknown.
+    /// States besides the promised ones that a commit may have made durable. `None` means any state, because commits
+    /// are unknown.
     commits: Option<BTreeSet<usize>>,
-    /// Whether a commit happened in the middle of a step.
+    /// Whether a commit may have happened in the middle of a step.
     within: bool,
 }
 
 impl History {
-    /// Starts with a filesystem in this state, all of it durable.
+    /// Makes the history of a filesystem whose first state is `model`, all of it durable.
     pub fn new(model: Model) -> Self {
         let states = vec![State { model, entries: OnceLock::new() }];
         Self { states, promises: vec![Promise::Sync(0)], commits: None, within: false }
     }
 
-    /// Declares that commits happen only at promises, so that no other state may be found.
+    /// Declares that commits happen only at promises, so that no other states may be found.
     pub fn only_promises_commit(&mut self) {
         self.commits = Some(BTreeSet::new());
     }
 
-    /// Declares that the last state may become durable as a whole.
+    /// Declares that a commit may make the last state durable.
     pub fn may_commit(&mut self) {
         let last = self.last();
         if let Some(commits) = &mut self.commits {
@@ -98,34 +98,34 @@ impl History {
         self.states.push(State { model, entries: OnceLock::new() });
     }
 
-    /// The number of the last state.
+    /// Returns the number of the last state.
     pub fn last(&self) -> usize {
         self.states.len() - 1
     }
 
-    /// The last state.
+    /// Returns the last state.
     pub fn model(&self) -> &Model {
         &self.states[self.last()].model
     }
 
-    /// Notes that the last state was synced; returns the number of promises.
+    /// Records that the last state was synced. Returns the number of promises.
     pub fn sync(&mut self) -> usize {
         self.promises.push(Promise::Sync(self.last()));
         self.promises.len()
     }
 
-    /// Notes that this path of the last state was fsynced; returns the number of promises.
+    /// Records that this path of the last state was fsynced. Returns the number of promises.
     pub fn fsync(&mut self, path: &[u8]) -> usize {
         self.promises.push(Promise::Fsync(self.last(), path.to_vec()));
         self.promises.len()
     }
 
-    /// Number of promises.
+    /// Returns the number of promises.
     pub fn promises(&self) -> usize {
         self.promises.len()
     }
 
-    /// The state of promise number `promise`, or the last state if that promise was never made.
+    /// Returns the state of promise number `promise`, or the last state if that promise was never made.
     fn state_of(&self, promise: usize) -> usize {
         match self.promises.get(promise) {
             Some(Promise::Sync(state) | Promise::Fsync(state, _)) => *state,
@@ -133,9 +133,9 @@ impl History {
         }
     }
 
-    /// Checks that the found filesystem keeps the first `made` promises, and goes no further than the next one, which
-    /// was in progress. `read` reads all of a found file. `told` says that a failure was reported, which may have
-    /// affected anything not promised.
+    /// Checks that the found filesystem keeps the first `made` promises, and is not newer than the next promise, which
+    /// was in progress. `read` reads a whole file of the found filesystem. `told` means that a failure was reported,
+    /// which may have affected anything not promised.
     pub fn verify(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize, told: bool) -> Result<()> {
         let made = made.min(self.promises.len());
         let promised = &self.promises[..made];
@@ -153,7 +153,7 @@ impl History {
             })
             .collect();
         let newest = fsyncs.last().map_or(base, |(state, _)| *state);
-        // The states that a commit may have captured, and so the parts of a mixed state.
+        // The states that a commit may have captured. A mixed state consists of parts of these.
         let mut candidates: BTreeSet<usize> = match &self.commits {
             None => (base..=top).collect(),
             Some(commits) => {
@@ -170,8 +170,8 @@ impl History {
             match compare_entries(&entries, found, Compare::MODEL) {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // Missing paths count 200 characters each, so that a state with different content is shown rather
-                    // than one with missing paths.
+                    // Show the most similar state, the one with the shortest error. A missing path counts as 200
+                    // characters, so that states with different content are preferred to states with missing paths.
                     let len = error.to_string().replace(": only in the ", &"#".repeat(200)).len();
                     if best.as_ref().is_none_or(|(least, _)| len < *least) {
                         best = Some((len, error.context(format!("state {state} (first) and what is there (second)"))));
@@ -194,7 +194,8 @@ impl History {
         })
     }
 
-    /// Like `History::verify`, for threads that commit at any time: any state may be found, and parts of any state.
+    /// Works like [`History::verify`] if other threads commit at any time: any state may be found, and parts of any
+    /// state.
     pub(crate) fn verify_among_others(&self, found: &[TreeEntry], read: ReadFound<'_>, made: usize) -> Result<()> {
         let made = made.min(self.promises.len());
         let base = self.promises[..made].iter().rev().find_map(|promise| match promise {
@@ -212,7 +213,8 @@ impl History {
         self.verify_window(found, read, base..=self.state_of(made), &fsyncs)
     }
 
-    /// Checks a copy that was taken between the first and the last of these states, and so holds all of the first.
+    /// Checks a copy (a snapshot) that was taken between the first and the last of these states. It must contain
+    /// everything in the first.
     pub(crate) fn verify_copy(
         &self,
         found: &[TreeEntry],
@@ -232,7 +234,7 @@ impl History {
     ) -> Result<()> {
         let candidates = window.clone().collect();
         self.verify_composed(found, read, &candidates, window.clone(), fsyncs)?;
-        // H2 for mode and attributes: each changes in one operation.
+        // H2 for mode and attributes: an operation changes each as a whole.
         for entry in found.iter().filter(|entry| !entry.path.is_empty()) {
             let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(&entry.path)).collect();
             let nodes: Vec<_> = window
@@ -267,7 +269,8 @@ impl History {
             ensure!(then.iter().any(|(then, _)| then.kind == entry.kind), "H2: {} is {:?}", show(path), entry.kind);
             let is_new = !self.states[base].entries().contains_key(*path)
                 || then.iter().any(|(_, id)| !self.states[base].has(*id));
-            // Also count content that a file had before it had this path: names and data reach the disk independently.
+            // Also accept content that a file had before it had this path, because names and data reach the disk
+            // independently.
             let ids: BTreeSet<u64> = window.clone().filter_map(|state| self.states[state].id(path)).collect();
             let versions: Vec<_> = window.clone().flat_map(|state| ids.iter().map(move |id| (state, *id))).collect();
             let content = entry.kind == NodeKind::Directory
@@ -306,7 +309,7 @@ impl History {
         Ok(())
     }
 
-    /// H1.
+    /// Checks H1.
     fn verify_fsync(
         &self,
         found: &BTreeMap<&[u8], &TreeEntry>,
@@ -327,7 +330,7 @@ impl History {
         };
         let allowed: BTreeSet<Vec<u8>> =
             if id == ROOT { BTreeSet::from([Vec::new()]) } else { later.iter().flat_map(&names).collect() };
-        // Another file may still hold a name that this one got later.
+        // Another file may still have a name that this file got later.
         let places: Vec<&TreeEntry> = allowed.iter().filter_map(|path| found.get(path.as_slice()).copied()).collect();
         let mut verdict = Err(anyhow::anyhow!(
             "it is lost; it had the names {:?}",
@@ -340,8 +343,8 @@ impl History {
             }
         }
         verdict.context(what.clone())?;
-        // Look only at names that the file had before, has not now or later, and that no other file ever took: the
-        // other file may be back.
+        // Check only names that the file had before but not at the fsync or later, and that no other file ever had,
+        // because the other file may have come back.
         for (index, before) in self.states[..state].iter().enumerate() {
             for name in names(before) {
                 let since = &self.states[index + 1..=top.max(state)];
@@ -353,7 +356,7 @@ impl History {
         Ok(())
     }
 
-    /// H1 for the inode `id`, fsynced in the first state of the window, if `entry` is that inode.
+    /// Checks H1 for the inode `id`, which was fsynced in the first state of the window, if `entry` is that inode.
     fn verify_fsynced_at(
         &self,
         found: &BTreeMap<&[u8], &TreeEntry>,
@@ -420,8 +423,8 @@ impl History {
         Ok(())
     }
 
-    /// H2: each block equals one of these versions of it, and the size lies between the smallest and the largest of
-    /// them.
+    /// H2: each block equals one of its versions, and the size lies between the smallest and the largest of the
+    /// versions.
     fn verify_blocks(&self, entry: &TreeEntry, read: ReadFound<'_>, versions: &[(usize, u64)]) -> Result<()> {
         ensure!(entry.kind == NodeKind::File, "it is {:?}, of {} bytes", entry.kind, entry.size);
         let nodes = versions.iter().filter_map(|(state, id)| self.states[*state].model.nodes.get(id));
@@ -449,7 +452,7 @@ impl History {
     }
 }
 
-/// A function that reads all of a found file.
+/// A function that reads a whole file of the found filesystem.
 pub type ReadFound<'r> = &'r dyn Fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Describes how a block differs from the most similar version.

@@ -13,7 +13,7 @@ type Hook = Box<dyn FnOnce() -> io::Result<()> + Send>;
 /// A device with code that runs once, before a chosen flush.
 pub struct HookDevice {
     inner: Arc<dyn Device>,
-    /// The code, and the number of flushes to let pass first.
+    /// The number of flushes to let pass first, and the code.
     hook: Mutex<Option<(u64, Hook)>>,
 }
 
@@ -29,13 +29,13 @@ impl HookDevice {
         Self { inner, hook: Mutex::default() }
     }
 
-    /// Runs `hook` in the flushing thread, after `passed` flushes and before the next one. If the hook fails, the flush
-    /// fails.
+    /// Runs `hook` in the flushing thread, before the flush that follows `passed` other flushes. If the hook fails, the
+    /// flush fails.
     pub fn at_flush(&self, passed: u64, hook: impl FnOnce() -> io::Result<()> + Send + 'static) {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some((passed, Box::new(hook)));
     }
 
-    /// Whether the code has not run yet.
+    /// Whether the code has still to run.
     pub fn is_set(&self) -> bool {
         self.hook.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }

@@ -17,7 +17,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A sparse file of zeros.
+    /// Makes a sparse file of zeros.
     pub fn empty(len_bytes: u64) -> Result<Self> {
         let dir = TempDir::with_prefix("ubtrfs-test-").context("cannot make a temporary directory")?;
         let path = dir.path().join("image");
@@ -25,7 +25,7 @@ impl Image {
         Ok(Self { path, _dir: dir })
     }
 
-    /// An image formatted by `mkfs.btrfs` with these arguments and a random UUID.
+    /// Makes an image formatted by `mkfs.btrfs` with these arguments and a random UUID.
     pub fn kernel_made(len_bytes: u64, mkfs_args: &[&str]) -> Result<Self> {
         let image = Self::empty(len_bytes)?;
         let mut args: Vec<&str> = vec!["-q", "-f"];
@@ -36,7 +36,8 @@ impl Image {
         Ok(image)
     }
 
-    /// A sparse copy of another image. Both have one UUID: Linux mounts only one of them at a time.
+    /// Makes a sparse copy of another image. Both have one UUID, so Linux mounts only one of them
+    /// at a time.
     pub fn copy_of(path: &Path) -> Result<Self> {
         let image = Self::empty(0)?;
         run("cp", ["--sparse=always".as_ref(), path.as_os_str(), image.path.as_os_str()])?;
@@ -48,7 +49,7 @@ impl Image {
         &self.path
     }
 
-    /// A hash of the content, to verify that nothing changed.
+    /// Computes a hash of the content, to verify that nothing changed.
     pub fn digest(&self) -> Result<u64> {
         crate::tree_entry::digest_file(&self.path)
     }

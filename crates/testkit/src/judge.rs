@@ -1,5 +1,4 @@
-//! The complete verification of an image that ubtrfs wrote: btrfs-progs, Linux's mount and scrub, and the expected
-//! content.
+//! Verifies an image that ubtrfs wrote, with btrfs-progs, Linux's mount and scrub, and the expected content.
 
 use std::path::Path;
 
@@ -7,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{Compare, LoopMount, TreeEntry, btrfs_check, compare_entries, walk_path};
 
-/// Checks an image with Linux against the expected content. The error holds all messages.
+/// Checks an image with Linux and compares it with the expected content. The error contains all messages.
 pub fn judge(image: &Path, mount_options: &str, expected: &[(&[TreeEntry], Compare)]) -> Result<()> {
     btrfs_check(image)?;
     let mount = LoopMount::new(image, mount_options)?;

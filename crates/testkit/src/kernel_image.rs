@@ -1,8 +1,8 @@
-//! A filesystem that Linux made and filled, with everything that an ordinary one can hold.
+//! A filesystem that Linux made and filled, with everything that an ordinary filesystem can contain.
 //!
-//! Three compressions; inline, regular and preallocated extents; holes; reflinks; more hard links than fit into an
-//! inode reference; names with equal hashes; large directories; all types of inodes; extended attributes; ACLs;
-//! subvolumes; a writable and a read-only snapshot that share blocks with their source.
+//! It has three kinds of compression; inline, regular and preallocated extents; holes; reflinks; more hard links
+//! than fit into an inode reference; names with equal hashes; large directories; all types of inodes; extended
+//! attributes; ACLs; subvolumes; a writable and a read-only snapshot that share blocks with their source.
 //!
 //! I1. The content depends only on the seed and on `RichTree::extrefs`, so two images with the same seed and
 //!     `extrefs` differ only in format.
@@ -21,12 +21,12 @@ use ubtrfs_format::superblock::CompatRo;
 use crate::command::run;
 use crate::{Image, LoopMount, Model, Rng, colliding_names, name_of_len};
 
-/// How the image is formatted, and mounted while it is filled.
+/// The format of an image, and the mount options while it is filled.
 #[derive(Clone, Debug)]
 pub struct KernelImageSpec {
-    /// For messages.
+    /// The name in messages.
     pub name: &'static str,
-    /// Bytes of the image file.
+    /// The size of the image file in bytes.
     pub len_bytes: u64,
     /// Arguments for mkfs.btrfs.
     pub mkfs: &'static [&'static str],
@@ -41,7 +41,7 @@ pub struct KernelImageSpec {
 pub struct KernelImage {
     /// The image file.
     pub image: Image,
-    /// How it was made.
+    /// The format of the image.
     pub spec: KernelImageSpec,
 }
 
@@ -167,7 +167,7 @@ impl RichTree {
             fs::write(dir.join(format!("text-{len}")), rng.text(len))?;
         }
         fs::write(dir.join("large"), rng.bytes(4 << 20))?;
-        // Many extents: written backwards, with syncs in between so that they do not merge.
+        // Make many extents: write backwards, with syncs in between so that they are not merged.
         let file = File::create(dir.join("fragmented"))?;
         for index in (0..40u64).rev() {
             file.write_all_at(&rng.bytes(4096 + 37 * index as usize), index * 12_288)?;
@@ -175,7 +175,7 @@ impl RichTree {
                 file.sync_data()?;
             }
         }
-        // Enough small files for several levels of tree.
+        // Make enough small files for a tree with several levels.
         let small = dir.join("small");
         fs::create_dir(&small)?;
         for index in 0..1500 {
@@ -207,7 +207,7 @@ impl RichTree {
             let file = with_compression(&path, method)?;
             file.write_all_at(&rng.text(600_000), 0)?;
             file.sync_all()?;
-            // Cuts compressed extents in two, and leaves one that is used only at its end.
+            // Cut compressed extents in two, and leave one of which only the end is used.
             file.write_all_at(&rng.bytes(5000), 50_000)?;
             file.write_all_at(&rng.text(140_000), 200_000)?;
             punch(&file, 400_000, 70_000)?;
@@ -301,7 +301,7 @@ impl RichTree {
         fs::create_dir(dir)?;
         let target = dir.join("target");
         fs::write(&target, rng.text(10_000))?;
-        // A name of 200 bytes takes 210 in an inode reference: 400 of them fit into no node.
+        // A name of 200 bytes takes 210 bytes in an inode reference, so 400 names do not fit into one item.
         let count = if self.extrefs { 400 } else { 15 };
         for index in 0..count {
             let name = [format!("{index:04}-").into_bytes(), name_of_len(rng, 195)].concat();
@@ -373,7 +373,7 @@ impl RichTree {
         }
         set_xattr(&path, b"user.large", &rng.bytes(3500))?;
         set_xattr(dir, b"user.on-a-directory", b"yes")?;
-        // mtime before 1970, far ahead, and with nanoseconds.
+        // Times before 1970, far in the future, and with nanoseconds.
         for (name, sec, nsec) in [("old", -123_456_789, 1), ("ahead", 1 << 34, 999_999_999), ("now", 1_700_000_000, 5)]
         {
             let path = dir.join(name);
@@ -416,7 +416,7 @@ impl RichTree {
         fs::create_dir(&handed_down)?;
         run("btrfs", ["property", "set", &handed_down.to_string_lossy(), "compression", "zstd"])?;
         fs::write(handed_down.join("file"), rng.text(300_000))?;
-        // Attributes whose names have one hash share an item.
+        // Attributes whose names have equal hashes share an item.
         let shared = dir.join("colliding-attributes");
         fs::write(&shared, b"colliding")?;
         for name in colliding_names(rng, 4) {
@@ -454,7 +454,7 @@ impl RichTree {
         Ok(())
     }
 
-    /// Changes part of a subvolume that a snapshot shares, so that they still share the rest.
+    /// Changes part of a subvolume that has a snapshot, so that they still share the rest.
     fn scribble(&self, subvolume: &Path, rng: &mut Rng) -> Result<()> {
         let small = subvolume.join("small");
         for _ in 0..60 {

@@ -1,19 +1,19 @@
 //! Test support for the other crates: the kernel oracle, the reference model, and devices that fail or lose power.
 //!
-//! For tests only: shipped crates use it only as a dev-dependency.
+//! Other crates use it only as a dev-dependency.
 //!
-//! Other programs decide whether ubtrfs is right:
+//! Programs outside of ubtrfs decide whether ubtrfs is right:
 //! - [`LoopMount`] mounts an image with Linux, [`btrfs_check`] and [`LoopMount::scrub`] verify it with btrfs-progs and
 //!   Linux, [`compare_trees`] compares two trees file by file.
 //! - [`KernelImage`] is a rich filesystem that Linux made, with many `mkfs.btrfs` options.
-//! - [`Model`] is a filesystem in memory; [`Driver`] performs the same random operations on it and on a [`Target`].
+//! - [`Model`] is a filesystem in memory. [`Driver`] performs random operations on the model and on a [`Target`].
 //! - [`differential`] performs random system calls by several users on our mount and on Linux's, and compares each
 //!   answer.
 //! - [`RecordingDevice`] records writes and flushes, to replay power cuts; [`FaultDevice`] fails the n-th I/O.
 //!
 //! I1. All randomness comes from a seed that is printed when a test fails.
-//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first. Without them it skips with one loud
-//!     line, and fails with `CI=true`.
+//! I2. A test that needs root, loop devices or FUSE calls [`capability`] first. Without them it prints a line that it
+//!     is skipped; with `CI=true` it fails.
 //! I3. Mounts, loop devices and files are released on drop, also after a panic.
 
 #![forbid(unsafe_code)]

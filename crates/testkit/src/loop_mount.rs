@@ -1,6 +1,6 @@
-//! An image mounted by Linux: a loop device and a mount point that are released on drop.
+//! An image mounted by Linux. Its loop device and mount point are released on drop.
 //!
-//! I1. The value owns the mount point and the loop device. Drop unmounts, and then detaches.
+//! I1. The value owns the mount point and the loop device. Dropping it unmounts, then detaches.
 
 use std::path::{Path, PathBuf};
 
@@ -66,8 +66,8 @@ impl LoopMount {
 
     /// Turns quotas on, and returns when Linux has finished counting.
     ///
-    /// Linux may miss data that is written during the count, without marking its numbers as uncertain (seen with Linux
-    /// 6.18 on about one in fifty images; `btrfs check` reports it too).
+    /// Linux may miss data that is written while it counts, without marking its numbers as inconsistent (seen with
+    /// Linux 6.18 on about one in fifty images; `btrfs check` reports it too).
     pub fn enable_quota(&self) -> Result<()> {
         let point = self.path().to_string_lossy().into_owned();
         run("btrfs", ["filesystem", "sync", &point])?;
@@ -93,7 +93,8 @@ impl LoopMount {
         self.kernel_log()
             .lines()
             .filter(|line| ["BTRFS warning", "BTRFS error", "BTRFS critical"].iter().any(|tag| line.contains(tag)))
-            // A writer without a free space cache leaves one of an older generation; Linux warns when it mounts that.
+            // A writer that does not maintain the free space cache leaves an outdated one, and Linux warns about it at
+            // mount.
             .filter(|line| !line.contains("space cache generation") && !line.contains("is being deprecated"))
             .map(str::to_owned)
             .collect()
@@ -123,8 +124,8 @@ impl LoopMount {
         }
         if !self.device.is_empty() {
             let device = std::mem::take(&mut self.device);
-            // Linux remembers the device of every btrfs it has seen; a later filesystem on this loop device must not
-            // meet it.
+            // Linux remembers the device of every btrfs that it has seen. Make it forget this one, because another
+            // filesystem may use the loop device later.
             let _ = run("btrfs", ["device", "scan", "--forget", &device]);
             let detached = run("losetup", ["-d", &device]).map(drop);
             result = result.and(detached);

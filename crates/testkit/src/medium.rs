@@ -1,5 +1,5 @@
-//! The content of a disk in memory. Copies share unchanged blocks, so a power cut, or the state before a fault, costs
-//! only its differences.
+//! [`Medium`]: the content of a disk in memory. Copies share unchanged blocks, so the states before faults and after
+//! power cuts take memory only for their differences.
 //!
 //! I1. A missing block is zeros.
 //! I2. A [`MediumDevice`] never changes a [`Medium`] that was taken from it.
@@ -15,7 +15,7 @@ use ubtrfs_device::Device;
 
 const BLOCK: usize = 16 << 10;
 
-/// Content in blocks, sparse and copied on write.
+/// The content of a disk, in blocks that are allocated on write and shared by copies.
 #[derive(Clone, Debug, Default)]
 pub struct Medium {
     len_bytes: u64,
@@ -23,19 +23,19 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// A medium of this many zeros.
+    /// Makes a medium of zeros.
     pub fn zeros(len_bytes: u64) -> Self {
         Self { len_bytes, blocks: HashMap::new() }
     }
 
-    /// A medium with an empty filesystem.
+    /// Makes a medium with an empty filesystem.
     pub fn formatted(len_bytes: u64, options: &ubtrfs_mkfs::MkfsOptions) -> Result<Self> {
         let device = MediumDevice::new(Self::zeros(len_bytes));
         ubtrfs_mkfs::make(&device, options)?;
         Ok(device.content())
     }
 
-    /// The content of an image file.
+    /// Loads the content of an image file.
     pub fn from_image(path: &Path) -> Result<Self> {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::open(path)?;
@@ -74,12 +74,12 @@ impl Medium {
         Ok(())
     }
 
-    /// Size of the medium.
+    /// The size of the medium in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Memory of the blocks, including shared ones.
+    /// The memory of all blocks in bytes, including shared ones.
     pub fn resident_bytes(&self) -> u64 {
         (self.blocks.len() * BLOCK) as u64
     }
@@ -91,7 +91,7 @@ impl Medium {
         }
     }
 
-    /// Reads bytes; past the end are zeros.
+    /// Reads bytes. Bytes past the end are zeros.
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
         pieces(offset, buf.len(), |index, within, piece| match self.blocks.get(&index) {
             Some(block) => {
@@ -139,7 +139,7 @@ impl MediumDevice {
         Self { len_bytes: medium.len_bytes, live: RwLock::new(medium) }
     }
 
-    /// The current content.
+    /// Returns the current content.
     pub fn content(&self) -> Medium {
         self.read().clone()
     }
@@ -192,7 +192,8 @@ impl Device for MediumDevice {
     }
 }
 
-/// Splits a range at block boundaries: block, offset inside it, range of the buffer.
+/// Splits a range at block boundaries. Calls `each` with the block, the offset inside it, and the range of the
+/// buffer.
 fn pieces(offset: u64, len: usize, mut each: impl FnMut(u64, usize, Range<usize>)) {
     let mut done = 0;
     while done < len {

@@ -1,10 +1,10 @@
 //! The reference model: a filesystem in memory that is too simple to be wrong.
 //!
-//! It implements [`Target`], so an operation's result on the model predicts its result on the filesystem under test. It
-//! acts as root.
+//! It implements [`Target`], so an operation's result on the model predicts its result on the filesystem under test.
+//! All operations run as root.
 //!
 //! I1. Every node except the root has at least one link, and every link names a directory that holds the node.
-//! I2. A file's blocks hold only non-zero content within its size; a missing block is zeros.
+//! I2. A file's blocks contain only non-zero content within its size; a missing block is zeros.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -27,7 +27,8 @@ pub type ModelError = Errno;
 /// A filesystem in memory.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Shared with clones of the model: a clone after each step costs only what the step changed.
+    /// Shared with clones of the model, so a clone after each step takes memory only for the nodes that the step
+    /// changed.
     pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
     next: u64,
     read_only_volumes: Vec<u64>,
@@ -49,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) children: BTreeMap<Vec<u8>, u64>,
     pub(crate) links: Vec<(u64, Vec<u8>)>,
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The node's subvolume: renames and links stay inside it.
+    /// The node's subvolume. Renames and links cannot leave it.
     pub(crate) volume: u64,
     /// Whether the driver must not change it.
     pub(crate) fixed: bool,
@@ -62,14 +63,14 @@ impl Default for Model {
 }
 
 impl Model {
-    /// An empty root directory.
+    /// Makes a model with an empty root directory.
     pub fn new() -> Self {
         let mut nodes = BTreeMap::new();
         nodes.insert(ROOT, Arc::new(Node::new(NodeKind::Directory, 0o755, 0)));
         Self { nodes, next: 1, read_only_volumes: Vec::new() }
     }
 
-    /// Loads a directory of the running system. Device numbers tell subvolumes apart.
+    /// Loads a directory of the running system. Different device numbers mean different subvolumes.
     pub fn load(root: &Path) -> Result<Self> {
         let mut model = Self { nodes: BTreeMap::new(), next: 0, read_only_volumes: Vec::new() };
         let mut groups: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
@@ -92,7 +93,7 @@ impl Model {
             };
             if !entry.path.is_empty() {
                 let (dir, name) = split(&entry.path);
-                // Sorted order puts a directory before its children.
+                // The entries are sorted, so a directory comes before its children.
                 let parent = *by_path.get(dir).context("I1: the parent was walked before")?;
                 model.add_link(parent, name, id);
             }
@@ -119,7 +120,7 @@ impl Model {
         Ok(())
     }
 
-    /// Number of nodes.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -129,12 +130,12 @@ impl Model {
         self.nodes.len() <= 1
     }
 
-    /// Everything that a walk of the filesystem should find, except times and sizes of directories.
+    /// Returns everything that a walk of the filesystem must find, except times and sizes of directories.
     pub fn entries(&self) -> Vec<TreeEntry> {
         self.entries_and_ids().into_iter().map(|(entry, _)| entry).collect()
     }
 
-    /// The entries that `Model::entries` returns, each with its node.
+    /// Returns the entries of [`Model::entries`], each with its node's number.
     pub(crate) fn entries_and_ids(&self) -> Vec<(TreeEntry, u64)> {
         let mut ids = Vec::new();
         let mut entries = Vec::new();
@@ -169,7 +170,7 @@ impl Model {
         entries
     }
 
-    /// A path of this node, through its `choice`-th link.
+    /// Returns a path of this node, through its `choice`-th link.
     pub(crate) fn path_of(&self, id: u64, choice: usize) -> Vec<u8> {
         let mut names = Vec::new();
         let (mut at, mut choice) = (id, choice);
@@ -212,8 +213,8 @@ impl Model {
         Ok(at)
     }
 
-    /// The directory of a path, and the last name in it, which must be free unless `replace`. Errors come in Linux's
-    /// order: the lookup first, then whether the directory is writable ([`Model::writable`]).
+    /// Returns the directory of a path and the last name, which must be free unless `replace`. Errors have Linux's
+    /// order: first those of the lookup, then whether the directory is writable ([`Model::writable`]).
     fn find_parent<'p>(&self, path: &'p [u8], replace: bool) -> Result<(u64, &'p [u8]), Errno> {
         let (dir, name) = split(path);
         let parent = self.find(dir)?;
@@ -252,7 +253,7 @@ impl Model {
     }
 
     fn node(&mut self, id: u64) -> &mut Node {
-        // Callers may change the content.
+        // The digest is reset, because callers may change the content.
         let node = Arc::make_mut(self.nodes.get_mut(&id).expect("I1: links name nodes that exist"));
         node.digest = OnceLock::new();
         node
@@ -577,7 +578,7 @@ fn load_node(full: &Path, entry: &TreeEntry) -> Result<Node> {
                 match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
                     Ok(data) => at = data - data % BLOCK,
                     Err(Sys::NXIO) => break,
-                    Err(_) => {} // No holes known: read everything.
+                    Err(_) => {} // The filesystem does not report holes, so read everything.
                 }
                 let len = (entry.size - at).min(BLOCK) as usize;
                 file.read_exact_at(&mut block[..len], at)?;

@@ -1,4 +1,4 @@
-//! Names that are hard for a directory: names of every length, and names with equal hashes.
+//! Makes names that are hard cases for a directory: names of every length, and names with equal hashes.
 //!
 //! The hash is crc32c, which is linear: four bytes can be appended to any prefix so that the whole hashes to a chosen
 //! value. If one of those bytes is `/` or zero, the next prefix is tried.
@@ -7,7 +7,7 @@ use ubtrfs_format::hash::name_hash;
 
 use crate::Rng;
 
-/// Names of 12 bytes with equal hashes.
+/// Makes names of 12 bytes with equal hashes.
 pub fn colliding_names(rng: &mut Rng, count: usize) -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = vec![b"collision-00".to_vec()];
     let target = name_hash(&names[0]);
@@ -23,12 +23,12 @@ pub fn colliding_names(rng: &mut Rng, count: usize) -> Vec<Vec<u8>> {
     names
 }
 
-/// A name of this many bytes.
+/// Makes a name of this many bytes.
 pub fn name_of_len(rng: &mut Rng, len: usize) -> Vec<u8> {
     (0..len).map(|_| *rng.pick(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ._-+")).collect()
 }
 
-/// `prefix` and four bytes that make the hash `target`; `None` if those bytes cannot be in a name.
+/// Appends four bytes to `prefix` so that the hash is `target`. Returns `None` if those bytes cannot be in a name.
 fn forced(prefix: &[u8], target: u64) -> Option<Vec<u8>> {
     // hash(prefix + suffix) = hash(prefix + 0000) xor L(suffix), with L linear in the 32 bits of the suffix.
     let mut name = prefix.to_vec();

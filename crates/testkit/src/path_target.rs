@@ -19,7 +19,7 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
-    /// Uses this directory. Clears the process's umask, so that modes arrive unchanged.
+    /// Makes a target from a directory. Clears the process's umask, so that modes arrive unchanged.
     pub fn new(root: &Path) -> Self {
         rustix::process::umask(Mode::empty());
         Self { root: root.to_owned() }

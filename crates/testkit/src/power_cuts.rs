@@ -1,11 +1,12 @@
-//! Power cuts at scale: a workload is recorded once, and the power is cut at many points of the recording. Each medium
-//! that a cut may leave is opened, checked, and compared with the promises.
+//! Simulates many power cuts: a workload is recorded once, and the power is cut at many points of the recording. The
+//! medium that each cut leaves is opened, checked, and compared with the promises.
 //!
 //! - C1. The medium opens for writing, with its log replayed.
 //! - C2. `ubtrfs-check` finds it clean, before and after the replay.
-//! - C3. It keeps its promises: see [`History`].
-//! - C4. The seed determines everything: workload, points, and what each cut keeps, drops and tears. Exception: with
-//!   little memory, the commit thread flushes delayed items at times that the seed does not determine.
+//! - C3. The filesystem keeps its promises: see [`History`].
+//! - C4. The seed determines everything: the workload, the points, and the writes that each cut keeps, drops and tears.
+//!   The exception: with little memory, the commit thread flushes delayed items at times that the seed does not
+//!   determine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,15 +41,14 @@ pub struct PowerCuts {
 pub struct Cut {
     pub(crate) medium: Medium,
     pub(crate) made: usize,
-    /// Promises made, by lane.
+    /// The promises made before the cut, by lane.
     pub(crate) lanes: [Option<u64>; LANES],
     /// Describes the cut, for messages.
     pub what: String,
 }
 
 impl PowerCuts {
-    /// Records the workload of this seed: random operations, or one of the scripts, on one of several kinds of
-    /// filesystems.
+    /// Records the workload of a seed: random operations or one of the scripts, on one of several kinds of filesystems.
     pub fn record(seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let kind = usize::try_from(seed % (Script::KINDS as u64 + 4))?;
@@ -81,11 +81,12 @@ impl PowerCuts {
             }
             kind => {
                 let mut driver = Driver::new(seed, 1 << 16);
-                // Background commits leave dirty data out, so that only the names of their states are known.
+                // Background commits do not write dirty data, so the content of files in their states is not known.
                 if little_memory || kind % 2 == 0 {
                     driver = driver.names_only();
                 }
-                // Do not fsync: it would keep delayed items from being applied before the commit.
+                // With little memory, do not fsync, because it would keep delayed items from being applied before the
+                // commit.
                 let (operations, fsyncs) = if little_memory { (600, false) } else { (140, true) };
                 random(&mut target, &mut history, &mut rng, driver, operations, fsyncs)?;
                 "random".to_owned()
@@ -100,7 +101,7 @@ impl PowerCuts {
         Ok(Self { name, device, history, options, seed })
     }
 
-    /// Points to cut at, ascending: half of them around flushes, where superblocks are written.
+    /// Chooses points to cut at, in ascending order. Half of them are around flushes, where superblocks are written.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
@@ -114,17 +115,17 @@ impl PowerCuts {
         points
     }
 
-    /// Numbers of promises, flushes and events in the recording.
+    /// Returns the numbers of promises, flushes and events in the recording.
     pub fn size(&self) -> (usize, usize, usize) {
         (self.history.promises(), self.device.flush_points().len(), self.device.events())
     }
 
-    /// The builder that [`PowerCuts::cut`] needs.
+    /// Makes the builder that [`PowerCuts::cut`] needs.
     pub fn builder(&self) -> CutBuilder {
         self.device.cuts()
     }
 
-    /// The medium that cut number `number`, at this point, leaves.
+    /// Returns the medium that cut number `number`, at this point, leaves.
     pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);
@@ -133,7 +134,7 @@ impl PowerCuts {
         Cut { medium, made, lanes: outcome.promised_by, what }
     }
 
-    /// Verifies C1 to C3. Returns the entries found.
+    /// Verifies C1 to C3. Returns the entries of the filesystem.
     pub fn verify(&self, cut: &Cut) -> Result<Vec<TreeEntry>> {
         self.verify_inner(cut).with_context(|| cut.what.clone())
     }
@@ -150,8 +151,8 @@ impl PowerCuts {
         Ok(found)
     }
 
-    /// Verifies the cut with Linux: `btrfs check` before and after Linux's replay, and the promises as Linux sees them.
-    /// Linux must find `ours`, the entries that [`PowerCuts::verify`] found.
+    /// Verifies the cut with Linux: `btrfs check` before and after Linux's replay, and the promises on Linux's mount.
+    /// Linux must find `ours`, the entries that [`PowerCuts::verify`] returned.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
         cut.verify_by_linux(ours, image, |found, read| self.history.verify(found, read, cut.made, false))
     }
@@ -193,7 +194,8 @@ impl Cut {
 }
 
 impl PowerCuts {
-    /// Compares Linux's replay of the cut with ours: if they agree, a broken promise is not the fault of our replay.
+    /// Compares Linux's log replay of the cut with ours. If they agree, a broken promise is not the fault of our
+    /// replay.
     pub fn compare_with_linux(&self, cut: &Cut, image: &Path) -> Result<()> {
         let device: Arc<dyn Device> = Arc::new(MediumDevice::new(cut.medium.clone()));
         let target = FsTarget::on_device(device, self.options.clone())?;
@@ -206,13 +208,13 @@ impl PowerCuts {
     }
 }
 
-/// Fails with the problems that the in-process checker finds; verifies checksums of data too.
+/// Fails with the problems that `ubtrfs-check` finds. Also verifies checksums of data.
 pub fn check(medium: &Medium) -> Result<()> {
     let device: Arc<dyn Device> = Arc::new(MediumDevice::new(medium.clone()));
     let options = ubtrfs_check::Options { data_csums: true, ..Default::default() };
     let (mut problems, mut miscounts) = (Vec::new(), false);
     let report = ubtrfs_check::check(vec![device], options, &(), &mut |problem| {
-        // Numbers of quotas are a warning to users, but the engine keeps them exact.
+        // Wrong quota numbers are only a warning to users, but the engine must keep them exact.
         miscounts |= problem.code == ubtrfs_check::Code::Qgroup;
         problems.push(problem.to_string());
     })?;
@@ -223,7 +225,7 @@ pub fn check(medium: &Medium) -> Result<()> {
     Ok(())
 }
 
-/// Small enough that some hundred changes trigger a flush of delayed items.
+/// A memory limit so small that some hundred changes trigger a flush of delayed items.
 const LITTLE_MEMORY: u64 = 1 << 20;
 
 fn filesystem(rng: &mut Rng, mixed: bool) -> (MkfsOptions, String) {

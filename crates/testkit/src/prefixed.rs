@@ -1,9 +1,10 @@
-//! A directory of a target as a target: each of several threads works in one.
+//! [`Prefixed`]: makes a directory of a target a target, so that each of several threads can work
+//! in a separate directory.
 
 use crate::target::{Errno, FallocateOp, NodeKind, RenameOp, Target};
 use crate::tree_entry::join;
 
-/// A target whose paths lie below a directory.
+/// A target whose paths are relative to a directory of the inner target.
 #[derive(Clone, Debug)]
 pub(crate) struct Prefixed<T> {
     pub(crate) inner: T,

@@ -1,4 +1,4 @@
-//! A target that records a [`History`] of itself: passes operations on, notes promises, and marks them on the device.
+//! A target that records a [`History`]: it passes operations on, records promises, and marks them on the device.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Promising {
         Self { inner, device, fresh: Vec::new(), generation }
     }
 
-    /// Notes background commits since the last step.
+    /// Records background commits since the last step.
     pub(crate) fn before(&mut self, history: &mut History) {
         let generation = self.inner.fs().superblock().generation;
         if generation != std::mem::replace(&mut self.generation, generation) {
@@ -31,12 +31,12 @@ impl Promising {
         }
     }
 
-    /// Notes a step: the model's state after it, and the promises made.
+    /// Records a step: the model's state after it, and the promises made.
     pub(crate) fn after(&mut self, history: &mut History, model: &Model) {
         let generation = self.inner.fs().superblock().generation;
         let committed = generation != std::mem::replace(&mut self.generation, generation);
         if committed && self.fresh.is_empty() {
-            // The commit was somewhere in the step.
+            // The commit happened at an unknown time within the step.
             history.may_commit();
             history.may_commit_within();
         }

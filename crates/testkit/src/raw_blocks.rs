@@ -1,7 +1,7 @@
-//! The tree blocks of an image, found in its bytes, to damage them in place.
+//! Finds the tree blocks in the bytes of an image, so that tests can damage them in place.
 //!
-//! `btrfs inspect-internal dump-tree` tells which blocks are live. Their copies are found by scanning the image for
-//! headers with the filesystem's id. This uses nothing of ubtrfs except the layout of the header.
+//! `btrfs inspect-internal dump-tree` lists the live blocks. Their copies are found by scanning the image for
+//! headers with the filesystem's id. The only code of ubtrfs used here is the layout of the header.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct RawBlock {
     pub bytenr: u64,
     /// The tree that the block belongs to.
     pub owner: u64,
-    /// 0 for a leaf.
+    /// The level; 0 for a leaf.
     pub level: u8,
     /// Number of items.
     pub nritems: u32,
@@ -26,7 +26,7 @@ pub struct RawBlock {
 }
 
 impl RawBlock {
-    /// All live tree blocks of an unmounted image.
+    /// Finds all live tree blocks of an unmounted image.
     pub fn live(image: &Image) -> Result<Vec<Self>> {
         let raw = std::fs::read(image.path())?;
         let sb = &raw[65_536..65_536 + 4096];
@@ -68,7 +68,7 @@ impl RawBlock {
         Ok(blocks)
     }
 
-    /// Whether the block belongs to a tree of files.
+    /// Whether the block belongs to a subvolume.
     pub fn is_subvolume(&self) -> bool {
         self.owner == 5 || (256..u64::MAX - 256).contains(&self.owner)
     }

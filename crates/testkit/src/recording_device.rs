@@ -3,12 +3,12 @@
 //! The fault model of a disk with a volatile write cache:
 //! - I1. Everything written before a completed flush is on the medium.
 //! - I2. Each write after the last completed flush is kept, dropped, or torn, independently of the others and in any
-//!   order. A torn write has some new and some old sectors of 4096 bytes. A sector itself is never torn: btrfs depends
-//!   on that, because it overwrites the superblock, which is one sector, in place, and Linux reads only the primary
+//!   order. A torn write has some new and some old sectors of 4096 bytes. A sector is never torn. btrfs depends on
+//!   this, because it overwrites the superblock, which is one sector, in place, and Linux reads only the primary
 //!   superblock.
 //! - I3. A discard leaves zeros if a flush completed after it; otherwise it leaves zeros or the old content.
-//! - I4. A [`Gate`] holds some writes and flushes before they take effect, while requests of other threads pass. So
-//!   concurrent operations get between any two writes of a commit.
+//! - I4. A [`Gate`] delays some writes and flushes before they take effect, while requests of other threads pass. So
+//!   concurrent operations can happen between any two writes of a commit.
 
 use std::io;
 use std::path::Path;
@@ -33,21 +33,21 @@ enum Event {
     Mark { lane: usize, value: u64 },
 }
 
-/// Number of lanes. Each thread that gets promises has a lane.
+/// The number of lanes. Each thread that gets promises has a lane.
 pub const LANES: usize = 8;
 
 /// The part of a recording that survived a cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutOutcome {
-    /// Completed flushes.
+    /// The number of completed flushes.
     pub flushes: usize,
     /// Writes after the last completed flush that were kept in full.
     pub kept: usize,
-    /// Writes after it that were dropped.
+    /// Writes after the last completed flush that were dropped.
     pub dropped: usize,
-    /// Writes after it that were torn.
+    /// Writes after the last completed flush that were torn.
     pub torn: usize,
-    /// The last mark of lane 0 before the cut: the promises made by then.
+    /// The last mark of lane 0 before the cut.
     pub promised: Option<u64>,
     /// The last mark of each lane before the cut.
     pub promised_by: [Option<u64>; LANES],
@@ -62,22 +62,22 @@ impl CutOutcome {
     }
 }
 
-/// Which requests a device holds, and for how long (I4).
+/// The requests that a device delays, and for how long (I4).
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
     /// Seed of the choice.
     pub seed: u64,
-    /// Holds one in this many flushes and writes of the primary superblock.
+    /// Delays one in this many flushes and writes of the primary superblock.
     pub superblocks: u64,
-    /// Holds one in this many other writes.
+    /// Delays one in this many other writes.
     pub writes: u64,
-    /// Releases a held request after this many further requests and promises of other threads,
+    /// A delayed request is released after this many further requests and promises of other threads.
     pub events: usize,
-    /// or after this time, whichever comes first: other threads may be waiting for it.
+    /// A delayed request is released after this time at the latest, because other threads may be waiting for it.
     pub limit: Duration,
 }
 
-/// A sparse device in memory that records.
+/// A sparse device in memory that records writes, flushes and promises.
 #[derive(Debug)]
 pub struct RecordingDevice {
     base: Medium,
@@ -86,14 +86,14 @@ pub struct RecordingDevice {
     /// Signals that an event was added.
     added: Condvar,
     gate: Option<(Gate, Mutex<Rng>)>,
-    /// Numbers of the events at which a held request was released.
+    /// Numbers of the events at which a delayed request was released.
     passed: Mutex<Vec<usize>>,
-    /// Requests that are held now.
+    /// The number of requests that are delayed now.
     stopped: AtomicUsize,
 }
 
-/// Builds the states that the medium could have at points of a recording. Points must ascend: the builder keeps what
-/// was durable at the last one.
+/// Builds the states that the medium could have at points of a recording. Points must ascend, because the builder keeps
+/// the durable state of the last one.
 #[derive(Debug)]
 pub struct CutBuilder {
     events: Vec<Event>,
@@ -118,7 +118,7 @@ impl RecordingDevice {
         }
     }
 
-    /// Makes the device hold some of its requests (I4).
+    /// Makes the device delay some requests (I4).
     #[must_use]
     pub fn with_gate(mut self, gate: Gate) -> Self {
         self.gate = Some((gate, Mutex::new(Rng::new(gate.seed))));
@@ -130,40 +130,40 @@ impl RecordingDevice {
         Ok(Self::new(Medium::from_image(path)?))
     }
 
-    /// Another device with the content that this one started with.
+    /// Makes another device with the content that this one started with.
     pub fn fork(&self) -> Self {
         Self::new(self.base.clone())
     }
 
-    /// Notes that everything up to here was promised. Call it when a sync or fsync returned.
+    /// Records promise number `value` of lane 0. Call it when a sync or fsync has returned.
     pub fn mark(&self, value: u64) {
         self.mark_lane(0, value);
     }
 
-    /// Like `RecordingDevice::mark`, for a promise to one of several threads.
+    /// Works like [`RecordingDevice::mark`], for a promise to one of several threads.
     pub fn mark_lane(&self, lane: usize, value: u64) {
         assert!(lane < LANES, "there are {LANES} lanes");
         self.push(Event::Mark { lane, value });
     }
 
-    /// Number of events so far; a cut can be at any of them, and after the last.
+    /// Returns the number of events so far. A cut can be before any of them and after the last.
     pub fn events(&self) -> usize {
         self.lock_events().len()
     }
 
-    /// The numbers of the events right after each flush.
+    /// Returns the numbers of the events directly after each flush.
     pub fn flush_points(&self) -> Vec<usize> {
         let events = self.lock_events();
         let is_flush = |(at, event): (usize, &Event)| matches!(event, Event::Flush).then_some(at + 1);
         events.iter().enumerate().filter_map(is_flush).collect()
     }
 
-    /// The numbers of the events at which a held request was released (I4).
+    /// Returns the numbers of the events at which a delayed request was released (I4).
     pub fn gate_points(&self) -> Vec<usize> {
         self.passed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The numbers of the events right after each promise to a lane in `lanes`.
+    /// Returns the numbers of the events directly after each promise to a lane in `lanes`.
     pub fn mark_points(&self, lanes: std::ops::Range<usize>) -> Vec<usize> {
         let events = self.lock_events();
         let is_mark = |(at, event): (usize, &Event)| {
@@ -172,7 +172,7 @@ impl RecordingDevice {
         events.iter().enumerate().filter_map(is_mark).collect()
     }
 
-    /// A builder for cuts at many points.
+    /// Makes a builder for cuts at many points.
     pub fn cuts(&self) -> CutBuilder {
         let events = self.lock_events().clone();
         CutBuilder { events, durable: self.base.clone(), nr_durable: 0, outcome: CutOutcome::default() }
@@ -190,7 +190,7 @@ impl RecordingDevice {
         self.added.notify_all();
     }
 
-    /// Holds the request if the gate chooses it (I4).
+    /// Delays the request if the gate chooses it (I4).
     fn pass_gate(&self, is_superblock: bool) {
         let Some((gate, rng)) = &self.gate else { return };
         let one_in = if is_superblock { gate.superblocks } else { gate.writes };
@@ -213,7 +213,7 @@ impl RecordingDevice {
         self.stopped.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Waits until a request is held (I4), at most for `limit`.
+    /// Waits until a request is delayed (I4), at most for `limit`.
     pub fn wait_for_stop(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         while self.stopped.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
@@ -227,7 +227,8 @@ impl RecordingDevice {
 }
 
 impl CutBuilder {
-    /// A state that the medium could have after a power cut at `events` events, which must not be fewer than last time.
+    /// Returns a state that the medium could have after a power cut at `events` events. `events` must not be smaller
+    /// than in the last call.
     pub fn cut(&mut self, events: usize, rng: &mut Rng) -> (Medium, CutOutcome) {
         let prefix = events.min(self.events.len());
         let flushed =
@@ -243,11 +244,12 @@ impl CutBuilder {
         }
         self.nr_durable = flushed;
         let (mut medium, mut outcome) = (self.durable.clone(), self.outcome);
-        // Most cuts keep, drop and tear; some keep or drop nearly all writes, which independent choices hardly ever do.
+        // Most cuts mix kept, dropped and torn writes. Some keep or drop nearly all writes, which independent choices
+        // would hardly ever do.
         let mood = rng.below(8);
         for event in &self.events[flushed..prefix] {
             match event {
-                // A promise counts even if the flush for it was the last event before it.
+                // A promise directly before the cut counts too, because its flush precedes it.
                 Event::Mark { lane, value } => outcome.note(*lane, *value),
                 Event::Write { offset, data } => match (mood, rng.below(24)) {
                     (0, 1..) | (1, 0) | (2.., 0..8) => {

@@ -1,6 +1,6 @@
-//! Random numbers that repeat: a seed gives the same test on every machine.
+//! Reproducible random numbers: a seed gives the same test on every machine.
 //!
-//! Splitmix64 (Steele, Lea, Flood 2014). For tests only.
+//! The generator is splitmix64 (Steele, Lea, Flood 2014). For tests only.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
@@ -9,17 +9,17 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A stream with this seed.
+    /// Makes a stream with this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed ^ 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// The seed in `UBTRFS_SEED`, or `default`. Print it when a test fails.
+    /// Returns the seed in `UBTRFS_SEED`, or `default`. Print it when a test fails.
     pub fn seed_or(default: u64) -> u64 {
         std::env::var("UBTRFS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -28,27 +28,27 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 for a bound of 0.
+    /// Returns a number below `bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.next_u64() % bound }
     }
 
-    /// An index below `len`.
+    /// Returns an index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// True with probability 1/`n`.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// A random element.
+    /// Returns a random element.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }
 
-    /// Random bytes, which do not compress.
+    /// Returns random bytes, which do not compress.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len + 8);
         while out.len() < len {
@@ -58,7 +58,7 @@ impl Rng {
         out
     }
 
-    /// Bytes that compress about four times, as text does.
+    /// Returns bytes that compress to about a quarter, as text does.
     pub fn text(&mut self, len: usize) -> Vec<u8> {
         const WORDS: [&str; 12] = [
             "extent",
@@ -86,7 +86,7 @@ impl Rng {
         out
     }
 
-    /// Content from [`Rng::bytes`] or [`Rng::text`], or one byte repeated.
+    /// Returns content from [`Rng::bytes`] or [`Rng::text`], or one byte repeated.
     pub fn content(&mut self, len: usize) -> Vec<u8> {
         match self.below(8) {
             0..4 => self.bytes(len),
@@ -98,7 +98,8 @@ impl Rng {
         }
     }
 
-    /// A length up to `max`: small more often than large, often next to a power of two.
+    /// Returns a length up to `max`. Small lengths are more frequent than large ones, and many are
+    /// next to a power of two.
     pub fn len(&mut self, max: u64) -> u64 {
         let bits = self.below(64 - u64::from(max.max(1).leading_zeros()) + 1);
         let top = 1u64 << bits.min(62);

@@ -1,4 +1,5 @@
-//! Scripted workloads for faults and power cuts: short lists of steps that cover everything a filesystem does.
+//! Scripted workloads for faults and power cuts: short lists of steps that together cover all operations of a
+//! filesystem.
 //!
 //! I1. A script is valid: on a filesystem without faults every step succeeds, and on the model too.
 //! I2. A script depends only on its seed.
@@ -152,7 +153,7 @@ impl Script {
         self.steps.push(Step::Remount);
     }
 
-    /// Every operation once, for faults at every request.
+    /// A script with every operation once, for faults at every request.
     pub fn everything(seed: u64) -> Self {
         let mut s = Self::new("everything", seed);
         s.mkdir("dir");
@@ -224,7 +225,7 @@ impl Script {
         s
     }
 
-    /// A script about one thing that programs rely on, with about 60 to 100 steps. There are [`Script::KINDS`] of them.
+    /// A script of about 60 to 100 steps about one behaviour that programs rely on. `kind` is below [`Script::KINDS`].
     pub fn about(kind: usize, seed: u64) -> Self {
         let make = [
             Self::overwrite_by_rename,
@@ -253,7 +254,7 @@ impl Script {
         }
     }
 
-    /// Editors: write a temporary file, fsync it, rename it over the old one.
+    /// As editors do: writes a temporary file, fsyncs it, and renames it over the old one.
     fn overwrite_by_rename(seed: u64) -> Self {
         let mut s = Self::new("overwrite by rename", seed);
         for file in 0..3 {
@@ -278,7 +279,7 @@ impl Script {
         s
     }
 
-    /// Logs and mail: append and fsync.
+    /// As for logs and mail: appends and fsyncs.
     fn append(seed: u64) -> Self {
         let mut s = Self::new("append and fsync", seed);
         let mut sizes = [0u64; 3];
@@ -303,7 +304,7 @@ impl Script {
         s
     }
 
-    /// Create, rename and remove names, and fsync the directory or the file.
+    /// Creates, renames and removes names, and fsyncs the directory or the file.
     fn directories(seed: u64) -> Self {
         let mut s = Self::new("directories", seed);
         s.mkdir("a");
@@ -354,7 +355,7 @@ impl Script {
         s
     }
 
-    /// Several names for one file.
+    /// Makes and removes several names of one file.
     fn links(seed: u64) -> Self {
         let mut s = Self::new("links", seed);
         s.mkdir("dir");
@@ -396,7 +397,7 @@ impl Script {
         s
     }
 
-    /// Truncates files, shorter and longer, and writes again.
+    /// Truncates files to smaller and larger sizes, and writes again.
     fn sizes(seed: u64) -> Self {
         let mut s = Self::new("sizes", seed);
         for file in 0..2 {
@@ -421,7 +422,7 @@ impl Script {
         s
     }
 
-    /// Punches, zeros and preallocates, and writes into all of it.
+    /// Punches, zeros and preallocates ranges, and writes into them.
     fn holes(seed: u64) -> Self {
         let mut s = Self::new("holes", seed);
         s.create("file");
@@ -471,7 +472,7 @@ impl Script {
         s
     }
 
-    /// Extended attributes, modes, symbolic links, special files.
+    /// Changes extended attributes, modes, symbolic links and special files.
     fn attributes(seed: u64) -> Self {
         let mut s = Self::new("attributes", seed);
         s.mkdir("dir");
@@ -505,7 +506,7 @@ impl Script {
         s
     }
 
-    /// Databases: a journal with appends and fsyncs, pages overwritten in place, checkpoints.
+    /// As databases do: appends to a journal with fsyncs, overwrites pages in place, and makes checkpoints.
     fn log_structured(seed: u64) -> Self {
         let mut s = Self::new("journal and pages", seed);
         s.create("db");

@@ -1,8 +1,8 @@
-//! A directory tree as a sorted list of everything that a user can see, and the comparison of two such lists.
+//! A directory tree as a sorted list of everything that a user can see. Also compares two such lists.
 //!
 //! I1. Holes and written zeros are equal content: a file is a size and a set of non-zero chunks.
-//! I2. Modification times of placeholder directories are not compared. Linux shows such an empty directory, inode
-//!     number 2, where a snapshot has no copy of a nested subvolume, and makes up its times at the lookup.
+//! I2. Modification times of placeholder directories are not compared. Linux shows such an empty directory, with
+//!     inode number 2, in place of a nested subvolume in a snapshot, and sets its times at the lookup.
 //! I3. Hard links are compared as groups: paths of one file must match, inode numbers need not.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,13 +18,13 @@ use ubtrfs_format::{CsumType, objectid};
 
 use crate::target::NodeKind;
 
-/// Bytes of content that are hashed together.
+/// The number of bytes of content that are hashed together.
 pub(crate) const CHUNK_BYTES: usize = 128 << 10;
 
-/// One path of a tree and all that is known about it.
+/// One path of a tree, with all its attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeEntry {
-    /// Relative to the root of the tree; empty for the root.
+    /// The path, relative to the root of the tree; empty for the root.
     pub path: Vec<u8>,
     /// Type of the inode.
     pub kind: NodeKind,
@@ -38,7 +38,7 @@ pub struct TreeEntry {
     pub size: u64,
     /// Link count, as stat reports it.
     pub nlink: u64,
-    /// First path (in order) of the same file, for files with several links.
+    /// The first path in sorted order of a file with several links.
     pub link_group: Option<Vec<u8>>,
     /// Device number, major and minor.
     pub rdev: (u32, u32),
@@ -66,15 +66,15 @@ pub struct Compare {
 }
 
 impl Compare {
-    /// Everything: for two views of one btrfs.
+    /// Compares everything: for two views of one btrfs.
     pub const ALL: Self = Self { mtime: true, dir_size: true, dir_nlink: true, xattrs: true, root: true };
-    /// Everything that a copy to any filesystem keeps.
+    /// Compares everything that a copy to any filesystem keeps.
     pub const COPY: Self = Self { mtime: true, dir_size: false, dir_nlink: false, xattrs: true, root: false };
-    /// Everything that the reference model knows.
+    /// Compares everything that the reference model knows.
     pub const MODEL: Self = Self { mtime: false, dir_size: false, dir_nlink: false, xattrs: true, root: false };
 }
 
-/// Compares two trees; an error lists the first differences and their number.
+/// Compares two trees. Returns the number of entries. An error lists the first differences and their number.
 pub fn compare_trees(a: &Path, b: &Path, what: Compare) -> Result<usize> {
     let left = walk_path(a)?;
     let right = walk_path(b)?;
@@ -127,7 +127,7 @@ fn difference(a: &TreeEntry, b: &TreeEntry, what: Compare) -> Option<String> {
     if parts.is_empty() { None } else { Some(format!("{}: {}", show(&a.path), parts.join("; "))) }
 }
 
-/// A digest of everything that `walk_path` finds, modification times and directory sizes included.
+/// Computes a digest of everything that `walk_path` finds, including modification times and directory sizes.
 pub fn tree_digest(root: &Path) -> Result<u64> {
     let mut text = Vec::new();
     for entry in walk_path(root)? {
@@ -136,7 +136,7 @@ pub fn tree_digest(root: &Path) -> Result<u64> {
     Ok(xxh64(&text))
 }
 
-/// Everything below a directory of the running system, subvolumes included, sorted by path.
+/// Returns everything below a directory of the running system, including subvolumes, sorted by path.
 pub fn walk_path(root: &Path) -> Result<Vec<TreeEntry>> {
     let mut entries = Vec::new();
     let mut identities: HashMap<(u64, u64), Vec<usize>> = HashMap::new();
@@ -159,7 +159,7 @@ pub fn walk_path(root: &Path) -> Result<Vec<TreeEntry>> {
     Ok(entries)
 }
 
-/// Names each group of links by its first path.
+/// Sets the link group of all paths in each group to the group's first path.
 pub(crate) fn set_link_groups(entries: &mut [TreeEntry], groups: impl Iterator<Item = Vec<usize>>) {
     for group in groups {
         let first = group.iter().map(|&index| &entries[index].path).min().cloned();
@@ -201,8 +201,8 @@ fn entry_of(full: &Path, path: Vec<u8>, meta: &std::fs::Metadata) -> Result<Tree
     })
 }
 
-/// Whether a directory is the placeholder for a nested subvolume (I2), by its inode number in a mount of Linux or of
-/// ubtrfs (`fuse::node`).
+/// Whether a directory is a placeholder for a nested subvolume (I2), judged by its inode number in a mount of Linux
+/// or of ubtrfs (`fuse::node`).
 pub(crate) fn is_stub(kind: NodeKind, ino: u64) -> bool {
     kind == NodeKind::Directory && (ino == objectid::EMPTY_SUBVOL_DIR || ino >> 62 == 3)
 }
@@ -236,7 +236,7 @@ pub(crate) fn digest_file(path: &Path) -> Result<u64> {
         match seek(&file, SeekFrom::Data(at)) {
             Ok(data) => at = data - data % CHUNK_BYTES as u64,
             Err(rustix::io::Errno::NXIO) => break,
-            Err(_) => {} // No holes known: read everything.
+            Err(_) => {} // The filesystem does not report holes, so read everything.
         }
         let len = usize::try_from((len_bytes - at).min(CHUNK_BYTES as u64))?;
         file.read_exact_at(&mut chunk[..len], at)?;
@@ -246,7 +246,7 @@ pub(crate) fn digest_file(path: &Path) -> Result<u64> {
     Ok(hash.finish())
 }
 
-/// The hash of a file's size and of the number and hash of every chunk that is not all zeros.
+/// A hash of a file's size, and of the number and hash of every chunk that is not all zeros.
 #[derive(Debug)]
 pub(crate) struct ContentHash {
     text: Vec<u8>,
@@ -267,13 +267,13 @@ impl ContentHash {
         }
     }
 
-    /// The hash.
+    /// Returns the hash.
     pub(crate) fn finish(self) -> u64 {
         xxh64(&self.text)
     }
 }
 
-/// The 64-bit hash of bytes.
+/// Computes a 64-bit hash of bytes.
 pub(crate) fn xxh64(data: &[u8]) -> u64 {
     let csum = CsumType::Xxhash.compute(data);
     u64::from_le_bytes(csum[..8].try_into().expect("a checksum buffer is 32 bytes"))
@@ -289,7 +289,7 @@ pub(crate) fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A path for messages.
+/// Formats a path for messages.
 pub(crate) fn show(path: &[u8]) -> String {
     if path.is_empty() { "(root)".to_owned() } else { path.escape_ascii().to_string() }
 }

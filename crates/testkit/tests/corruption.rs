@@ -1,5 +1,5 @@
-//! Damaged filesystems: a block with another good copy is read and repaired, a block without one causes an error that
-//! says where, and no content of a disk makes the engine panic.
+//! Tests damaged filesystems: a block with another good copy is read and repaired, a block without one causes an
+//! error that says where, and no content of a disk makes the engine panic.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ fn damage(image: &Image, rng: &mut Rng, offset: u64, len: u64) {
     image.write_at(at, &[byte ^ (1 << rng.below(8))]).unwrap();
 }
 
-/// A small filesystem that Linux made with these arguments and `fill` filled.
+/// Makes a small filesystem with Linux and these arguments, and fills it with `fill`.
 fn small(mkfs: &[&str], fill: impl Fn(&Path)) -> Image {
     let image = Image::kernel_made(256 << 20, mkfs).unwrap();
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -75,7 +75,8 @@ fn a_bad_copy_of_a_block_is_mended_from_the_good_one() {
         copy(block.copies[0]) == copy(block.copies[1])
     };
     let mended = read.iter().filter(same).count();
-    // A walk does not read leaves that hold only inode references of files with many links.
+    // A walk does not read leaves that contain only inode references of files with many links, so up to 5% may
+    // remain.
     assert!(mended * 20 >= read.len() * 19, "{mended} of {} were mended", read.len());
     println!("{mended} of {} were mended", read.len());
     let mount = LoopMount::new(image.path(), "").unwrap();
@@ -129,7 +130,7 @@ fn a_block_without_a_good_copy_is_an_error_that_says_where() {
     assert!((1..150).contains(&seen), "{seen} of 150 files were found");
 }
 
-/// Offsets of these bytes in the image.
+/// Finds the offsets of these bytes in the image.
 fn places(image: &Image, needle: &[u8]) -> Vec<u64> {
     let raw = std::fs::read(image.path()).unwrap();
     (0..raw.len()).step_by(4096).filter(|&at| raw[at..].starts_with(needle)).map(|at| at as u64).collect()
@@ -176,7 +177,7 @@ fn damaged_data_with_a_second_copy_is_mended() {
     target.close().unwrap();
     assert_eq!(places(&image, &content[..4096]).len(), 2);
     let mount = LoopMount::new(image.path(), "").unwrap();
-    // The first scrub may still find the other copy bad: which copy a read uses first is not promised.
+    // The first scrub may still find a bad copy, because reads do not always use the same copy first.
     let _ = mount.scrub();
     mount.scrub().unwrap();
     assert!(std::fs::read(mount.join("file")).unwrap() == content);
@@ -193,7 +194,7 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     mount.close().unwrap();
     image.write_at(64 << 10, &[0; 4096]).unwrap();
     let before = image.digest().unwrap();
-    // Opens read-only: if the first superblock is gone, the device may now belong to something else.
+    // The image opens read-only, because a device without its first superblock may now belong to something else.
     let mut target = FsTarget::open(image.path(), "").unwrap();
     println!("{}", target.fs().read_only().unwrap());
     compare_entries(&linux, &target.walk().unwrap(), Compare::ALL).unwrap();
@@ -202,8 +203,8 @@ fn a_superblock_that_is_lost_is_taken_from_its_mirror_for_reading() {
     assert_eq!(before, image.digest().unwrap());
 }
 
-/// A damaged filesystem is refused or can be written. In both cases every superblock stays one of this filesystem and
-/// device.
+/// A damaged filesystem is refused or can be written. In both cases, every superblock still belongs to this
+/// filesystem and device.
 #[test]
 fn superblocks_outlive_writes_to_a_crafted_image() {
     if !capability::kernel_oracle() {
@@ -242,7 +243,7 @@ fn superblocks_outlive_writes_to_a_crafted_image() {
     assert!(written > 20, "only {written} images were written to");
 }
 
-/// Both checkers notice a wrong byte of file data, and a broken copy of the superblock, including the primary.
+/// Both checkers find a wrong byte of file data, and a broken copy of the superblock, including the primary.
 #[test]
 fn the_judges_read_data_and_every_superblock() {
     if !capability::kernel_oracle() {
@@ -270,7 +271,7 @@ fn the_judges_read_data_and_every_superblock() {
     assert_eq!(damaged, BTreeSet::from([64 << 10, 64 << 20]));
 }
 
-/// The error about a foreign device item says where the item is.
+/// The error about a device item of another filesystem says where the item is.
 #[test]
 fn a_foreign_device_item_is_refused_with_its_place() {
     if !capability::kernel_oracle() {
@@ -311,7 +312,7 @@ fn crafted_blocks_never_panic() {
         let block = rng.pick(&blocks).clone();
         let mut crafted = image.read_at(block.copies[0], 4096).unwrap();
         for _ in 0..=rng.below(3) {
-            // Mostly heads of items, sometimes their content.
+            // Usually damage item heads, sometimes item data.
             let used = HEADER_SIZE as u64 + ITEM_HEAD_SIZE as u64 * u64::from(block.nritems).min(150);
             let place = if rng.one_in(3) { 32 + rng.below(4064) } else { 48 + rng.below(used.min(4096) - 48) };
             crafted[place as usize] = match rng.below(4) {

@@ -1,5 +1,5 @@
-//! Failing devices: whatever the n-th request does, nothing acknowledged is lost, errors are reported, nothing panics
-//! or hangs. Tests a sample of the runs of `examples/faults.rs`, and the use of second copies.
+//! Tests failing devices: whatever the n-th request does, nothing acknowledged is lost, errors are reported, and
+//! nothing panics or hangs. Runs a sample of the runs of `examples/faults.rs`, and tests the use of second copies.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,8 +71,8 @@ fn the_long_workload_makes_two_thousand_requests_of_each_kind() {
     }
 }
 
-/// If all writes to second copies fail, the first copies carry on, the errors are counted and kept, and Linux repairs
-/// the second copies.
+/// If all writes to second copies fail, the filesystem works with the first copies, the errors are counted and kept,
+/// and Linux repairs the second copies.
 #[test]
 fn losing_a_copy_while_writing_loses_nothing() {
     if !capability::kernel_oracle() {
@@ -82,7 +82,7 @@ fn losing_a_copy_while_writing_loses_nothing() {
     let options = MkfsOptions { data_profile: BlockGroupFlags::DUP, ..MkfsOptions::default() };
     Medium::formatted(512 << 20, &options).unwrap().save(image.path()).unwrap();
     let below = Arc::new(MediumDevice::new(Medium::from_image(image.path()).unwrap()));
-    // Linux's tool tells where the second copies are.
+    // `btrfs inspect-internal` shows where the second copies are.
     let text = run("btrfs", ["inspect-internal", "dump-tree", "-t", "chunk", image.path().to_str().unwrap()]).unwrap();
     let number = |line: &str, name: &str| -> Option<u64> {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -140,7 +140,7 @@ fn what_reading_mends_is_counted_for_good() {
         target.create(format!("file-{index}").as_bytes(), NodeKind::File, 0o644, (0, 0)).unwrap();
     }
     target.close().unwrap();
-    // The first copy of a leaf is returned wrong once. Which read gets it depends on the readahead thread.
+    // The first copy of a leaf is read wrong once. The readahead thread may be the one that reads it.
     let leaf = first_leaf_of_files(&below.content());
     let plan = FaultPlan {
         read: Some(0),
@@ -153,7 +153,7 @@ fn what_reading_mends_is_counted_for_good() {
     target.walk().unwrap();
     assert_eq!(device.faults(), 1);
     let count = |target: &FsTarget| target.fs().device_stats().iter().map(|(_, stats)| stats.values[3]).sum::<u64>();
-    // That thread may still be counting the error after the walk.
+    // The readahead thread may count the error only after the walk, so wait.
     let start = Instant::now();
     while count(&target) == 0 && start.elapsed() < Duration::from_secs(10) {
         std::thread::yield_now();
@@ -164,7 +164,7 @@ fn what_reading_mends_is_counted_for_good() {
     assert_eq!(count(&target), 1);
 }
 
-/// Offset of the first copy of the newest leaf of the top-level subvolume.
+/// Finds the offset of the first copy of the newest leaf of the top-level subvolume.
 fn first_leaf_of_files(medium: &Medium) -> u64 {
     let read = |offset: u64, len: usize| {
         let mut bytes = vec![0; len];
@@ -178,7 +178,7 @@ fn first_leaf_of_files(medium: &Medium) -> u64 {
         let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
         (header[32..48] == fsid && number(88) == 5 && header[100] == 0).then(|| (number(80), offset))
     });
-    // The newest leaf, and its copy with the lowest address.
+    // Take the newest leaf, and its copy with the lowest address.
     leaves.max_by_key(|&(generation, offset)| (generation, std::cmp::Reverse(offset))).unwrap().1
 }
 

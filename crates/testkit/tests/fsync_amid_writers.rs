@@ -1,8 +1,9 @@
-//! fsync while another thread writes to the file: everything written before the call is durable when it returns.
+//! Tests fsync while another thread writes to the file: everything written before the call is durable when it
+//! returns.
 //!
-//! Method: a writer publishes each completed write. The syncing thread notes the published writes, calls fsync (or
-//! sync), and then reads the file from the device with a read-only mount that replays the log in memory. Each round
-//! uses a new file, because a file that was never on disk has the most to lose.
+//! Method: a writer publishes each completed write. The syncing thread records the published writes, calls fsync
+//! (or sync), and then reads the file from the device with a read-only mount that replays the log in memory. Each
+//! round uses a new file, because a file that was never on disk can lose the most.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -51,7 +52,7 @@ impl Work {
         }
     }
 
-    /// Checks that the file had this content after `published` writes, or later.
+    /// Checks that the file had this content after `published` or more writes.
     fn check(self, content: &[u8], published: u64) -> Result<(), String> {
         let number_at =
             |at: usize| content.get(at..at + 8).map_or(0, |raw| u64::from_le_bytes(raw.try_into().unwrap()));
@@ -163,7 +164,7 @@ fn fsync_of_a_file_whose_holes_are_filled() {
     run(Work::FillHoles, "commit=300");
 }
 
-/// Several threads write their own bytes of one small file, so that some thread is nearly always writing.
+/// Several threads each write different bytes of one small file, so that nearly always some thread is writing.
 #[test]
 fn fsync_of_a_small_file_that_many_threads_rewrite() {
     const THREADS: usize = 6;

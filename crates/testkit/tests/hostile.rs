@@ -1,5 +1,5 @@
-//! Hostile input: runs the bodies of the fuzz targets over the kept corpus, and over random mutations of it. `fuzz/`
-//! runs the bodies with cargo-fuzz.
+//! Tests hostile input: runs the bodies of the fuzz targets on the kept corpus and on random mutations of it.
+//! `fuzz/` runs the bodies with cargo-fuzz.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use ubtrfs_format::KeyType;
 use ubtrfs_testkit::Rng;
 use ubtrfs_testkit::hostile::{SeedImage, TARGETS, use_image};
 
-/// An input that takes longer counts as a hang, however slow the machine.
+/// An input that takes longer counts as a hang, even on a slow machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -37,7 +37,7 @@ fn kept_inputs() {
     }
 }
 
-/// File sizes up to the largest 64-bit number are refused or handled, without a panic.
+/// File sizes up to the largest 64-bit number are refused or handled, and never cause a panic.
 #[test]
 fn absurd_sizes_of_files() {
     for size in [u64::MAX, u64::MAX - 4096, 1 << 63, (1 << 63) - 1, (1 << 62) + 1] {

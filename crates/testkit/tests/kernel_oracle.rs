@@ -1,5 +1,5 @@
-//! Tests of the oracle itself: images that Linux made and filled are clean, equal to the model loaded from them, and
-//! change through Linux as the model predicts.
+//! Tests the oracle itself: images that Linux made and filled are clean and equal to the model loaded from them, and
+//! changes by Linux have the results that the model predicts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,9 +1,9 @@
-//! A killed server: the device has everything it wrote, in order, and nothing more. Everything fsynced is there, no
-//! inode that still exists is lost, and the checker finds the filesystem clean.
+//! Tests killed servers: the device has everything that the server wrote, in order, and nothing more. Everything
+//! fsynced exists, no inode that should exist is lost, and the checker finds the filesystem clean.
 //!
-//! Method: the content of the device is copied while the filesystem is open, and opened as another device. First the
-//! cases that once failed, then random ones: `ROUNDS` sessions of a few operations, each killed at its end and
-//! continued by the next.
+//! Method: the content of the device is copied while the filesystem is open, and opened as another device. Cases
+//! that once failed come first, then random ones: sessions of a few operations, each killed at its end and continued
+//! by the next.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -103,7 +103,7 @@ fn a_file_whose_index_was_used_again_is_not_lost() {
     server.file(dir, b"moved");
     server.fs().sync().unwrap();
     let server = server.kill();
-    // The directory is loaded anew: its last index is free again.
+    // The directory is loaded again, so its last index is free again.
     server.fs().rename(dir, b"moved", top, b"there", RenameFlags::empty()).unwrap();
     server.fs().fsync(server.file(dir, b"file"), false).unwrap();
     let server = server.kill();
@@ -112,7 +112,7 @@ fn a_file_whose_index_was_used_again_is_not_lost() {
     assert!(lives, "it has its old name or its new one");
 }
 
-/// Inodes, by number and transaction of creation, with a directory and a name in it.
+/// Inodes by number and transaction of creation, each with a directory and its name there.
 type Names = BTreeMap<(u64, u64), (InodeId, Vec<u8>)>;
 
 fn entries(fs: &Fs, dir: InodeId) -> Result<Vec<(Vec<u8>, InodeId)>, ubtrfs_fs::Error> {
@@ -126,7 +126,7 @@ fn entries(fs: &Fs, dir: InodeId) -> Result<Vec<(Vec<u8>, InodeId)>, ubtrfs_fs::
     Ok(found)
 }
 
-/// All inodes that have a name.
+/// Returns all inodes that have a name.
 fn living(fs: &Fs) -> Names {
     let mut names = Names::new();
     let mut dirs = vec![fs.root()];
@@ -146,12 +146,12 @@ fn living(fs: &Fs) -> Names {
 struct Worker {
     rng: Rng,
     dirs: Vec<InodeId>,
-    /// The inodes that it fsynced.
+    /// The inodes that the thread fsynced.
     fsynced: Vec<(u64, u64)>,
 }
 
 impl Worker {
-    /// Starts with some of the existing directories.
+    /// Makes a worker that knows some of the existing directories.
     fn new(fs: &Fs, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut dirs = vec![fs.root()];
@@ -164,7 +164,7 @@ impl Worker {
         Self { rng, dirs, fsynced: Vec::new() }
     }
 
-    /// A name in a random directory, often the newest.
+    /// Picks a name in a random directory, often the newest one.
     fn pick(&mut self) -> (InodeId, Vec<u8>) {
         let newest = self.dirs[self.dirs.len() - 1];
         let dir = if self.rng.one_in(3) { newest } else { *self.rng.pick(&self.dirs) };
@@ -215,7 +215,7 @@ impl Worker {
             }
             16..19 => {
                 let flags = [RenameFlags::empty(), RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::WHITEOUT];
-                // Moving a directory ends the logs of a transaction.
+                // After a directory is moved, fsync commits and does not log in this transaction.
                 if moves_dirs || !fs.lookup(dir, &name)?.is_dir() {
                     fs.rename(dir, &name, dir2, &name2, *self.rng.pick(&flags))?;
                 }
@@ -236,7 +236,7 @@ impl Worker {
     }
 }
 
-/// Errors that a race with another thread, or a random name, may cause.
+/// The errors that a race with another thread or a random name may cause.
 const EXPECTED: [i32; 9] = [1, 2, 16, 17, 20, 21, 22, 39, 116];
 
 /// Runs consecutive sessions on one filesystem.
@@ -245,11 +245,11 @@ fn sessions(seed: u64, nr_sessions: u64, nr_threads: u64) {
     let mut server = Server::new();
     for session in 0..nr_sessions {
         let what = format!("seed {seed}, {nr_threads} threads, session {session}");
-        // Many sessions end before the first commit.
+        // Use few steps in most sessions, so that many sessions end before the first commit.
         let most_steps = if rng.one_in(3) { 120 } else { 20 };
         let (nr_steps, moves_dirs) = (5 + rng.below(most_steps), rng.one_in(4));
         let fs = server.fs();
-        // Removes the newest inodes first, whose numbers and indexes would be used next.
+        // Remove some of the newest inodes, because their numbers and indexes would be used next.
         for _ in 0..rng.below(4) {
             if let Some((_, (dir, name))) = living(fs).pop_last() {
                 Worker::remove_all(fs, dir, &name).unwrap();

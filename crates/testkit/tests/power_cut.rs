@@ -1,8 +1,8 @@
-//! Power cuts: whatever the medium holds after a cut, the filesystem is clean and keeps its promises.
+//! Tests power cuts: whatever the medium contains after a cut, the filesystem is clean and keeps its promises.
 //!
-//! Method: a workload runs on a device that records every write. The power is cut at many points; the seed decides for
-//! each unflushed write whether it is kept, dropped or torn. Each result is opened, checked and compared with the
-//! promises; Linux replays and checks a few. `examples/power_cuts.rs` does this at scale.
+//! Method: a workload runs on a device that records every write. The power is cut at many points. The seed determines
+//! for each unflushed write whether it is kept, dropped or torn. Each result is opened, checked and compared with the
+//! promises; Linux replays and checks a few. `examples/power_cuts.rs` runs many more cuts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,8 @@ use ubtrfs_fs::MountOptions;
 use ubtrfs_mkfs::MkfsOptions;
 use ubtrfs_testkit::{FsTarget, Image, Medium, MediumDevice, NodeKind, PowerCuts, RenameOp, Rng, Target, capability};
 
-/// Cuts recordings of these seeds. Thirteen consecutive seeds cover every kind of workload.
+/// Records the workloads of these seeds and cuts the power in them. Thirteen consecutive seeds cover every kind of
+/// workload.
 fn cut(seeds: std::ops::Range<u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
@@ -42,7 +43,8 @@ fn cuts_keep_promises_with_other_seeds() {
     cut(2001..2014, 30);
 }
 
-/// A new file took an old one's name and was synced, and then gave the name up: the old file must stay gone.
+/// After a new file replaced an old one and was synced, the old file must not come back when the new one is renamed
+/// away.
 #[test]
 fn a_file_that_was_replaced_does_not_come_back_when_the_name_is_given_up() {
     for is_removed in [false, true] {

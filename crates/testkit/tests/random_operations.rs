@@ -1,5 +1,5 @@
-//! Filesystems made by ubtrfs: random operations are compared with the model, with remounts in between, and Linux
-//! checks the result.
+//! Tests filesystems made by ubtrfs: random operations are compared with the model, with remounts in between, and
+//! Linux checks the result.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use ubtrfs_testkit::{
     Compare, Driver, FallocateOp, FsTarget, Image, Model, NodeKind, Rng, Target, capability, compare_entries, judge,
 };
 
-/// Runs rounds of random operations. With a `max_file_bytes` of 0 the content of files stays unchanged.
+/// Runs rounds of random operations. If `max_file_bytes` is 0, the content of files is not changed.
 fn rounds(options: &MkfsOptions, mount: &str, seed: u64, rounds: usize, operations: usize, max_file_bytes: u64) {
     let seed = Rng::seed_or(seed);
     println!("seed {seed}");

@@ -1,6 +1,6 @@
-//! Nodes written while their tree is still being changed. During a commit of many files with little memory, the n-th
-//! write fails or panics, or the power is cut. Afterwards the files are all those of the previous commit or all those
-//! of the new one, and the filesystem is clean.
+//! Tests that nodes can be written while their tree is still being changed. During a commit of many files with little
+//! memory, the n-th write fails or panics, or the power is cut. Afterwards the filesystem has exactly the files of
+//! the previous commit or of the new one, and it is clean.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,20 +18,21 @@ use ubtrfs_testkit::{
 const OLD: usize = 2_000;
 const NEW: usize = 2_500;
 
-/// A small memory limit, so that a commit writes nodes in many pieces. No periodic commit runs.
+/// Opens a filesystem with a small memory limit, so that a commit writes nodes in many pieces, and without periodic
+/// commits.
 fn open(device: Arc<dyn Device>) -> ubtrfs_fs::Result<Arc<Fs>> {
     Fs::open(vec![device], MountOptions { memory_bytes: 48 << 20, commit_secs: 3600, ..MountOptions::default() })
 }
 
 fn make_files(fs: &Fs, numbers: std::ops::Range<usize>) -> ubtrfs_fs::Result<()> {
     for number in numbers {
-        // Names whose hashes spread over the whole tree.
+        // The names' hashes are spread over the whole tree.
         fs.create(fs.root(), format!("{number}").as_bytes(), NewInode::file(0o644), &Caller::ROOT)?;
     }
     Ok(())
 }
 
-/// A filesystem with the old files. Metadata has one copy, so that no second copy makes up for a failed write.
+/// Makes a filesystem with the old files. Metadata has one copy, so that no second copy hides a failed write.
 fn base() -> Medium {
     let options = MkfsOptions { metadata_profile: BlockGroupFlags::empty(), ..MkfsOptions::default() };
     let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &options).unwrap()));
@@ -76,7 +77,8 @@ fn a_failed_write_fails_the_commit_and_leaves_the_one_before() {
                 make_files(&fs, OLD..OLD + NEW)?;
                 fs.sync()
             }));
-            // A write of a superblock mirror may fail: the error is counted, and everything is there.
+            // A write of a superblock mirror may fail without failing the sync: the error is counted, and all files
+            // exist.
             let failed = !matches!(synced, Ok(Ok(())));
             if failed {
                 assert!(device.faults() > 0, "{kind:?} {write}: it fails without a fault");

@@ -1,8 +1,8 @@
-//! Power cuts and faults with several threads: other writers, fsyncs, snapshots and deletions run between any two
-//! writes of a commit. A sample of the runs of `examples/power_cuts.rs --bed threads` and `examples/faults.rs --config
-//! threads`.
+//! Tests power cuts and faults with several threads: other writers, fsyncs, snapshots and deletions run between any
+//! two writes of a commit. Runs a sample of the runs of `examples/power_cuts.rs --bed threads` and `examples/faults.rs
+//! --config threads`.
 //!
-//! Method: see `testkit::threads`. `UBTRFS_SEED` repeats a seed; it then runs several times, because the threads
+//! Method: see `testkit::threads`. `UBTRFS_SEED` selects a seed, which then runs several times, because the threads
 //! interleave differently each time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -18,7 +18,7 @@ use ubtrfs_testkit::{
     btrfs_check_after_failures, capability, hush_planned_panics,
 };
 
-/// Cuts recordings of these seeds; the seed modulo 8 is the kind of run.
+/// Records runs of these seeds and cuts the power in them. The seed modulo 8 is the kind of run.
 fn cut(seeds: impl Iterator<Item = u64>, cuts: usize) {
     let linux = capability::kernel_oracle();
     let image = Image::empty(0).unwrap();
@@ -46,8 +46,8 @@ fn threads_keep_their_promises_through_power_cuts() {
 /// Kinds of runs.
 const KINDS: std::ops::Range<u64> = 0..8;
 
-/// T6 in the hardest case: three threads commit one after the other while others free space and store data. Without
-/// cuts, to leave time for more seeds.
+/// Tests the hardest case of T6: three threads commit one after the other while others free space and store data. The
+/// power is not cut, which leaves time for more seeds.
 #[test]
 fn a_nearly_full_filesystem_takes_every_removal_and_stores_what_it_accepted() {
     const NEARLY_FULL: u64 = 5;
@@ -74,7 +74,7 @@ fn threads_are_told_of_faults_or_keep_their_promises() {
     assert!(hits > 10, "{hits} of the runs met their fault");
 }
 
-/// A power cut during a reflink over fsynced data leaves the old data or the new, and no hole.
+/// A power cut during a reflink over fsynced data leaves the old or the new data, never a hole.
 #[test]
 fn a_reflink_never_shows_zeros_in_place_of_data() {
     let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
@@ -99,7 +99,7 @@ fn a_reflink_never_shows_zeros_in_place_of_data() {
             }
         });
         for number in 0..200_u64 {
-            // Fsync of one file also logs the changes of another logged file.
+            // An fsync of one file also logs the changes of another file that is in the log.
             target.write(b"other", 0, &number.to_le_bytes()).unwrap();
             if number % 10 == 0 {
                 target.sync().unwrap();

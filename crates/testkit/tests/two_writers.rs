@@ -1,6 +1,6 @@
-//! A filesystem that another writer changes while it is open: the kernel attaches a loop device to an image file
-//! without respecting its lock. Before its next write ubtrfs notices, turns read-only and writes nothing more. Also an
-//! image that is removed or cut: nothing is reported as durable any more.
+//! Tests filesystems that another writer changes while they are open, because the kernel attaches a loop device to an
+//! image file without respecting its lock. Before its next write, ubtrfs notices this, turns read-only and writes
+//! nothing more. Also tests images that are removed or truncated: nothing is reported as durable afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ fn open(device: &Arc<MediumDevice>) -> FsTarget {
     FsTarget::on_device(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
 }
 
-/// Two engines on one device: after the second one commits, the first one must not commit.
+/// If two engines have one device open, the first one must not commit after the second one has committed.
 #[test]
 fn a_superblock_that_another_writer_put_is_never_overwritten() {
     for by_fsync in [false, true] {
@@ -44,7 +44,7 @@ fn a_superblock_that_another_writer_put_is_never_overwritten() {
         assert!(why.contains("changed by something else"), "{why}");
         ours.create(b"more", NodeKind::File, 0o644, (0, 0)).unwrap_err();
         ours.close().unwrap_err();
-        // No superblock has changed.
+        // The superblocks are unchanged.
         for offset in [64 << 10, 64 << 20] {
             let read = |medium: &Medium| {
                 let mut raw = vec![0; 4096];
@@ -60,7 +60,7 @@ fn a_superblock_that_another_writer_put_is_never_overwritten() {
     }
 }
 
-/// Before any commit: data written back would overwrite the other writer's data.
+/// Writeback is refused too, because it would overwrite the other writer's data before any commit.
 #[test]
 fn data_is_not_written_back_over_another_writers_after_a_quiet_time() {
     let device = Arc::new(MediumDevice::new(Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap()));
@@ -85,7 +85,8 @@ fn data_is_not_written_back_over_another_writers_after_a_quiet_time() {
     after.close().unwrap();
 }
 
-/// Writes to a deleted file are lost when it is closed, and a truncated file has lost blocks.
+/// sync and close fail, because writes to a deleted image are lost when it is closed, and a truncated image has lost
+/// blocks.
 #[test]
 fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
     for (cut, has_changes) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -113,7 +114,7 @@ fn an_image_that_was_removed_or_cut_under_a_mount_fails_sync_and_close() {
         let len = file.metadata().unwrap().len();
         assert_eq!(len, if cut { 8 << 20 } else { 256 << 20 }, "it is never made longer again");
     }
-    // Closing notices too, without a sync before and with nothing to commit.
+    // Closing fails too, without an earlier sync and with nothing to commit.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     Medium::formatted(256 << 20, &MkfsOptions::default()).unwrap().save(&path).unwrap();
@@ -133,7 +134,7 @@ fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     let mut ours = FsTarget::open(image.path(), "commit=300").unwrap();
     ours.create(b"ours", NodeKind::File, 0o644, (0, 0)).unwrap();
     ours.sync().unwrap();
-    // Our lock does not keep Linux out.
+    // Linux ignores our lock.
     let mount = LoopMount::new(image.path(), "").unwrap();
     std::fs::write(mount.path().join("theirs"), b"text").unwrap();
     mount.close().unwrap();
@@ -147,7 +148,7 @@ fn an_image_that_linux_mounted_meanwhile_is_left_to_linux() {
     assert!(after.lookup(b"theirs").is_ok() && after.lookup(b"more").is_err());
 }
 
-/// If the device damages or loses a superblock, that is not another writer, and the next superblock repairs it.
+/// A superblock that the device damaged or lost is not taken for another writer's, and the next commit repairs it.
 #[test]
 fn a_superblock_that_the_device_damaged_or_lost_is_written_anew() {
     for lost in [false, true] {
@@ -159,7 +160,7 @@ fn a_superblock_that_the_device_damaged_or_lost_is_written_anew() {
         device.read_at(64 << 10, &mut raw).unwrap();
         ours.write(b"ours", 0, &[7; 9000]).unwrap();
         if lost {
-            // The old content comes back after the write.
+            // Restore the old content after the write, as a device that lost the write would.
             ours.sync().unwrap();
         } else {
             raw[2000] ^= 1;

@@ -1,5 +1,5 @@
-//! Files whose data can never be written back: other files become durable, every commit succeeds, and fsync of the bad
-//! file reports its error as long as the data is unwritable.
+//! Tests files whose data can never be written back: other files become durable, every commit succeeds, and fsync of
+//! the bad file reports the error as long as the data is unwritable.
 //!
 //! Method: the device refuses sectors that begin with certain bytes. A read-only mount of the device's current content
 //! shows what is durable.
@@ -40,7 +40,7 @@ impl Bed {
         self.fs.create(self.fs.root(), name.as_bytes(), NewInode::file(0o644), &ROOT).unwrap().id
     }
 
-    /// The filesystem that a power cut now would leave, if the device kept all writes.
+    /// Opens the filesystem that a power cut at this time would leave if the device kept all writes.
     fn durable(&self) -> Arc<Fs> {
         let device: Arc<dyn Device> = Arc::new(MediumDevice::new(self.below.content()));
         Fs::open(vec![device], MountOptions::parse("ro").unwrap()).unwrap()
@@ -63,7 +63,7 @@ impl Bed {
     }
 }
 
-/// A file's content; `None` if there is no such file.
+/// Returns a file's content; `None` if there is no such file.
 fn content(fs: &Fs, name: &str) -> Option<Vec<u8>> {
     let attr = fs.lookup(fs.root(), name.as_bytes()).ok()?;
     Some(fs.read(attr.id, 0, usize::try_from(attr.size).unwrap()).unwrap())
@@ -89,7 +89,7 @@ fn a_file_that_cannot_be_written_stops_no_commit() {
         let id = bed.create(name);
         bed.fs.write(id, 0, &vec![7; 100 * (number + 1)]).unwrap();
     }
-    // Nothing requests it: the commit thread does it.
+    // Writeback is not requested here; the commit thread starts it.
     let start = Instant::now();
     let missing = loop {
         let durable = bed.durable();
@@ -105,7 +105,7 @@ fn a_file_that_cannot_be_written_stops_no_commit() {
     assert!(bed.metric("writeback_failures_total") >= 1.0);
     assert_eq!(bed.metric("unwritable_files"), 1.0);
     assert_eq!(bed.fs.read(bad, 0, 4 * SECTOR).unwrap(), refused(4), "it is kept in memory");
-    // Good data in place of the refused data clears the error.
+    // Overwriting the refused data with good data clears the error.
     bed.fs.write(bad, 0, &vec![3; 4 * SECTOR]).unwrap();
     bed.fs.sync().unwrap();
     assert_eq!(bed.metric("unwritable_files"), 0.0);
@@ -154,7 +154,7 @@ fn fsync_fails_as_long_as_the_data_is_not_there_and_for_each_descriptor_once_mor
     bed.judge();
 }
 
-/// When a file that cannot be written fills the memory for dirty data, writers of other files neither fail nor wait
+/// If a file that cannot be written fills the memory for dirty data, writers of other files neither fail nor wait
 /// forever.
 #[test]
 fn a_full_memory_of_unwritable_data_fails_its_own_writer_only() {
@@ -186,7 +186,7 @@ fn a_full_memory_of_unwritable_data_fails_its_own_writer_only() {
     bed.judge();
 }
 
-/// Random writes, truncations, removals and syncs of files, when some sectors are refused.
+/// Runs random writes, truncations, removals and syncs of files while the device refuses some sectors.
 #[test]
 fn what_can_be_written_is_durable_beside_what_cannot() {
     let first = Rng::seed_or(1);

@@ -1,9 +1,9 @@
-//! Rules of the workspace, checked with `cargo metadata` and the sources: dependencies, licences, file sizes, where
-//! unsafe is allowed.
+//! Checks the rules of the workspace with `cargo metadata` and the sources: dependencies, licences, file sizes, and
+//! where unsafe is allowed.
 //!
 //! I1. A crate uses only the crates that [`FLOORS`] lists for it. Dev-dependencies are free.
 //! I2. A folder of a crate imports only from the folders before it in [`ROOMS`].
-//! I3. Everything that ships is permissively licensed: no dependency forces another licence on users.
+//! I3. Everything that ships is permissively licensed, so no dependency forces another licence on users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -117,7 +117,7 @@ const PERMISSIVE: &[&str] = &[
     "Unicode-DFS-2016",
 ];
 
-/// Most lines that a source file may have before its tests.
+/// The largest number of lines that a source file may have before its tests.
 const MAX_LINES: usize = 800;
 
 fn root() -> PathBuf {

@@ -1,4 +1,4 @@
-//! Makes an image from nothing, without root or loop devices: `cargo run -p ubtrfs --example make_image -- disk.img`.
+//! Makes an image, without root or loop devices: `cargo run -p ubtrfs --example make_image -- disk.img`.
 //!
 //! The image has a subvolume for the system, files of several owners, and compressed data. Linux mounts it with
 //! `mount -o loop,subvol=root disk.img /mnt`.

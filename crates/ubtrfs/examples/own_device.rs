@@ -1,4 +1,4 @@
-//! Keeps a filesystem in the program's own storage: here a `Vec` that counts writes and flushes.
+//! Keeps a filesystem in the program's own storage: a `Vec`, with counts of writes and flushes.
 //!
 //! `cargo run -p ubtrfs --example own_device`
 
@@ -21,7 +21,7 @@ impl CountingDevice {
         Self { bytes: Mutex::new(vec![0; len_bytes]), written: AtomicU64::new(0), flushes: AtomicU64::new(0) }
     }
 
-    /// Calls `work` with the stored bytes of a range; fails if the range ends past the device.
+    /// Calls `work` with the stored bytes of a range. Fails if the range ends past the device.
     fn with_range<T>(
         &self,
         offset: u64,

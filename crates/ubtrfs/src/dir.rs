@@ -16,8 +16,8 @@ const BATCH: usize = 256;
 /// An iterator over the entries of a directory, in the order of their creation, without `.` and `..`. Returned by
 /// [`Filesystem::read_dir`].
 ///
-/// It returns every entry once, except that entries which are made or removed meanwhile may be missing. It ends after the
-/// first error.
+/// It returns every entry once. Entries that are made or removed during the iteration may be missing. The iterator ends
+/// after the first error.
 #[derive(Debug)]
 pub struct ReadDir {
     fs: Filesystem,
@@ -26,7 +26,7 @@ pub struct ReadDir {
     /// The rest of the last batch, reversed.
     batch: Vec<DirEntry>,
     cookie: u64,
-    /// The position after the last entry at the start, so that the iteration of a growing directory ends.
+    /// The position after the entry that was last at the start, so that the iteration of a growing directory ends.
     end: u64,
     done: bool,
 }
@@ -98,7 +98,7 @@ impl DirEntry {
         &self.name
     }
 
-    /// The path of the entry: the path given to [`Filesystem::read_dir`], and the name.
+    /// The path of the entry: the path given to [`Filesystem::read_dir`], joined with the name.
     pub fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
@@ -116,7 +116,7 @@ impl DirEntry {
     /// Returns the attributes of the entry; a symbolic link is not followed.
     ///
     /// # Errors
-    /// `NotFound` or ESTALE if it was removed meanwhile; damage of its inode.
+    /// `NotFound` or ESTALE if the entry was removed during the iteration; damage of its inode.
     pub fn metadata(&self) -> Result<Metadata> {
         self.fs.engine().getattr(self.id).map(Metadata::new).while_doing("stat", &self.path())
     }

@@ -29,7 +29,7 @@ struct Failure {
     reason: Reason,
 }
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug, thiserror::Error)]
 enum Reason {
     #[error(transparent)]

@@ -1,7 +1,7 @@
 //! Open files.
 //!
 //! Invariants:
-//! - I1. The inode stays open in the engine until its last [`File`] is dropped, even if it has no name any more.
+//! - I1. The inode stays open in the engine until its last [`File`] is dropped, even if its last name is removed.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Options that allow nothing yet.
+    /// Makes options that allow nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -67,8 +67,8 @@ impl OpenOptions {
         self
     }
 
-    /// Makes the file if it does not exist. Its permissions are 0666 less the caller's umask; for the default caller, which
-    /// has no umask, 0644.
+    /// Makes the file if it does not exist. Its permissions are 0666 without the bits of the caller's umask, but 0644
+    /// for the default caller, which has no umask.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.create = create;
         self
@@ -291,7 +291,7 @@ impl Write for File {
         Ok(buf.len())
     }
 
-    /// Does nothing: written data is in the filesystem already. [`File::sync_all`] makes it durable.
+    /// Does nothing, because written data is already in the filesystem. [`File::sync_all`] makes it durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! An open filesystem: making, opening, names, attributes, space, closing.
+//! [`Filesystem`]: making, opening, names, attributes, space, closing.
 //!
 //! Invariants:
-//! - I1. The engine is closed by [`Filesystem::close`]; else when the last handle, file or directory reader is dropped; or,
-//!   once it is mounted, by the mount's session.
+//! - I1. The engine is closed by [`Filesystem::close`], or when the last handle, file or directory reader is dropped.
+//!   The engine of a mounted filesystem is closed by the mount's session.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ struct Shared {
     fs: Arc<Fs>,
     /// The name of the first device, for errors.
     device: PathBuf,
-    /// Held while an append finds the file's end and writes there, so that appends do not overwrite each other.
+    /// Held while an append finds the file's end and writes there, so that concurrent appends do not overwrite each
+    /// other.
     append: Mutex<()>,
     /// Whether a mount's session closes the engine (I1).
     #[cfg(feature = "fuse")]
@@ -108,7 +109,7 @@ impl Filesystem {
         let made = Self::make_on(device.as_ref(), &MkfsOptions::default())
             .and_then(|_report| Self::open_devices(vec![device], MountOptions::default()));
         if made.is_err() {
-            // The file is new (`create` was exclusive) and useless; a failure to remove it is ignored.
+            // Remove the useless file, which this call created exclusively. A failure to remove it is ignored.
             let _ = std::fs::remove_file(path);
         }
         made
@@ -179,8 +180,8 @@ impl Filesystem {
 
     /// Opens a filesystem on the given devices: image files, block devices, memory, or the caller's [`Device`].
     ///
-    /// The example `own_device` implements a device. Several devices form one filesystem, as in Linux; a filesystem of
-    /// several devices can only be read.
+    /// The example `own_device` implements a device. As on Linux, several devices can form one filesystem, but such a
+    /// filesystem can only be read.
     ///
     /// # Errors
     /// Damage; unknown features; errors of the devices.
@@ -320,7 +321,7 @@ impl Filesystem {
         self.open(path)?.read_all()
     }
 
-    /// Replaces the content of a file; makes the file if it does not exist.
+    /// Replaces the content of a file. Makes the file if it does not exist.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -563,7 +564,7 @@ impl Filesystem {
         self.engine().listxattr(id).while_doing("list attributes of", path)
     }
 
-    /// Sets an extended attribute; replaces an existing value.
+    /// Sets an extended attribute, or replaces its value.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,8 +1,8 @@
 //! Read and write btrfs filesystems in your own process.
 //!
-//! This crate is the library of ubtrfs. It puts the engine of the `ubtrfs` command and its FUSE mount behind an interface
-//! that follows [`std::fs`]. It needs no root, no loop device and no btrfs in the kernel. It uses the disk format of Linux's
-//! btrfs: Linux mounts the images that it makes, and it opens the images that Linux makes.
+//! This crate is the library of ubtrfs. It offers the engine of the `ubtrfs` command and its FUSE mount through an
+//! interface that follows [`std::fs`]. It needs no root, no loop device and no btrfs in the kernel. It uses the disk
+//! format of Linux's btrfs: Linux mounts images that this crate makes, and this crate opens images that Linux makes.
 //!
 //! ```
 //! use std::io::Write;
@@ -45,9 +45,9 @@
 //!
 //! # Durability
 //!
-//! A change is durable after [`Filesystem::sync`], [`Filesystem::close`] or [`File::sync_all`] returned without an error.
-//! Dropping the last handle of a [`Filesystem`] closes it too, but cannot report an error. After a crash or a power cut the
-//! filesystem has everything that was durable, and [`check()`] finds it clean.
+//! A change is durable after [`Filesystem::sync`], [`Filesystem::close`] or [`File::sync_all`] returned without an
+//! error. Dropping the last handle of a [`Filesystem`] also closes it, but cannot report an error. After a crash or a
+//! power cut, the filesystem has everything that was durable, and [`check()`] finds it clean.
 //!
 //! # Paths and permissions
 //!

@@ -16,12 +16,12 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// The attributes of the inode at a path.
+/// Returns the attributes of the inode at a path.
 pub(crate) fn resolve(fs: &Fs, path: &Path, follow: Follow) -> Result<Attr, Error> {
     fs.lookup_path(bytes(path), follow == Follow::Yes)
 }
 
-/// The directory of the last name of a path, and that name. Trailing slashes are ignored.
+/// Returns the directory of the last name of a path, and that name. Trailing slashes are ignored.
 ///
 /// Fails with `InvalidArgument` if the path has no last name: it is empty, the root, or ends in `.` or `..`.
 pub(crate) fn parent_and_name<'p>(fs: &Fs, path: &'p Path) -> Result<(InodeId, &'p [u8]), Error> {

@@ -55,17 +55,17 @@ impl Subvolume {
         self.info.uuid
     }
 
-    /// The UUID of the subvolume that it is a snapshot of; `None` if it is not a snapshot.
+    /// The UUID of the snapshot's source; `None` if the subvolume is not a snapshot.
     pub fn parent_uuid(&self) -> Option<Uuid> {
         Some(self.info.parent_uuid).filter(|uuid| !uuid.is_nil())
     }
 
-    /// The UUID of the subvolume that it was received from; `None` if it was not received.
+    /// The UUID of the sent subvolume; `None` if this subvolume was not received.
     pub fn received_uuid(&self) -> Option<Uuid> {
         Some(self.info.received_uuid).filter(|uuid| !uuid.is_nil())
     }
 
-    /// The generation of the last transaction that changed it.
+    /// The generation of the last transaction that changed the subvolume.
     pub fn generation(&self) -> u64 {
         self.info.generation.0
     }
@@ -140,8 +140,8 @@ impl Filesystem {
         self.engine().set_subvolume_read_only(root.root, read_only).while_doing("change subvolume", path)
     }
 
-    /// Lists all subvolumes of the filesystem in the order of their ids: the top level, and all others, whether or not they
-    /// are inside the subvolume that was opened.
+    /// Lists all subvolumes of the filesystem, including the top level, in the order of their ids. Subvolumes outside
+    /// of the one that was opened are listed too.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -17,8 +17,8 @@ struct Level {
 }
 
 impl Filesystem {
-    /// Removes a directory with its content. Symbolic links are removed, not followed. A subvolume inside it stops the
-    /// removal unless it is empty: delete it first with [`delete_subvolume`](Self::delete_subvolume).
+    /// Removes a directory with its content. Symbolic links are removed, not followed. A non-empty subvolume inside the
+    /// directory stops the removal; delete it first with [`delete_subvolume`](Self::delete_subvolume).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -10,8 +10,8 @@ use crate::error::{Result, ResultExt};
 
 /// Checks the filesystem on these devices, without writing to them. Calls `tell` with each problem as it is found.
 ///
-/// The checker shares only the disk format, the devices and the chunk map with the engine, so its verdict on the
-/// engine's work is independent.
+/// The checker shares only the disk format, the devices and the chunk map with the engine, so it judges the
+/// engine's work independently.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::error::{Result, ResultExt};
 /// ```
 ///
 /// # Errors
-/// Nothing could be checked: no superblock, unknown features, or a truncated device.
+/// Fails if nothing could be checked: there is no superblock, features are unknown, or a device is truncated.
 pub fn check(devices: Vec<Arc<dyn Device>>, options: Options, tell: &mut dyn FnMut(Problem)) -> Result<Report> {
     let device = PathBuf::from(devices.first().map(|device| device.describe()).unwrap_or_default());
     ubtrfs_check::check(devices, options, &(), tell).while_doing("check", &device)

@@ -1,4 +1,4 @@
-//! The documents of the repository name files, modules and items that exist.
+//! Tests that files, modules and items named in the repository's documents exist.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The text between backticks, outside of code blocks.
+/// Returns the texts between backticks, outside of code blocks.
 fn code_spans(text: &str) -> Vec<&str> {
     let prose = text.split("```").step_by(2);
     prose.flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
@@ -28,7 +28,8 @@ fn sources(dir: &Path, found: &mut String) {
     }
 }
 
-/// Whether `a::b::c` is a module or an item of one of our crates, or begins with no crate of ours.
+/// Whether `a::b::c` is a module or an item of one of our crates, or does not begin with one of our
+/// crates.
 fn names_something(path: &str) -> bool {
     let mut segments = path.split("::");
     let krate = repository().join("crates").join(segments.next().unwrap()).join("src");
@@ -53,7 +54,7 @@ fn names_something(path: &str) -> bool {
     true
 }
 
-/// Whether a span that looks like a path of the repository leads somewhere.
+/// Whether a span that looks like a path of the repository exists. True for all other spans.
 fn leads_somewhere(span: &str) -> bool {
     let is_path =
         span.ends_with(".rs") || span.starts_with("crates/") || span.contains("/src/") || span.contains("/tests/");
@@ -85,7 +86,8 @@ fn every_path_and_module_that_a_document_names_exists() {
 #[test]
 fn changelog_entries_are_short_and_sorted_by_section() {
     let text = fs::read_to_string(repository().join("CHANGELOG.md")).unwrap();
-    // A merge that keeps both sides brings back entries from before the sections.
+    // A merge that keeps both sides can bring back entries from the time before the changelog had
+    // sections.
     let unsorted: Vec<&str> = text.lines().filter(|line| line.starts_with("- Fixed:")).collect();
     assert!(unsorted.is_empty(), "move these to the section Fixed, or delete them if they are there: {unsorted:#?}");
     let long: Vec<&str> = text.split("\n- ").skip(1).filter(|entry| entry.lines().count() > 8).collect();

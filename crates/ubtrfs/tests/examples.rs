@@ -1,4 +1,4 @@
-//! Every example runs and succeeds.
+//! Tests that every example succeeds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,6 +28,7 @@ fn every_example_runs() {
     assert!(walked.contains("\"/root/home/alice/notes\""), "{walked}");
     let kept = run("snapshot", &[]);
     assert!(kept.contains("day-5: what happened on day 5") && !kept.contains("day-2:"), "{kept}");
-    // The files, and the root directories of the top level and of the data relocation tree.
+    // The inodes are 1,000 files and the root directories of the top level and of the data
+    // relocation tree.
     assert!(run("own_device", &[]).contains("1002 inodes"));
 }

@@ -1,5 +1,6 @@
-//! The library as a program uses it, judged by the checkers and by Linux: content written through paths, files and
-//! subvolumes is there when the image is opened again, and errors name the operation, the path and the reason.
+//! Tests the library as a program uses it, judged by the checkers and by Linux: content written through paths,
+//! files and subvolumes exists when the image is opened again, and errors name the operation, the path and the
+//! reason.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +22,7 @@ fn new_image() -> (tempfile::TempDir, PathBuf, Filesystem) {
     (scratch, image, fs)
 }
 
-/// Both checkers find nothing, and Linux mounts, reads and scrubs the image.
+/// Checks that both checkers find nothing, and that Linux mounts, reads and scrubs the image.
 fn verdict(image: &Path) {
     second_opinion(image).unwrap();
     if capability::kernel_oracle() {
@@ -40,7 +41,7 @@ fn what_is_written_is_there_when_the_image_is_opened_again() {
     fs.hard_link("/a/large", "/a/large-too").unwrap();
     fs.reflink("/a/large", "/a/copy").unwrap();
     fs.set_owner("/a/large", 1000, 100).unwrap();
-    // After the owner, because a change of owner clears set-user-id.
+    // Set permissions after the owner, because a change of owner clears set-user-id.
     fs.set_permissions("/a/large", 0o4750).unwrap();
     let time = SystemTime::UNIX_EPOCH + Duration::new(1_234_567_890, 5);
     fs.set_times("/a/large", time, time).unwrap();

@@ -1,14 +1,15 @@
-//! `bench compare`: the same workloads on fresh filesystems in turn.
+//! `bench compare`: runs workloads on fresh filesystems of several kinds, in turn.
 //!
 //! For each workload, n times, and for each side: make a new filesystem in the scratch directory; make the files that the
 //! workload needs, durably; mount the filesystem again and drop the machine's caches; run the workload in a new process.
 //! Medians are over the n runs.
 //!
-//! - C1. All sides use images in the same directory, and the time of each ends when its work is durable there (see
-//!   `run`): commit and flush of the image for the engine and our mount, syncfs(2) for Linux, whose loop device passes the
-//!   flush on to the image. The null server has nothing to make durable.
-//! - C2. If memory is limited, client, server and the page cache that they fill are in one cgroup with one limit.
-//! - C3. Every exit, also after a signal, gives back mounts, loop devices, processes and files.
+//! - C1. All sides use images in one directory, and the time of each side ends when its work is durable there (see
+//!   `run`). The engine and our mount commit and flush the image. For Linux, syncfs(2) is called, and the loop device
+//!   passes the flush on to the image. The null server has nothing to make durable.
+//! - C2. If memory is limited, one cgroup with one limit contains the client, the server and the page cache that they
+//!   fill.
+//! - C3. Every exit, also after a signal, releases mounts, loop devices, processes and files.
 
 mod report;
 mod side;
@@ -94,7 +95,7 @@ pub(crate) struct SideRun {
     pub(crate) round: u32,
     /// Whether client and server were on one processor.
     pub(crate) pinned: bool,
-    /// Memory limit in bytes, and the maximum that was charged.
+    /// The memory limit in bytes, and the maximum that was charged.
     pub(crate) memory_limit: Option<u64>,
     pub(crate) memory_peak: Option<u64>,
     pub(crate) result: RunResult,
@@ -118,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot make a directory in {}", args.scratch.display()))?;
     let compare = Compare { args, scratch: scratch.path(), interrupted: &interrupted };
     let mut runs = Vec::new();
-    // Results from before an error are still useful.
+    // Report the results even after an error, because earlier ones are still useful.
     let done = compare.all(&mut runs);
     let report = report::Report::new(&runs);
     if !runs.is_empty() {
@@ -197,7 +198,7 @@ impl Compare<'_> {
         if let (Some(bytes), None, Workload::Randwrite) = (limit_bytes, sizes.bytes, workload) {
             sizes.bytes = Some(2 * bytes);
         }
-        // Dropped before the limit, because its server is in the limit's cgroup.
+        // The side is dropped before the memory limit, because its server is in the limit's cgroup.
         let mut side = Side::new(kind, &setup)?;
         self.bench_run(workload, &side, &sizes, "prepare", &exec_args)?;
         side.cool(args.warm)?;
@@ -244,7 +245,7 @@ impl Compare<'_> {
         if self.interrupted.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
-        // The output is one line, which fits into the pipe.
+        // The output can be read after the process has ended, because it is one line, which fits into the pipe.
         let printed = child.stdout.take().map(std::io::read_to_string).transpose()?.unwrap_or_default();
         if printed.trim().is_empty() { Ok(None) } else { Ok(Some(serde_json::from_str(&printed)?)) }
     }

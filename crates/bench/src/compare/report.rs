@@ -1,4 +1,4 @@
-//! Medians, ratios, and the table.
+//! The report: medians, ratios, and the table.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub(crate) struct Row {
     pub(crate) sync_seconds: f64,
     pub(crate) ops_per_second: f64,
     pub(crate) mib_per_second: f64,
-    /// Speed relative to Linux's btrfs and to the null server; none if they did not run.
+    /// The speed relative to Linux's btrfs and to the null server; `None` if they did not run.
     pub(crate) to_linux: Option<f64>,
     pub(crate) to_null: Option<f64>,
     pub(crate) latency: Option<LatencySummary>,
@@ -27,7 +27,7 @@ pub(crate) struct Row {
     pub(crate) cpu_client: f64,
     pub(crate) cpu_server: f64,
     pub(crate) cpu_kernel_threads: f64,
-    /// Slowest and fastest run.
+    /// The times of the fastest and the slowest run.
     pub(crate) seconds_min: f64,
     pub(crate) seconds_max: f64,
 }
@@ -36,12 +36,12 @@ pub(crate) struct Row {
 #[derive(Clone, Debug)]
 pub(crate) struct Report(Vec<Row>);
 
-/// Whether the rate of a workload is in bytes instead of operations.
+/// Whether the rate of a workload counts bytes instead of operations.
 pub(crate) fn counts_bytes(workload: Workload) -> bool {
     matches!(workload, Workload::Seqwrite | Workload::Seqread | Workload::Randwrite | Workload::Randread)
 }
 
-/// The rate of a run, in the unit of its workload.
+/// Formats the rate of a run in the unit of its workload.
 pub(crate) fn rate(workload: Workload, result: &RunResult) -> String {
     shown_rate(workload, result.ops_per_second, result.mib_per_second)
 }
@@ -161,7 +161,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// The median of each percentile.
+/// Computes the median of each percentile.
 fn median_latency(runs: &[&SideRun]) -> Option<LatencySummary> {
     let all: Vec<LatencySummary> = runs.iter().filter_map(|run| run.result.latency).collect();
     let middle = |value: fn(&LatencySummary) -> f64| median(all.iter().map(value));

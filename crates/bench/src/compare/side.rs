@@ -1,9 +1,9 @@
 //! The four sides of a comparison, each a fresh filesystem that cleans up after itself.
 //!
-//! - S1. Dropping a side undoes its steps in reverse order: it unmounts, ends the server, detaches the loop device, and
-//!   removes the files. This also holds after an error, a signal, or an incomplete start.
-//! - S2. [`Side::cool`] leaves nothing cached: it mounts the filesystem again and drops the machine's caches. The null server
-//!   keeps its names, because it has them only in memory.
+//! - S1. Dropping a side undoes its setup in reverse order: it unmounts, ends the server, detaches the loop device, and
+//!   removes the files. It does so also after an error, a signal, or an incomplete start.
+//! - S2. [`Side::cool`] empties all caches: it mounts the filesystem again and drops the machine's caches. The null
+//!   server is not mounted again, because it has its names only in memory.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -59,13 +59,13 @@ pub(crate) struct Setup {
     pub(crate) image_bytes: u64,
     /// Bytes of tree blocks, if not the default.
     pub(crate) nodesize: Option<u32>,
-    /// The loop device bypasses the page cache of the image.
+    /// Whether the loop device bypasses the page cache of the image.
     pub(crate) loop_direct_io: bool,
     /// `-o` options of `ubtrfs mount`; `threads=`, `noio_uring`, `writeback_cache` and `idle_poll` apply to the null server too.
     pub(crate) mount_options: String,
     /// `--memory` of the engine.
     pub(crate) memory_bytes: Option<u64>,
-    /// Arguments of `bench exec` for servers.
+    /// The arguments of `bench exec` with which servers are started.
     pub(crate) exec_args: Vec<OsString>,
 }
 
@@ -108,7 +108,7 @@ impl Side {
         Ok(side)
     }
 
-    /// The arguments of `bench run` that select this side.
+    /// Returns the arguments of `bench run` that select this side.
     pub(crate) fn target_args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         if self.kind == SideKind::Engine {
@@ -125,7 +125,7 @@ impl Side {
         args
     }
 
-    /// Empties the caches (S2); `warm` keeps the machine's.
+    /// Empties the caches (S2). With `warm`, the machine's caches are kept.
     pub(crate) fn cool(&mut self, warm: bool) -> Result<()> {
         let can_mount_again = self.kind != SideKind::Null;
         if can_mount_again {
@@ -199,7 +199,7 @@ impl Side {
         Ok(())
     }
 
-    /// The command `bench exec ... --`, to which the server's command line is appended.
+    /// Makes the command `bench exec ... --`, to which the server's command line is appended.
     fn server_command(&self) -> Command {
         let own = std::env::current_exe().unwrap_or_else(|_| "bench".into());
         let mut command = Command::new(own);
@@ -213,7 +213,7 @@ impl Side {
         let log = File::create(&log_path)?;
         let before = device_of(&self.dir)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Ctrl-C must reach only this process, which unmounts in order.
+        // Use another process group, because Ctrl-C must reach only this process, which unmounts in order.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let server = command.spawn().context("cannot start a server")?;
         let server = self.server.insert(server);
@@ -241,7 +241,7 @@ impl Side {
             if self.kind == SideKind::Mount {
                 ubtrfs_fuse::unmount(&self.dir, false)?;
             } else {
-                // A process that has just ended may still use the mount.
+                // Retry, because a process that has just ended may still use the mount.
                 let mut result = Ok(());
                 for _ in 0..100 {
                     result = rustix::mount::unmount(&self.dir, UnmountFlags::NOFOLLOW);

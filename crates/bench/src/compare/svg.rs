@@ -1,5 +1,5 @@
-//! The plot: for each workload a group of bars. The height of a bar is the speed of its side relative to Linux's btrfs, on a
-//! logarithmic scale. Bars above the line are faster, bars below it slower.
+//! The plot. Each workload has a group of bars. The height of a bar is the speed of its side relative to Linux's btrfs,
+//! on a logarithmic scale: bars above the line are faster, bars below it slower.
 
 use std::fmt::Write;
 

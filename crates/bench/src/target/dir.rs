@@ -1,4 +1,4 @@
-//! A directory of any mounted filesystem, by ordinary system calls.
+//! [`DirTarget`]: a directory of any mounted filesystem, used by ordinary system calls.
 //!
 //! Names are resolved from the given directory, as in tar and fs_mark. No directory is kept open, so a tree may have more
 //! directories than a process may have open files.
@@ -33,7 +33,7 @@ impl DirTarget {
 }
 
 impl DirTarget {
-    /// The mount of ubtrfs that holds the directory, if one does.
+    /// Returns the mount of ubtrfs that contains the directory, if there is one.
     fn channel(&self) -> Result<Option<Channel<'static>>> {
         match Channel::mount(&self.path) {
             Ok(channel) => Ok(Some(channel)),
@@ -73,7 +73,7 @@ fn times(meta: &Meta) -> Timestamps {
 }
 
 impl Target for DirTarget {
-    /// Path relative to the root.
+    /// A path relative to the root.
     type Dir = PathBuf;
     type File = OwnedFd;
 

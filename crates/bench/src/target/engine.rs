@@ -1,4 +1,4 @@
-//! An image opened in this process: crate `fs` without a mount.
+//! [`EngineTarget`]: an image opened in this process, with crate `fs` and without a mount.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) struct EngineTarget {
     fs: Arc<Fs>,
 }
 
-/// Keeps the inode until it is dropped, like an open file.
+/// An open inode, which is released on drop.
 #[derive(Debug)]
 pub(crate) struct EngineFile {
     fs: Arc<Fs>,

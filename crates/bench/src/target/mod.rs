@@ -1,8 +1,8 @@
 //! [`Target`]: the operations of workloads, implemented in this process and by system calls.
 //!
-//! - T1. Both implementations do equal work for a call: the requests that a program must make to a filesystem, without a
-//!   cache in between.
-//! - T2. After [`Target::sync`] all previous work is durable on the device below.
+//! - T1. Both implementations do equal work for a call: the requests that a program must make to a filesystem. Neither
+//!   caches anything.
+//! - T2. After [`Target::sync`], all previous work is durable on the device below.
 
 pub(crate) mod dir;
 pub(crate) mod engine;
@@ -49,12 +49,12 @@ pub(crate) enum Admin {
 
 /// A filesystem to be measured.
 pub(crate) trait Target: Sync {
-    /// A directory, cheap to copy.
+    /// A directory handle, which is cheap to copy.
     type Dir: Clone + Send + Sync;
-    /// An open file; closed when dropped.
+    /// An open file, which is closed on drop.
     type File: Send + Sync;
 
-    /// The workload's directory.
+    /// Returns the workload's directory.
     fn root(&self) -> Result<Self::Dir>;
     /// Makes a directory and returns it.
     fn mkdir(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<Self::Dir>;
@@ -62,13 +62,13 @@ pub(crate) trait Target: Sync {
     fn child(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::Dir>;
     /// Makes a file and opens it for writing.
     fn create(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<Self::File>;
-    /// Makes an empty file, with the fewest calls.
+    /// Makes an empty file with as few calls as possible.
     fn create_empty(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> Result<()>;
     /// Opens a file.
     fn open(&self, dir: &Self::Dir, name: &[u8], write: bool) -> Result<Self::File>;
     /// Writes all of `data`.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<()>;
-    /// Reads into `buf` up to the end of the file; returns the number of bytes.
+    /// Reads into `buf` up to the end of the file. Returns the number of bytes.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// Makes the file durable.
     fn fsync(&self, file: &Self::File) -> Result<()>;
@@ -82,7 +82,7 @@ pub(crate) trait Target: Sync {
     fn link(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> Result<()>;
     /// Lists the names in a directory, except `.` and `..`.
     fn list(&self, dir: &Self::Dir) -> Result<Vec<(Vec<u8>, Kind)>>;
-    /// The size of a file by its name.
+    /// Returns the size of a file by its name.
     fn stat(&self, dir: &Self::Dir, name: &[u8]) -> Result<u64>;
     /// Removes a name.
     fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
@@ -96,11 +96,11 @@ pub(crate) trait Target: Sync {
     fn snapshot(&self, dir: &Self::Dir, source: &[u8], name: &[u8]) -> Result<()>;
     /// Deletes a subvolume; its space is freed later.
     fn delete_subvolume(&self, dir: &Self::Dir, name: &[u8]) -> Result<()>;
-    /// Does work on the whole filesystem; durable on return.
+    /// Does work on the whole filesystem, which is durable on return.
     fn administer(&self, what: Admin) -> Result<()>;
     /// Makes everything durable (T2).
     fn sync(&self) -> Result<()>;
-    /// The engine's counters since it was opened; empty if it is in another process.
+    /// Returns the engine's counters since it was opened. Empty if the engine is in another process.
     fn engine_metrics(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()
     }

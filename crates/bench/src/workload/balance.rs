@@ -1,4 +1,4 @@
-//! balance and overwrite: what balance costs on a tree with snapshots, and what quotas cost.
+//! balance and overwrite: measure the cost of balance on a tree with snapshots, and the cost of quotas.
 //!
 //! `balance` copies a directory of this machine into a subvolume, takes snapshots with three changed files after each,
 //! enables quotas if asked to, and times one balance. `overwrite` times random overwrites of a file that a snapshot shares.

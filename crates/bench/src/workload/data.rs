@@ -1,4 +1,4 @@
-//! seqwrite, seqread, randwrite and randread: one file a thread, `bytes` in all.
+//! seqwrite, seqread, randwrite and randread: each thread has one file; all files together have `bytes`.
 
 use anyhow::{Result, ensure};
 
@@ -23,7 +23,7 @@ fn random_block(params: &Params, thread: u64) -> Vec<u8> {
     block
 }
 
-/// Makes a block differ from all others, like real file data.
+/// Makes a block different from all others, as real file data is.
 fn stamp(block: &mut [u8], offset: u64) {
     for page in block.chunks_mut(4096) {
         if let Some(head) = page.first_chunk_mut::<8>() {

@@ -1,4 +1,5 @@
-//! fsync: append a block and make it durable, each thread in its own file. The latency is that of both calls.
+//! fsync: each thread appends blocks to its own file and makes each durable. The latency is that of both
+//! calls.
 
 use anyhow::Result;
 

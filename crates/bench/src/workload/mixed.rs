@@ -1,4 +1,4 @@
-//! mixed: each thread has its directory, where it makes, writes, reads, stats, renames and removes small files at random.
+//! mixed: each thread makes, writes, reads, stats, renames and removes small files at random in its own directory.
 //!
 //! Of 100 operations 40 read a file, 20 make one, 15 stat one, 10 overwrite a part of one, 10 remove one, 5 rename one.
 
@@ -9,11 +9,11 @@ use crate::record::Work;
 use crate::rng::Rng;
 use crate::target::Target;
 
-/// Files of each thread at the start.
+/// The number of files of each thread at the start.
 const FILES: u64 = 200;
 const LARGEST: u64 = 32 << 10;
 
-/// A thread's files: number, from which the name is made, and size.
+/// A thread's files, each with its size and the number from which its name is made.
 struct Files {
     files: Vec<(u64, u64)>,
     next: u64,

@@ -103,7 +103,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// The sizes from the arguments, with the workload's defaults.
+    /// Takes the sizes from the arguments, or the workload's defaults.
     pub(crate) fn new(workload: Workload, sizes: &Sizes) -> Self {
         let (threads, bytes, block, ops) = match workload {
             Workload::Fsmark => (16, 0, 0, 0),
@@ -169,7 +169,7 @@ impl Workload {
         }
     }
 
-    /// Whether it unpacks an archive, in `measure` or `prepare`.
+    /// Whether the workload unpacks an archive, in `measure` or `prepare`.
     pub(crate) fn needs_archive(self) -> bool {
         matches!(self, Self::Untar | Self::Rm | Self::Find)
     }
@@ -182,12 +182,12 @@ impl Workload {
         )
     }
 
-    /// Whether it needs subvolumes, which the null server lacks.
+    /// Whether the workload needs subvolumes, which the null server lacks.
     pub(crate) fn needs_subvolumes(self) -> bool {
         matches!(self, Self::Snapshot | Self::Balance | Self::Overwrite)
     }
 
-    /// Whether it must exceed memory, which is then limited equally for all sides.
+    /// Whether the workload's data must exceed memory, which is then limited equally for all sides.
     pub(crate) fn limits_memory(self) -> bool {
         self == Self::Randwrite
     }

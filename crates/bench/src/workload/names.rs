@@ -1,4 +1,4 @@
-//! fsmark, rm and find: names and inodes, no data.
+//! fsmark, rm and find: work on names and inodes, without data.
 
 use anyhow::Result;
 
@@ -6,7 +6,8 @@ use super::{Params, in_threads};
 use crate::record::Work;
 use crate::target::{Kind, Target};
 
-/// Makes empty files. With one directory per thread, each thread stays in its own, as in `fs_mark -S 0 -s 0`.
+/// Makes empty files. If there is one directory per thread, each thread uses only its own, as in `fs_mark -S
+/// 0 -s 0`.
 pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> Result<Work> {
     let dirs = (0..params.dirs)
         .map(|index| target.mkdir(base, format!("{index:03}").as_bytes(), 0o755))
@@ -26,7 +27,7 @@ pub(super) fn fsmark<T: Target>(target: &T, params: &Params, base: &T::Dir) -> R
 /// Removes everything in `dir`, depth first, as `rm -r` does.
 pub(super) fn rm<T: Target>(target: &T, dir: &T::Dir) -> Result<Work> {
     let mut work = Work::new();
-    // A directory is pushed twice: to list it, and to remove it when it is empty.
+    // A directory is pushed twice: first to list it, then to remove it when it is empty.
     enum Step<D> {
         Enter(D),
         Remove(D, Vec<u8>),

@@ -1,6 +1,6 @@
-//! snapshot: read-only snapshots of a subvolume, one after the other, while threads write files in it without a pause. Only
-//! the snapshots are timed, after a quarter of the bytes are written. Writers return to the start of their file at its
-//! maximum size.
+//! snapshot: takes read-only snapshots of a subvolume, one after the other, while threads continuously write files in
+//! it. Only the snapshots are timed, which begin after a quarter of the bytes are written. A writer whose file has its
+//! maximum size continues at the file's start.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn write_until<T: Target>(
     while !stop.load(Ordering::Relaxed) {
         let done = target.write(&file, offset, &block);
         if done.is_err() {
-            // Otherwise the thread that waits for written data would never return.
+            // After an error, end the thread that waits for written data, because it would never return.
             stop.store(true, Ordering::Relaxed);
         }
         done?;

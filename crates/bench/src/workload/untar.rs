@@ -1,7 +1,7 @@
 //! untar: unpacks an archive with the calls and write sizes of tar.
 //!
-//! - U1. Content is written in pieces of [`WRITE_LEN`], the record of GNU tar, so that a mount gets the requests that tar
-//!   makes.
+//! - U1. Content is written in pieces of [`WRITE_LEN`], the record size of GNU tar, so that a mount gets the requests
+//!   that tar would make.
 //! - U2. Times of directories are set at the end, after the last change in them.
 
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
 }
 
 impl<T: Target> Untar<'_, T> {
-    /// The directory and last name of a path; makes missing directories on the way.
+    /// Returns the directory and last name of a path. Makes missing directories.
     fn parent(&mut self, names: &[&[u8]]) -> Result<T::Dir> {
         let path = names.join(&b'/');
         if let Some(dir) = self.dirs.get(&path) {
@@ -103,7 +103,7 @@ impl<T: Target> Untar<'_, T> {
                 self.target.link((&old_dir, old_name), (&dir, name))?;
             }
             EntryType::Regular | EntryType::Continuous => self.file(entry, &dir, name, &meta, buf)?,
-            // Comments and devices do not matter for speed.
+            // Skip comments and devices, which do not matter for speed.
             _ => return Ok(()),
         }
         self.work.latencies.note(started.elapsed());

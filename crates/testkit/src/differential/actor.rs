@@ -1,4 +1,4 @@
-//! Users: threads with credentials of their own (D3).
+//! Users: threads that each have different credentials (D3).
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use rustix::thread::{
 /// Credentials of a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Actor {
-    /// For messages.
+    /// The user's name in messages.
     pub name: &'static str,
     /// Real user.
     pub ruid: u32,
@@ -23,18 +23,19 @@ pub struct Actor {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: &'static [u32],
-    /// Capabilities that stay, also without being root. `None`: those that the user id brings.
+    /// The capabilities of the thread, independent of the user id. `None` means the capabilities that the user id
+    /// implies.
     pub capabilities: Option<CapabilitySet>,
 }
 
-/// A call that does not return within this time hangs.
+/// A call that does not return within this time is considered hung.
 const HANGS_AFTER: Duration = Duration::from_secs(120);
 
 const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) -> Actor {
     Actor { name, ruid: uid, euid: uid, gid, groups, capabilities: None }
 }
 
-/// Users that random calls are drawn from, the first ones of [`ACTORS`]; the others are for given steps.
+/// The number of users that make random calls: the first ones of [`ACTORS`]. The others are used only in scripts.
 pub(crate) const NR_DRAWN: usize = 11;
 
 /// All users. The first is root.
@@ -50,7 +51,8 @@ pub const ACTORS: &[Actor] = &[
     Actor { capabilities: Some(CapabilitySet::FOWNER), ..user("other-fowner", 1003, 1003, &[]) },
     Actor { capabilities: Some(CapabilitySet::FSETID), ..user("owner-fsetid", 1001, 1001, &[]) },
     Actor {
-        // Without FOWNER Linux refuses a chown that takes a set-id bit, because that changes the mode; FUSE does not ask.
+        // Without FOWNER, Linux refuses a chown that clears a set-id bit, because that changes the mode. FUSE does not
+        // check this.
         capabilities: Some(CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::CHOWN).union(CapabilitySet::FOWNER)),
         ..user("other-chown", 1003, 1003, &[])
     },
@@ -87,7 +89,7 @@ impl Threads {
         Ok(Self { senders })
     }
 
-    /// Runs this as a user; an error when it hangs.
+    /// Runs a job as a user. Returns an error if the job hangs.
     pub(crate) fn run<T: Send + 'static>(&self, user: usize, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let (sender, answer) = channel();
         let job = Box::new(move || drop(sender.send(job())));

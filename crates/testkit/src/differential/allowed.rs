@@ -1,23 +1,23 @@
-//! Differences between our mount and Linux's that pass (D1), each with its reason.
+//! The accepted differences between our mount and Linux's (D1), each with its reason.
 //!
-//! [`ALLOWED`] are the kernel's or FUSE's: no server can answer otherwise. [`KNOWN`] are ours and not mended yet; that list
-//! gets shorter. `docs/conformance.md` names all of them, and a test compares.
+//! [`ALLOWED`] lists differences caused by the kernel or FUSE, which no server can avoid. [`KNOWN`] lists faults of
+//! ubtrfs that are not fixed yet. `docs/conformance.md` lists all of them, and a test compares both lists.
 
 use super::bed::Difference;
 use super::call::Call;
 
-/// A difference that passes.
+/// An accepted difference.
 pub struct Allowed {
     /// A short name, also in the documentation.
     pub name: &'static str,
-    /// Why it is there.
+    /// The reason for the difference.
     pub reason: &'static str,
-    /// Whether the two filesystems differ from there on, so that the round ends.
+    /// Whether the two filesystems differ afterwards, so that the round must end.
     pub ends_round: bool,
     matches: fn(&Difference) -> bool,
 }
 
-/// Differences that are the kernel's or FUSE's.
+/// Differences caused by the kernel or by FUSE.
 pub const ALLOWED: &[Allowed] = &[
     Allowed {
         name: "immutable-after-rights",
@@ -108,7 +108,7 @@ pub const ALLOWED: &[Allowed] = &[
     },
 ];
 
-/// Differences that are ours, and to be mended.
+/// Differences caused by ubtrfs, to be fixed.
 pub const KNOWN: &[Allowed] = &[Allowed {
     name: "times-of-fallocate",
     reason: "whether punching a hole where no data is changes the times depends in Linux on the holes that it remembers",
@@ -118,7 +118,7 @@ pub const KNOWN: &[Allowed] = &[Allowed {
     },
 }];
 
-/// The entry that allows a difference.
+/// Returns the entry that allows a difference.
 pub(crate) fn allowed(difference: &Difference) -> Option<&'static Allowed> {
     ALLOWED.iter().chain(KNOWN).find(|entry| (entry.matches)(difference))
 }

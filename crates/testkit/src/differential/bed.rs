@@ -1,4 +1,4 @@
-//! Runs a sequence on a pair and compares; hunts with many seeds.
+//! Runs a sequence of steps on a pair and compares the sides. [`hunt`] does so with many seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,24 +20,24 @@ use crate::tree_entry::show;
 /// One field in which the sides differ.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// The step after which it was seen.
+    /// The step after which the difference was found.
     pub step: Step,
-    /// `result`, a field of what the call returned, or a field of a path, a slot or a tree.
+    /// `result`, a field of the call's answer, or a field of a path, a slot or a tree.
     pub field: String,
-    /// The object: a path, a slot, or nothing for what the call answered.
+    /// The object: a path, a slot, a path in a tree, or `answer` for the call's answer.
     pub object: String,
-    /// What our mount says.
+    /// The value on our mount.
     pub ours: String,
-    /// What Linux says.
+    /// The value on Linux.
     pub linux: String,
-    /// Whether something that the call named is +i or +a in Linux.
+    /// Whether an object that the call names is immutable or append-only on Linux.
     pub guarded: bool,
     /// Whether the object is a pipe.
     pub is_pipe: bool,
 }
 
 impl Difference {
-    /// What a failure is known by while it is shrunk: the call, the field, and both values where they are errors.
+    /// Identifies a failure while its sequence is shrunk: the call, the field, and for `result` both values.
     pub fn signature(&self) -> String {
         let values = if self.field == "result" { format!(" {} {}", self.ours, self.linux) } else { String::new() };
         format!("{} {}{values}", self.step.call.name(), self.field)
@@ -54,23 +54,23 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Why a sequence failed.
+/// The failure of a sequence.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What kind it is: equal for the same failure of a shorter sequence.
+    /// The kind of failure, equal for the same failure of a shorter sequence.
     pub signature: String,
-    /// Everything known.
+    /// A full description.
     pub text: String,
 }
 
-/// What a sequence did.
+/// The result of a sequence.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The steps that were performed.
     pub steps: Vec<Step>,
-    /// How often each allowed difference was seen.
+    /// How often each allowed difference occurred.
     pub allowed: BTreeMap<&'static str, u64>,
-    /// How often a call succeeded on Linux, of how many.
+    /// For each call, how often it succeeded on Linux and how often it was made.
     pub succeeded: BTreeMap<String, (u64, u64)>,
     /// The first difference that is not allowed.
     pub failure: Option<Failure>,
@@ -78,26 +78,26 @@ pub struct Outcome {
     pub ended: bool,
 }
 
-/// What [`hunt`] does.
+/// The options of [`hunt`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How pairs are made.
+    /// The setups of the pairs, used in turn.
     pub setups: Vec<Setup>,
-    /// The first seed; each round takes the next.
+    /// The seed of the first round. Each further round uses the next seed.
     pub seed: u64,
-    /// Steps of a round.
+    /// The number of steps in a round.
     pub steps: usize,
-    /// Rounds begin until this time is over; there is always one.
+    /// No round begins after this time. At least one round runs.
     pub time: Duration,
-    /// Stop at the first failure; else go on and report each kind once.
+    /// Whether to stop at the first failure. Otherwise each kind of failure is reported once.
     pub stop_at_first: bool,
-    /// Rounds at most, each of the next seed.
+    /// The largest number of rounds.
     pub rounds: usize,
-    /// For how long a failing sequence is shrunk.
+    /// The time limit for shrinking a failing sequence.
     pub shrink_time: Duration,
 }
 
-/// Runs round after round; the text of all failures, or a summary.
+/// Runs rounds. Returns a summary, or the text of all failures as the error.
 pub fn hunt(options: &Options) -> Result<String, String> {
     let started = Instant::now();
     let mut failures: BTreeMap<String, String> = BTreeMap::new();
@@ -170,11 +170,11 @@ fn report(seed: u64, setup: &Setup, steps: &[Step], failure: &Failure) -> String
     text
 }
 
-/// Where steps come from.
+/// The source of steps.
 pub enum Source {
-    /// A list.
+    /// A list of steps.
     Steps(Vec<Step>),
-    /// A generator, and how many.
+    /// A generator, and the number of steps.
     Random(Generator, usize),
 }
 
@@ -193,7 +193,7 @@ impl Source {
     }
 }
 
-/// Performs a sequence on a new pair. An error is one of the bed itself.
+/// Performs a sequence on a new pair. An `Err` is a failure of the test bed itself.
 pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut bed = Bed {
@@ -249,9 +249,9 @@ impl Bed {
         Ok(None)
     }
 
-    /// Unmounts and mounts; what each image holds is the same before and after.
+    /// Unmounts and mounts again. The content of each image must be equal before and after.
     fn reopen(&mut self, step: &Step) -> Result<()> {
-        // What waits to be written may have other blocks than it will have.
+        // Sync first, because the block counts of dirty data may change when it is written.
         self.pair.sync()?;
         let (ours, linux) = self.pair.walk()?;
         self.compare_trees(step, "tree", &ours, &linux, false);
@@ -331,7 +331,7 @@ impl Bed {
     }
 
     fn judge(&mut self, found: Vec<Difference>) {
-        // Where one ends the round, the other fields of the same call differ because of it.
+        // If a difference ends the round, other differences of the same call are its consequences.
         let ending = found.iter().find_map(|difference| allowed(difference).filter(|entry| entry.ends_round));
         if let Some(entry) = ending.filter(|_| !self.survey) {
             *self.outcome.allowed.entry(entry.name).or_default() += 1;
@@ -360,7 +360,7 @@ fn absent() -> Vec<(String, String)> {
     vec![("kind".to_owned(), "absent".to_owned())]
 }
 
-/// The first field in which two lists differ.
+/// Adds the differences between two lists of fields to `found`.
 fn compare_fields(
     step: &Step,
     object: &str,
@@ -374,7 +374,7 @@ fn compare_fields(
         let (step, object, is_pipe) = (step.clone(), object.to_owned(), false);
         found.push(Difference { step, field, object, ours, linux, guarded, is_pipe });
     };
-    // Where the kinds or results differ, the other fields say nothing more.
+    // If the first fields (kind or result) differ, the other fields tell nothing more.
     let first = ours.first().cloned();
     if let Some((name, value)) = first
         && let Some(other) = theirs.get(&name)
@@ -394,7 +394,7 @@ fn compare_fields(
     }
 }
 
-/// The paths that are looked at before and after a call: those that it names and their directories.
+/// The paths to examine before and after a call: the paths that it names and their directories.
 fn watched(call: &Call) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for path in call.paths() {

@@ -1,7 +1,7 @@
-//! System calls as data: what a step of a sequence does and as which user. One line of JSON each, so that a failing
-//! sequence can be kept in a file.
+//! System calls as data: the call of each step and the user that makes it. A step is one line of JSON, so that a
+//! failing sequence can be kept in a file.
 //!
-//! Names are byte strings, written here as text in which the character U+00NN stands for byte NN.
+//! Names are byte strings, stored as text in which the character U+00NN stands for byte NN.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct Step {
     pub call: Call,
 }
 
-/// What a name is made as.
+/// The type of inode to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names of the POSIX file types")]
 pub enum Kind {
@@ -27,7 +27,7 @@ pub enum Kind {
     BlockDevice,
 }
 
-/// Where lseek starts.
+/// The meaning of an lseek offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the words of lseek(2)")]
 pub enum Seek {
@@ -45,21 +45,21 @@ pub enum Time {
     Now,
     /// `UTIME_OMIT`.
     Omit,
-    /// Seconds and nanoseconds. Far from now, so that it can be told from the time of a call.
+    /// Seconds and nanoseconds. Far from the present, to distinguish it from the time of a call.
     At(i64, u32),
 }
 
-/// Bytes made from a number.
+/// Bytes generated from a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// Different numbers give different bytes.
+    /// Different seeds give different bytes.
     pub seed: u64,
-    /// How many.
+    /// The number of bytes.
     pub len: usize,
 }
 
 impl Content {
-    /// The bytes.
+    /// Generates the bytes.
     pub fn bytes(&self) -> Vec<u8> {
         Rng::new(self.seed).content(self.len)
     }
@@ -245,28 +245,28 @@ pub enum Call {
     Readdir {
         path: String,
     },
-    /// The umask of all users from here on.
+    /// Sets the umask of all users.
     Umask {
         mask: u32,
     },
     /// syncfs, and `ubtrfs sync` on our side.
     Sync,
-    /// Both whole trees are compared.
+    /// Compares both whole trees.
     Compare,
-    /// Both are unmounted and mounted again; each tree must be as before, with all its times.
+    /// Unmounts and mounts both sides again. Each tree must be as before, including all times.
     Remount,
-    /// The sides exchange their images: ours goes on with what Linux wrote, Linux with what we wrote.
+    /// Makes the sides exchange their images: our side continues with the image that Linux wrote, and Linux with ours.
     Swap,
 }
 
 impl Call {
-    /// The name of the call, without its arguments.
+    /// Returns the name of the call, without its arguments.
     pub fn name(&self) -> String {
         let text = format!("{self:?}");
         text.split([' ', '{']).next().unwrap_or_default().to_owned()
     }
 
-    /// The paths that the call names.
+    /// Returns the paths that the call names.
     pub fn paths(&self) -> Vec<&str> {
         use Call::*;
         match self {
@@ -298,7 +298,7 @@ impl Call {
         }
     }
 
-    /// The slots that the call names.
+    /// Returns the slots that the call names.
     pub fn slots(&self) -> Vec<usize> {
         use Call::*;
         match *self {
@@ -323,12 +323,12 @@ impl Call {
     }
 }
 
-/// A name as bytes.
+/// Converts the text of a name to bytes.
 pub(crate) fn name_bytes(text: &str) -> Vec<u8> {
     text.chars().map(|char| u8::try_from(u32::from(char)).unwrap_or(b'?')).collect()
 }
 
-/// Bytes as a name of a call.
+/// Converts bytes to the text of a name.
 pub(crate) fn name_text(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| char::from(byte)).collect()
 }

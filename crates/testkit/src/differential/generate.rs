@@ -1,4 +1,4 @@
-//! Chooses steps at random, from a seed and from what Linux answered to the steps before.
+//! Chooses steps at random, from a seed and from Linux's answers to the earlier steps.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::call::{Call, Content, Kind, Seek, Step, Time};
 use super::perform::{Answer, NR_SLOTS};
 use crate::Rng;
 
-/// What a path is thought to be.
+/// The assumed type of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guess {
     Directory,
@@ -17,12 +17,12 @@ enum Guess {
     Other,
 }
 
-/// A source of steps. It knows roughly what is there, so that most calls name something.
+/// A source of steps. It tracks roughly which files exist, so that most calls name an existing file.
 pub struct Generator {
     rng: Rng,
     first: Vec<Step>,
     known: BTreeMap<String, Guess>,
-    /// The path and kind of what each slot has open.
+    /// The path and assumed type of the file that is open in each slot.
     slots: Vec<Option<(String, Guess)>>,
     made: u64,
 }
@@ -42,15 +42,16 @@ const PATH: u32 = OFlags::PATH.bits();
 
 const MODES: [u32; 16] =
     [0o644, 0o600, 0o666, 0o640, 0o664, 0o755, 0o777, 0o700, 0o070, 0o007, 0o4755, 0o2755, 0o6777, 0o1777, 0o2770, 0];
-/// No name and no target of a symlink leads out of the mount: `..` and absolute paths would change the machine's own files,
-/// for these calls are made by root.
+/// Names and symlink targets never lead out of the mount. Root makes some of the calls, and `..` or absolute paths
+/// would let it change the machine's own files.
 const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "\u{e4}\u{ff}"];
 const IDS: [u32; 6] = [0, 1001, 1002, 1003, 1004, 2000];
-/// append-only, immutable, compressed, no compression, nocow, nodump, noatime, sync, dirsync, and one that btrfs lacks.
+/// Inode flags: append-only, immutable, compressed, no compression, nocow, nodump, noatime, sync, dirsync, and one that
+/// btrfs lacks.
 const FLAGS: [u32; 10] = [0x20, 0x10, 0x4, 0x400, 0x80_0000, 0x40, 0x80, 0x8, 0x1_0000, 0x4000];
 
 impl Generator {
-    /// The sequence of this seed.
+    /// Makes the generator for a seed.
     pub fn new(seed: u64) -> Self {
         let mut generator = Self {
             rng: Rng::new(seed),
@@ -64,7 +65,7 @@ impl Generator {
         generator
     }
 
-    /// Directories of different owners, so that users meet in them.
+    /// The first steps: make directories with different owners, in which several users act.
     fn start(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut root = |call| steps.push(Step { user: 0, call });
@@ -84,7 +85,7 @@ impl Generator {
         steps
     }
 
-    /// The next step.
+    /// Chooses the next step.
     pub fn next_step(&mut self) -> Step {
         if let Some(step) = self.first.pop() {
             return step;
@@ -111,7 +112,7 @@ impl Generator {
     }
 
     fn slot(&mut self) -> usize {
-        // One that is open, mostly.
+        // Usually pick an open slot.
         let open: Vec<usize> = (0..NR_SLOTS).filter(|&slot| self.slots[slot].is_some()).collect();
         if open.is_empty() || self.rng.one_in(20) { self.rng.index(NR_SLOTS) } else { *self.rng.pick(&open) }
     }
@@ -122,7 +123,7 @@ impl Generator {
         if open.is_empty() || self.rng.one_in(30) { self.slot() } else { *self.rng.pick(&open) }
     }
 
-    /// A path that exists, mostly.
+    /// Picks a path, which usually exists.
     fn path(&mut self) -> String {
         if self.known.is_empty() || self.rng.one_in(12) {
             return self.new_path();
@@ -138,7 +139,7 @@ impl Generator {
         if paths.is_empty() || self.rng.one_in(10) { self.path() } else { (*self.rng.pick(&paths)).clone() }
     }
 
-    /// A path that may or may not exist, in a directory that mostly does.
+    /// Picks a path that may or may not exist, in a directory that usually exists.
     fn new_path(&mut self) -> String {
         let dirs: Vec<&String> =
             self.known.iter().filter(|(_, guess)| **guess == Guess::Directory).map(|(path, _)| path).collect();
@@ -248,7 +249,7 @@ impl Generator {
             20..34 => {
                 let kinds = [Kind::File, Kind::File, Kind::Fifo, Kind::Socket, Kind::CharDevice, Kind::BlockDevice];
                 let kind = *self.rng.pick(&kinds);
-                // A whiteout is the character device 0,0. No block device that a driver answers to is ever opened.
+                // A whiteout is the character device 0,0. No driver handles the block device number.
                 let (major, minor) = match kind {
                     Kind::CharDevice => *self.rng.pick(&[(0, 0), (0, 0), (1, 3)]),
                     _ => (240, 300),
@@ -270,7 +271,7 @@ impl Generator {
             _ => {
                 let from = self.path();
                 let to = if self.rng.one_in(2) { self.path() } else { self.new_path() };
-                // NOREPLACE, EXCHANGE, WHITEOUT, and what may not go together.
+                // NOREPLACE, EXCHANGE, WHITEOUT, and invalid combinations.
                 let flags = *self.rng.pick(&[0, 0, 0, 0, 1, 2, 2, 4, 4, 5, 6, 3]);
                 Call::Rename { from, to, flags }
             }
@@ -355,7 +356,7 @@ impl Generator {
         }
     }
 
-    /// Mostly a valid list: user, named users, group, named groups, mask, other.
+    /// Makes a call that sets an ACL, usually a valid one: user, named users, group, named groups, mask, other.
     fn acl(&mut self, path: String) -> Call {
         let any = u32::MAX;
         let mut acl = vec![(0x01, self.permissions(), any)];
@@ -404,7 +405,7 @@ impl Generator {
         }
     }
 
-    /// Notes what a step did, by what Linux answered.
+    /// Records the effect of a step, judged by Linux's answer.
     pub(crate) fn learn(&mut self, step: &Step, linux: &Answer) {
         let good = linux.is_ok();
         match &step.call {
@@ -459,7 +460,7 @@ impl Generator {
         }
     }
 
-    /// Takes a path and all below it, by what follows the path.
+    /// Removes a path and everything below it from the known files. Returns the rest of each removed path and its type.
     fn take(&mut self, path: &str) -> Vec<(String, Guess)> {
         let below = format!("{path}/");
         let taken: Vec<String> =

@@ -1,16 +1,19 @@
-//! The differential bed: random system calls by several users on our FUSE mount and on Linux's btrfs, answer against answer.
+//! The differential test bed: makes random system calls as several users on our FUSE mount and on Linux's btrfs, and
+//! compares the answers.
 //!
-//! A [`Pair`] holds two equal filesystems, one mounted by `ubtrfs`, one by Linux. A [`Generator`] chooses [`Step`]s from a
-//! seed; [`run`] performs each on both sides as the same user and compares the result, the returned data and the
-//! attributes of all that the call named. Whole trees are compared now and then, before and after remounts (then with all
-//! times, each side against itself), and after [`Call::Swap`], which has each side go on with the other's image. At the end
-//! `btrfs check` and our checker must find both images clean, and Linux's scrub the data.
+//! A [`Pair`] holds two equal filesystems, one mounted by `ubtrfs`, one by Linux. A [`Generator`] chooses [`Step`]s
+//! from a seed. [`run`] performs each on both sides as the same user, and compares the result, the returned data, and
+//! the attributes of all objects that the call names. Whole trees are compared at random steps, before and after
+//! remounts (then each side with itself, including all times), and after [`Call::Swap`], which makes each side continue
+//! with the other's image. At the end, `btrfs check` and our checker must find both images clean, and Linux's scrub
+//! must find no errors.
 //!
-//! - D1. A difference passes only if [`allowed`] names it, and `docs/conformance.md` says why. Anything else fails.
-//! - D2. A sequence is a list of steps: the same list gives the same calls, whatever was chosen at random to make it.
+//! - D1. A difference is accepted only if [`allowed`] lists it and `docs/conformance.md` gives the reason. Any other
+//!   difference fails.
+//! - D2. A sequence is a list of steps, and performing it makes no random choices, so a list repeats exactly.
 //!   [`shrink`] removes steps from a failing list as long as the same difference remains.
-//! - D3. Users are threads with credentials of their own (on Linux these belong to threads), so both sides see one process
-//!   in which several users act, and descriptors that one user opened and another uses.
+//! - D3. Users are threads with different credentials, which Linux keeps per thread. So both sides see one process in
+//!   which several users act, and one user can use descriptors that another opened.
 
 mod actor;
 mod allowed;

@@ -1,4 +1,5 @@
-//! What root sees of a side beside the answers: attributes of paths and open files, and whole trees.
+//! Observes a side as root, in addition to the answers: attributes of paths and open files, and whole
+//! trees.
 
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
@@ -12,12 +13,13 @@ use super::call::name_text;
 use super::perform::{Side, full};
 use crate::tree_entry::{TreeEntry, walk_path, xxh64};
 
-/// Times that a test sets lie before this second or after [`LATEST_CALL`]; times of calls lie between.
+/// Times that a test sets are before this second or after [`LATEST_CALL`]. Times of calls are between
+/// both.
 pub(crate) const EARLIEST_CALL: i64 = 1_700_000_000;
 /// See [`EARLIEST_CALL`].
 pub(crate) const LATEST_CALL: i64 = 4_000_000_000;
 
-/// Attributes of one object that two filesystems must agree on.
+/// The attributes of an object that must be equal on both sides.
 pub(crate) fn stat_fields(stat: &Stat) -> Vec<(String, String)> {
     let kind = FileType::from_raw_mode(stat.st_mode);
     let fields = [
@@ -42,17 +44,18 @@ pub(crate) fn times(stat: &Stat) -> [(i64, i64); 3] {
     ]
 }
 
-/// One object, before or after a call.
+/// An object as seen before or after a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// The path, or the slot.
+    /// `path` or `slot`, and its name or number.
     pub(crate) what: String,
     pub(crate) stat: Result<Stat, Errno>,
     /// Names and values of extended attributes.
     pub(crate) xattrs: String,
-    /// Whether a file that takes no blocks has content. `tar -S` and `cp` take such a file for a hole.
+    /// Whether a file without blocks has non-zero content. `tar -S` and `cp` would treat such a file
+    /// as a hole.
     pub(crate) data_without_blocks: bool,
-    /// Whether statx says +i or +a, as Linux's btrfs does and FUSE cannot.
+    /// Whether statx reports the file as immutable or append-only. FUSE cannot report this.
     pub(crate) guarded: bool,
 }
 
@@ -62,7 +65,7 @@ impl Seen {
     }
 }
 
-/// The paths and slots of a call, as they are now.
+/// Observes the current state of paths and slots.
 pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> {
     let mut seen = Vec::new();
     for path in paths {
@@ -88,7 +91,8 @@ pub(crate) fn look(side: &Side, paths: &[String], slots: &[usize]) -> Vec<Seen> 
     seen
 }
 
-/// Whether a range of an open file holds zeros alone, as far as it can be read and is looked at.
+/// Whether a range of an open file contains only zeros. Checks only its first MiB, as far as it can be
+/// read.
 pub(crate) fn is_zeros(file: &OwnedFd, from: u64, to: u64) -> bool {
     const LOOKED_AT: u64 = 1 << 20;
     let len = usize::try_from(to.saturating_sub(from).min(LOOKED_AT)).unwrap_or(0);
@@ -101,7 +105,8 @@ fn is_guarded(statx: Result<Statx, Errno>) -> bool {
     statx.is_ok_and(|statx| statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND))
 }
 
-/// How an object changed, as fields that two filesystems must agree on.
+/// Describes an object after a call by fields that must be equal on both sides. Times of calls are
+/// shown as kept or changed.
 pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, String)> {
     let stat = match &after.stat {
         Ok(stat) => stat,
@@ -126,7 +131,7 @@ pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, Strin
     fields
 }
 
-/// The names of extended attributes, sorted.
+/// Lists the names of extended attributes, sorted.
 pub(crate) fn xattr_names(path: &Path) -> Result<Vec<String>, Errno> {
     let mut buf = vec![0u8; 64 << 10];
     let len = rustix::fs::llistxattr(path, &mut buf[..])?;
@@ -153,7 +158,7 @@ fn xattr_text(path: &Path) -> String {
     text
 }
 
-/// An object of a whole tree.
+/// An object in a whole tree.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) entry: TreeEntry,
@@ -161,12 +166,12 @@ pub(crate) struct Entry {
     pub(crate) times: [(i64, i64); 3],
     /// Flags of lsattr, for files and directories.
     pub(crate) flags: Option<u32>,
-    /// Units of 512 bytes.
+    /// Allocated blocks of 512 bytes.
     pub(crate) blocks: u64,
 }
 
 impl Entry {
-    /// The fields to compare; times of calls only within one image.
+    /// The fields to compare. Times of calls are included only if both trees come from one image.
     pub(crate) fn fields(&self, one_image: bool) -> Vec<(String, String)> {
         let entry = &self.entry;
         let xattrs: Vec<String> = entry
@@ -199,7 +204,7 @@ impl Entry {
     }
 }
 
-/// The whole tree below a mount point.
+/// Reads the whole tree below a mount point.
 pub(crate) fn walk(root: &Path) -> Result<Vec<Entry>> {
     let mut out = Vec::new();
     for entry in walk_path(root)? {
@@ -207,7 +212,8 @@ pub(crate) fn walk(root: &Path) -> Result<Vec<Entry>> {
         let stat = rustix::fs::lstat(&full).with_context(|| format!("lstat {}", full.display()))?;
         let with_flags = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
         let flags = if with_flags { Some(flags_of(&full)?) } else { None };
-        // The kernel remembers a count from before the data was written.
+        // FORCE_SYNC is needed because the kernel caches a block count from before the data was
+        // written.
         let fresh = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let blocks = rustix::fs::statx(CWD, &full, fresh, StatxFlags::BASIC_STATS)?.stx_blocks;
         out.push(Entry { entry, times: times(&stat), flags, blocks });
@@ -222,7 +228,7 @@ fn flags_of(path: &Path) -> Result<u32> {
     Ok(flags.bits())
 }
 
-/// The name of an errno.
+/// Returns the name of an errno.
 pub(crate) fn errno_name(errno: Errno) -> String {
     const NAMES: &[(Errno, &str)] = &[
         (Errno::PERM, "EPERM"),

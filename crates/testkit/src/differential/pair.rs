@@ -1,7 +1,7 @@
 //! Two equal filesystems side by side: one mounted by `ubtrfs`, one by Linux.
 //!
 //! P1. Both images are made by `mkfs.btrfs` with the same options.
-//! P2. Mounts are given back on drop, panics included.
+//! P2. Mounts are unmounted on drop, also after a panic.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,24 @@ use super::observe::{Entry, walk};
 use super::perform::Side;
 use crate::{Image, LoopMount, btrfs_check};
 
-/// How a pair is made and mounted.
+/// The parameters of making and mounting a pair.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The program `ubtrfs`.
     pub program: PathBuf,
-    /// Its mount options beside `noatime`, "" for none.
+    /// Mount options of `ubtrfs` besides `noatime`; "" for none.
     pub ubtrfs_options: String,
-    /// Linux's mount options beside `noatime`, "" for none.
+    /// Linux's mount options besides `noatime`; "" for none.
     pub linux_options: String,
     /// Arguments of `mkfs.btrfs`.
     pub mkfs: Vec<String>,
-    /// Print each kind of difference once and go on, in place of a failure. What follows a difference may follow from it.
+    /// Whether to print each kind of difference once and continue, instead of failing. Later differences may be
+    /// consequences of earlier ones.
     pub survey: bool,
 }
 
 impl Setup {
-    /// The defaults, with this program.
+    /// Makes the default setup with this program.
     pub fn new(program: &Path) -> Self {
         Self {
             program: program.to_owned(),
@@ -43,7 +44,7 @@ impl Setup {
     }
 }
 
-/// Images have this size.
+/// The size of the images.
 const IMAGE_BYTES: u64 = 1 << 30;
 
 /// A mounted pair.
@@ -58,7 +59,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// A new, empty pair.
+    /// Makes a new, empty pair.
     pub fn new(setup: &Setup) -> Result<Self> {
         let args: Vec<&str> = setup.mkfs.iter().map(String::as_str).collect();
         let mut pair = Self {
@@ -106,20 +107,20 @@ impl Pair {
         ours.and(linux)
     }
 
-    /// Unmounts and mounts again.
+    /// Unmounts both sides and mounts them again.
     pub(crate) fn remount(&mut self) -> Result<()> {
         self.unmount()?;
         self.mount()
     }
 
-    /// The same with the images exchanged.
+    /// Unmounts both sides and mounts them with exchanged images.
     pub(crate) fn swap(&mut self) -> Result<()> {
         self.unmount()?;
         std::mem::swap(&mut self.our_image, &mut self.linux_image);
         self.mount()
     }
 
-    /// Makes both durable.
+    /// Makes all changes on both sides durable.
     pub(crate) fn sync(&self) -> Result<()> {
         if let Some(mount) = &self.our_mount {
             program(&self.setup.program, ["sync".as_ref(), mount.dir.path().as_os_str()])?;
@@ -130,14 +131,15 @@ impl Pair {
         Ok(())
     }
 
-    /// Both trees: ours, Linux's.
+    /// Reads both trees: first ours, then Linux's.
     pub(crate) fn walk(&self) -> Result<(Vec<Entry>, Vec<Entry>)> {
         let ours = lock(&self.ours).root.clone();
         let linux = lock(&self.linux).root.clone();
         Ok((walk(&ours).context("our mount")?, walk(&linux).context("Linux's mount")?))
     }
 
-    /// Scrubs what Linux has mounted, unmounts both, and has both images checked by btrfs-progs and by our checker.
+    /// Scrubs the filesystem that Linux has mounted, unmounts both sides, and checks both images with btrfs-progs and
+    /// with our checker.
     pub(crate) fn finish(&mut self) -> Result<()> {
         if let Some(mount) = &self.linux_mount {
             mount.scrub()?;
@@ -160,7 +162,7 @@ impl Drop for Pair {
     }
 }
 
-/// A side that a panicking thread left is still a side.
+/// Locks a side. A panic of another thread does not make it unusable.
 pub(crate) fn lock(side: &Mutex<Side>) -> std::sync::MutexGuard<'_, Side> {
     side.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -197,7 +199,7 @@ impl Drop for FuseMount {
     }
 }
 
-/// Runs `ubtrfs`; it must end by itself.
+/// Runs `ubtrfs`, with a time limit of two minutes.
 fn program<'a>(program: &Path, args: impl IntoIterator<Item = &'a OsStr>) -> Result<()> {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "120"]).arg(program).args(args).env("LC_ALL", "C").stdin(Stdio::null());

@@ -1,4 +1,5 @@
-//! One side of the pair performs a call: plain system calls below a mount point, and what they answer as comparable fields.
+//! Performs a call on one side of the pair: makes the system call below the mount point, and returns the answer as
+//! comparable fields.
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
@@ -17,13 +18,13 @@ use super::call::{Call, Kind, Seek, Time, name_bytes};
 use super::observe;
 use crate::tree_entry::{join, xxh64};
 
-/// Slots for open files.
+/// The number of slots for open files.
 pub(crate) const NR_SLOTS: usize = 6;
 
-/// What a call answers: fields by name, or an error.
+/// The answer of a call: fields by name, or an error.
 pub(crate) type Answer = Result<Vec<(String, String)>, Errno>;
 
-/// One side: where it is mounted and what is open.
+/// One side: its mount point and its open files.
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) root: PathBuf,
@@ -35,7 +36,7 @@ impl Side {
         Self { root: root.to_owned(), slots: std::iter::repeat_with(|| None).take(NR_SLOTS).collect() }
     }
 
-    /// The path of a name of a call.
+    /// The full path of a call's path.
     pub(crate) fn full(&self, path: &str) -> PathBuf {
         full(&self.root, path)
     }
@@ -44,7 +45,7 @@ impl Side {
         self.slots.get(slot).and_then(Option::as_ref).ok_or(Errno::BADF)
     }
 
-    /// Performs a call; the caller's thread has the credentials.
+    /// Performs a call with the credentials of the calling thread.
     pub(crate) fn perform(&mut self, call: &Call) -> Answer {
         match call {
             Call::Open { slot, path, flags, mode } => self.open(*slot, path, *flags, *mode),
@@ -78,7 +79,7 @@ impl Side {
     }
 
     fn open(&mut self, slot: usize, path: &str, flags: u32, mode: u32) -> Answer {
-        // A FIFO without a reader must not block, and no terminal is taken over.
+        // Opening a FIFO must not block, and opening a terminal must not make it the controlling one.
         let flags = OFlags::from_bits_retain(flags) | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::open(self.full(path), flags, Mode::from_raw_mode(mode))?;
         self.slots[slot] = Some(file);
@@ -127,7 +128,7 @@ impl Side {
                 let (mut from_at, mut to_at) = (*from_at, *to_at);
                 let (from, to) = (self.slot(*from)?, self.slot(*to)?);
                 let mut copied = 0;
-                // Linux's btrfs shares the whole blocks first and returns; a caller goes on.
+                // Repeat the call, because Linux's btrfs first shares the whole blocks and then returns a short count.
                 while copied < *len {
                     match rustix::fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), *len - copied) {
                         Ok(0) => break,
@@ -155,7 +156,7 @@ impl Side {
             Call::Getdents { slot, entries } => self.getdents(*slot, *entries),
             Call::Rewind { slot } => number(rustix::fs::seek(self.slot(*slot)?, SeekFrom::Start(0))?),
             Call::LinkSlot { slot, to } => {
-                // As `ln -L /proc/self/fd/N` does, which needs no capability.
+                // Link as `ln -L /proc/self/fd/N` does, because it needs no capability.
                 use std::os::fd::AsRawFd;
                 let from = format!("/proc/self/fd/{}", self.slot(*slot)?.as_raw_fd());
                 done(rustix::fs::linkat(CWD, from, CWD, self.full(to), AtFlags::SYMLINK_FOLLOW))
@@ -164,8 +165,8 @@ impl Side {
         }
     }
 
-    /// Which blocks of zeros are holes is a filesystem's own choice; but what is passed over must be zeros. The position is
-    /// set to where the search began, so that it stays the same on both sides.
+    /// Seeks data from `at`. A filesystem may choose which blocks of zeros are holes, but a skipped range must contain
+    /// only zeros. Afterwards the position is set to `at`, so that it is equal on both sides.
     fn seek_data(&self, slot: usize, at: u64) -> Answer {
         let file = self.slot(slot)?;
         let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
@@ -179,12 +180,12 @@ impl Side {
         Ok(vec![("position".to_owned(), found.to_string()), ("passes over data".to_owned(), (!zeros).to_string())])
     }
 
-    /// Reads on in a directory with a small buffer, until so many entries came.
+    /// Continues to read a directory with a small buffer, until it has read at least `entries` entries.
     fn getdents(&self, slot: usize, entries: usize) -> Answer {
         let mut buf = [MaybeUninit::uninit(); 400];
         let mut dir = RawDir::new(self.slot(slot)?, &mut buf);
         let mut names = Vec::new();
-        // A whole buffer at a time: what was read and not looked at would be lost.
+        // Use up each buffer, because unread entries in it would be lost.
         while names.len() < entries || !dir.is_buffer_empty() {
             let Some(entry) = dir.next() else { break };
             let entry = entry?;
@@ -300,16 +301,16 @@ impl Side {
     }
 }
 
-/// A path below a mount point.
+/// The full path of a path below a mount point.
 ///
 /// # Panics
-/// When it would lead out of the mount.
+/// If the path would lead out of the mount.
 pub(crate) fn full(root: &Path, path: &str) -> PathBuf {
     assert!(!leads_out(path), "{path} leads out of the mount");
     PathBuf::from(OsStr::from_bytes(&join(root.as_os_str().as_bytes(), &name_bytes(path))))
 }
 
-/// Whether a path, also as the target of a symlink, may name something outside of the mount.
+/// Whether a path, or a symlink with this target, may lead out of the mount.
 fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|name| name == "..")
 }
@@ -326,7 +327,7 @@ fn timespec(time: Time) -> Timespec {
     }
 }
 
-/// The extended attribute of an ACL: version 2, then tag, permissions and id of each entry.
+/// Encodes an ACL as an extended attribute: version 2, then tag, permissions and id of each entry.
 fn acl_bytes(acl: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut out = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in acl {

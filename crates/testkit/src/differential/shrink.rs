@@ -1,4 +1,4 @@
-//! Makes a failing sequence short: steps are left out as long as the same failure remains (D2).
+//! Shortens a failing sequence: removes steps as long as the same failure remains (D2).
 
 use std::time::{Duration, Instant};
 
@@ -6,13 +6,13 @@ use super::bed::{Failure, Source, run};
 use super::call::Step;
 use super::pair::Setup;
 
-/// The shortest sequence found in this time, and its failure.
+/// Returns the shortest sequence found within `time`, and its failure.
 pub fn shrink(setup: &Setup, steps: Vec<Step>, failure: Failure, time: Duration) -> (Vec<Step>, Failure) {
     let started = Instant::now();
     let mut best = (steps, failure);
     let mut chunk = best.0.len() / 2;
     while chunk > 0 {
-        // From the end: the last steps seldom matter, but for the very last.
+        // Start at the end, because late steps other than the very last one seldom matter.
         let mut end = best.0.len().saturating_sub(1);
         let mut shorter = false;
         while end > 0 {

@@ -1,8 +1,8 @@
-//! Wrong content in leaves of trees of files that mutations of bytes hardly ever produce: names that lead out of a
-//! directory, entries that point elsewhere, duplicate names. Items stay in order and hashes of names are right, so that
-//! commands reach the wrong content.
+//! Puts wrong content into leaves of subvolume trees that random changes of bytes hardly ever produce: names that lead
+//! out of a directory, entries that point elsewhere, duplicate names. Items stay in order and hashes of names stay
+//! right, so that commands reach the wrong content.
 //!
-//! I1. A leaf without room for the change stays as it is.
+//! I1. A leaf without room for the change is not changed.
 
 use ubtrfs_format::hash::name_hash;
 use ubtrfs_format::item::DirEntry;
@@ -14,7 +14,7 @@ use crate::corruptor::{put_together, take_apart};
 
 type Items = Vec<(Key, Vec<u8>)>;
 
-/// Names with a meaning in paths.
+/// Names that have a special meaning in paths.
 const NAMES: [&[u8]; 14] = [
     b"..",
     b".",
@@ -32,7 +32,7 @@ const NAMES: [&[u8]; 14] = [
     b"\xff\n\x1b[2J",
 ];
 
-/// Makes one such change in a leaf that holds suitable items.
+/// Makes one change in a leaf, if it contains suitable items.
 pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
     if raw[100] != 0 {
         return;
@@ -55,13 +55,13 @@ pub(super) fn tell(raw: &mut Vec<u8>, mutation: Mutation) {
     }
 }
 
-/// The names of directory entries in a leaf.
+/// Returns the names of directory entries in a leaf.
 fn names(items: &Items) -> Vec<Vec<u8>> {
     let of_entries = items.iter().filter(|(key, _)| matches!(key.item_type, KeyType::DIR_ITEM | KeyType::DIR_INDEX));
     of_entries.filter_map(|(_, data)| DirEntry::decode_all(data).ok()).flatten().map(|entry| entry.name).collect()
 }
 
-/// Changes every entry with a name, in both of its items, and the hash in the key.
+/// Changes every directory entry that has this name, in both of its items, and updates the hash in the key.
 fn edit_entries(items: &mut Items, name: &[u8], edit: impl Fn(&mut DirEntry)) {
     for (key, data) in items.iter_mut() {
         let Ok(mut entries) = DirEntry::decode_all(data) else { continue };
@@ -83,7 +83,7 @@ fn rename(items: &mut Items, mutation: Mutation) {
     let names = names(items);
     let Some(name) = pick(&names, mutation.place) else { return };
     let new = match mutation.value % 32 {
-        // The name of another entry, or one that is about or above the longest allowed.
+        // The name of another entry, or a name of about the longest allowed length or longer.
         30 => names[usize::from(mutation.more) % names.len()].clone(),
         31 => vec![b'n'; 250 + usize::from(mutation.more % 8)],
         other => NAMES[usize::from(other) % NAMES.len()].to_vec(),

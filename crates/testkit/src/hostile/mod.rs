@@ -1,10 +1,10 @@
 //! Hostile input: the bodies of the fuzz targets, which the ordinary test suite also runs on the kept corpus.
 //!
-//! Each function takes any bytes and returns. Errors are expected; a panic, a hang, or more memory than the input's
-//! size justifies is a finding.
+//! Each function accepts any bytes and must return. Errors are expected. A panic, a hang, or more memory than the
+//! input's size justifies is a finding.
 //!
-//! - I1. Bounded work: a walk of a crafted filesystem visits at most [`MAX_ENTRIES`] names and reads about [`MAX_READ`]
-//!   bytes.
+//! - I1. Work is bounded: a walk of a crafted filesystem visits at most [`MAX_ENTRIES`] names and reads about
+//!   [`MAX_READ`] bytes.
 
 mod lies;
 mod seed_image;
@@ -26,9 +26,9 @@ use crate::{FsTarget, Medium, MediumDevice, NodeKind, Rng, Target};
 pub use seed_image::{Mutation, SeedImage};
 pub use stream::{mend_checksums, stream};
 
-/// Most names that a walk visits.
+/// The largest number of names that a walk visits.
 pub const MAX_ENTRIES: usize = 3000;
-/// Bytes after which a walk stops reading.
+/// The number of bytes after which a walk stops reading.
 pub const MAX_READ: usize = 16 << 20;
 
 /// The body of a fuzz target.
@@ -45,7 +45,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("stream", stream),
 ];
 
-/// Decodes, checks and prints a superblock; then opens an image with it.
+/// Decodes, checks and prints a superblock, then opens an image with it.
 pub fn superblock(data: &[u8]) {
     let seed = SeedImage::get(0);
     let mut raw = seed.superblock();
@@ -71,11 +71,11 @@ pub fn superblock(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Decodes a leaf with one item; the input is its key and content.
+/// Decodes a leaf with one item. The input is the item's key and content.
 pub fn item(data: &[u8]) {
     let Some((head, content)) = data.split_at_checked(18) else { return };
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| head[at + n]));
-    // Mostly keys of existing types.
+    // Most inputs use an existing item type.
     const TYPES: &[u8] = &[
         1, 12, 13, 24, 36, 37, 48, 60, 72, 84, 96, 108, 128, 132, 144, 156, 168, 169, 172, 176, 178, 180, 182, 184,
         192, 198, 199, 200, 204, 216, 228, 240, 242, 244, 246, 248, 249, 250, 251, 252,
@@ -137,7 +137,7 @@ fn look_at_node(raw: &[u8], sb: &Superblock) {
     }
 }
 
-/// Decompresses an extent: method, length to fill, and the stream.
+/// Decompresses an extent. The input is the method, the decompressed length, and the stream.
 pub fn decompress(data: &[u8]) {
     let Some((head, stream)) = data.split_at_checked(4) else { return };
     let kind = [Compression::Zlib, Compression::Lzo, Compression::Zstd][usize::from(head[0]) % 3];
@@ -155,7 +155,7 @@ pub fn image(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Uses a filesystem with a log to replay, and with wrong content in the log, or in any tree (one input in four).
+/// Uses a filesystem with a log to replay. The log has wrong content; in one input of four, any tree has.
 pub fn tree_log(data: &[u8]) {
     let seed = SeedImage::with_log();
     let in_log = |owner: u64| owner == RootId::TREE_LOG.0;
@@ -168,7 +168,7 @@ pub fn tree_log(data: &[u8]) {
     use_image(&medium, "");
 }
 
-/// Opens, walks, reads, writes and commits; then checks the result.
+/// Opens, walks, reads, writes and commits, then checks the result.
 pub fn use_image(medium: &Medium, options: &str) {
     let device = Arc::new(MediumDevice::new(medium.clone()));
     let _ = check(device.clone());
@@ -214,7 +214,7 @@ fn use_filesystem(device: Arc<dyn Device>, options: &str) -> Result<()> {
     target.close()
 }
 
-/// Visits names and reads content (I1); returns some paths.
+/// Visits names and reads content (I1). Returns some of the paths.
 fn walk(target: &FsTarget) -> Vec<Vec<u8>> {
     let fs = target.fs();
     let mut paths = Vec::new();

@@ -1,4 +1,5 @@
-//! Small images that Linux made, kept in the repository, and mutations of their blocks with valid checksums.
+//! Small images that Linux made, which are kept in the repository, and mutations of their blocks with valid
+//! checksums.
 //!
 //! Format of an image file, compressed with zstd:
 //!
@@ -10,7 +11,7 @@
 //! | number of pages | 4 |
 //! | per page: number, content | 4, 4096 |
 //!
-//! I1. A mutation changes all copies of a block; otherwise a good copy would repair it.
+//! I1. A mutation changes all copies of a block, because a good copy would repair it.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -40,7 +41,7 @@ pub struct SeedImage {
     sb: Superblock,
 }
 
-/// One change, from eight bytes of a fuzzer's input.
+/// One change, made from eight bytes of a fuzzer's input.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
     block: u16,
@@ -51,10 +52,10 @@ pub struct Mutation {
 }
 
 impl SeedImage {
-    /// Number of images.
+    /// The number of images.
     pub const COUNT: usize = 3;
 
-    /// One of the images.
+    /// Returns one of the images.
     ///
     /// # Panics
     /// If the kept file is broken.
@@ -69,7 +70,7 @@ impl SeedImage {
         IMAGES[index].get_or_init(|| Self::decode(KEPT[index]).expect("the kept images are whole"))
     }
 
-    /// An image with a tree log that Linux wrote.
+    /// Returns an image with a tree log that Linux wrote.
     ///
     /// # Panics
     /// If the kept file is broken.
@@ -140,12 +141,12 @@ impl SeedImage {
         Ok(Self { medium, blocks, sb })
     }
 
-    /// The image's content.
+    /// Returns the image's content.
     pub fn medium(&self) -> Medium {
         self.medium.clone()
     }
 
-    /// The primary superblock.
+    /// Returns the primary superblock.
     pub(super) fn superblock(&self) -> Vec<u8> {
         let mut raw = vec![0; SUPERBLOCK_SIZE];
         self.medium.read(SUPERBLOCK_OFFSETS[0], &mut raw);
@@ -156,7 +157,7 @@ impl SeedImage {
         self.sb.clone()
     }
 
-    /// The content of a live block.
+    /// Returns the content of a live block.
     pub(super) fn some_block(&self, index: usize) -> Vec<u8> {
         self.read_block(&self.medium, &self.blocks[index % self.blocks.len()])
     }
@@ -167,7 +168,7 @@ impl SeedImage {
         raw
     }
 
-    /// The image after `edit` changed the content of every item in the leaves of the wanted trees.
+    /// Returns the image after `edit` changed the content of every item in the leaves of the wanted trees.
     pub fn edited(&self, wanted: &dyn Fn(u64) -> bool, edit: &dyn Fn(&Key, &mut [u8])) -> Medium {
         let mut medium = self.medium.clone();
         for block in self.blocks.iter().filter(|block| wanted(block.owner)) {
@@ -191,15 +192,15 @@ impl SeedImage {
         medium
     }
 
-    /// The trees to mutate for a walk of files: mostly only subvolumes, because the target `image` covers the other
-    /// trees.
+    /// Chooses the trees to mutate for a walk of files: usually only subvolumes, because the fuzz target `image`
+    /// covers the other trees.
     pub fn chosen_by(first: u8) -> impl Fn(u64) -> bool {
         let all = (first / 16).is_multiple_of(4);
         move |owner| all || owner == 5 || (256..1 << 48).contains(&owner)
     }
 
-    /// The image after changes to blocks of the wanted trees. Each change takes eight bytes. One change in sixteen
-    /// mutates the superblock, two apply `lies`.
+    /// Returns the image after changes to blocks of the wanted trees. Each change takes eight bytes of `program`.
+    /// Of sixteen changes, one mutates the superblock and two apply `lies`.
     pub fn mutated(&self, program: &[u8], wanted: &dyn Fn(u64) -> bool) -> Medium {
         let mut medium = self.medium.clone();
         let blocks: Vec<&Block> = self.blocks.iter().filter(|block| wanted(block.owner)).collect();
@@ -278,7 +279,7 @@ impl SeedImage {
             start..(start + word(21)).min(raw.len())
         });
         match mutation.kind % 16 {
-            // Any bytes.
+            // Some bytes of the block.
             0 | 1 => {
                 let at = 32 + usize::from(mutation.place) % (raw.len() - 32);
                 let end = (at + 1 + usize::from(mutation.value % 8)).min(raw.len());
@@ -310,7 +311,7 @@ impl SeedImage {
                     patch(&mut raw[at..end], mutation, &self.sb);
                 }
             }
-            // The whole of another block, with this block's address.
+            // The content of another block, with this block's address.
             13 => {
                 let address: [u8; 8] = std::array::from_fn(|n| raw[48 + n]);
                 raw.copy_from_slice(other);

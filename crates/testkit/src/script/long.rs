@@ -1,18 +1,19 @@
-//! The long script: mixes and repeats everything that the short ones do, until each kind of request was made 2,000
-//! times.
+//! The long script: mixes and repeats the operations of the short scripts, until each kind of request was made
+//! 2,000 times.
 //!
 //! - L1. Each round changes some 20 files, fsyncs nearly every change, and syncs once.
-//! - L2. Each round ends with a remount, and then reads everything from the device, because the caches are empty.
+//! - L2. Each round ends with a remount. It then reads everything, which comes from the device because the caches
+//!   are empty.
 
 use super::Script;
 use crate::target::RenameOp::{Exchange, NoReplace, Replace};
 use crate::target::{FallocateOp, Target};
 
-/// Enough rounds for 2,000 reads, the rarest kind of request.
+/// The number of rounds: enough for 2,000 reads, the rarest kind of request.
 const ROUNDS: usize = 54;
 /// Changes in each round.
 const CHANGES: usize = 20;
-/// Most files kept at a time.
+/// The largest number of files kept at a time.
 const MOST_FILES: usize = 30;
 const DIRS: [&str; 4] = ["", "dir/", "dir/sub/", "other/"];
 const BLOCK: u64 = 4096;
@@ -27,7 +28,7 @@ struct File {
 }
 
 impl Script {
-    /// A long workload, for faults at any of the first 2,000 reads, writes and flushes.
+    /// Makes a long workload, for faults at any of the first 2,000 reads, writes and flushes.
     pub fn long(seed: u64) -> Self {
         let mut s = Self::new("long", seed);
         let mut files = Vec::new();
@@ -116,7 +117,7 @@ impl Script {
         self.fsync(&path);
     }
 
-    /// Writes noise or text at `at`; returns the end of the range.
+    /// Writes noise or text at `at`. Returns the end of the range.
     fn content(&mut self, path: &str, at: u64) -> u64 {
         let len = if self.rng.one_in(3) {
             let len = self.len(90_000);
@@ -145,7 +146,7 @@ impl Script {
         }
     }
 
-    /// Shares the first blocks of another file, if it has enough.
+    /// Shares the first blocks of another file, if it has enough blocks.
     fn share(&mut self, files: &mut [File], at: usize) {
         let from = self.rng.index(files.len());
         if from == at || files[from].len < SHARED {
@@ -157,7 +158,8 @@ impl Script {
         files[at].len = files[at].len.max(to_at + SHARED);
     }
 
-    /// Makes a second name, a symbolic link, a directory and a mode, and removes most of them again.
+    /// Makes a second name, a symbolic link and a directory, changes a mode, and removes most of the new names
+    /// again.
     fn names(&mut self, path: &str, dir: &str, number: usize) {
         let (link, symlink, sub) =
             (format!("{dir}link-{number}"), format!("{dir}symlink-{number}"), format!("{dir}sub-{number}"));

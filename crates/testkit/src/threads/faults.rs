@@ -1,7 +1,7 @@
-//! Faults with several threads: one request of a run fails, once or from then on. Each thread gets an error or keeps
-//! its promises.
+//! Faults with several threads: one request of a run fails, alone or with all later ones. Each thread gets an error,
+//! or its promises hold.
 //!
-//! - R1. No thread gets an error before the fault; nothing hangs.
+//! - R1. No thread gets an error before the fault, and nothing hangs.
 //! - R2. Everything promised to a thread, before or after the fault, is on the device.
 //! - R3. Closing a filesystem that turned read-only fails.
 
@@ -26,14 +26,14 @@ pub struct ThreadedFaults {
     pub name: String,
     /// Whether the fault happened.
     pub hit: bool,
-    /// Whether a thread, or closing, got an error.
+    /// Whether a thread or the closing got an error.
     pub told: bool,
-    /// Content of the device at the end.
+    /// The content of the device at the end.
     pub content: Medium,
 }
 
 impl ThreadedFaults {
-    /// Runs the threads of this seed, with a fault that the seed chooses. An error is a broken promise.
+    /// Runs the threads of a seed, with a fault that the seed determines. An error means a broken promise.
     pub fn run(seed: u64) -> Result<Self> {
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new().name("run".to_owned()).spawn(move || {
@@ -53,7 +53,7 @@ impl ThreadedFaults {
 fn plan(rng: &mut Rng) -> FaultPlan {
     let kind = *rng.pick(&[FaultKind::Error, FaultKind::Error, FaultKind::Short, FaultKind::Panic]);
     let plan = FaultPlan { kind, persistent: kind == FaultKind::Error && rng.one_in(2), ..FaultPlan::default() };
-    // Prefer later requests: at the beginning all runs are alike.
+    // Prefer later requests, because all runs begin alike.
     let nth = |rng: &mut Rng, most: u64| Some(rng.below(most).max(rng.below(most)));
     match rng.below(6) {
         0 => FaultPlan { read: nth(rng, 60), ..plan },
@@ -64,7 +64,7 @@ fn plan(rng: &mut Rng) -> FaultPlan {
 
 fn run_here(seed: u64) -> Result<ThreadedFaults> {
     let mut scenario = Scenario::of(seed);
-    // The refused sectors would excuse errors without the planned fault.
+    // Do not refuse sectors, because they cause errors without the planned fault.
     scenario.poison = false;
     let plan = plan(&mut Rng::new(seed ^ 0xfa17));
     let name = format!("threads, seed {seed} ({}), {plan:?}", scenario.name);
@@ -107,5 +107,5 @@ fn run_here(seed: u64) -> Result<ThreadedFaults> {
     verdict().with_context(|| name.clone())
 }
 
-/// Longest time that a run may take.
+/// The time limit of a run.
 const TIME_LIMIT: Duration = Duration::from_secs(120);

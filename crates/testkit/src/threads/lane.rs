@@ -1,4 +1,4 @@
-//! One thread in its own directory.
+//! A lane: one thread that works in one directory.
 //!
 //! - I1. After each operation the lane's history has the state that the model predicts. Promises are marked on the
 //!   device before the next operation.
@@ -20,15 +20,15 @@ use crate::{Driver, FaultDevice, FsTarget, History, Model, RecordingDevice, Rng}
 /// The work of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    /// Overwrites, shares, cuts and fsyncs the extents of a few files all the time.
+    /// Continuously overwrites, shares, cuts and fsyncs the extents of a few files.
     Busy { steps: usize },
-    /// As `Busy`, but without fsyncs: writes data back at once, also during a commit.
+    /// As `Busy`, but without fsyncs. Data is written back at once, also during a commit.
     Writeback { steps: usize },
     /// Random operations of [`Driver`], with fsyncs.
     Driver { steps: usize },
     /// As `Driver`, but without changes of file content.
     Names { steps: usize },
-    /// Creates files until there is no space, removes files, fsyncs.
+    /// Creates files until there is no space, removes files, and fsyncs.
     Fill { steps: usize },
 }
 
@@ -45,19 +45,19 @@ pub(super) struct Lane {
     may_be_full: bool,
     rng: Rng,
     told: bool,
-    /// The operations done, each with the number of the state that it led to.
+    /// The operations done, each with the number of the state after it.
     steps: Vec<String>,
 }
 
 type Action<'a> = &'a dyn Fn(&mut dyn Target) -> Result<(), Errno>;
 type BoxedAction = Box<dyn Fn(&mut dyn Target) -> Result<(), Errno>>;
 
-/// How an operation ended.
+/// The result of an operation.
 enum Done {
     Fine,
-    /// There was no space. Holds the model as if the operation had succeeded.
+    /// There was no space. The model is as if the operation had succeeded.
     Full(Model),
-    /// A fault was reported: the lane ends.
+    /// A fault was reported, so the lane ends.
     Told,
 }
 
@@ -66,7 +66,7 @@ struct Todo {
     what: String,
     /// The file that may be partly changed if there is no space.
     spoils: Option<Vec<u8>>,
-    /// The operation; `None` is a sync.
+    /// The operation; `None` means a sync.
     action: Option<BoxedAction>,
 }
 
@@ -92,7 +92,7 @@ impl Todo {
 }
 
 const NOSPC: Errno = 28;
-/// A writeback lane continues after this time even if the device holds no request.
+/// A writeback lane continues after this time even if the device has not delayed a request.
 const STOP_LIMIT: Duration = Duration::from_millis(20);
 
 impl Lane {
@@ -112,7 +112,7 @@ impl Lane {
         Self { number, target, history, marks, faults, syncs_may_fail, may_be_full, rng, told, steps }
     }
 
-    /// Does all steps. Returns the history, the operations done, and whether a fault was reported.
+    /// Performs all steps. Returns the history, the operations done, and whether a fault was reported.
     pub(super) fn run(mut self, work: Work, shared: &Shared) -> Result<(History, Vec<String>, bool)> {
         match work {
             Work::Busy { steps } => self.busy(steps, true, shared)?,
@@ -159,12 +159,13 @@ impl Lane {
         }
     }
 
-    /// Handles a failed operation, which may still have been done. After a fault that is allowed, and the lane ends.
+    /// Handles a failed operation, which may still have been done. An operation may fail after a fault, and then the
+    /// lane ends.
     fn failed(&mut self, what: &str, number: Option<i32>, model: Model, shared: &Shared) -> Result<Done> {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);
         ensure!(has_fault, "lane {}: {what} fails without a fault: errno {number:?}", self.number);
         self.target.fresh.clear();
-        // A later snapshot may hold the state with the operation or without it.
+        // A later snapshot may contain the state with or without the operation.
         let undone = self.history.last();
         self.note(model, shared);
         shared.states[self.number].store(undone, Ordering::SeqCst);
@@ -186,7 +187,7 @@ impl Lane {
     fn busy(&mut self, steps: usize, has_fsyncs: bool, shared: &Shared) -> Result<()> {
         for number in 0..steps {
             if !has_fsyncs && let Some(marks) = &self.marks {
-                // Wait, because writeback during a commit is what matters here.
+                // Wait until a commit is in progress, because this lane tests writeback during a commit.
                 marks.wait_for_stop(STOP_LIMIT);
             }
             let files: Vec<Vec<u8>> = self.history.model().nodes[&ROOT].children.keys().cloned().collect();
@@ -218,10 +219,10 @@ impl Lane {
         Ok(())
     }
 
-    /// The operations of the step with this number, in order.
+    /// Returns the operations of the step with this number, in order.
     fn next(&mut self, number: usize, files: &[Vec<u8>], has_fsyncs: bool) -> Vec<Todo> {
         let rng = &mut self.rng;
-        // Small files if little is free, so that freed space is soon reused.
+        // Use small files if little space is free, so that freed space is soon reused.
         let scale = if self.may_be_full { 1 } else { 4 };
         let len = 1 + rng.index(8000 * scale);
         let data: Arc<[u8]> = if rng.one_in(4) { rng.text(len) } else { rng.bytes(len) }.into();
@@ -243,7 +244,7 @@ impl Lane {
         let mut todo = match choice {
             0 => new("file"),
             16..19 => {
-                // Overwrites the whole file, so that its extents are free after the next commit.
+                // Overwrite the whole file, so that its old extents are free after the next commit.
                 let all: Arc<[u8]> = rng.bytes(17_000 * scale).into();
                 vec![Todo::write(&path, 0, &all)]
             }

@@ -1,5 +1,5 @@
-//! Power cuts and faults with several threads: they change one filesystem while its device holds requests back now and
-//! then, so that writes, fsyncs, snapshots and deletions run between any two writes of a commit.
+//! Power cuts and faults with several threads. The threads change one filesystem while its device delays some requests,
+//! so that writes, fsyncs, snapshots and deletions run between any two writes of a commit.
 //!
 //! ```text
 //!   lane-N/    a thread's directory: its History has everything the thread does there, and the promises it got
@@ -9,17 +9,16 @@
 //! ```
 //! In half of the runs, another thread empties block groups.
 //!
-//! - T1. Each lane's promises hold whatever the other threads do: see [`History`]; any state may be found.
-//! - T2. A snapshot exists from the return of its creation until its deletion begins. It holds, for each lane, a state
-//!   between the start and the end of its creation. A snapshot deleted before a sync is gone after it.
+//! - T1. Each lane's promises hold whatever the other threads do (see [`History`]). Other threads may commit any state.
+//! - T2. A snapshot exists from the return of its creation until its deletion begins. It contains, for each lane, a
+//!   state between the start and the end of its creation. A snapshot deleted before a sync is gone after the sync.
 //! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found
 //!   after the fsync returned.
-//! - T4. A file that cannot be written keeps nothing else from being durable: data that other threads sync is durable
-//!   even if the sync reports an error. The file's own fsync reports the error.
-//! - T5. The seed decides what each thread does, where the device holds requests back and where it is cut, but not how
-//!   the threads interleave. To repeat a failure, run its seed several times, or keep its medium.
-//! - T6. However little space is free, a name can be removed, and fsync, sync and close can store the data that a write
-//!   accepted.
+//! - T4. A file that cannot be written does not keep other data from becoming durable: data that other threads sync is
+//!   durable even if the sync reports an error. An fsync of the unwritable file reports the error.
+//! - T5. The seed determines the actions of each thread, the delayed requests and the cuts, but not how the threads
+//!   interleave. To repeat a failure, run its seed several times, or keep its medium.
+//! - T6. However little space is free, names can be removed, and fsync, sync and close can store accepted data.
 
 mod faults;
 mod lane;
@@ -47,10 +46,10 @@ use crate::{
     RecordingDevice, Rng, TreeEntry, check_medium,
 };
 
-/// The lanes after those that have a directory.
+/// The lanes of threads that have no directory follow those that have one.
 const SNAPSHOT_LANE: usize = LANES - 2;
 const REWRITTEN_LANE: usize = LANES - 1;
-/// The poisoned file consists of this pattern.
+/// The content of the poisoned file: this pattern, repeated.
 const POISON: [u8; 16] = *b"never on a disk!";
 
 /// The threads of a run, and their filesystem.
@@ -61,15 +60,15 @@ struct Scenario {
     mkfs: MkfsOptions,
     mount: String,
     lanes: Vec<Work>,
-    /// Directories of the ballast, and files in each.
+    /// The number of directories of the ballast, and of files in each.
     ballast: (usize, usize),
     snapshots: usize,
-    /// Number of fsyncs of the rewritten file.
+    /// The number of fsyncs of the rewritten file.
     rewrites: usize,
     poison: bool,
-    /// Whether a thread empties block groups all the time.
+    /// Whether a thread continuously empties block groups.
     moves: bool,
-    /// Bytes left free, if limited: freed space is reused at once, and ENOSPC is possible.
+    /// The bytes left free, if limited. Freed space is then reused at once, and ENOSPC is possible.
     free: Option<u64>,
 }
 
@@ -122,7 +121,7 @@ impl Scenario {
             3 => {
                 (scenario.name, scenario.lanes) = ("a file that cannot be written", vec![busy; 3]);
                 scenario.poison = true;
-                // Compressed data does not contain the pattern.
+                // Do not compress, because compressed data does not contain the pattern.
                 scenario.mount = "commit=300".to_owned();
             }
             4 => {
@@ -144,7 +143,7 @@ impl Scenario {
                 (scenario.ballast, scenario.snapshots, scenario.rewrites) = ((12, 20), 5, 6);
             }
         }
-        // A nearly full filesystem has no room for copies.
+        // Do not empty block groups if the filesystem is nearly full, because it has no room for copies.
         scenario.moves &= scenario.free.is_none();
         if matches!(seed % Self::KINDS, 4 | 5) {
             scenario.mkfs.mixed = true;
@@ -155,7 +154,7 @@ impl Scenario {
         scenario
     }
 
-    /// The filesystem before any thread starts.
+    /// Makes the filesystem with which the threads start.
     fn base(&self) -> Result<Medium> {
         let device = Arc::new(MediumDevice::new(Medium::formatted(self.len_bytes, &self.mkfs)?));
         let mut target = FsTarget::on_device(Arc::clone(&device) as Arc<dyn Device>, MountOptions::default())?;
@@ -200,21 +199,22 @@ impl Scenario {
     }
 }
 
-/// A file that writers overwrite again and again, each time filled with the writer's number and a version.
+/// A file that writers repeatedly overwrite with their number and a version.
 struct Rewritten {
     name: &'static str,
     len: usize,
     writers: u64,
 }
 
-/// The first is inline in its leaf, the second has extents.
+/// The rewritten files: the first is inline in its leaf, the second has extents.
 const REWRITTEN: [Rewritten; 2] =
     [Rewritten { name: "inline", len: 640, writers: 3 }, Rewritten { name: "blocks", len: 3 * 4096, writers: 1 }];
-/// Bits for the version in each word of a rewritten file; the writer's number is above them.
+/// The number of low bits that hold the version in each word of a rewritten file. The writer's number is in the bits
+/// above.
 const VERSION_BITS: u32 = 48;
 const MAX_WRITERS: usize = 3;
 
-/// For each promise about the rewritten files: the file's index, and the last version of each writer that was complete
+/// For each promise about the rewritten files, the file's index and each writer's last version that was complete
 /// before.
 type Versions = Vec<(usize, [u64; MAX_WRITERS])>;
 
@@ -226,7 +226,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// Everything that the threads of one run did and were promised.
+/// All operations of the threads of a run, and the promises made to them.
 #[derive(Debug)]
 struct Record {
     scenario: Scenario,
@@ -278,8 +278,8 @@ impl ThreadedCuts {
         Ok(Self { name, device, record, options, seed })
     }
 
-    /// Points to cut at, ascending: around flushes, where superblocks are written; before a held request; right after
-    /// promises; and anywhere.
+    /// Chooses points to cut at, in ascending order: around flushes, where superblocks are written; before a delayed
+    /// request; directly after promises; and anywhere.
     pub fn points(&self, cuts: usize) -> Vec<usize> {
         let mut rng = Rng::new(self.seed ^ 0x5eed);
         let (flushes, events) = (self.device.flush_points(), self.device.events());
@@ -300,7 +300,7 @@ impl ThreadedCuts {
         points
     }
 
-    /// Numbers of promises, flushes and events in the recording.
+    /// Returns the numbers of promises, flushes and events in the recording.
     pub fn size(&self) -> (usize, usize, usize) {
         let promises = self.record.lanes.iter().map(History::promises).sum::<usize>()
             + self.record.snapshots.len()
@@ -308,18 +308,18 @@ impl ThreadedCuts {
         (promises, self.device.flush_points().len(), self.device.events())
     }
 
-    /// The steps of each lane, with the numbers of the states that they led to.
+    /// Lists the steps of each lane, with the numbers of the states after them.
     pub fn trace(&self) -> String {
         let lanes = self.record.steps.iter().enumerate();
         lanes.map(|(lane, steps)| format!("lane {lane}\n  {}\n", steps.join("\n  "))).collect()
     }
 
-    /// The builder that [`ThreadedCuts::cut`] needs.
+    /// Makes the builder that [`ThreadedCuts::cut`] needs.
     pub fn builder(&self) -> CutBuilder {
         self.device.cuts()
     }
 
-    /// The medium that cut number `number`, at this point, leaves.
+    /// Returns the medium that cut number `number`, at this point, leaves.
     pub fn cut(&self, builder: &mut CutBuilder, number: usize, point: usize) -> Cut {
         let mut rng = Rng::new(self.seed.wrapping_mul(0x1_0001).wrapping_add(number as u64));
         let (medium, outcome) = builder.cut(point, &mut rng);
@@ -344,7 +344,7 @@ impl ThreadedCuts {
         verify().with_context(|| cut.what.clone())
     }
 
-    /// Verifies the cut with Linux, which must find what [`ThreadedCuts::verify`] found.
+    /// Verifies the cut with Linux, which must find `ours`, the entries that [`ThreadedCuts::verify`] returned.
     pub fn verify_by_linux(&self, cut: &Cut, ours: &[TreeEntry], image: &Path) -> Result<()> {
         cut.verify_by_linux(ours, image, |found, read| self.record.verify(found, read, &cut.lanes))
     }
@@ -354,7 +354,7 @@ fn errno(errno: i32) -> anyhow::Error {
     anyhow::anyhow!("{}", std::io::Error::from_raw_os_error(errno))
 }
 
-/// Runs all threads of a scenario to their end. With `faults`, a lane may fail, and then it ends.
+/// Runs all threads of a scenario to their end. With `faults`, a lane may fail and end early.
 fn run_threads(
     scenario: Scenario,
     target: &FsTarget,
@@ -442,7 +442,7 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> 
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Rewrites a file without a pause, and fsyncs it (T3).
+/// Continuously rewrites a file, and fsyncs it (T3).
 fn rewrite(
     target: &FsTarget,
     marks: Option<&Arc<RecordingDevice>>,
@@ -458,7 +458,7 @@ fn rewrite(
         Some(faults) if faults.faults() > 0 => Ok(true),
         _ => Err(errno(number.unwrap_or(0)).context("a rewritten file")),
     };
-    // Look the path up once: a lookup per write would leave the file unchanged most of the time.
+    // Look the path up only once, because lookups would take most of the time between writes.
     let id = target.lookup(&path).map_err(errno)?.id;
     std::thread::scope(|scope| -> Result<(Versions, bool)> {
         let (complete, stop, path) = (&complete, &stop, &path);
@@ -520,7 +520,7 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
             Some(Err(error)) => error.to_string(),
             None => "panicked".to_owned(),
         };
-        // Chunks come and go meanwhile, and room for another one may be missing.
+        // Chunks are made and removed concurrently, and there may be no room for another one.
         if text.contains("no space left") || text.contains("there is no block group") {
             continue;
         }
@@ -531,7 +531,7 @@ fn move_block_groups(target: &FsTarget, faults: Option<&Arc<FaultDevice>>, share
     Ok(false)
 }
 
-/// Writes data that the device refuses, and expects the fsync to fail (T4).
+/// Writes data that the device refuses, and checks that fsync fails (T4).
 fn poison(target: &FsTarget, shared: &Shared) -> Result<()> {
     let mut target = target.clone();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The thread that makes snapshots, inside their sources and elsewhere, and deletes them.
+//! The thread that makes and deletes snapshots, inside their sources and elsewhere.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +16,11 @@ use crate::{FaultDevice, FsTarget, LANES, RecordingDevice, Rng};
 pub(super) struct Snapshot {
     /// Path of the snapshot.
     pub(super) path: String,
-    /// For each lane, the first and last state that the snapshot may hold.
+    /// For each lane, the first and the last state that the snapshot may contain.
     pub(super) states: [(usize, usize); LANES],
     /// The promise that makes the snapshot durable.
     pub(super) made: u64,
-    /// The last promise before its deletion began.
+    /// The last promise before the deletion began.
     pub(super) deleted: Option<u64>,
     /// The promise that makes the deletion durable.
     pub(super) gone: Option<u64>,
@@ -62,7 +62,7 @@ impl Snapshots {
                 _ if alive.len() > self.wanted / 2 => caught(|| self.delete(alive[0])),
                 2 => caught(|| self.settle()),
                 _ => {
-                    // Dirty some leaves that no commit shares yet.
+                    // Change some leaves, so that the snapshot is made from dirty leaves.
                     for _ in 0..self.rng.below(4) {
                         let dir = self.rng.index(self.nr_dirs);
                         let time = (self.rng.below(1 << 30) as i64, 0);
@@ -109,14 +109,14 @@ impl Snapshots {
             None => RootId::FS_TREE,
         };
         let path = if dir.is_empty() { name.clone() } else { format!("{dir}/{name}") };
-        // The snapshot may exist although its creation fails or is cut off.
+        // The snapshot may exist even if its creation fails or the power is cut during it.
         let never = (0, usize::MAX - 1);
         self.made.push(Snapshot { path, states: [never; LANES], made: u64::MAX, deleted: None, gone: None });
         fs.snapshot(source, parent, name.as_bytes(), self.rng.one_in(2))?;
         let after: [usize; LANES] = load();
         let states = match of {
             Some(of) => self.made[of].states,
-            // An operation in progress may be included, though its state is not noted yet.
+            // The snapshot may include an operation in progress, whose state is not recorded yet.
             None => std::array::from_fn(|lane| (before[lane], after[lane] + 1)),
         };
         let made = self.promises + 1;

@@ -10,7 +10,7 @@ use crate::history::ReadFound;
 use crate::tree_entry::show;
 use crate::{LANES, TreeEntry};
 
-/// Promises made, by lane.
+/// The number of promises made, by lane.
 pub(super) type Made = [Option<u64>; LANES];
 
 impl Record {
@@ -82,7 +82,7 @@ impl Record {
         Ok(())
     }
 
-    /// Checks that all names of the ballast are there, and only names of snapshots beside them.
+    /// Checks that all names of the ballast exist, and no others except names of snapshots.
     fn verify_ballast(&self, entries: &[TreeEntry], snapshot: Option<&Snapshot>) -> Result<()> {
         let mut expected: BTreeSet<Vec<u8>> =
             self.scenario.ballast_paths().iter().map(|path| format!("ballast/{path}").into_bytes()).collect();
@@ -123,7 +123,7 @@ fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])
             let mut words = block.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
             let first = words.next().unwrap_or(0);
             ensure!(words.all(|word| word == first), "T3: a block of {path} is of several versions");
-            // Content that a writer wrote before its fsynced version must be gone.
+            // The content must not be a version older than the writer's promised one.
             let (writer, version) = ((first >> VERSION_BITS) as usize, first & ((1 << VERSION_BITS) - 1));
             ensure!(
                 least.get(writer).is_some_and(|least| version >= *least) && (first != 0 || least == [0; MAX_WRITERS]),
@@ -134,7 +134,7 @@ fn verify_rewritten(read: ReadFound<'_>, promised: &[(usize, [u64; MAX_WRITERS])
     Ok(())
 }
 
-/// `path` relative to `dir`, if it is `dir` or below it.
+/// Returns `path` relative to `dir`, if it is `dir` or below it.
 fn below<'p>(path: &'p [u8], dir: &str) -> Option<&'p [u8]> {
     if dir.is_empty() {
         return Some(path);

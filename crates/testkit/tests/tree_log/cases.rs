@@ -1,4 +1,4 @@
-//! The cases: operations between a commit and a crash, and what must be there afterwards.
+//! The cases: operations between a commit and a crash, and the expected paths afterwards.
 
 use ubtrfs_testkit::{FallocateOp, NodeKind, RenameOp, Target};
 
@@ -9,9 +9,9 @@ pub(crate) struct Case {
     pub options: &'static str,
     pub before: fn(&mut dyn Target),
     pub act: fn(&mut dyn Target),
-    /// Paths that are after the crash as they were before it.
+    /// Paths that must be as they were before the crash.
     pub kept: &'static [&'static str],
-    /// Paths that are gone after the crash.
+    /// Paths that must not exist after the crash.
     pub gone: &'static [&'static str],
 }
 
@@ -25,7 +25,7 @@ fn file(to: &mut dyn Target, path: &str, len: usize, byte: u8) {
 }
 
 fn write(to: &mut dyn Target, path: &str, at: u64, len: usize, byte: u8) {
-    // Different bytes in each sector, so that exchanged sectors show.
+    // Each sector has different bytes, so that exchanged sectors are noticed.
     let data: Vec<u8> = (0..len).map(|n| byte ^ (n / 512) as u8).collect();
     to.write(path.as_bytes(), at, &data).unwrap();
 }

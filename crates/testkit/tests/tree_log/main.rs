@@ -1,9 +1,9 @@
-//! The tree log in both directions: ubtrfs replays logs written by Linux, and Linux and ubtrfs replay logs written by
-//! ubtrfs.
+//! Tests the tree log in both directions: ubtrfs replays logs written by Linux, and Linux and ubtrfs replay logs
+//! written by ubtrfs.
 //!
-//! Method: scripted cases (`cases`) and random operations with fsyncs, crashed without a commit by copying the image.
-//! Each replay must equal Linux's, `btrfs check` must be clean after it, and fsynced changes must be there. Times of
-//! directories are not compared: Linux sets them to the time of the replay.
+//! Method: scripted cases (`cases`) and random operations with fsyncs end in a crash without a commit, simulated by
+//! copying the image. Each replay must equal Linux's, `btrfs check` must be clean after it, and fsynced changes must be
+//! there. Times of directories are not compared: Linux sets them to the time of the replay.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ use ubtrfs_testkit::{
 
 const IMAGE_BYTES: u64 = 320 << 20;
 
-/// The entries to compare between two replays: without times of directories.
+/// Returns the entries to compare between two replays, without times of directories.
 fn settled(mut entries: Vec<TreeEntry>) -> Vec<TreeEntry> {
     for entry in entries.iter_mut().filter(|entry| entry.kind == NodeKind::Directory) {
         entry.mtime = (0, 0);
@@ -40,8 +40,8 @@ fn has_log(image: &Image) -> bool {
     superblock(image, 0).log_root.0 != 0
 }
 
-/// A copy of the image as a power cut would leave it. Linux writes the first superblock before the mirrors and uses
-/// only the first. A copy made during a commit of Linux, between the two, is no fair test of ours, and is made again.
+/// Copies the image as a power cut would leave it. Linux writes the first superblock before the mirrors and uses only
+/// the first. If a copy was made between these writes, it is made again, because ubtrfs also looks at the mirrors.
 fn crashed_copy(mounted: &Image) -> Image {
     for _ in 0..20 {
         let copy = Image::copy_of(mounted.path()).unwrap();
@@ -56,8 +56,8 @@ fn crashed_copy(mounted: &Image) -> Image {
 fn kernel_walk(image: &Path, what: &str) -> Vec<TreeEntry> {
     let mount = LoopMount::new(image, "").unwrap_or_else(|error| panic!("{what}: {error:#}"));
     let found = walk_path(mount.path()).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", mount.kernel_log()));
-    // Linux 6.18 reads past the end of a leaf when it replays an inline extent there; that is harmless, and Linux's
-    // bug.
+    // Ignore one complaint: because of a harmless bug, Linux 6.18 reads past the end of a leaf when it replays an
+    // inline extent there.
     let mut complaints = mount.kernel_complaints();
     complaints.retain(|line| !(line.contains("access to eb bytenr") && line.contains("out of range")));
     assert!(complaints.is_empty(), "{what}: Linux complains:\n{}", complaints.join("\n"));
@@ -97,7 +97,7 @@ fn check_promises(case: &Case, live: &[TreeEntry], replayed: &[TreeEntry], what:
     let find = |entries: &[TreeEntry], path: &str| {
         entries.iter().find(|entry| entry.path == path.as_bytes()).cloned().map(|entry| TreeEntry {
             link_group: None,
-            // For a directory that was not fsynced, only its existence is promised.
+            // A directory that was not fsynced is only promised to exist.
             size: if entry.kind == NodeKind::Directory { 0 } else { entry.size },
             ..entry
         })
@@ -134,7 +134,7 @@ fn logs_of_linux_are_replayed() {
         mount.close().unwrap();
         nr_logs += usize::from(has_log(&crashed));
         let what = format!("'{}'", case.name);
-        // Linux promises less for its logs than `cases` demands of ours.
+        // Do not check the expectations of `cases`, because Linux's logs promise less than ours.
         replay_both(&crashed, &what);
     }
     println!("{nr_logs} of {} images had a log", CASES.len());
@@ -187,7 +187,7 @@ fn random_logs_of_linux_are_replayed() {
     }
 }
 
-/// An empty filesystem on a recording device.
+/// Makes an empty filesystem on a recording device.
 fn recorded(image: &Image, mkfs: &MkfsOptions) -> Arc<RecordingDevice> {
     let file = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
     ubtrfs_mkfs::make(&file, mkfs).unwrap();
@@ -201,7 +201,7 @@ fn open_recorded(device: &Arc<RecordingDevice>, options: &str) -> FsTarget {
     FsTarget::on_device(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
 }
 
-/// The medium as it is now.
+/// Copies the current content of the medium.
 fn crash(device: &RecordingDevice) -> Image {
     let image = Image::empty(0).unwrap();
     let outcome = device.cut(device.events(), &mut Rng::new(0), image.path()).unwrap();
@@ -236,7 +236,8 @@ fn logs_of_ours_are_replayed_by_both() {
     println!("{nr_logs} of {} images had a log", CASES.len());
 }
 
-/// Checks paths fsynced last and unchanged since: files are as they were, directories have their entries.
+/// Checks paths that were fsynced last and not changed afterwards: files are as they were, and directories have their
+/// entries.
 fn check_fsynced(paths: &[Vec<u8>], live: &[TreeEntry], replayed: &[TreeEntry], what: &str) {
     let find = |entries: &[TreeEntry], path: &[u8]| entries.iter().find(|entry| entry.path == path).cloned();
     let children = |entries: &[TreeEntry], dir: &[u8]| -> Vec<(Vec<u8>, NodeKind)> {
@@ -300,8 +301,8 @@ fn random_logs_of_ours_are_replayed_by_both() {
     }
 }
 
-/// Threads that append and fsync, replace files by rename, and commit, all at once. Every fsync that returned before
-/// the power cut holds, and most share a log with others.
+/// Threads concurrently append and fsync, replace files by rename, and commit. Every fsync that returned before the
+/// power cut holds, and most fsyncs share a log with others.
 #[test]
 fn threads_share_logs() {
     if !capability::kernel_oracle() {
@@ -323,7 +324,7 @@ fn threads_share_logs() {
                     for step in 0..STEPS {
                         target.write(path.as_bytes(), step * 4096, &[step as u8 + 1; 4096]).unwrap();
                         target.fsync(path.as_bytes()).unwrap();
-                        // Count events after the return: what fsync wrote was flushed before it.
+                        // Count the events after fsync has returned, because its writes were flushed by then.
                         promised.push((device.events(), step + 1));
                         if thread % 4 == 1 {
                             let (new, old) = (format!("new-{thread}"), format!("old-{thread}"));
