@@ -51,7 +51,7 @@ enum Command {
     Rm(edit::RmArgs),
 }
 
-/// Runs a command. Returns whether it succeeded.
+/// Runs a command and returns whether it succeeded.
 fn run(args: &[OsString]) -> bool {
     let words = std::iter::once(OsString::from("ubtrfs")).chain(args.iter().cloned());
     let command = match Cli::try_parse_from(words) {

@@ -1,7 +1,7 @@
 //! An independent read-only checker of btrfs filesystems.
 //!
-//! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on what
-//! the engine wrote. It stands beside `tree` and `transaction`, above `volumes`.
+//! The checker shares only the format, the devices and the chunk map with the engine, so it gives a second opinion on
+//! what the engine wrote. In the stack of crates it is above `volumes`, like `tree` and `transaction`.
 //!
 //! It visits every tree once, in key order, and blocks that trees share only once for all of them. `walk` reads blocks
 //! (`reader`) and records references; the modules named after trees check items. A fact with two sides (a reference and
@@ -49,10 +49,10 @@ pub use problem::{Code, Limits, Place, Problem};
 use ubtrfs_device::Device;
 use ubtrfs_error::Result;
 
-/// What to check.
+/// The options of a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Read all data and compare every copy with its checksums.
+    /// Whether to read all data and compare every copy with its checksums.
     pub data_csums: bool,
     /// Limits on the number of reported problems.
     pub limits: Limits,

@@ -125,7 +125,7 @@ fn archive(root: &Path, tar: &Path, args: &[&str]) {
     sh("tar", all).unwrap();
 }
 
-/// Checks `disk.img`: clean for Linux, and `below` equals these entries.
+/// Checks that `disk.img` is clean for Linux, and that the tree at `below` equals these entries.
 fn judged(dir: &Dir, below: &str, expected: &[TreeEntry]) {
     judge(&dir.join("disk.img"), "", &[]).unwrap();
     let mount = LoopMount::new(&dir.join("disk.img"), "ro").unwrap();

@@ -222,7 +222,7 @@ fn no_command_panics_where_nobody_reads_what_it_prints() {
     }
 }
 
-/// A change stays even if its report is lost.
+/// A change is kept even if its report is lost.
 #[test]
 fn a_change_is_kept_where_its_report_is_lost() {
     let dir = tempfile::tempdir().unwrap();

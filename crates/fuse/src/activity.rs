@@ -3,8 +3,8 @@
 //! sync(2) does not reach a FUSE server: the kernel hands over dirty pages and returns. So a mount that was busy and
 //! then falls quiet commits after [`QUIET`], not at the next periodic commit.
 //!
-//! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. If
-//!     changes keep coming, the periodic commit takes care of them.
+//! A1. A commit starts within `QUIET` plus one `TICK` of the last change, unless the filesystem is read-only. While
+//!     changes continue, only the periodic commit commits them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

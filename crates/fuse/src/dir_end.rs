@@ -2,8 +2,8 @@
 //! program that renames files in a directory while it reads the directory would never finish, because each new name
 //! gets a higher offset.
 //!
-//! Directories are not opened (the kernel asks once whether it should), so the offset at which a reader continues
-//! identifies it.
+//! The server does not open directories (the kernel stops sending OPENDIR after the first ENOSYS), so a reader is
+//! identified by the offset at which it continues.
 //!
 //! - I1. At most `READERS_MAX` readers are remembered. A forgotten reader continues to the directory's end at that
 //!   time.

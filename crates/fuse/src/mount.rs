@@ -58,7 +58,7 @@ pub struct MountConfig {
     /// and costs that processor's time.
     pub idle_poll: bool,
     /// Let the kernel collect small writes before it sends them. Off by default, so that a write without space fails at
-    /// once. With it, the kernel promises space that it has not asked for, and the failure shows only at fsync and
+    /// once. With it, the kernel accepts writes without reserving space, and a failure is reported only at fsync and
     /// close.
     pub writeback_cache: bool,
     /// The server will be confined: see [`Session::confine`](crate::Session::confine).
@@ -89,9 +89,9 @@ impl Default for MountConfig {
 }
 
 impl MountConfig {
-    /// Whether the kernel checks permissions. If it does, it asks for a directory's attributes after each name made or
-    /// removed in it: one more request for every file. If only root may enter, the check is pointless: root is allowed
-    /// everything.
+    /// Whether the kernel checks permissions. If it does, it requests a directory's attributes after each name made or
+    /// removed in it, which is one more request for every file. If only root may enter, the check is pointless, because
+    /// root is allowed everything.
     pub(crate) fn checks_permissions(&self) -> bool {
         self.allow_other || self.default_permissions || !is_root()
     }
@@ -128,7 +128,7 @@ pub enum MountError {
     /// The mount point is not empty.
     #[error("the mount point {0} is not empty; choose an empty directory, or mount over it with -o nonempty")]
     NotEmpty(String),
-    /// The mount has no server any more.
+    /// The mount's server has ended.
     #[error("{0} is a FUSE mount whose server has ended; take it away first, with: ubtrfs umount {0}, or umount {0}")]
     Dead(String),
     /// The system refused.
@@ -305,7 +305,7 @@ impl Mounted {
         self.options.iter().any(|shown| shown == option)
     }
 
-    /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server continues as it is.
+    /// Changes the flags of the mount to those of `config`, as `mount -o remount` does. The server does not change.
     ///
     /// # Errors
     ///

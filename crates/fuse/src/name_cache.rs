@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::transport::Notifier;
 
-/// Tells the kernel to forget names, and tracks what it has not been told yet.
+/// Tells the kernel to forget names, and tracks pending notifications.
 #[derive(Debug)]
 pub(crate) struct NameCache {
     notifier: Arc<OnceLock<Notifier>>,

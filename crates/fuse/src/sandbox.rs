@@ -7,8 +7,8 @@
 //! - X3. A system call that is not on the list fails and does not kill the server, because its data would be lost.
 //! - X4. Unmounting, and looking up a caller's groups, umask and capabilities, need rights that the server has given
 //!   up. [`Unmounter`], a process that is started before, does only this.
-//! - X5. A server started by root gives up root, its groups and all capabilities: each thread takes the given
-//!   [`Identity`]. Open files stay open.
+//! - X5. A server started by root gives up root, its groups and all capabilities: each thread runs as the given
+//!   [`Identity`]. Open files remain open.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -28,7 +28,7 @@ use ubtrfs_control::{FileId, LocalProcesses, Processes};
 
 use crate::mount::{self, MountError};
 
-/// Result of confining: which measures took effect.
+/// The measures of confinement that took effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confinement {
     /// seccomp filters system calls.
@@ -37,7 +37,7 @@ pub struct Confinement {
     pub landlock: bool,
     /// No thread runs as root.
     pub unprivileged: bool,
-    /// Why measures are missing.
+    /// The reasons for missing measures.
     pub missing: Vec<String>,
 }
 

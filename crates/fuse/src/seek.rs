@@ -1,15 +1,15 @@
 //! SEEK_DATA and SEEK_HOLE on files whose newest data is still in the kernel's page cache.
 //!
-//! The kernel asks for data and holes without first handing over its dirty pages. A file that is being written would
-//! look like a hole, and a program that copies only data would lose data. Only files that are open for writing can have
-//! dirty pages, because closing writes them back. For such a file the server makes the kernel give up its pages before
-//! it answers.
+//! The kernel sends LSEEK requests without first writing its dirty pages. A file that is being written would look like
+//! a hole, and a program that copies only data would lose data. Only files that are open for writing can have dirty
+//! pages, because closing writes them back. For such a file the server makes the kernel give up its pages before it
+//! answers.
 //!
 //! It does this also before it answers with the attributes of a file that seems to have no data: programs trust
 //! `st_blocks` and never seek.
 //!
-//! K1. To give up pages, the kernel sends write requests and waits for them. So the server asks for it only while
-//!     another thread takes requests.
+//! K1. To give up pages, the kernel sends write requests and waits for them. So the server requests this only while
+//!     another thread receives requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -41,8 +41,8 @@ impl Seeker {
     }
 
     /// Whether the kernel may have data that the blocks of a file do not count. If the kernel keeps only data written
-    /// through mappings, this is true only for files without blocks: for other files programs ask for data and holes,
-    /// so their pages may stay in the kernel.
+    /// through mappings, this is true only for files without blocks. For other files, programs seek data and holes, so
+    /// their pages may stay in the kernel.
     pub(crate) fn may_lack_blocks(&self, node: u64, attr: &Attr) -> bool {
         let lacks_some = match self.kernel_keeps_writes {
             true => attr.blocks == 0 || attr.blocks.saturating_mul(512) < attr.size,

@@ -8,7 +8,7 @@
 //! S3. Only requests change the filesystem, so the kernel may cache names and attributes for long. The exception is
 //!     `st_blocks`, which changes without a request when writeback allocates new data: see [`Server::attr_ttl`]. If a
 //!     request changes names that the kernel cannot expect it to change, the server tells the kernel (`name_cache`).
-//! S4. The server acknowledges a write when `fs` has taken the data and reserved its space. If the mount uses the
+//! S4. The server acknowledges a write when `fs` has accepted the data and reserved its space. If the mount uses the
 //!     kernel's writeback cache, the kernel acknowledges instead, and owns the size and times of regular files.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -156,8 +156,8 @@ impl Server {
         Ok(())
     }
 
-    /// Refuses to open what must not be written: later writes come from the page cache, too late to fail the writer.
-    /// Returns whether the file is open for appending only.
+    /// Fails if the file must not be written. This must be checked at open, because later writes come from the page
+    /// cache, too late to fail the writer. Returns whether the file is open for appending only.
     fn check_open(&self, id: InodeId, flags: i32) -> Result<bool> {
         let writes = is_for_writing(flags) || flags & O_TRUNC != 0;
         if !writes {
@@ -187,7 +187,8 @@ impl Server {
         }
         let mut entry = self.entry(attr);
         if !entry.attr_ttl.is_zero() {
-            // The long lifetime is safe: after the file is written and closed, the kernel asks for its blocks again.
+            // The long lifetime is safe, because the kernel requests the attributes again after the file is written and
+            // closed.
             entry.attr_ttl = TTL;
         }
         reply.created(&entry, self.fs.open_descriptor(), OPEN_FLAGS);

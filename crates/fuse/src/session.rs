@@ -81,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Gives up every right that serving does not need, and becomes `identity` if it is root. From here on `unmounter`
+    /// Gives up every right that serving does not need, and becomes `identity` if it is root. Afterwards, `unmounter`
     /// unmounts for this process.
     pub fn confine(&mut self, unmounter: Unmounter, identity: Identity) -> Confinement {
         let unmounter = Arc::new(unmounter);

@@ -1,8 +1,7 @@
 //! Makes an empty filesystem on a device.
 //!
-//! The result equals that of mkfs.btrfs 6.2: the same chunks at the same addresses, and the same trees with the same
-//! keys, in one transaction of generation 1. Each tree is built directly from leaves in key order, without crate
-//! `tree`.
+//! The result has the chunks, addresses, trees and keys that mkfs.btrfs 6.2 makes, in one transaction of generation 1.
+//! Each tree is built directly from leaves in key order, without crate `tree`.
 //!
 //! ```text
 //! options --layout--> chunks --trees--> items of each tree --blocks--> tree blocks --make--> device

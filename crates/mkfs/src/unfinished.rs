@@ -22,7 +22,7 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Wraps a device. Its current content stays readable.
+    /// Wraps a device. The device's current content remains readable.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self { device, held: Mutex::default() }
     }

@@ -133,7 +133,7 @@ impl Damage {
     }
 }
 
-/// An image's blocks, to damage one of them at a time.
+/// The blocks of an image, for damaging one at a time.
 #[derive(Debug)]
 pub struct Corruptor<'i> {
     image: &'i Image,

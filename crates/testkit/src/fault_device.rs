@@ -33,7 +33,7 @@ pub enum FaultKind {
     Panic,
 }
 
-/// The requests to fail. Each kind of request is counted from 0. With `None`, no request of the kind fails.
+/// The requests that fail. Each kind of request is counted from 0. With `None`, no request of the kind fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultPlan {
     /// The read that fails.

@@ -398,7 +398,7 @@ impl FaultSweep {
             .to_lowercase()
     }
 
-    /// The number of requests of this kind that the script makes without faults. Each of them can be planned to fail.
+    /// The number of requests of this kind that the script makes without faults. A run can plan any of them to fail.
     pub fn requests(&self) -> u64 {
         self.request.of(self.healthy().counts)
     }

@@ -279,7 +279,7 @@ impl Script {
         s
     }
 
-    /// As for logs and mail: appends and fsyncs.
+    /// As logs and mail servers do: appends and fsyncs.
     fn append(seed: u64) -> Self {
         let mut s = Self::new("append and fsync", seed);
         let mut sizes = [0u64; 3];

@@ -208,7 +208,7 @@ impl Worker {
             }
             14 => Self::remove_all(fs, dir, &name)?,
             15 => {
-                // The inode stays open.
+                // The removed inode remains open.
                 let attr = fs.lookup(dir, &name)?;
                 fs.open_inode(attr.id)?;
                 if attr.is_dir() { fs.rmdir(dir, &name)? } else { fs.unlink(dir, &name)? }

@@ -103,15 +103,15 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Does work that waits for a device, while another thread takes requests.
+    /// Does work that waits for a device, while another thread receives requests.
     pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.crew.step_aside(self.grow);
         let _back = StepBack(self.crew);
         work()
     }
 
-    /// Does work that waits for the kernel, which may first send requests of its own. Does nothing and returns `None`
-    /// if no thread would be left to take them (C2).
+    /// Does work that waits for the kernel, which may first have to send requests. Does nothing and returns `None` if
+    /// no thread would be left to receive them (C2).
     pub fn aside_for_kernel<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let is_replaced = self.crew.step_aside(self.grow);
         let _back = StepBack(self.crew);

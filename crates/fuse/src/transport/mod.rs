@@ -8,8 +8,8 @@
 //! | `idle_poll` | keeping a processor awake while requests arrive                          |
 //!
 //! Invariants:
-//! - T1. Every request that needs an answer gets one, from the thread that took it. A handler that waits steps
-//!   [aside](Place::aside), so that another thread takes requests meanwhile.
+//! - T1. Every request that needs an answer gets one, from the thread that received it. A handler that waits steps
+//!   [aside](Place::aside), so that another thread receives requests.
 //! - T2. The server announces rings to the kernel only after it has made them: from then on the kernel holds back all
 //!   requests until each queue has one.
 

@@ -5,9 +5,9 @@
 //! - U1. Each thread has one slot in its queue, so the kernel never gives a request to a busy thread while another is
 //!   free. Among free threads the kernel picks the one that answered last; idle threads cost nothing.
 //! - U2. FORGET requests do not arrive in rings: one thread keeps reading /dev/fuse.
-//! - U3. All threads exist from the start. A later one would not help, because a new slot gets none of the waiting
-//!   requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
-//! - U4. All rings are made before the process gives up the right to make them.
+//! - U3. All threads exist from the start. A thread started later would not help, because a new slot gets none of the
+//!   waiting requests. So the last thread of a queue never steps [aside](Place::aside_for_kernel) for the kernel.
+//! - U4. All rings are made before confinement takes away the right to make them.
 
 use std::io;
 use std::os::fd::AsFd;

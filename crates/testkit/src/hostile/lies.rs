@@ -83,7 +83,7 @@ fn rename(items: &mut Items, mutation: Mutation) {
     let names = names(items);
     let Some(name) = pick(&names, mutation.place) else { return };
     let new = match mutation.value % 32 {
-        // The name of another entry, or a name of about the longest allowed length or longer.
+        // The name of another entry, or a name whose length is near the limit or above it.
         30 => names[usize::from(mutation.more) % names.len()].clone(),
         31 => vec![b'n'; 250 + usize::from(mutation.more % 8)],
         other => NAMES[usize::from(other) % NAMES.len()].to_vec(),

@@ -2,7 +2,8 @@
 
 use ubtrfs_stream::{Command, FrameReader, HEADER_BYTES, STREAM_HEADER_BYTES, StreamError, encode, parse};
 
-/// Parses a stream as it is, and once more with good checksums. What parses is written again and parses to the same commands.
+/// Parses a stream unchanged, and again with corrected checksums. A stream that parses is encoded again, and must parse
+/// to equal commands.
 pub fn stream(data: &[u8]) {
     let _ = read(data);
     let mut mended = data.to_vec();

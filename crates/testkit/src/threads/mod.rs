@@ -9,7 +9,8 @@
 //! ```
 //! In half of the runs, another thread empties block groups.
 //!
-//! - T1. Each lane's promises hold whatever the other threads do (see [`History`]). Other threads may commit any state.
+//! - T1. Each lane's promises (see [`History`]) hold independently of the other threads. Other threads may commit any
+//!   state.
 //! - T2. A snapshot exists from the return of its creation until its deletion begins. It contains, for each lane, a
 //!   state between the start and the end of its creation. A snapshot deleted before a sync is gone after the sync.
 //! - T3. If a version of a rewritten file was complete when an fsync began, then this version or a later one is found

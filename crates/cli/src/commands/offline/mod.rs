@@ -32,7 +32,7 @@ use crate::common::parse_memory;
 #[derive(Clone, Debug)]
 pub(crate) struct ImagePath {
     pub(crate) image: PathBuf,
-    /// Absolute, as bytes; ends in `/` if the user wrote it so.
+    /// The absolute path. It ends in `/` if the user wrote it so.
     pub(crate) path: Vec<u8>,
 }
 

@@ -207,7 +207,7 @@ impl HostTarget {
         if let Some(owner) = attributes.owner {
             let (uid, gid) = ids_of(owner)?;
             match rustix::fs::fchown(file, Some(uid), Some(gid)) {
-                // Like cp -p: ordinary users keep what they can.
+                // As with cp -p, ordinary users keep only the attributes that they may set.
                 Err(Errno::PERM) => {}
                 other => other?,
             }
@@ -237,7 +237,7 @@ impl HostTarget {
         }
     }
 
-    /// The path as the user would write it.
+    /// Formats a path for messages, as the user would write it.
     fn shown(&self, path: &[u8]) -> PathBuf {
         let below = normal_names(path).join(&b'/');
         self.shown.join(os_string(&below))
@@ -380,7 +380,7 @@ impl To for HostTarget {
         let (dir, name) = self.place(path)?;
         let (uid, gid) = ids_of(owner)?;
         match rustix::fs::chownat(&*dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
-            // Like cp -p: ordinary users keep what they can.
+            // As with cp -p, ordinary users keep only the attributes that they may set.
             Err(Errno::PERM) => {}
             other => other?,
         }

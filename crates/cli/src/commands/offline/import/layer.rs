@@ -6,8 +6,8 @@
 //! | `.wh..wh..opq` | hides all content of the directory in the layers below       |
 //! | `.wh..wh.*` | ignored: used internally by AUFS |
 //!
-//! I1. A whiteout removes what existed before this layer, whatever the order of the members. It never removes what the
-//!     layer itself added.
+//! I1. A whiteout removes only files that existed before this layer, in whatever order the members come, and never
+//!     files that the layer added.
 
 use std::collections::HashSet;
 
