@@ -38,7 +38,7 @@ pub(crate) fn watch() {
             for (_, dir, name) in &files.noted {
                 let _ = rustix::fs::unlinkat(dir, name.as_str(), AtFlags::empty());
             }
-            // This does not return, because the signal ends the program (I2).
+            // This does not return, because the signal ends the program (I1, I2).
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };

@@ -47,7 +47,7 @@ pub struct CutOutcome {
     pub dropped: usize,
     /// Writes after the last completed flush that were torn.
     pub torn: usize,
-    /// The last mark of lane 0 before the cut.
+    /// The last mark of lane 0 before the cut: the number of promises made by then.
     pub promised: Option<u64>,
     /// The last mark of each lane before the cut.
     pub promised_by: [Option<u64>; LANES],

@@ -1,5 +1,5 @@
-"""Calls btrfs's ioctls in a directory and prints each result: `ioctls.py DIR`. The same lines come from our mount and
-from Linux's if both do the same. Numbers that differ by nature (generations, times) are left out."""
+"""Calls btrfs's ioctls in a directory and prints each result: `ioctls.py DIR`. The output on our mount must equal the
+output on Linux's. Numbers that always differ (generations, times) are left out."""
 
 import errno
 import fcntl
@@ -110,7 +110,7 @@ if sys.argv[2] == "look":
     show("resize", call(".", RESIZE, struct.pack("<q", -1) + b"max".ljust(4088, b"\0")), len)
     show("set label", call(".", SET_LABEL, b"other".ljust(256, b"\0")), len)
 elif sys.argv[2] == "garbage":
-    # Random bytes, which must not end the server.
+    # Call with random bytes, which must not end the server.
     import random
 
     random.seed(int(sys.argv[3]))
@@ -126,7 +126,7 @@ elif sys.argv[2] == "garbage":
     open("after", "w").write("garbage")
     print(open("after").read())
 else:
-    # Snapshots by a descriptor of the caller.
+    # Make snapshots by a descriptor of the caller.
     def snapshot(path, name, flags=None, descriptor=None, source=None):
         opened = os.open(source, os.O_RDONLY) if source else descriptor
         raw = name.encode()

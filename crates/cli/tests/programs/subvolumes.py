@@ -1,7 +1,8 @@
-"""Calls about subvolumes by several users, each with its outcome on a line: run on our mount and on Linux's, it prints the same.
+"""Makes calls on subvolumes as several users, and prints each result on a line. The output on our mount must equal the
+output on Linux's.
 
-    python3 subvolumes.py DIR rules          what each rule says, by name
-    python3 subvolumes.py DIR random SEED N  N random calls, and the tree that they leave
+    python3 subvolumes.py DIR rules          calls for each rule, by name
+    python3 subvolumes.py DIR random SEED N  N random calls, and the resulting tree
 """
 import ctypes, errno, fcntl, mmap, os, random, stat, struct, subprocess, sys, time
 
@@ -71,12 +72,12 @@ def attempt(call, args):
         result = call(*args)
         return "ok" if result is None else f"ok {result}"
     except OSError as error:
-        # Where several rules refuse a random call, which of them is named first is not compared.
+        # If several rules refuse a random call, either error is accepted.
         return errno.errorcode[error.errno] if what == "rules" else "refused"
 
 
 def say(label, call, *args, user=None):
-    """Prints what comes of a call, by a user who is in no other group."""
+    """Prints the result of a call, made by a user without supplementary groups."""
     sys.stdout.flush()
     if user is None:
         print(f"{label}: {attempt(call, args)}")
@@ -389,7 +390,7 @@ NAMES = ["a", "b", "c", "d"]
 
 
 def random_calls(seed, count):
-    """Calls among few names, so that they meet."""
+    """Makes random calls on few names, so that calls affect each other."""
     os.chmod(top, 0o777)
     chance = random.Random(seed)
 

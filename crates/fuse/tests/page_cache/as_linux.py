@@ -1,4 +1,5 @@
-# Calls whose answers, flags, times and content are the same on every btrfs; one line for each. Run in an empty directory.
+# Makes calls whose answers, flags, times and content must be equal on every btrfs, and prints a line for each. Run it in an
+# empty directory.
 import ctypes, errno, fcntl, mmap, os, struct, sys, time
 
 GETFLAGS, SETFLAGS = 0x80086601, 0x40086602
@@ -43,7 +44,7 @@ def changes(name, call):
 def map_file(fd, flags, prot):
     mmap.mmap(fd, 8192, flags=flags, prot=prot).close()
 
-# Files that are open when flags forbid to change them.
+# Files that were opened before flags forbid changes.
 for flag in IMMUTABLE, APPEND:
     fd = make('kept', b'a' * 8192)
     mapped = mmap.mmap(fd, 8192)
@@ -58,7 +59,7 @@ for flag in IMMUTABLE, APPEND:
     set_flags('kept', 0)
     os.rename('kept', 'kept-%x' % flag)
 
-# Mapping a file that only grows.
+# Mapping an append-only file.
 append = make('append', b'a' * 8192)
 set_flags('append', APPEND)
 both = mmap.PROT_READ | mmap.PROT_WRITE
@@ -121,7 +122,7 @@ for size in 0, 100:
     print('whole', small(lambda: fallocate(fd, 3, 0, 4096)), 'again', small(lambda: fallocate(fd, 3, 0, 4096)))
     print('O_TRUNC', small(lambda: os.close(os.open('small', os.O_WRONLY | os.O_TRUNC))))
 
-# Blocks while data waits.
+# Block counts of dirty data.
 fd = make('sparse')
 os.ftruncate(fd, 10 << 20)
 blocks = lambda: os.fstat(fd).st_blocks
@@ -145,7 +146,7 @@ print('preallocated', blocks())
 # Files without a name.
 O_TMPFILE = 0o20200000
 os.mkdir('unnamed', 0o2770)
-# Only with a descriptor of a directory does Python follow the link in /proc; an absolute path makes no use of it.
+# Python follows the link in /proc only if a directory descriptor is given, which the absolute path does not use.
 link = lambda fd, name: os.link('/proc/self/fd/%d' % fd, name, src_dir_fd=fd, follow_symlinks=True)
 for number, flags in enumerate((os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_EXCL, os.O_RDONLY)):
     fd = tried(os.open, 'unnamed', O_TMPFILE | flags, 0o640)

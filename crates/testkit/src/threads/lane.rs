@@ -159,7 +159,7 @@ impl Lane {
         }
     }
 
-    /// Handles a failed operation, which may still have been done. An operation may fail after a fault, and then the
+    /// Handles an operation that failed but may have taken effect. An operation may fail after a fault, and then the
     /// lane ends.
     fn failed(&mut self, what: &str, number: Option<i32>, model: Model, shared: &Shared) -> Result<Done> {
         let has_fault = self.faults.as_ref().is_some_and(|faults| faults.faults() > 0);

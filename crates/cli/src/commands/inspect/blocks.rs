@@ -68,8 +68,8 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are not reported here, because
-    /// showing the chunk tree reports them.
+    /// Loads the chunks, and warns of bad items. Damaged blocks of the chunk tree are reported when that tree is
+    /// shown. Blocks that cannot be found because of them are reported as well.
     fn load_chunks(&self) {
         let mut found: Vec<(Key, Vec<u8>)> = Vec::new();
         // Reads the whole tree before adding chunks, because reading it only needs the system chunks.
