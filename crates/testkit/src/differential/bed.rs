@@ -15,6 +15,7 @@ use super::observe::{self, Entry, Seen, errno_name};
 use super::pair::{Pair, Setup, lock};
 use super::perform::{Answer, Side};
 use super::shrink::shrink;
+use super::together::together;
 use crate::tree_entry::show;
 
 /// One field in which the sides differ.
@@ -32,8 +33,14 @@ pub struct Difference {
     pub linux: String,
     /// Whether an object that the call names is immutable or append-only on Linux.
     pub guarded: bool,
+    /// Whether the call named a directory in place of a subvolume that a snapshot left out.
+    pub left_out: bool,
+    /// Whether the object is the root of a nested subvolume, in a comparison of trees.
+    pub is_subvolume: bool,
     /// Whether the object is a pipe.
     pub is_pipe: bool,
+    /// Whether the object was stored to through a mapping since the mount.
+    pub mapped: bool,
 }
 
 impl Difference {
@@ -201,6 +208,8 @@ pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
         threads: Threads::start()?,
         outcome: Outcome::default(),
         surveyed: BTreeSet::new(),
+        mapped: BTreeMap::new(),
+        stored: BTreeSet::new(),
         survey: setup.survey,
     };
     let mut at = 0;
@@ -209,8 +218,7 @@ pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
         bed.outcome.steps.push(step.clone());
         let answer = bed.step(&step);
         match answer {
-            Ok(Some(linux)) => source.learn(&step, &linux),
-            Ok(None) => {}
+            Ok(linux) => source.learn(&step, &linux.unwrap_or_else(|| Ok(Vec::new()))),
             Err(error) => bed.fail(&step, "bed", format!("{error:#}")),
         }
         if bed.outcome.failure.is_some() || bed.outcome.ended {
@@ -232,18 +240,34 @@ struct Bed {
     outcome: Outcome,
     survey: bool,
     surveyed: BTreeSet<String>,
+    /// The inode numbers on our side of the files that are mapped, by slot.
+    mapped: BTreeMap<usize, u64>,
+    /// Those that were stored to; see [`Difference::mapped`].
+    stored: BTreeSet<u64>,
 }
 
 impl Bed {
     fn step(&mut self, step: &Step) -> Result<Option<Answer>> {
         match &step.call {
-            Call::Umask { mask } => drop(rustix::process::umask(rustix::fs::Mode::from_raw_mode(*mask))),
+            Call::Umask { mask } => {
+                rustix::process::umask(rustix::fs::Mode::from_raw_mode(*mask));
+                // Helpers keep the umask that they were started with.
+                for side in [&self.pair.ours, &self.pair.linux] {
+                    lock(side).helpers.retain(|user, _| user.is_none());
+                }
+            }
             Call::Sync => self.pair.sync()?,
             Call::Compare => {
                 let (ours, linux) = self.pair.walk()?;
                 self.compare_trees(step, "tree", &ours, &linux, false);
             }
             Call::Remount | Call::Swap => self.reopen(step)?,
+            Call::Together { seed } => {
+                let found = together(&self.pair, *seed)?;
+                self.judge(found);
+                let (ours, linux) = self.pair.walk()?;
+                self.compare_trees(step, "tree", &ours, &linux, false);
+            }
             _ => return self.call(step).map(Some),
         }
         Ok(None)
@@ -253,15 +277,17 @@ impl Bed {
     fn reopen(&mut self, step: &Step) -> Result<()> {
         // Sync first, because the block counts of dirty data may change when it is written.
         self.pair.sync()?;
-        let (ours, linux) = self.pair.walk()?;
+        let (mut ours, linux) = self.pair.walk()?;
         self.compare_trees(step, "tree", &ours, &linux, false);
+        note_left_out(&mut ours, &linux);
         let swap = step.call == Call::Swap;
         if swap {
             self.pair.swap()?
         } else {
             self.pair.remount()?
         }
-        let (ours_now, linux_now) = self.pair.walk()?;
+        let (mut ours_now, linux_now) = self.pair.walk()?;
+        note_left_out(&mut ours_now, &linux_now);
         let (ours_then, linux_then) = if swap { (linux, ours) } else { (ours, linux) };
         let [first, second] = if swap {
             ["Linux's image before, and under ubtrfs", "our image before, and under Linux"]
@@ -270,6 +296,9 @@ impl Bed {
         };
         self.compare_trees(step, first, &ours_now, &ours_then, true);
         self.compare_trees(step, second, &linux_now, &linux_then, true);
+        // The unmount wrote all pages back.
+        self.mapped.clear();
+        self.stored.clear();
         Ok(())
     }
 
@@ -288,24 +317,47 @@ impl Bed {
         let (ours, ours_before, ours_after) = answers.pop().context("two sides")?;
         let counts = self.outcome.succeeded.entry(step.call.name()).or_default();
         *counts = (counts.0 + u64::from(linux.is_ok()), counts.1 + 1);
+        self.note_store(&step.call, ours.is_ok());
         let mut found = Vec::new();
         let guarded = linux_before.iter().chain(&linux_after).any(|seen| seen.guarded);
-        let fields = |answer: &Answer| match answer {
-            Ok(fields) => [("result".to_owned(), "success".to_owned())].into_iter().chain(fields.clone()).collect(),
-            Err(errno) => vec![("result".to_owned(), errno_name(*errno))],
-        };
-        compare_fields(step, "answer", fields(&ours), fields(&linux), guarded, &mut found);
+        compare_answers(step, &ours, &linux, guarded, &mut found);
         for (index, (ours, linux)) in ours_after.iter().zip(&linux_after).enumerate() {
             let before = |seen: &[Seen]| seen.get(index).cloned();
             let ours_fields = observe::changes(before(&ours_before).as_ref(), ours);
             let linux_fields = observe::changes(before(&linux_before).as_ref(), linux);
+            if linux.is_left_out() {
+                let (ours, linux) = (made_up(ours_fields), made_up(linux_fields));
+                compare_fields(step, "a subvolume that is left out", ours, linux, guarded, &mut found);
+                continue;
+            }
+            let first = found.len();
             compare_fields(step, &ours.what, ours_fields, linux_fields, guarded, &mut found);
+            let mapped = ours.ino().is_some_and(|ino| self.stored.contains(&ino));
+            found[first..].iter_mut().for_each(|difference| difference.mapped = mapped);
         }
+        let left_out = linux_before.iter().any(Seen::is_left_out);
         for difference in &mut found {
+            difference.left_out = left_out;
             difference.is_pipe = linux_after.iter().any(|seen| seen.what == difference.object && seen.is_pipe());
         }
         self.judge(found);
         Ok(linux)
+    }
+
+    fn note_store(&mut self, call: &Call, done: bool) {
+        match call {
+            Call::Map { slot, .. } => {
+                let ino =
+                    lock(&self.pair.ours).slot(*slot).ok().and_then(|file| Some(rustix::fs::fstat(file).ok()?.st_ino));
+                // A call that fails has taken the old mapping away, except where the slot is not open.
+                if ino.is_some() {
+                    self.mapped.remove(slot);
+                }
+                self.mapped.extend(ino.filter(|_| done).map(|ino| (*slot, ino)));
+            }
+            Call::MapStore { slot, .. } => self.stored.extend(self.mapped.get(slot)),
+            _ => {}
+        }
     }
 
     fn compare_trees(&mut self, step: &Step, what: &str, ours: &[Entry], linux: &[Entry], one_image: bool) {
@@ -314,8 +366,15 @@ impl Bed {
         let mut found = Vec::new();
         for (path, entry) in &mine {
             let object = format!("{what}: {}", show(path));
-            let other = theirs.get(path).map_or_else(absent, |other| other.fields(one_image));
-            compare_fields(step, &object, entry.fields(one_image), other, false, &mut found);
+            let mut mine = entry.fields(one_image);
+            let mut other = theirs.get(path).map_or_else(absent, |other| other.fields(one_image));
+            if entry.left_out || theirs.get(path).is_some_and(|other| other.left_out) {
+                (mine, other) = (made_up(mine), made_up(other));
+            }
+            let first = found.len();
+            compare_fields(step, &object, mine, other, false, &mut found);
+            let is_subvolume = entry.is_subvolume || theirs.get(path).is_some_and(|other| other.is_subvolume);
+            found[first..].iter_mut().for_each(|difference| difference.is_subvolume = is_subvolume);
         }
         for (path, entry) in theirs.iter().filter(|(path, _)| !mine.contains_key(*path)) {
             compare_fields(
@@ -356,6 +415,28 @@ impl Bed {
     }
 }
 
+/// Compares what two sides answered to a call.
+pub(crate) fn compare_answers(step: &Step, ours: &Answer, linux: &Answer, guarded: bool, found: &mut Vec<Difference>) {
+    let fields = |answer: &Answer| match answer {
+        Ok(fields) => [("result".to_owned(), "success".to_owned())].into_iter().chain(fields.clone()).collect(),
+        Err(errno) => vec![("result".to_owned(), errno_name(*errno))],
+    };
+    compare_fields(step, "answer", fields(ours), fields(linux), guarded, found);
+}
+
+/// Takes from Linux, whose inode numbers show it, which directories stand in place of left-out subvolumes.
+fn note_left_out(ours: &mut [Entry], linux: &[Entry]) {
+    let left_out = linux.iter().filter(|entry| entry.left_out).map(|entry| entry.entry.path.as_slice());
+    let left_out: BTreeSet<&[u8]> = left_out.collect();
+    ours.iter_mut().for_each(|entry| entry.left_out |= left_out.contains(entry.entry.path.as_slice()));
+}
+
+/// The fields of a left-out subvolume that are not made up.
+fn made_up(mut fields: Vec<(String, String)>) -> Vec<(String, String)> {
+    fields.retain(|(name, _)| name == "kind" || name == "mode");
+    fields
+}
+
 fn absent() -> Vec<(String, String)> {
     vec![("kind".to_owned(), "absent".to_owned())]
 }
@@ -371,8 +452,19 @@ fn compare_fields(
 ) {
     let mut theirs: BTreeMap<String, String> = linux.into_iter().collect();
     let mut add = |field: String, ours: String, linux: String| {
-        let (step, object, is_pipe) = (step.clone(), object.to_owned(), false);
-        found.push(Difference { step, field, object, ours, linux, guarded, is_pipe });
+        let (step, object) = (step.clone(), object.to_owned());
+        found.push(Difference {
+            step,
+            field,
+            object,
+            ours,
+            linux,
+            guarded,
+            left_out: false,
+            is_subvolume: false,
+            is_pipe: false,
+            mapped: false,
+        });
     };
     // If the first fields (kind or result) differ, the other fields tell nothing more.
     let first = ours.first().cloned();

@@ -245,7 +245,51 @@ pub enum Call {
     Readdir {
         path: String,
     },
-    /// Sets the umask of all users.
+    /// Maps the start of a file into memory, as far as it reaches; the mapping outlives the slot.
+    Map {
+        slot: usize,
+        len: usize,
+        write: bool,
+    },
+    MapStore {
+        slot: usize,
+        at: u64,
+        data: Content,
+    },
+    MapLoad {
+        slot: usize,
+        at: u64,
+        len: usize,
+    },
+    MapSync {
+        slot: usize,
+    },
+    Unmap {
+        slot: usize,
+    },
+    SubvolCreate {
+        path: String,
+    },
+    SubvolDelete {
+        path: String,
+    },
+    SubvolSnapshot {
+        from: String,
+        to: String,
+        read_only: bool,
+    },
+    SubvolGetFlags {
+        path: String,
+    },
+    SubvolSetFlags {
+        path: String,
+        read_only: bool,
+    },
+    /// Several threads at once, each in a directory of its own with a random sequence of this seed.
+    Together {
+        seed: u64,
+    },
+    /// The umask of all users from here on.
     Umask {
         mask: u32,
     },
@@ -266,7 +310,26 @@ impl Call {
         text.split([' ', '{']).next().unwrap_or_default().to_owned()
     }
 
-    /// Returns the paths that the call names.
+    /// Whether it is about subvolumes.
+    pub(crate) fn is_of_subvolumes(&self) -> bool {
+        use Call::*;
+        matches!(
+            self,
+            SubvolCreate { .. }
+                | SubvolDelete { .. }
+                | SubvolSnapshot { .. }
+                | SubvolGetFlags { .. }
+                | SubvolSetFlags { .. }
+        )
+    }
+
+    /// Whether it is about a mapping.
+    pub(crate) fn is_of_mapping(&self) -> bool {
+        use Call::*;
+        matches!(self, Map { .. } | MapStore { .. } | MapLoad { .. } | MapSync { .. } | Unmap { .. })
+    }
+
+    /// The paths that the call names.
     pub fn paths(&self) -> Vec<&str> {
         use Call::*;
         match self {
@@ -291,8 +354,12 @@ impl Call {
             | SetFlags { path, .. }
             | Stat { path, .. }
             | Access { path, .. }
+            | SubvolCreate { path }
+            | SubvolDelete { path }
+            | SubvolGetFlags { path }
+            | SubvolSetFlags { path, .. }
             | Readdir { path } => vec![path],
-            Link { from, to, .. } | Rename { from, to, .. } => vec![from, to],
+            Link { from, to, .. } | Rename { from, to, .. } | SubvolSnapshot { from, to, .. } => vec![from, to],
             LinkSlot { to, .. } => vec![to],
             _ => Vec::new(),
         }
@@ -316,6 +383,11 @@ impl Call {
             | Flock { slot, .. }
             | Getdents { slot, .. }
             | Rewind { slot }
+            | Map { slot, .. }
+            | MapStore { slot, .. }
+            | MapLoad { slot, .. }
+            | MapSync { slot }
+            | Unmap { slot }
             | LinkSlot { slot, .. } => vec![slot],
             CopyFileRange { from, to, .. } => vec![from, to],
             _ => Vec::new(),

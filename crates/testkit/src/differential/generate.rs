@@ -1,10 +1,10 @@
 //! Chooses steps at random, from a seed and from Linux's answers to the earlier steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
-use super::actor::NR_DRAWN;
+use super::actor::{ACTORS, NR_DRAWN};
 use super::call::{Call, Content, Kind, Seek, Step, Time};
 use super::perform::{Answer, NR_SLOTS};
 use crate::Rng;
@@ -24,6 +24,8 @@ pub struct Generator {
     known: BTreeMap<String, Guess>,
     /// The path and assumed type of the file that is open in each slot.
     slots: Vec<Option<(String, Guess)>>,
+    /// The slots that have a mapping.
+    mapped: BTreeSet<usize>,
     made: u64,
 }
 
@@ -39,12 +41,20 @@ const NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
 const SYNC: u32 = OFlags::SYNC.bits();
 const NOATIME: u32 = OFlags::NOATIME.bits();
 const PATH: u32 = OFlags::PATH.bits();
+const TMPFILE: u32 = OFlags::TMPFILE.bits();
 
 const MODES: [u32; 16] =
     [0o644, 0o600, 0o666, 0o640, 0o664, 0o755, 0o777, 0o700, 0o070, 0o007, 0o4755, 0o2755, 0o6777, 0o1777, 0o2770, 0];
 /// Names and symlink targets never lead out of the mount. Root makes some of the calls, and `..` or absolute paths
 /// would let it change the machine's own files.
 const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "\u{e4}\u{ff}"];
+/// As long as a name may be.
+const LONG_NAME: &str = match std::str::from_utf8(&[b'd'; 255]) {
+    Ok(name) => name,
+    Err(_) => "",
+};
+/// Paths stay below the kernel's limit on both sides, whose mount points have names of different lengths.
+const LONGEST_DIR: usize = 3200;
 const IDS: [u32; 6] = [0, 1001, 1002, 1003, 1004, 2000];
 /// Inode flags: append-only, immutable, compressed, no compression, nocow, nodump, noatime, sync, dirsync, and one that
 /// btrfs lacks.
@@ -58,6 +68,7 @@ impl Generator {
             first: Vec::new(),
             known: BTreeMap::new(),
             slots: vec![None; NR_SLOTS],
+            mapped: BTreeSet::new(),
             made: 0,
         };
         generator.first = generator.start();
@@ -82,6 +93,13 @@ impl Generator {
             root(Call::Chown { path: path.clone(), uid: Some(owner), gid: Some(group), follow: true });
             root(Call::Chmod { path, mode });
         }
+        // Long names below each other, and many levels.
+        let (name, depth) = *self.rng.pick(&[("", 0), ("", 0), ("p", 30), (LONG_NAME, 10)]);
+        let mut path = "open".to_owned();
+        for _ in 0..depth {
+            path = format!("{path}/{name}");
+            root(Call::Mkdir { path: path.clone(), mode: 0o777 });
+        }
         steps
     }
 
@@ -91,7 +109,10 @@ impl Generator {
             return step;
         }
         let user = if self.rng.one_in(3) { 0 } else { self.rng.index(NR_DRAWN) };
-        Step { user, call: self.call() }
+        let call = self.call();
+        // A helper has no capabilities but those of its user (H1).
+        let user = if call.is_of_subvolumes() && ACTORS[user].has_own_capabilities() { 0 } else { user };
+        Step { user, call }
     }
 
     fn call(&mut self) -> Call {
@@ -102,7 +123,10 @@ impl Generator {
             420..640 => self.on_names(),
             640..800 => self.on_attributes(),
             800..880 => self.on_xattrs(),
-            880..980 => self.look(),
+            880..940 => self.look(),
+            940..962 => self.on_mapping(),
+            962..978 => self.on_subvolumes(),
+            978..980 => Call::Together { seed: self.rng.next_u64() },
             980..983 => Call::Umask { mask: *self.rng.pick(&[0, 0o022, 0o077, 0o027, 0o007]) },
             983..987 => Call::Sync,
             987..994 => Call::Compare,
@@ -141,8 +165,12 @@ impl Generator {
 
     /// Picks a path that may or may not exist, in a directory that usually exists.
     fn new_path(&mut self) -> String {
-        let dirs: Vec<&String> =
-            self.known.iter().filter(|(_, guess)| **guess == Guess::Directory).map(|(path, _)| path).collect();
+        let dirs: Vec<&String> = self
+            .known
+            .iter()
+            .filter(|(path, guess)| **guess == Guess::Directory && path.len() < LONGEST_DIR)
+            .map(|(path, _)| path)
+            .collect();
         let dir = if dirs.is_empty() || self.rng.one_in(8) { String::new() } else { (*self.rng.pick(&dirs)).clone() };
         let name = match self.rng.below(40) {
             0 => "n".repeat(255),
@@ -159,6 +187,10 @@ impl Generator {
 
     fn open(&mut self) -> Call {
         let slot = self.rng.index(NR_SLOTS);
+        if self.rng.one_in(15) {
+            let flags = TMPFILE | *self.rng.pick(&[WRITE, READ_WRITE, READ_WRITE, READ_WRITE | EXCL, READ]);
+            return Call::Open { slot, path: self.path_of(Guess::Directory), flags, mode: *self.rng.pick(&MODES) };
+        }
         if self.rng.one_in(8) {
             let path = self.path_of(Guess::Directory);
             return Call::Open { slot, path, flags: READ | DIRECTORY, mode: 0 };
@@ -233,13 +265,61 @@ impl Generator {
                 to_at: self.small_offset(),
                 len: usize::try_from(self.rng.len(200_000)).unwrap_or(1),
             },
-            86..89 => Call::Fsync { slot, data_only: self.rng.one_in(2) },
-            89..91 => Call::Fchmod { slot: self.slot(), mode: *self.rng.pick(&MODES) },
-            91..93 => Call::Fchown { slot: self.slot(), uid: self.id(), gid: self.id() },
-            93..95 => Call::Flock { slot, exclusive: *self.rng.pick(&[None, Some(false), Some(true)]) },
-            95..98 => Call::Getdents { slot: self.slot_of(Guess::Directory), entries: 1 + self.rng.index(10) },
-            98 => Call::Rewind { slot: self.slot() },
+            86..88 => Call::Fsync { slot, data_only: self.rng.one_in(2) },
+            88..90 => Call::Fchmod { slot: self.slot(), mode: *self.rng.pick(&MODES) },
+            90..92 => Call::Fchown { slot: self.slot(), uid: self.id(), gid: self.id() },
+            92..94 => Call::Flock { slot, exclusive: *self.rng.pick(&[None, Some(false), Some(true)]) },
+            94..96 => Call::Getdents { slot: self.slot_of(Guess::Directory), entries: 1 + self.rng.index(10) },
+            96 => Call::Rewind { slot: self.slot() },
             _ => Call::LinkSlot { slot, to: self.new_path() },
+        }
+    }
+
+    fn on_mapping(&mut self) -> Call {
+        let mapped: Vec<usize> = self.mapped.iter().copied().collect();
+        if mapped.is_empty() || self.rng.one_in(4) {
+            return Call::Map {
+                slot: self.slot_of(Guess::File),
+                len: 1 + self.rng.index(200_000),
+                write: !self.rng.one_in(6),
+            };
+        }
+        let slot = if self.rng.one_in(30) { self.slot() } else { *self.rng.pick(&mapped) };
+        let at = if self.rng.one_in(4) { self.small_offset() } else { self.rng.len(50_000) };
+        match self.rng.below(10) {
+            0..5 => {
+                let len = 1 + self.rng.index(12_000);
+                Call::MapStore { slot, at, data: Content { seed: self.rng.next_u64(), len } }
+            }
+            5 | 6 => Call::MapLoad { slot, at, len: 1 + self.rng.index(20_000) },
+            7 | 8 => Call::MapSync { slot },
+            _ => Call::Unmap { slot },
+        }
+    }
+
+    fn on_subvolumes(&mut self) -> Call {
+        let new = self.new_path();
+        self.made += 1;
+        let new = match new.rsplit_once('/') {
+            Some((dir, _)) if !self.rng.one_in(8) => format!("{dir}/sub-{}", self.made),
+            None if !self.rng.one_in(8) => format!("sub-{}", self.made),
+            _ => new,
+        };
+        let is_of_subvolume = |path: &&String| path.rsplit('/').next().is_some_and(|name| name.starts_with("sub-"));
+        let known: Vec<String> = self.known.keys().filter(is_of_subvolume).cloned().collect();
+        if known.is_empty() {
+            return Call::SubvolCreate { path: new };
+        }
+        let path = if self.rng.one_in(10) { self.path() } else { self.rng.pick(&known).clone() };
+        match self.rng.below(12) {
+            0..3 => Call::SubvolCreate { path: new },
+            3..6 => {
+                let from = if self.rng.one_in(5) { String::new() } else { path };
+                Call::SubvolSnapshot { from, to: new, read_only: self.rng.one_in(3) }
+            }
+            6..8 => Call::SubvolDelete { path },
+            8..11 => Call::SubvolSetFlags { path, read_only: self.rng.one_in(2) },
+            _ => Call::SubvolGetFlags { path },
         }
     }
 
@@ -409,10 +489,19 @@ impl Generator {
     pub(crate) fn learn(&mut self, step: &Step, linux: &Answer) {
         let good = linux.is_ok();
         match &step.call {
-            Call::Remount | Call::Swap => self.slots.fill(None),
+            Call::Remount | Call::Swap => {
+                self.slots.fill(None);
+                self.mapped.clear();
+            }
+            // One that fails takes the old mapping away.
+            Call::Map { slot, .. } if !good => drop(self.mapped.remove(slot)),
             _ if !good => {}
+            // A helper that died lost all of its mappings.
+            _ if linux.iter().flatten().any(|(field, _)| field == "killed by") => self.mapped.clear(),
+            Call::Map { slot, .. } => drop(self.mapped.insert(*slot)),
+            Call::Unmap { slot } => drop(self.mapped.remove(slot)),
             Call::Open { slot, path, flags, .. } => {
-                let kind = if flags & DIRECTORY != 0 { Guess::Directory } else { Guess::File };
+                let kind = if flags & TMPFILE == DIRECTORY { Guess::Directory } else { Guess::File };
                 self.slots[*slot] = Some((path.clone(), kind));
                 if flags & CREATE != 0 {
                     self.known.entry(path.clone()).or_insert(Guess::File);
@@ -429,6 +518,15 @@ impl Generator {
                 self.add(to, kind);
             }
             Call::LinkSlot { to, .. } => self.add(to, Guess::File),
+            Call::SubvolCreate { path } => self.add(path, Guess::Directory),
+            Call::SubvolDelete { path } => drop(self.take(path.trim_end_matches('/'))),
+            Call::SubvolSnapshot { from, to, .. } => {
+                let copied = self.below(from.trim_end_matches('/'));
+                for (rest, kind) in copied {
+                    self.known.insert(format!("{to}{rest}"), kind);
+                }
+                self.add(to, Guess::Directory);
+            }
             Call::Unlink { path } | Call::Rmdir { path } => {
                 self.known.remove(path.trim_end_matches('/'));
             }
@@ -460,7 +558,14 @@ impl Generator {
         }
     }
 
-    /// Removes a path and everything below it from the known files. Returns the rest of each removed path and its type.
+    /// What is known below a path, by what follows the path.
+    fn below(&self, path: &str) -> Vec<(String, Guess)> {
+        let start = if path.is_empty() { String::new() } else { format!("{path}/") };
+        let known = self.known.iter().filter(|(known, _)| known.starts_with(&start)).take(40);
+        known.map(|(known, kind)| (format!("/{}", &known[start.len()..]), *kind)).collect()
+    }
+
+    /// Takes a path and all below it, by what follows the path.
     fn take(&mut self, path: &str) -> Vec<(String, Guess)> {
         let below = format!("{path}/");
         let taken: Vec<String> =

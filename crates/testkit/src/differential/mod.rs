@@ -20,10 +20,12 @@ mod allowed;
 mod bed;
 mod call;
 mod generate;
+mod helper;
 mod observe;
 mod pair;
 mod perform;
 mod shrink;
+mod together;
 
 pub use actor::{ACTORS, Actor};
 pub use allowed::{ALLOWED, Allowed, KNOWN};

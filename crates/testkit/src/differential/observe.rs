@@ -105,8 +105,25 @@ fn is_guarded(statx: Result<Statx, Errno>) -> bool {
     statx.is_ok_and(|statx| statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND))
 }
 
-/// Describes an object after a call by fields that must be equal on both sides. Times of calls are
-/// shown as kept or changed.
+impl Seen {
+    /// Its inode number.
+    pub(crate) fn ino(&self) -> Option<u64> {
+        self.stat.as_ref().ok().map(|stat| stat.st_ino)
+    }
+
+    /// See [`Entry::left_out`].
+    pub(crate) fn is_left_out(&self) -> bool {
+        self.stat.as_ref().is_ok_and(|stat| stat.st_ino == LEFT_OUT)
+    }
+}
+
+/// The inode number of each directory that Linux shows in place of a subvolume that a snapshot left out. On no disk: its
+/// owner and times are made up while it is in memory.
+const LEFT_OUT: u64 = 2;
+/// The inode number of each subvolume's root directory on Linux's mount.
+const SUBVOLUME_ROOT: u64 = 256;
+
+/// How an object changed, as fields that two filesystems must agree on.
 pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, String)> {
     let stat = match &after.stat {
         Ok(stat) => stat,
@@ -115,7 +132,9 @@ pub(crate) fn changes(before: Option<&Seen>, after: &Seen) -> Vec<(String, Strin
     let mut fields = stat_fields(stat);
     fields.push(("xattrs".to_owned(), after.xattrs.clone()));
     fields.push(("data without blocks".to_owned(), after.data_without_blocks.to_string()));
-    let old = before.and_then(|seen| seen.stat.as_ref().ok()).filter(|old| old.st_ino == stat.st_ino);
+    let old = before
+        .and_then(|seen| seen.stat.as_ref().ok())
+        .filter(|old| (old.st_dev, old.st_ino) == (stat.st_dev, stat.st_ino));
     for (index, (name, now)) in ["atime", "mtime", "ctime"].into_iter().zip(times(stat)).enumerate() {
         let value = if now.0 < EARLIEST_CALL || now.0 > LATEST_CALL {
             format!("{}.{:09}", now.0, now.1)
@@ -168,6 +187,10 @@ pub(crate) struct Entry {
     pub(crate) flags: Option<u32>,
     /// Allocated blocks of 512 bytes.
     pub(crate) blocks: u64,
+    /// The empty directory in place of a subvolume that a snapshot left out. Seen on Linux's mount only.
+    pub(crate) left_out: bool,
+    /// The root of a nested subvolume, on Linux's mount, where its inode number is 256.
+    pub(crate) is_subvolume: bool,
 }
 
 impl Entry {
@@ -211,12 +234,13 @@ pub(crate) fn walk(root: &Path) -> Result<Vec<Entry>> {
         let full = full(root, &name_text(&entry.path));
         let stat = rustix::fs::lstat(&full).with_context(|| format!("lstat {}", full.display()))?;
         let with_flags = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
-        let flags = if with_flags { Some(flags_of(&full)?) } else { None };
-        // FORCE_SYNC is needed because the kernel caches a block count from before the data was
-        // written.
+        let left_out = stat.st_ino == LEFT_OUT;
+        let flags = if with_flags && !left_out { Some(flags_of(&full)?) } else { None };
+        // The kernel remembers a count from before the data was written.
         let fresh = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let blocks = rustix::fs::statx(CWD, &full, fresh, StatxFlags::BASIC_STATS)?.stx_blocks;
-        out.push(Entry { entry, times: times(&stat), flags, blocks });
+        let is_subvolume = stat.st_ino == SUBVOLUME_ROOT && !entry.path.is_empty();
+        out.push(Entry { entry, times: times(&stat), flags, blocks, left_out, is_subvolume });
     }
     Ok(out)
 }

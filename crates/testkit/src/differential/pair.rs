@@ -18,7 +18,7 @@ use crate::{Image, LoopMount, btrfs_check};
 /// The parameters of making and mounting a pair.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The program `ubtrfs`.
+    /// The program `ubtrfs`, in a place that all users may enter.
     pub program: PathBuf,
     /// Mount options of `ubtrfs` besides `noatime`; "" for none.
     pub ubtrfs_options: String,
@@ -83,6 +83,7 @@ impl Pair {
         }
         let linux_mount = LoopMount::new(self.linux_image.path(), &options)?;
         *lock(&self.ours) = Side::new(our_mount.dir.path());
+        lock(&self.ours).snapshots_by = Some(self.setup.program.clone());
         *lock(&self.linux) = Side::new(linux_mount.path());
         self.our_mount = Some(our_mount);
         self.linux_mount = Some(linux_mount);
@@ -91,7 +92,9 @@ impl Pair {
 
     fn unmount(&mut self) -> Result<()> {
         for side in [&self.ours, &self.linux] {
-            lock(side).slots.fill_with(|| None);
+            let mut side = lock(side);
+            side.slots.fill_with(|| None);
+            side.helpers.clear();
         }
         let ours = self.our_mount.take().map_or(Ok(()), FuseMount::close);
         let linux = match self.linux_mount.take() {

@@ -1,11 +1,13 @@
 //! Performs a call on one side of the pair: makes the system call below the mount point, and returns the answer as
 //! comparable fields.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::thread::ThreadId;
 
 use rustix::fs::{
     Access, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, IFlags, Mode, OFlags, RawDir, RenameFlags,
@@ -15,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::call::{Call, Kind, Seek, Time, name_bytes};
+use super::helper::Helper;
 use super::observe;
 use crate::tree_entry::{join, xxh64};
 
@@ -29,11 +32,16 @@ pub(crate) type Answer = Result<Vec<(String, String)>, Errno>;
 pub(crate) struct Side {
     pub(crate) root: PathBuf,
     pub(crate) slots: Vec<Option<OwnedFd>>,
+    /// By the thread that they act for; mappings have one of their own.
+    pub(crate) helpers: HashMap<Option<ThreadId>, Helper>,
+    /// The program that makes snapshots here, where no ioctl does.
+    pub(crate) snapshots_by: Option<PathBuf>,
 }
 
 impl Side {
     pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), slots: std::iter::repeat_with(|| None).take(NR_SLOTS).collect() }
+        let slots = std::iter::repeat_with(|| None).take(NR_SLOTS).collect();
+        Self { root: root.to_owned(), slots, helpers: HashMap::new(), snapshots_by: None }
     }
 
     /// The full path of a call's path.
@@ -74,6 +82,7 @@ impl Side {
             | Call::Getxattr { .. }
             | Call::Removexattr { .. }
             | Call::Listxattr { .. } => self.on_xattr(call),
+            _ if call.is_of_mapping() || call.is_of_subvolumes() => self.by_helper(call),
             _ => self.on_path(call),
         }
     }

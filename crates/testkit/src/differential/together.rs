@@ -1,0 +1,72 @@
+//! Several threads at once: each works in a directory of its own, so that its answers do not depend on the others.
+//!
+//! Linux goes first, because a generator learns from its answers; then our mount gets the same calls from as many threads.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::bed::{Difference, compare_answers};
+use super::call::{Call, Step};
+use super::generate::Generator;
+use super::pair::{Pair, lock};
+use super::perform::{Answer, Side};
+
+const NR_THREADS: u64 = 4;
+const NR_STEPS: usize = 120;
+
+/// The differences between the answers of both sides.
+pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
+    let linux_root = lock(&pair.linux).root.clone();
+    let our_root = lock(&pair.ours).root.clone();
+    let linux = on_threads(&linux_root, |number, side| chosen(side, seed.wrapping_add(number)))?;
+    let ours = on_threads(&our_root, |number, side| {
+        let steps = &linux[usize::try_from(number).unwrap_or(0)];
+        steps.iter().map(|(step, _)| (step.clone(), side.perform(&step.call))).collect()
+    })?;
+    let mut found = Vec::new();
+    for (ours, linux) in ours.iter().flatten().zip(linux.iter().flatten()) {
+        // Nobody looked whether a file was +i or +a at that moment.
+        compare_answers(&linux.0, &ours.1, &linux.1, true, &mut found);
+    }
+    Ok(found)
+}
+
+type Done = Vec<(Step, Answer)>;
+
+fn on_threads(root: &Path, work: impl Fn(u64, &mut Side) -> Done + Sync) -> Result<Vec<Done>> {
+    let mut sides = Vec::new();
+    for number in 0..NR_THREADS {
+        let dir = root.join(format!("thread-{number}"));
+        std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        sides.push((number, Side::new(&dir)));
+    }
+    Ok(std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> =
+            sides.into_iter().map(|(number, mut side)| scope.spawn(move || work(number, &mut side))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread of calls does not panic")).collect()
+    }))
+}
+
+/// Chooses calls and performs them; those of the whole pair or process, and those of helpers, are left out.
+fn chosen(side: &mut Side, seed: u64) -> Done {
+    let mut generator = Generator::new(seed);
+    let mut done = Vec::new();
+    while done.len() < NR_STEPS {
+        let step = Step { user: 0, ..generator.next_step() };
+        let is_of_thread = !matches!(
+            step.call,
+            Call::Umask { .. } | Call::Sync | Call::Compare | Call::Remount | Call::Swap | Call::Together { .. }
+        ) && !step.call.is_of_subvolumes()
+            && !step.call.is_of_mapping()
+            // What it does differs (`chown-of-nothing`), and the round would go on.
+            && !matches!(step.call, Call::Chown { uid: None, gid: None, .. } | Call::Fchown { uid: None, gid: None, .. });
+        if is_of_thread {
+            let answer = side.perform(&step.call);
+            generator.learn(&step, &answer);
+            done.push((step, answer));
+        }
+    }
+    done
+}
