@@ -244,3 +244,14 @@ fn the_documentation_names_every_difference_that_passes() {
     let passing: BTreeSet<&str> = ALLOWED.iter().chain(KNOWN).map(|entry| entry.name).collect();
     assert_eq!(listed, passing);
 }
+
+#[test]
+fn a_special_file_made_without_copy_on_write_takes_no_compression_property() {
+    agree(&[
+        r#"{"user":0,"call":{"Mkdir":{"path":"d","mode":511}}}"#,
+        r#"{"user":0,"call":{"SetFlags":{"path":"d","flags":8388608}}}"#,
+        r#"{"user":0,"call":{"Mknod":{"path":"d/pipe","kind":"Fifo","mode":438,"major":0,"minor":0}}}"#,
+        r#"{"user":0,"call":{"SetProperty":{"path":"d/pipe","value":"none"}}}"#,
+        r#"{"user":0,"call":{"SetProperty":{"path":"d/pipe","value":""}}}"#,
+    ]);
+}

@@ -276,12 +276,12 @@ impl Fs {
         flags: XattrFlags,
     ) -> Result<()> {
         let property = property::Value::parse(value.unwrap_or_default())?;
+        if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
+            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
+        }
         // Other inodes do not have this property. As on Linux, a valid value is accepted and not stored.
         if !(state.is_regular() || state.is_dir()) {
             return Ok(());
-        }
-        if property != property::Value::Reset && state.has_flags(InodeFlags::NODATACOW) {
-            return Err(Error::InvalidArgument("files without copy-on-write are not compressed"));
         }
         let stored = value.filter(|value| !value.is_empty()).map(<[u8]>::to_vec);
         let mut changes = Vec::new();

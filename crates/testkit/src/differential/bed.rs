@@ -41,6 +41,8 @@ pub struct Difference {
     pub is_pipe: bool,
     /// Whether the object was stored to through a mapping since the mount.
     pub mapped: bool,
+    /// The steps of the same thread before this one, where several threads ran.
+    pub before: Vec<Step>,
 }
 
 impl Difference {
@@ -57,7 +59,11 @@ impl fmt::Display for Difference {
         writeln!(f, "as {user}: {:?}", self.step.call)?;
         writeln!(f, "  {} {}", self.object, self.field)?;
         writeln!(f, "    ours:  {}", self.ours)?;
-        write!(f, "    Linux: {}", self.linux)
+        write!(f, "    Linux: {}", self.linux)?;
+        for step in &self.before {
+            write!(f, "\n  before it: {}", serde_json::to_string(step).map_err(|_| fmt::Error)?)?;
+        }
+        Ok(())
     }
 }
 
@@ -202,6 +208,8 @@ impl Source {
 
 /// Performs a sequence on a new pair. An `Err` is a failure of the test bed itself.
 pub fn run(setup: &Setup, mut source: Source) -> Result<Outcome> {
+    // A umask belongs to all threads of a process. From here on it belongs to this run.
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS)?;
     rustix::process::umask(rustix::fs::Mode::empty());
     let mut bed = Bed {
         pair: Pair::new(setup)?,
@@ -464,6 +472,7 @@ fn compare_fields(
             is_subvolume: false,
             is_pipe: false,
             mapped: false,
+            before: Vec::new(),
         });
     };
     // If the first fields (kind or result) differ, the other fields tell nothing more.

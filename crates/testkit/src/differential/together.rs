@@ -25,9 +25,15 @@ pub(crate) fn together(pair: &Pair, seed: u64) -> Result<Vec<Difference>> {
         steps.iter().map(|(step, _)| (step.clone(), side.perform(&step.call))).collect()
     })?;
     let mut found = Vec::new();
-    for (ours, linux) in ours.iter().flatten().zip(linux.iter().flatten()) {
-        // Nobody looked whether a file was +i or +a at that moment.
-        compare_answers(&linux.0, &ours.1, &linux.1, true, &mut found);
+    for (ours, linux) in ours.iter().zip(&linux) {
+        for (at, (ours, (step, answer))) in ours.iter().zip(linux).enumerate() {
+            let nr_found = found.len();
+            // Whether the file was +i or +a at that moment is not known.
+            compare_answers(step, &ours.1, answer, true, &mut found);
+            for difference in &mut found[nr_found..] {
+                difference.before = linux[..at].iter().map(|(step, _)| step.clone()).collect();
+            }
+        }
     }
     Ok(found)
 }
