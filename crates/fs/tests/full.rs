@@ -292,3 +292,63 @@ fn data_accepted_amid_truncations_and_snapshots_is_written() {
         second_opinion(image.path()).unwrap();
     }
 }
+
+#[test]
+fn a_copy_that_fails_half_way_tells_how_far_it_came() {
+    if !kernel_oracle() {
+        return;
+    }
+    const LEN: u64 = 24 << 20;
+    let image = Image::kernel_made(160 << 20, &["-n", "4096"]).unwrap();
+    let fs = open(&image, &MountOptions::default());
+    let make =
+        |name: &str| fs.create(fs.root(), name.as_bytes(), NewInode::file(0o644), &Caller::ROOT).map(|attr| attr.id);
+    // Many small extents, so that sharing them needs much metadata.
+    let (source, target) = (make("source").unwrap(), make("target").unwrap());
+    let mut rng = Rng::new(1);
+    let mut order: Vec<u64> = (0..LEN / 4096).collect();
+    order.sort_by_cached_key(|_| rng.next_u64());
+    for (number, at) in order.iter().enumerate() {
+        fs.write(source, at * 4096, &[b's'; 4096]).unwrap();
+        if number % 500 == 0 {
+            fs.fsync(source, false).unwrap();
+        }
+    }
+    for at in 0..LEN >> 20 {
+        fs.write(target, at << 20, &vec![b't'; 1 << 20]).unwrap();
+    }
+    fs.sync().unwrap();
+    let mut fillers = Vec::new();
+    for _ in 0..3 {
+        while let Ok(id) = make(&format!("z{}", fillers.len())) {
+            fillers.push(id);
+            if fs.write(id, 0, &[b'z'; 2000]).is_err() {
+                break;
+            }
+        }
+        let _ = fs.sync();
+    }
+    let (mut done, mut nr_failed) = (0, 0);
+    while done < LEN {
+        match fs.copy_range_opened(source, done, target, done, LEN - done) {
+            Ok(copied) => done += copied,
+            Err(error) => {
+                assert!(is_full(&error));
+                nr_failed += 1;
+                for _ in 0..30 {
+                    fillers.pop();
+                    fs.unlink(fs.root(), format!("z{}", fillers.len()).as_bytes()).unwrap();
+                }
+                fs.sync().unwrap();
+            }
+        }
+        for at in (done >> 20..LEN >> 20).map(|mib| mib << 20) {
+            let expected: Vec<u8> = (at..at + (1 << 20)).map(|at| if at < done { b's' } else { b't' }).collect();
+            assert!(fs.read(target, at, 1 << 20).unwrap() == expected, "at {at}, {done} are done");
+        }
+    }
+    println!("{nr_failed} attempts failed");
+    fs.close().unwrap();
+    btrfs_check(image.path()).unwrap();
+    second_opinion(image.path()).unwrap();
+}

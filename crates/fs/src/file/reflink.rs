@@ -64,22 +64,18 @@ impl Fs {
             match shared {
                 0 => {}
                 _ => match self.share(&source, src_off, &target, dst_off, shared, None) {
-                    Ok(()) => done = shared,
+                    Ok(len) => done = len,
                     // Only one of the files has checksums, or the source became shorter: copy.
                     Err(Error::InvalidArgument(_)) => {}
                     Err(error) => return Err(error),
                 },
             }
         }
-        while done < len {
-            match self.copy_piece(&source, src_off + done, dst, dst_off + done, len - done) {
-                Ok(0) => break,
-                Ok(copied) => done += copied,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
+        match self.copy_all(&source, src_off + done, dst, dst_off + done, len - done) {
+            Ok(copied) => Ok(done + copied),
+            Err(_) if done > 0 => Ok(done),
+            Err(error) => Err(error),
         }
-        Ok(done)
     }
 
     /// Shares `len` bytes (0: up to the end) of one file with another, as FICLONERANGE does.
@@ -112,7 +108,7 @@ impl Fs {
         if dst_end > MAX_SIZE {
             return Err(Error::FileTooBig);
         }
-        self.share(&source, src_off, &target, dst_off, len, None)
+        self.share_all(&source, src_off, &target, dst_off, len, None)
     }
 
     /// Shares a range as [`Fs::clone_range`] does if both ranges have equal content; returns whether they have. Both
@@ -186,7 +182,7 @@ impl Fs {
                 }
                 same += COPY_PIECE;
             }
-            match self.share(source, src_off, target, dst_off, len, Some(before)) {
+            match self.share_all(source, src_off, target, dst_off, len, Some(before)) {
                 Err(Error::Busy(_)) => {}
                 done => return done.map(|()| true),
             }
@@ -201,11 +197,8 @@ impl Fs {
         Ok(self.write_opened(dst, dst_off, &buf[..read], false)? as u64)
     }
 
-    /// Shares a range. Both offsets must be sector-aligned. The range's end must be aligned too, or be the end of the
-    /// source and not lie before the end of the target. `same_at` is given for a deduplication: the sequences of source
-    /// and target when their content was equal. Then no times change, and [`Error::Busy`] is returned if a sequence has
-    /// changed.
-    fn share(
+    /// Shares a range as [`Fs::share`] does, all of it.
+    fn share_all(
         &self,
         source: &Arc<Inode>,
         src_off: u64,
@@ -214,6 +207,29 @@ impl Fs {
         len: u64,
         same_at: Option<(u64, u64)>,
     ) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            match self.share(source, src_off + done, target, dst_off + done, len - done, same_at)? {
+                0 => return Err(Error::InvalidArgument("the source became shorter")),
+                shared => done += shared,
+            }
+        }
+        Ok(())
+    }
+
+    /// Shares a range; returns how many bytes of it, which are fewer than all if an error occurs after some. Both offsets
+    /// must be sector-aligned. Its end must be aligned too, or be the end of the source and not before the end of the
+    /// target. If sequences of both files are given, they had the same content then: fails with [`Error::Busy`] if one has
+    /// changed since, and changes no times.
+    fn share(
+        &self,
+        source: &Arc<Inode>,
+        src_off: u64,
+        target: &Arc<Inode>,
+        dst_off: u64,
+        len: u64,
+        same_at: Option<(u64, u64)>,
+    ) -> Result<u64> {
         let sectorsize = u64::from(self.geometry.sectorsize);
         let wide_len = len.next_multiple_of(sectorsize);
         let src_range = src_off..src_off + wide_len;
@@ -250,8 +266,8 @@ impl Fs {
             let first = extents_in(&source.home.tree, source.id.ino, src_range.clone(), 1, self.geometry.sectorsize)?;
             if first.first().is_some_and(ExtentAt::is_inline) {
                 if same_at.is_some() {
-                    // Inline data cannot be shared. The content is equal already.
-                    return Ok(());
+                    // Inline data cannot be shared, and is the same already.
+                    return Ok(len);
                 }
                 drop(locked);
                 return self.copy_all(source, src_off, target.id, dst_off, len);
@@ -270,20 +286,26 @@ impl Fs {
                 }
             }
             quota.spend();
-            return shared;
+            return match shared {
+                Err(_) if reached > dst_off => Ok((reached - dst_off).min(len)),
+                shared => shared.map(|()| len),
+            };
         }
         Err(Error::Busy("the source is being written"))
     }
 
-    fn copy_all(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<()> {
+    /// Copies up to `len` bytes; returns how many. Fails only if none was copied.
+    fn copy_all(&self, source: &Arc<Inode>, src_off: u64, dst: InodeId, dst_off: u64, len: u64) -> Result<u64> {
         let mut done = 0;
         while done < len {
-            match self.copy_piece(source, src_off + done, dst, dst_off + done, len - done)? {
-                0 => break,
-                copied => done += copied,
+            match self.copy_piece(source, src_off + done, dst, dst_off + done, len - done) {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(done)
     }
 
     /// Makes the target's items refer to the source's extents, which must not be inline. `reached` is set to the end
