@@ -338,8 +338,9 @@ impl Engine {
         }
     }
 
-    /// Makes the group of a new snapshot, a member of these groups, and computes all numbers by arithmetic: from now
-    /// on, everything except the two roots has both subvolumes as users. All earlier changes have been accounted.
+    /// Makes the group of a new snapshot, a member of these groups, with the limits of the source as in Linux, and shares
+    /// out the numbers: from now on, everything but the two roots has both subvolumes as users. Everything else has been
+    /// accounted.
     pub(crate) fn share_numbers(
         &self,
         source: &RootPtr,
@@ -354,10 +355,11 @@ impl Engine {
         let (from, to) = (QgroupId::of_subvolume(source.tree), QgroupId::of_subvolume(snapshot.tree));
         state.join(to, parents);
         let groups = &mut state.groups;
-        let Some(Group { referenced, exclusive, .. }) = groups.get(from).cloned() else {
+        let Some(Group { referenced, exclusive, limit, .. }) = groups.get(from).cloned() else {
             state.lose_count(transid);
             return;
         };
+        groups.set_limit(to, limit);
         let was_alone = referenced == exclusive;
         let (above_source, above_snapshot) = (groups.above(source.tree), groups.above(snapshot.tree));
         let shared = referenced.saturating_sub(source_root);

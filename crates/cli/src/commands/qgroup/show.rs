@@ -120,8 +120,9 @@ fn rows(channel: &Channel<'_>, target: &Target, args: &Args) -> anyhow::Result<V
         else {
             bail!("{target}: the server answered something else");
         };
-        let Some(next) = page.last().and_then(|last| last.id.checked_add(1)).filter(|next| *next > from) else { break };
+        let next = page.last().and_then(|last| last.id.checked_add(1)).filter(|next| *next > from);
         groups.extend(page);
+        let Some(next) = next else { break };
         from = next;
     }
     if let Some(status) = status_of(channel, target)? {
