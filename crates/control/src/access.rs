@@ -11,20 +11,20 @@ use crate::caller::Caller;
 
 /// Returns the directory's attributes if the caller may add and remove names in it.
 pub(crate) fn may_change_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
-    may(fs, caller, dir, WRITE_AND_SEARCH)
+    may(fs, caller, dir, WRITE_AND_SEARCH, caller.overrides_modes())
 }
 
 /// Returns the directory's attributes if the caller may list its names and follow them.
 pub(crate) fn may_read_names(fs: &Fs, caller: &Caller, dir: InodeId) -> Result<Attr> {
-    may(fs, caller, dir, READ_AND_SEARCH)
+    may(fs, caller, dir, READ_AND_SEARCH, caller.reads_all_directories())
 }
 
-fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32) -> Result<Attr> {
+fn may(fs: &Fs, caller: &Caller, dir: InodeId, wanted: u32, by_capability: bool) -> Result<Attr> {
     let attr = fs.getattr(dir)?;
     if !attr.is_dir() {
         return Err(Error::NotDirectory);
     }
-    if caller.overrides_permissions() {
+    if by_capability {
         return Ok(attr);
     }
     let acl = if fs.options().acl {

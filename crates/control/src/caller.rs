@@ -72,9 +72,19 @@ impl Caller {
         process.processes.has_capability(process.pid, capability).unwrap_or(self.uid == 0)
     }
 
-    /// Whether the caller bypasses file permissions, as root does.
-    pub fn overrides_permissions(&self) -> bool {
-        self.process.is_none() || self.uid == 0
+    /// Whether modes and ACLs do not bind it.
+    pub fn overrides_modes(&self) -> bool {
+        self.is_capable(CAP_DAC_OVERRIDE)
+    }
+
+    /// Whether modes and ACLs of directories do not bind it when it lists names and follows them.
+    pub(crate) fn reads_all_directories(&self) -> bool {
+        self.overrides_modes() || self.is_capable(CAP_DAC_READ_SEARCH)
+    }
+
+    /// Whether it may do with files of this user what their owner may.
+    pub fn is_owner_of(&self, uid: u32) -> bool {
+        self.uid == uid || self.is_capable(CAP_FOWNER)
     }
 
     /// Whether the caller has `CAP_SYS_ADMIN`.
@@ -98,7 +108,10 @@ pub(crate) fn permit(allowed: bool, else_because: &str) -> Result<()> {
     if allowed { Ok(()) } else { Err(not_permitted(else_because)) }
 }
 
-/// Number in linux/capability.h.
+/// Numbers in linux/capability.h.
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_DAC_READ_SEARCH: u32 = 2;
+const CAP_FOWNER: u32 = 3;
 const CAP_SYS_ADMIN: u32 = 21;
 
 #[cfg(test)]
@@ -126,15 +139,20 @@ mod tests {
         fn file_of(&self, _pid: u32, _descriptor: u32) -> Option<FileId> {
             None
         }
+
+        fn is_read_only_for(&self, _pid: u32, _device: u64) -> Option<bool> {
+            None
+        }
     }
 
     #[test]
     fn a_peer_that_runs_a_privileged_program_by_now_gains_nothing() {
         let peer = |uid, pid| Caller::of_peer(uid, uid, pid, Arc::new(Mighty));
         assert!(!peer(7, 100).is_admin() && !peer(7, 0).is_admin() && !peer(7, 100).is_in_group(8));
+        assert!(!peer(7, 100).is_owner_of(8) && !peer(7, 100).overrides_modes() && peer(7, 100).is_owner_of(7));
         assert!(peer(0, 100).is_admin() && peer(0, 0).is_admin() && peer(7, 100).is_in_group(7));
         let waiting = Caller::of_request(7, 7, 100, Arc::new(Mighty));
-        assert!(waiting.is_admin() && waiting.is_in_group(8) && !waiting.overrides_permissions());
-        assert!(Caller::of_image(7, 7).is_admin() && Caller::of_image(7, 7).overrides_permissions());
+        assert!(waiting.is_admin() && waiting.is_in_group(8) && waiting.is_owner_of(8));
+        assert!(Caller::of_image(7, 7).is_admin() && Caller::of_image(7, 7).overrides_modes());
     }
 }

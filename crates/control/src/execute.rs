@@ -24,12 +24,14 @@ pub struct OpenFile {
     pub is_readable: bool,
     /// Whether it is open for writing.
     pub is_writable: bool,
+    /// Whether it was reached through a read-only mount of a writable filesystem, for example a read-only bind mount.
+    pub is_read_only_mount: bool,
 }
 
 impl OpenFile {
     /// A file of an image that is open in this process.
     pub fn of_image(id: InodeId) -> Self {
-        Self { id, is_readable: true, is_writable: true }
+        Self { id, is_readable: true, is_writable: true, is_read_only_mount: false }
     }
 }
 
@@ -54,8 +56,14 @@ pub trait Host: Send + Sync {
     /// Makes the kernel's page cache drop a file whose content changed.
     fn forget_data(&self, _id: InodeId) {}
 
-    /// Waits until the kernel's caches have forgotten all changed names. Must not be called while the kernel holds a
-    /// directory's lock for the request.
+    /// Whether the kernel keeps the sizes of files itself and ignores those of the server (`writeback_cache`): then only
+    /// the kernel makes files longer.
+    fn keeps_sizes(&self) -> bool {
+        false
+    }
+
+    /// Waits until the caches of names have forgotten what changed. Not to be called while a cache holds the lock of a
+    /// directory.
     fn settle(&self) {}
 
     /// The host's own counters, as Prometheus text.
@@ -121,8 +129,12 @@ impl Context<'_> {
     }
 }
 
-/// Executes a request if its caller has the rights that it needs.
+/// Does what a request asks for, if its caller may. As on Linux, nothing changes through a read-only mount.
 pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
+    let is_refused = |(nr, file): (usize, &OpenFile)| file.is_read_only_mount && request.changes_through(nr);
+    if context.files.iter().enumerate().any(is_refused) {
+        return Err(Failure::new(Errno::ROFS, "this mount of the filesystem is read-only; use a writable one"));
+    }
     if request.changes() {
         context.host.note_change();
     }

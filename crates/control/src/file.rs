@@ -30,7 +30,7 @@ pub enum Request {
         /// The first offset.
         from: u64,
     },
-    /// Makes a range of file 1 share the extents of a range of file 0.
+    /// Makes a range of file 1 share the extents of a range of file 0: [`Response::Done`] or [`Response::GrowFirst`].
     Clone(Ranges),
     /// Reads the `btrfs.compression` property: [`Response::Compression`].
     Compression {
@@ -67,6 +67,11 @@ pub struct Ranges {
 pub enum Response {
     /// The command succeeded.
     Done,
+    /// Nothing is done yet: in this mount only the kernel makes files longer. The client does that, and asks again.
+    GrowFirst {
+        /// The size that the target needs, in bytes.
+        size: u64,
+    },
     /// Extents in the order of their offsets.
     Extents {
         /// The extents of this page.
@@ -123,6 +128,14 @@ impl Request {
     pub(crate) fn changes(&self) -> bool {
         !matches!(self, Self::Extents { .. } | Self::Compression { .. })
     }
+
+    /// See [`crate::Request::changes_through`].
+    pub(crate) fn changes_through(&self, nr: usize) -> bool {
+        match self {
+            Self::Clone(_) | Self::Dedupe(_) => nr == 1,
+            _ => self.changes(),
+        }
+    }
 }
 
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
@@ -130,7 +143,7 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Extents { of, from } => extents(context, of, from),
         Request::Compression { of } => compression(context, of).map(Response::Compression),
         Request::SetCompression { of, method } => set_compression(context, of, &method).map(|()| Response::Done),
-        Request::Clone(ranges) => clone(context, ranges).map(|()| Response::Done),
+        Request::Clone(ranges) => clone(context, ranges),
         Request::Dedupe(ranges) => dedupe(context, ranges).map(|same| Response::Deduped { same }),
     }
 }
@@ -159,22 +172,34 @@ fn extents(context: &Context<'_>, of: FileNr, from: u64) -> Result<Response> {
     Ok(Response::Extents { extents, next })
 }
 
-fn clone(context: &Context<'_>, ranges: Ranges) -> Result<()> {
+fn clone(context: &Context<'_>, ranges: Ranges) -> Result<Response> {
     let (source, target) = pair(context)?;
     if !target.is_writable {
         return Err(Failure::new(Errno::BADF, "the target is not open for writing"));
     }
     let Ranges { source: from, target: to, len } = ranges;
-    context.fs.clone_range(source.id, from, target.id, to, len)?;
-    drop_privileges(context, target.id)?;
-    context.host.forget_data(target.id);
-    Ok(())
+    let before = context.fs.getattr(target.id)?;
+    if context.host.keeps_sizes() {
+        let len = if len == 0 { context.fs.getattr(source.id)?.size.saturating_sub(from) } else { len };
+        let size = to.saturating_add(len);
+        if len > 0 && size > before.size {
+            return Ok(Response::GrowFirst { size });
+        }
+    }
+    let cloned = context.fs.clone_range(source.id, from, target.id, to, len);
+    // A part may be shared in spite of an error.
+    if cloned.is_ok() || context.fs.getattr(target.id)? != before {
+        context.host.forget_data(target.id);
+        drop_privileges(context, target.id)?;
+    }
+    cloned?;
+    Ok(Response::Done)
 }
 
 fn dedupe(context: &Context<'_>, ranges: Ranges) -> Result<bool> {
     let (source, target) = pair(context)?;
-    let is_owner = || context.fs.getattr(target.id).is_ok_and(|attr| attr.uid == context.caller.uid());
-    let may = target.is_writable || context.caller.overrides_permissions() || is_owner();
+    let is_owner = || context.fs.getattr(target.id).is_ok_and(|attr| context.caller.is_owner_of(attr.uid));
+    let may = target.is_writable || context.caller.is_admin() || is_owner();
     permit(may, "the target is not open for writing, and somebody else's")?;
     let Ranges { source: from, target: to, len } = ranges;
     Ok(context.fs.dedupe_range(source.id, from, target.id, to, len, context.job)?)
@@ -190,8 +215,7 @@ fn compression(context: &Context<'_>, of: FileNr) -> Result<Option<String>> {
 
 fn set_compression(context: &Context<'_>, of: FileNr, method: &[u8]) -> Result<()> {
     let (id, caller) = (context.inode(of)?, context.caller);
-    let is_owner = context.fs.getattr(id)?.uid == caller.uid();
-    permit(is_owner || caller.overrides_permissions(), "it is somebody else's")?;
+    permit(caller.is_owner_of(context.fs.getattr(id)?.uid), "it is somebody else's")?;
     let done = match method {
         b"" => context.fs.removexattr(id, COMPRESSION, &caller.with_umask(0)),
         method => context.fs.setxattr(id, COMPRESSION, method, XattrFlags::empty(), &caller.with_umask(0)),

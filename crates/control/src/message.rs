@@ -65,7 +65,17 @@ impl Request {
         self.is_long()
     }
 
-    /// Whether the command may change the filesystem.
+    /// Whether it changes the filesystem through its file of this number, so that the mount of the file has to be
+    /// writable.
+    pub(crate) fn changes_through(&self, nr: usize) -> bool {
+        match self {
+            Self::File(request) => request.changes_through(nr),
+            Self::Subvolume(request) => request.changes_through(nr),
+            _ => self.changes(),
+        }
+    }
+
+    /// Whether it may change the filesystem.
     pub fn changes(&self) -> bool {
         match self {
             Self::Subvolume(request) => request.changes(),

@@ -20,6 +20,10 @@ pub trait Processes: Debug + Send + Sync {
 
     /// The file that a process has open under this descriptor number.
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId>;
+
+    /// Whether each descriptor of a process that refers to this device (`st_dev`) was opened through a read-only mount;
+    /// `None` if there is none, or the process is not visible.
+    fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool>;
 }
 
 /// The identity of a file, as `stat` shows it.
@@ -57,18 +61,43 @@ impl Processes for LocalProcesses {
     fn file_of(&self, pid: u32, descriptor: u32) -> Option<FileId> {
         let info = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).ok()?;
         let ino = field(&info, "ino:")?.parse().ok()?;
-        let device = device_of_mount(&std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?, field(&info, "mnt_id:")?)?;
-        Some(FileId { device, ino })
+        let table = std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?;
+        Some(FileId { device: mount_of(&table, field(&info, "mnt_id:")?)?.device, ino })
+    }
+
+    fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
+        let table = std::fs::read(format!("/proc/{pid}/mountinfo")).ok()?;
+        let mut found = None;
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?.flatten() {
+            let Ok(info) = std::fs::read_to_string(entry.path()) else { continue };
+            let Some(mount) = field(&info, "mnt_id:").and_then(|id| mount_of(&table, id)) else { continue };
+            if mount.device == device {
+                if !mount.is_read_only {
+                    return Some(false);
+                }
+                found = Some(true);
+            }
+        }
+        found
     }
 }
 
-/// The device number of a mount, from a table of mounts. Its lines begin with id, parent, and `major:minor`.
-fn device_of_mount(table: &[u8], id: &str) -> Option<u64> {
+/// A line of a table of mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MountLine {
+    device: u64,
+    is_read_only: bool,
+}
+
+/// The line of a mount in a table of mounts. Lines begin with id, parent, `major:minor`, root, mount point, and the options
+/// of this mount.
+fn mount_of(table: &[u8], id: &str) -> Option<MountLine> {
     table.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         let device = if fields.next()? == id.as_bytes() { fields.nth(1)? } else { return None };
         let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
-        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+        let is_read_only = fields.nth(2)?.split(|byte| *byte == b',').any(|option| option == b"ro");
+        Some(MountLine { device: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), is_read_only })
     })
 }
 
@@ -126,7 +155,10 @@ mod tests {
             assert_eq!(found, FileId { device: stat.st_dev, ino: stat.st_ino });
         }
         assert_eq!(LocalProcesses.file_of(std::process::id(), u32::MAX), None);
-        assert_eq!(device_of_mount(b"36 35 98:0 / /mnt rw\n7 1 0:52 /\n", "7"), Some(52));
+        let table = b"36 35 98:0 / /mnt rw\n7 1 0:52 / /ro nodev,ro - fuse x rw\n";
+        assert_eq!(mount_of(table, "7"), Some(MountLine { device: 52, is_read_only: true }));
+        assert_eq!(mount_of(table, "36").map(|mount| mount.is_read_only), Some(false));
+        assert_eq!(LocalProcesses.is_read_only_for(std::process::id(), u64::MAX), None);
     }
 
     #[test]

@@ -48,8 +48,13 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// Paths from the top level, without a leading slash.
-    Paths(Vec<PathBytes>),
+    /// Paths from the top level, without a slash in front.
+    Paths {
+        /// The paths.
+        paths: Vec<PathBytes>,
+        /// The path of the directory that the mount shows.
+        shown: PathBytes,
+    },
     /// An id.
     Id(u64),
 }
@@ -84,7 +89,8 @@ pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Respons
         Request::Subvolume { id } => vec![fs.subvolume_info(RootId(id))?.path],
         Request::RootId { .. } => Vec::new(),
     };
-    Ok(Response::Paths(paths.into_iter().take(MOST).map(PathBytes).collect()))
+    let shown = PathBytes(fs.path_of(fs.root())?);
+    Ok(Response::Paths { paths: paths.into_iter().take(MOST).map(PathBytes).collect(), shown })
 }
 
 /// The largest number of paths in an answer.

@@ -127,6 +127,15 @@ impl Request {
     pub(crate) fn changes(&self) -> bool {
         !matches!(self, Self::Info { .. } | Self::List { .. } | Self::Default)
     }
+
+    /// See [`crate::Request::changes_through`].
+    pub(crate) fn changes_through(&self, nr: usize) -> bool {
+        match self {
+            Self::Snapshot { dir, .. } => nr == usize::from(*dir),
+            Self::Sync => false,
+            _ => self.changes(),
+        }
+    }
 }
 
 pub(crate) fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
@@ -185,18 +194,29 @@ fn snapshot(
     Ok(())
 }
 
-/// The quota groups that a new subvolume joins. Only administrators may name any, as for all changes of quotas.
+/// Quota groups that a new one joins: for administrators, as all changes of quotas. As on Linux, they are ignored while
+/// quotas are off.
 fn joined(context: &Context<'_>, qgroups: &[u64]) -> Result<Vec<QgroupId>> {
-    if !qgroups.is_empty() {
-        context.require_admin()?;
-        let known = context.fs.qgroups()?;
-        for id in qgroups {
-            if *id >> 48 == 0 || !known.iter().any(|group| group.id.0 == *id) {
-                let text =
-                    format!("there is no quota group {} to join; list them with: ubtrfs qgroup show", QgroupId(*id));
-                return Err(Failure::new(Errno::INVAL, text));
+    if qgroups.is_empty() {
+        return Ok(Vec::new());
+    }
+    context.require_admin().map_err(|failure| {
+        let text = "only root and the user who mounted it may let it join quota groups (-i)";
+        Failure { text: text.to_owned(), has_advice: true, ..failure }
+    })?;
+    if context.fs.quota_status().is_none() {
+        return Ok(Vec::new());
+    }
+    let known = context.fs.qgroups()?;
+    for id in qgroups.iter().copied().map(QgroupId) {
+        let text = match () {
+            () if id.0 >> 48 == 0 => {
+                format!("{id} is the group of one subvolume; name a group of a higher level, such as 1/0")
             }
-        }
+            () if known.iter().any(|group| group.id == id) => continue,
+            () => format!("there is no quota group {id} to join; list them with: ubtrfs qgroup show"),
+        };
+        return Err(Failure { has_advice: true, ..Failure::new(Errno::INVAL, text) });
     }
     Ok(qgroups.iter().map(|id| QgroupId(*id)).collect())
 }
@@ -206,25 +226,25 @@ fn delete(context: &Context<'_>, dir: FileNr, name: &[u8]) -> Result<()> {
     let (fs, caller, dir) = (context.fs, context.caller, context.inode(dir)?);
     let found = fs.lookup(dir, name)?;
     fs.forget(found.id, 1);
-    let is_root = caller.overrides_permissions();
-    permit(is_root || fs.options().user_subvol_rm_allowed || context.is_mounter(), "").map_err(|failure| {
+    let is_admin = caller.is_admin();
+    permit(is_admin || fs.options().user_subvol_rm_allowed || context.is_mounter(), "").map_err(|failure| {
         let text = "users may not delete subvolumes here; do it as root, mount with -o user_subvol_rm_allowed, or remove an \
                     empty one with rmdir";
         Failure { text: text.to_owned(), has_advice: true, ..failure }
     })?;
-    if !found.is_dir() && is_root {
+    if !found.is_dir() && is_admin {
         return Err(Error::NotDirectory.into());
     }
     let victim = root_of(found.id)?;
     if context.is_mounter() {
         check_owner(context, victim)?;
-    } else if !is_root {
+    } else if !is_admin {
         may_change_names(fs, caller, found.id)?;
         fs.check_writable(found.id)?;
     }
     let parent = may_change_names(fs, caller, dir)?;
     let is_sticky = parent.mode & STICKY != 0;
-    let may_unlink = is_root || [parent.uid, found.uid].contains(&caller.uid());
+    let may_unlink = caller.is_owner_of(parent.uid) || caller.is_owner_of(found.uid);
     permit(!is_sticky || may_unlink, "the directory is sticky")?;
     fs.delete_subvolume(dir, name, Some(victim)).map_err(|error| why_not_deleted(context, dir, victim, error))?;
     context.host.forget_name(dir, name, Some(victim));
@@ -251,8 +271,7 @@ fn why_not_deleted(context: &Context<'_>, dir: InodeId, victim: RootId, error: E
 
 fn set_read_only(context: &Context<'_>, of: FileNr, read_only: bool) -> Result<()> {
     let id = context.inode(of)?;
-    let is_owner = context.caller.overrides_permissions() || context.fs.getattr(id)?.uid == context.caller.uid();
-    permit(is_owner, "it is somebody else's")?;
+    permit(context.caller.is_owner_of(context.fs.getattr(id)?.uid), "it is somebody else's")?;
     Ok(context.fs.set_subvolume_read_only(root_of(id)?, read_only)?)
 }
 
@@ -278,10 +297,8 @@ fn sync(context: &Context<'_>) -> Result<()> {
 }
 
 fn check_owner(context: &Context<'_>, subvolume: RootId) -> Result<()> {
-    let caller = context.caller;
-    let is_owner =
-        caller.overrides_permissions() || context.fs.getattr(InodeId::root_of(subvolume))?.uid == caller.uid();
-    permit(is_owner, "the subvolume's root directory is somebody else's")
+    let owner = context.fs.getattr(InodeId::root_of(subvolume))?.uid;
+    permit(context.caller.is_owner_of(owner), "the subvolume's root directory is somebody else's")
 }
 
 /// The subvolume whose root directory is `id`. Fails for any other inode.

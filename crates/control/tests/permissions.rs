@@ -49,7 +49,7 @@ impl Bed {
 
     fn call(&self, uid: u32, request: Request, files: &[&str]) -> Result<(), Failure> {
         let files: Vec<OpenFile> =
-            files.iter().map(|path| OpenFile { id: self.id(path), is_readable: true, is_writable: false }).collect();
+            files.iter().map(|path| OpenFile { is_writable: false, ..OpenFile::of_image(self.id(path)) }).collect();
         let group = if uid == MEMBER { USER } else { uid };
         let caller = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(group)));
         let context = Context { fs: &self.fs, host: &self.host, caller: &caller, files: &files, job: &Job::new() };
@@ -162,8 +162,8 @@ fn files_are_cloned_by_those_who_have_them_open_for_it() {
     let ranges = file::Ranges { source: 0, target: 0, len: 0 };
     let call = |uid, is_readable, is_writable, request| {
         let group = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(uid)));
-        let from = OpenFile { id: bed.id("/from"), is_readable, is_writable: false };
-        let to = OpenFile { id: bed.id("/to"), is_readable: true, is_writable };
+        let from = OpenFile { is_readable, is_writable: false, ..OpenFile::of_image(bed.id("/from")) };
+        let to = OpenFile { is_writable, ..OpenFile::of_image(bed.id("/to")) };
         let (fs, host, job) = (&*bed.fs, &bed.host, Job::new());
         let context = Context { fs, host, caller: &group, files: &[from, to], job: &job };
         ubtrfs_control::execute(&context, Request::File(request)).err().map_or(0, |failure| failure.errno)

@@ -113,6 +113,13 @@ impl Processes for Groups {
             None => LocalProcesses.file_of(pid, descriptor),
         }
     }
+
+    fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
+        match self.0.get() {
+            Some(helper) => helper.is_read_only_for(pid, device),
+            None => LocalProcesses.is_read_only_for(pid, device),
+        }
+    }
 }
 
 /// Converts the caller to the type that `fs` takes.

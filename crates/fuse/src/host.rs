@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use ubtrfs_control::{Context, Failure, Host, OpenFile, Processes, Request, Response, execute};
 use ubtrfs_format::RootId;
@@ -26,6 +26,7 @@ pub(crate) struct MountHost {
     pub(crate) groups: Groups,
     names: NameCache,
     activity: Arc<Activity>,
+    writeback_cache: bool,
     /// The user who mounted.
     owner: u32,
     fs: Weak<Fs>,
@@ -36,14 +37,20 @@ pub(crate) struct MountHost {
 }
 
 impl MountHost {
-    /// Makes the host. The user of this process at this time is the mount's owner, even if confinement changes the
-    /// user later.
-    pub(crate) fn new(fs: &Arc<Fs>, groups: Groups, names: NameCache, activity: Arc<Activity>) -> Self {
+    /// The mount's owner is the user of this process now, even if confinement changes it later.
+    pub(crate) fn new(
+        fs: &Arc<Fs>,
+        groups: Groups,
+        names: NameCache,
+        activity: Arc<Activity>,
+        writeback_cache: bool,
+    ) -> Self {
         Self {
             nodes: Arc::new(Nodes::new(fs.root())),
             groups,
             names,
             activity,
+            writeback_cache,
             owner: rustix::process::getuid().as_raw(),
             fs: Arc::downgrade(fs),
             device: OnceLock::new(),
@@ -68,8 +75,11 @@ impl MountHost {
         request: Request,
     ) -> ubtrfs_control::Result<Response> {
         let caller = self.groups.waiting_caller(req);
-        // The kernel does not say in which mode the files are open.
-        let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false };
+        // The kernel does not tell how the files are open.
+        let device = self.device.get().filter(|_| request.changes());
+        let is_read_only_mount =
+            device.and_then(|device| self.groups.is_read_only_for(req.pid, *device)).unwrap_or(false);
+        let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false, is_read_only_mount };
         let files: Vec<OpenFile> = ids.iter().map(opened).collect();
         execute(&Context { fs, host: self, caller: &caller, files: &files, job: &Job::new() }, request)
     }
@@ -103,7 +113,14 @@ impl Host for MountHost {
         }
         let id = self.nodes.id_of_st_ino(stat.st_ino).ok_or_else(not_here)?;
         let access = flags & OFlags::RWMODE;
-        Ok(OpenFile { id, is_readable: access != OFlags::WRONLY, is_writable: access != OFlags::RDONLY })
+        let is_read_only_mount =
+            rustix::fs::fstatvfs(file).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY));
+        Ok(OpenFile {
+            id,
+            is_readable: access != OFlags::WRONLY,
+            is_writable: access != OFlags::RDONLY,
+            is_read_only_mount,
+        })
     }
 
     fn note_change(&self) {
@@ -127,6 +144,10 @@ impl Host for MountHost {
 
     fn forget_data(&self, id: InodeId) {
         self.names.forget_data(self.nodes.node(id));
+    }
+
+    fn keeps_sizes(&self) -> bool {
+        self.writeback_cache
     }
 
     fn settle(&self) {

@@ -40,6 +40,6 @@ mod session;
 mod subvolume_ioctl;
 pub mod transport;
 
-pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, is_root, mount};
+pub use mount::{MountConfig, MountError, Mounted, SUBTYPE, cannot_open, check, holding_mount, is_root, mount};
 pub use sandbox::{Confinement, Identity, Unmounter, confine, serve_unmounts};
 pub use session::{Session, unmount};

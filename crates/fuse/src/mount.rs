@@ -501,6 +501,8 @@ pub(crate) fn has_server_ended(error: &io::Error) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountInfo {
     pub(crate) dir: PathBuf,
+    /// The directory of the filesystem that is mounted, a path from its root: other than `/` for bind mounts.
+    pub(crate) root: PathBuf,
     pub(crate) kind: String,
     /// `major:minor`: equal for all mount points of one filesystem, and reused after its last unmount.
     pub(crate) device: Vec<u8>,
@@ -523,8 +525,18 @@ pub(crate) fn find_mount(dir: &Path) -> Option<MountInfo> {
     mounts().into_iter().rfind(|mount| mount.dir == dir)
 }
 
-/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may change it, and only
-/// after the kernel knows the server's limits. A failure only makes reading slower, so it is logged and ignored.
+/// The mount that holds an existing path: where it is mounted, and which directory of the filesystem it shows, as a path from
+/// the filesystem's root.
+pub fn holding_mount(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let full = std::fs::canonicalize(path).ok()?;
+    let holding = mounts().into_iter().filter(|mount| full.starts_with(&mount.dir));
+    // Of several mounts on one directory, the last one is on top.
+    let found = holding.max_by_key(|mount| mount.dir.as_os_str().len())?;
+    Some((found.dir, found.root))
+}
+
+/// Raises the kernel's read-ahead from 128 KiB, because each piece is one request. Only root may, and only after the
+/// kernel knows the server's limits. A failure only makes reading slower, so it is logged and ignored.
 pub(crate) fn set_read_ahead(dir: &Path) {
     let Some(mount) = find_mount(dir) else { return };
     let file = Path::new("/sys/class/bdi").join(OsStr::from_bytes(&mount.device)).join("read_ahead_kb");
@@ -550,13 +562,15 @@ fn mounts() -> Vec<MountInfo> {
 fn parse_mountinfo(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|&byte| byte == b' ');
     let device = fields.nth(2)?.to_vec();
-    let dir = unescape(fields.nth(1)?);
+    let root = unescape(fields.next()?);
+    let dir = unescape(fields.next()?);
     let of_mount_point = fields.next()?;
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let (kind, source, of_filesystem) = (fields.next()?, unescape(fields.next()?), fields.next().unwrap_or_default());
     let options = [of_mount_point, of_filesystem].into_iter().flat_map(|list| list.split(|&byte| byte == b','));
     Some(MountInfo {
         dir: PathBuf::from(OsStr::from_bytes(&dir).to_owned()),
+        root: PathBuf::from(OsStr::from_bytes(&root).to_owned()),
         kind: String::from_utf8_lossy(kind).into_owned(),
         device,
         source: OsStr::from_bytes(&source).to_owned(),
@@ -590,7 +604,8 @@ mod tests {
         let mount = parse_mountinfo(line).unwrap();
         let options = ["rw", "noatime", "rw", "user_id=0"].map(str::to_owned).to_vec();
         let (dir, kind) = ("/mnt/with space".into(), "fuse.ubtrfs".into());
-        let expected = MountInfo { dir, kind, device: b"98:0".to_vec(), source: "/dev/loop0".into(), options };
+        let expected =
+            MountInfo { dir, root: "/".into(), kind, device: b"98:0".to_vec(), source: "/dev/loop0".into(), options };
         assert_eq!(mount, expected);
         assert_eq!(parse_mountinfo(b""), None);
     }

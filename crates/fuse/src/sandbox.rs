@@ -195,6 +195,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_flock,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_close,
     libc::SYS_dup3,
     libc::SYS_accept4,
@@ -276,7 +277,9 @@ const UMASK: u8 = b'u';
 const CAPABILITY: u8 = b'c';
 /// Question: the file that the process has open as the descriptor. After "ok" come device and inode, 8 bytes each.
 const FILE: u8 = b'f';
-/// Stands for any user; no user has this id.
+/// Question: does the process reach the device (two numbers, the low half first) through read-only mounts alone?
+const READ_ONLY: u8 = b'r';
+/// No user has this id.
 const ANYBODY: u32 = u32::MAX;
 /// The answer "yes"; every umask is a smaller number.
 const YES: u16 = u16::from_le_bytes(*b"ok");
@@ -308,11 +311,13 @@ impl Unmounter {
 
     /// Whether a process has a capability; `None` if that is unknown.
     pub(crate) fn has_capability(&self, pid: u32, capability: u32) -> Option<bool> {
-        match self.ask(CAPABILITY, [pid, capability, 0]).ok()? {
-            YES => Some(true),
-            NO => Some(false),
-            _ => None,
-        }
+        self.ask_whether(CAPABILITY, [pid, capability, 0])
+    }
+
+    /// Whether a process reaches a device through read-only mounts alone; `None` if that is unknown.
+    pub(crate) fn is_read_only_for(&self, pid: u32, device: u64) -> Option<bool> {
+        let [a, b, c, d, e, f, g, h] = device.to_le_bytes();
+        self.ask_whether(READ_ONLY, [pid, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])])
     }
 
     /// The umask of a process.
@@ -330,8 +335,16 @@ impl Unmounter {
         Some(FileId { device, ino })
     }
 
-    /// Asks the process one question at a time. Unmounting never waits for a request that waits here: it fails at once
-    /// while programs use the mount, and afterwards no caller is left.
+    fn ask_whether(&self, kind: u8, numbers: [u32; 3]) -> Option<bool> {
+        match self.ask(kind, numbers).ok()? {
+            YES => Some(true),
+            NO => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Asks one question at a time. Unmounting does not wait for requests that ask here: it fails at once while
+    /// programs use the mount, and later no caller is left.
     fn ask(&self, kind: u8, numbers: [u32; 3]) -> io::Result<u16> {
         ask(&mut self.child.lock(), kind, numbers)
     }
@@ -363,6 +376,10 @@ pub fn serve_unmounts(dir: &Path) {
         let answered = match kind {
             GROUP => yes(processes.is_in_group(pid, number, Some(user).filter(|user| *user != ANYBODY))),
             CAPABILITY => processes.has_capability(pid, number).map_or(UNKNOWN, yes),
+            READ_ONLY => {
+                let device = u64::from(user) << 32 | u64::from(number);
+                processes.is_read_only_for(pid, device).map_or(UNKNOWN, yes)
+            }
             UMASK => processes.umask_of(pid).and_then(|umask| u16::try_from(umask).ok()).unwrap_or(NO),
             FILE => yes(file.is_some()),
             kind => yes(mount::unmount(dir, kind == LAZY).is_ok()),

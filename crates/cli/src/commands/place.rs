@@ -3,11 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Display};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use ubtrfs_control::{Channel, ConnectError, OpenedFile};
+use ubtrfs_format::superblock::{MAGIC, MAGIC_OFFSET, SUPERBLOCK_OFFSETS};
 
 use super::offline::text::printable;
 use super::offline::{ImageOptions, ImagePath, Use, child_path, join, os_string, with_image};
@@ -48,18 +49,25 @@ impl Display for Target {
 }
 
 impl Target {
-    /// Converts the path of a file or block device to an image.
+    /// Treats a file or block device as an image, but for files in a mount that do not hold a filesystem.
     pub(crate) fn or_image(self) -> Self {
-        let is_image = |path: &Path| {
-            std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
-        };
         match self {
-            Self::Mounted(path) if is_image(&path) => Self::Image(ImagePath { image: path, path: b"/".to_vec() }),
+            Self::Mounted(path) if is_file_or_device(&path) && (holds_btrfs(&path) || !is_in_mount(&path)) => {
+                Self::Image(ImagePath { image: path, path: b"/".to_vec() })
+            }
             other => other,
         }
     }
 
-    /// Whether one channel can serve both paths: both are in one image, or both are in mounts.
+    /// Treats a file or block device as an image, but for all files in a mount.
+    pub(crate) fn or_image_elsewhere(self) -> Self {
+        match self {
+            Self::Mounted(path) if is_in_mount(&path) => Self::Mounted(path),
+            other => other.or_image(),
+        }
+    }
+
+    /// Whether opening one image serves both; two paths in mounts always go together.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Image(one), Self::Image(other)) => is_same_file(&one.image, &other.image),
@@ -122,6 +130,22 @@ impl Target {
             Self::Mounted(path) => printable(path.as_os_str().as_encoded_bytes()),
         }
     }
+}
+
+fn is_file_or_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.is_file() || meta.file_type().is_block_device())
+}
+
+fn is_in_mount(path: &Path) -> bool {
+    Channel::mount(path).is_ok()
+}
+
+/// Whether a file has the magic number of btrfs at its place in the first superblock.
+fn holds_btrfs(path: &Path) -> bool {
+    let magic_at = SUPERBLOCK_OFFSETS[0] + MAGIC_OFFSET as u64;
+    let mut found = [0; MAGIC.len()];
+    let read = std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut found, magic_at));
+    read.is_ok() && found == MAGIC
 }
 
 pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {

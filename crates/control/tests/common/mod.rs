@@ -49,7 +49,7 @@ impl TestHost {
     pub(crate) fn open(&self, id: InodeId) -> OwnedFd {
         let file: File = tempfile::tempfile().unwrap();
         let ino = rustix::fs::fstat(&file).unwrap().st_ino;
-        self.files.lock().insert(ino, OpenFile { id, is_readable: true, is_writable: false });
+        self.files.lock().insert(ino, OpenFile { is_writable: false, ..OpenFile::of_image(id) });
         file.into()
     }
 }
@@ -90,6 +90,10 @@ impl Processes for InGroup {
     }
 
     fn file_of(&self, _pid: u32, _descriptor: u32) -> Option<FileId> {
+        None
+    }
+
+    fn is_read_only_for(&self, _pid: u32, _device: u64) -> Option<bool> {
         None
     }
 }

@@ -138,10 +138,33 @@ fn share(
             channel.flush_file(file).with_context(|| format!("cannot write back {name}"))?;
         }
         let command = Command::File(request(ranges));
-        let done = with_progress(what, |job| channel.call_with(command, &[&from, &to], job));
-        match done.with_context(|| format!("cannot {verb} {target}"))? {
-            ubtrfs_control::Response::File(response) => Ok(response),
-            _ => bail!("the server of {target} answered something else"),
+        let ask = || {
+            let done = with_progress(what, |job| channel.call_with(command.clone(), &[&from, &to], job));
+            match done.with_context(|| format!("cannot {verb} {target}"))? {
+                ubtrfs_control::Response::File(response) => Ok(response),
+                _ => bail!("the server of {target} answered something else"),
+            }
+        };
+        match ask()? {
+            Response::GrowFirst { size } => {
+                grown(&to, size, ask).with_context(|| format!("cannot make {target} longer"))
+            }
+            done => Ok(done),
         }
     })
+}
+
+/// Makes a file of a mount longer, does the work, and makes the file as short as it was if the work fails.
+fn grown(file: &OpenedFile, size: u64, work: impl FnOnce() -> anyhow::Result<Response>) -> anyhow::Result<Response> {
+    let OpenedFile::Descriptor(file) = file else { bail!("it is in an image") };
+    let size_now = || rustix::fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or_default());
+    let before = size_now()?;
+    if before < size {
+        rustix::fs::ftruncate(file, size)?;
+    }
+    let done = work();
+    if done.is_err() && before < size && size_now()? == size {
+        rustix::fs::ftruncate(file, before)?;
+    }
+    done
 }

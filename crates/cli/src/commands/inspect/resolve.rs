@@ -1,15 +1,22 @@
 //! `ubtrfs inspect logical-resolve`, `inode-resolve`, `subvolid-resolve`, `rootid`.
+//!
+//! Paths of files in a mount are printed as programs can open them. Files in subvolumes that the mount does not show are
+//! named on standard error. Paths in an image, and paths of subvolumes, start at the top level.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use ubtrfs_control::Response as AnyResponse;
-use ubtrfs_control::resolve::{Request, Response};
+use ubtrfs_control::resolve::{PathBytes, Request, Response};
+use ubtrfs_fuse::holding_mount;
 
 use crate::commands::offline::text::printable;
 use crate::commands::offline::{ImageOptions, Use};
 use crate::commands::place::{Target, open, with_channel};
-use crate::common::print_out;
+use crate::common::{print_err, print_out};
 
 /// Print the paths of all files that use the data at an address
 #[derive(clap::Args)]
@@ -56,35 +63,96 @@ pub(super) struct PathArgs {
 
 pub(super) fn logical(args: LogicalArgs) -> anyhow::Result<ExitCode> {
     let LogicalArgs { whole_extent, bytenr, of } = args;
-    ask(&of, &format!("find the files of address {bytenr} in"), Request::Logical { bytenr, whole_extent })
+    let target = of.path.clone().or_image();
+    let what = format!("find the files of address {bytenr} in");
+    print_files(&target, ask(&of, &target, &what, Request::Logical { bytenr, whole_extent })?)
 }
 
 pub(super) fn inode(args: InodeArgs) -> anyhow::Result<ExitCode> {
-    ask(&args.of, &format!("find inode {} in", args.ino), Request::Inode { of: 0, ino: args.ino })
+    let target = args.of.path.clone().or_image();
+    let what = format!("find inode {} in", args.ino);
+    print_files(&target, ask(&args.of, &target, &what, Request::Inode { of: 0, ino: args.ino })?)
 }
 
 pub(super) fn subvolid(args: SubvolidArgs) -> anyhow::Result<ExitCode> {
-    ask(&args.of, &format!("find subvolume {} in", args.id), Request::Subvolume { id: args.id })
+    let target = args.of.path.clone().or_image();
+    let what = format!("find subvolume {} in", args.id);
+    let Response::Paths { paths, .. } = ask(&args.of, &target, &what, Request::Subvolume { id: args.id })? else {
+        return Err(other_answer(&target));
+    };
+    print_from_top(&paths)
 }
 
 pub(super) fn rootid(args: PathArgs) -> anyhow::Result<ExitCode> {
-    ask(&args, "read", Request::RootId { of: 0 })
+    let target = args.path.clone().or_image_elsewhere();
+    let Response::Id(id) = ask(&args, &target, "read", Request::RootId { of: 0 })? else {
+        return Err(other_answer(&target));
+    };
+    print_out(&format!("{id}\n"))?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn ask(of: &PathArgs, what: &str, request: Request) -> anyhow::Result<ExitCode> {
-    let target = of.path.clone().or_image();
-    let answer = with_channel(&target, &of.image, Use::Read, |channel| {
-        let file = open(channel, &target)?;
+fn ask(of: &PathArgs, target: &Target, what: &str, request: Request) -> anyhow::Result<Response> {
+    let answer = with_channel(target, &of.image, Use::Read, |channel| {
+        let file = open(channel, target)?;
         let answer = channel.call(ubtrfs_control::Request::Resolve(request), &[&file]);
         answer.with_context(|| format!("cannot {what} {target}"))
     })?;
     match answer {
-        AnyResponse::Resolve(Response::Id(id)) => print_out(&format!("{id}\n"))?,
-        AnyResponse::Resolve(Response::Paths(paths)) => {
-            let lines: String = paths.iter().map(|path| format!("/{}\n", printable(&path.0))).collect();
-            print_out(&lines)?;
-        }
-        _ => bail!("{target}: the server answered something else"),
+        AnyResponse::Resolve(answer) => Ok(answer),
+        _ => Err(other_answer(target)),
     }
+}
+
+fn other_answer(target: &Target) -> anyhow::Error {
+    anyhow!("{target}: the server answered something else")
+}
+
+fn print_files(target: &Target, answer: Response) -> anyhow::Result<ExitCode> {
+    let Response::Paths { paths, shown } = answer else { return Err(other_answer(target)) };
+    let Target::Mounted(place) = target else { return print_from_top(&paths) };
+    let (dir, root) =
+        holding_mount(place).with_context(|| format!("{target}: /proc/self/mountinfo does not list its mount"))?;
+    let mut lines = String::new();
+    for path in &paths {
+        match in_mount(&path.0, &shown.0, &dir, &root) {
+            Some(path) => lines += &format!("{}\n", printable(path.as_os_str().as_bytes())),
+            None => {
+                print_err(&format!("{}: not in this mount; its path from the top level is shown", printable(&path.0)))
+            }
+        }
+    }
+    print_out(&lines)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The path of a file from the host's root. `path` and `shown`, the directory that the mounted filesystem shows, start at the
+/// top level; `root` is the directory of the mounted filesystem that is mounted on `dir`.
+fn in_mount(path: &[u8], shown: &[u8], dir: &Path, root: &Path) -> Option<PathBuf> {
+    let path = Path::new(OsStr::from_bytes(path)).strip_prefix(OsStr::from_bytes(shown)).ok()?;
+    Some(dir.join(Path::new("/").join(path).strip_prefix(root).ok()?))
+}
+
+fn print_from_top(paths: &[PathBytes]) -> anyhow::Result<ExitCode> {
+    let lines: String = paths.iter().map(|path| format!("/{}\n", printable(&path.0))).collect();
+    print_out(&lines)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_start_where_the_filesystem_is_mounted() {
+        let found = |path: &str, shown: &str, root: &str| {
+            in_mount(path.as_bytes(), shown.as_bytes(), Path::new("/mnt"), Path::new(root))
+        };
+        assert_eq!(found("v/d/f", "", "/"), Some("/mnt/v/d/f".into()));
+        assert_eq!(found("v/d/f", "v", "/"), Some("/mnt/d/f".into()));
+        assert_eq!(found("v/d/f", "v", "/d"), Some("/mnt/f".into()));
+        assert_eq!(found("w/f", "v", "/"), None);
+        assert_eq!(found("vw/f", "v", "/"), None);
+        assert_eq!(found("v/e/f", "v", "/d"), None);
+    }
 }

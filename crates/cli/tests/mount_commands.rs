@@ -1,0 +1,280 @@
+//! Commands on a mount obey the mount that they came through, the capabilities of their caller, and what the kernel knows of
+//! files; the paths that they print can be opened.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+use ubtrfs_testkit::{Image, LoopMount, Rng, btrfs_check, capability, run, second_opinion};
+
+use common::{ok, refused};
+
+const UBTRFS: &str = env!("CARGO_BIN_EXE_ubtrfs");
+
+fn ubtrfs<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", UBTRFS]).args(args).env("LC_ALL", "C").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+/// Words of a command line.
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// An image and its mount, in a directory of their own.
+struct Bed {
+    image: Image,
+    dir: TempDir,
+}
+
+impl Bed {
+    fn new(options: &str) -> Self {
+        let bed =
+            Self { image: Image::kernel_made(1 << 30, &[]).unwrap(), dir: TempDir::with_prefix("ubtrfs-c-").unwrap() };
+        fs::create_dir(bed.at("m")).unwrap();
+        bed.mount(options);
+        bed
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn mount(&self, options: &str) {
+        let (image, point) = (self.image.path().display(), self.at("m"));
+        ok(ubtrfs(words(&format!("mount -o {options} {image} {}", point.display()))));
+    }
+
+    fn unmount(&self) {
+        ok(ubtrfs([OsStr::new("umount"), self.at("m").as_os_str()]));
+    }
+
+    /// The output of a command; `m` and `b` at the start of a word are directories here.
+    fn run(&self, line: &str) -> Output {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "120"]).args(words(line)).current_dir(self.dir.path()).env("LC_ALL", "C");
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn ubtrfs(&self, line: &str) -> Output {
+        self.run(&format!("{UBTRFS} {line}"))
+    }
+
+    fn check(self) {
+        self.unmount();
+        second_opinion(self.image.path()).unwrap();
+        btrfs_check(self.image.path()).unwrap();
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for name in ["b", "m"] {
+            let _ = Command::new("umount").arg("-l").arg(self.at(name)).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+const CHANGES: &str = "subvolume create b/new
+subvolume snapshot b/sv b/snap
+subvolume snapshot m/sv b/snap
+subvolume delete b/sv
+subvolume set-default 256 b
+filesystem label b x
+filesystem resize -16M b
+filesystem defragment -r b
+property set b/sv ro true
+property set b/f compression zstd
+quota enable b
+balance start -m b";
+
+#[test]
+fn nothing_changes_through_a_read_only_mount() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("python3") {
+        return;
+    }
+    let bed = Bed::new("commit=30");
+    ok(bed.ubtrfs("subvolume create m/sv"));
+    fs::write(bed.at("m/f"), b"data").unwrap();
+    ok(bed.ubtrfs("sync m"));
+    fs::create_dir(bed.at("b")).unwrap();
+    ok(bed.run("mount --bind m b"));
+    ok(bed.run("mount -o remount,bind,ro b"));
+    for line in CHANGES.lines() {
+        refused(&bed.ubtrfs(line), &["read-only"]);
+    }
+    // SUBVOL_CREATE, SNAP_DESTROY, SET_FSLABEL, RESIZE
+    for (number, argument) in
+        [(0x5000_940e_u32, "new"), (0x5000_940f, "sv"), (0x4100_9432, "x"), (0x5000_9403, "1:-16m")]
+    {
+        let is_label = number == 0x4100_9432;
+        let (fd, len) = if is_label { (0, 256) } else { (8, 4096) };
+        let program = format!(
+            "import fcntl, os\n\
+             fd = os.open('b', os.O_RDONLY)\n\
+             data = bytes({fd}) + b'{argument}'\n\
+             try: fcntl.ioctl(fd, {number}, bytearray(data + bytes({len} - len(data))))\n\
+             except OSError as error: print(error.errno)"
+        );
+        let output = Command::new("python3").args(["-c", &program]).current_dir(bed.dir.path()).output().unwrap();
+        assert_eq!(ok(output), "30\n", "{argument}");
+    }
+    for line in ["subvolume list b", "sync b", "filesystem df b", "subvolume snapshot b/sv m/s"] {
+        let output = bed.ubtrfs(line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    ok(bed.run("umount b"));
+    // The whole mount.
+    ok(bed.run("mount -i -o remount,ro m"));
+    fs::remove_dir(bed.at("b")).unwrap();
+    std::os::unix::fs::symlink("m", bed.at("b")).unwrap();
+    for line in CHANGES.lines() {
+        refused(&bed.ubtrfs(line), &["read-only"]);
+    }
+    bed.check();
+}
+
+#[test]
+fn capabilities_decide_and_not_the_user_id() {
+    if !capability::fuse() || !capability::kernel_oracle() || !capability::program("setpriv") {
+        return;
+    }
+    let bed = Bed::new("allow_other");
+    let script = |base: &str, progs: &str| {
+        let none = "setpriv --bounding-set -all --inh-caps -all";
+        let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+        let no_admin = "setpriv --bounding-set -sys_admin --inh-caps -sys_admin";
+        let mut results = Vec::new();
+        for line in [
+            format!("mkdir {base}/home"),
+            format!("chown nobody {base}/home"),
+            format!("{nobody} {progs} subvolume create {base}/home/u"),
+            format!("{none} touch {base}/home/x"),
+            format!("{none} {progs} subvolume create {base}/home/new"),
+            format!("{none} {progs} property set {base}/home/u ro true"),
+            format!("{none} {progs} subvolume snapshot {base}/home/u {base}/home/s"),
+            format!("{progs} subvolume snapshot {base}/home/u {base}/home/s2"),
+            format!("{none} {progs} subvolume delete {base}/home/u"),
+            format!("{no_admin} {progs} subvolume delete {base}/home/s2"),
+            format!("{no_admin} {progs} subvolume create {base}/home/t"),
+            format!("{progs} subvolume delete {base}/home/u"),
+        ] {
+            let done = bed.run(&line).status.success();
+            results.push((line.replace(base, "B").replace(progs, "btrfs"), done));
+        }
+        results
+    };
+    let ours = script(&bed.at("m").display().to_string(), UBTRFS);
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let theirs = script(&linux.path().display().to_string(), "btrfs");
+    linux.close().unwrap();
+    assert_eq!(ours, theirs);
+    bed.check();
+}
+
+#[test]
+fn a_clone_makes_files_longer_where_the_kernel_keeps_sizes() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    for options in ["writeback_cache", "commit=30"] {
+        let bed = Bed::new(options);
+        let (source, old) = (Rng::new(1).bytes(100_000), Rng::new(2).bytes(5000));
+        fs::write(bed.at("m/source"), &source).unwrap();
+        fs::write(bed.at("m/target"), &old).unwrap();
+        ok(bed.ubtrfs("filesystem clone m/source m/target"));
+        assert_eq!(fs::metadata(bed.at("m/target")).unwrap().len(), 100_000, "{options}");
+        assert!(fs::read(bed.at("m/target")).unwrap() == source, "{options}");
+        let mut file = fs::OpenOptions::new().append(true).open(bed.at("m/target")).unwrap();
+        std::io::Write::write_all(&mut file, b"append").unwrap();
+        drop(file);
+        // A clone that fails leaves the size.
+        refused(&bed.ubtrfs("filesystem clone --target-offset 5 m/source m/target"), &["multiples of the sector size"]);
+        assert_eq!(fs::metadata(bed.at("m/target")).unwrap().len(), 100_006, "{options}");
+        bed.unmount();
+        bed.mount(options);
+        let expected = [&source[..], b"append"].concat();
+        assert!(fs::read(bed.at("m/target")).unwrap() == expected, "{options}");
+        bed.check();
+    }
+}
+
+#[test]
+fn printed_paths_of_a_mount_can_be_opened() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new("commit=30");
+    ok(bed.ubtrfs("subvolume create m/v"));
+    ok(bed.ubtrfs("subvolume create m/w"));
+    fs::create_dir(bed.at("m/v/d")).unwrap();
+    fs::write(bed.at("m/v/f"), vec![7; 100_000]).unwrap();
+    fs::hard_link(bed.at("m/v/f"), bed.at("m/v/d/link")).unwrap();
+    run("cp", [bed.at("m/v/f").as_os_str(), bed.at("m/w/copy").as_os_str()]).unwrap();
+    ok(bed.ubtrfs("filesystem clone m/v/f m/w/copy"));
+    ok(bed.ubtrfs("sync m"));
+    // Files of a mount are paths in it, and no images.
+    assert_eq!(ok(bed.ubtrfs("inspect rootid m/v/f")), "256\n");
+    for line in ["filesystem df m/v/f", "subvolume list m/v/f", "balance status m/v/f", "filesystem label m/v/f"] {
+        ok(bed.ubtrfs(line));
+    }
+    let shown = |text: &str| text.replace(&bed.at("").display().to_string(), "/");
+    let of_inode = ok(bed.ubtrfs("inspect inode-resolve 258 m/v"));
+    assert_eq!(shown(&of_inode), "/m/v/d/link\n/m/v/f\n");
+    assert!(of_inode.lines().all(|path| Path::new(path).is_file()));
+    let json: serde_json::Value = serde_json::from_str(&ok(bed.ubtrfs("filesystem fiemap --json m/v/f"))).unwrap();
+    let bytenr = json.to_string().split("\"address\":").nth(1).unwrap().split([',', '}']).next().unwrap().to_owned();
+    let of_data = ok(bed.ubtrfs(&format!("inspect logical-resolve {bytenr} m")));
+    assert_eq!(shown(&of_data), "/m/v/d/link\n/m/v/f\n/m/w/copy\n");
+    bed.unmount();
+    bed.mount("subvol=v");
+    assert_eq!(shown(&ok(bed.ubtrfs("inspect inode-resolve 258 m"))), "/m/d/link\n/m/f\n");
+    let output = bed.ubtrfs(&format!("inspect logical-resolve {bytenr} m"));
+    assert!(output.status.success());
+    assert_eq!(shown(&String::from_utf8_lossy(&output.stdout)), "/m/d/link\n/m/f\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("w/copy: not in this mount"));
+    bed.check();
+}
+
+#[test]
+fn snapshots_have_the_limits_of_their_source() {
+    if !capability::fuse() || !capability::kernel_oracle() {
+        return;
+    }
+    let bed = Bed::new("commit=30");
+    // Ignored while quotas are off.
+    ok(bed.ubtrfs("subvolume create -i 1/7 m/off"));
+    let shows = |base: &Path, progs: &str| {
+        for line in ["quota enable B", "subvolume create B/s", "qgroup limit 30M B/s", "qgroup limit -e 20M B/s"]
+            .into_iter()
+            .chain(["subvolume snapshot B/s B/t", "qgroup create 65535/281474976710655 B"])
+        {
+            let line = format!("{progs} {}", line.replace('B', &base.display().to_string()));
+            assert!(bed.run(&line).status.success(), "{line}");
+        }
+        run("sync", ["-f".as_ref(), base.as_os_str()]).unwrap();
+        let shown = bed.run(&format!("{progs} qgroup show --raw -re {}", base.display()));
+        let lines = String::from_utf8_lossy(&shown.stdout).into_owned();
+        // Ids differ, because one side has a subvolume more.
+        let limits = |line: &str| line.split_whitespace().skip(3).take(2).map(str::to_owned).collect::<Vec<_>>();
+        lines.lines().filter(|line| line.contains('/')).map(limits).collect::<Vec<_>>()
+    };
+    let ours = shows(&bed.at("m"), UBTRFS);
+    let image = Image::kernel_made(512 << 20, &[]).unwrap();
+    let linux = LoopMount::new(image.path(), "").unwrap();
+    let mut theirs = shows(linux.path(), "btrfs");
+    linux.close().unwrap();
+    // The subvolume that was made before.
+    theirs.insert(1, ours[1].clone());
+    assert_eq!(ours, theirs);
+    refused(&bed.ubtrfs("subvolume snapshot -i 0/5 m/s m/u"), &["0/5", "higher level"]);
+    bed.check();
+}
