@@ -16,8 +16,8 @@
 //!
 //! Invariants:
 //! - I1. A result of 0 bytes means that direct I/O was not used and nothing was transferred; the caller does the I/O.
-//! I2. After a filesystem refused direct I/O, it is not tried again. After the kernel denied a ring, that ring is
-//! dropped.
+//! - I2. After a filesystem refused direct I/O, it is not tried again. After the kernel denied a ring, that ring is
+//!   dropped.
 //! - I3. All rings are made at open, before the process gives up the right to make rings.
 
 use std::fs::File;
