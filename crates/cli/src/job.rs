@@ -15,6 +15,11 @@ use ubtrfs_transaction::Job;
 
 /// Does long work, shows its progress, and cancels it on a signal (I1).
 pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
+    with_progress_by(crate::common::progress_units(what), what, work)
+}
+
+/// Works like [`with_progress`], with this bar.
+pub(crate) fn with_progress_by<T>(bar: indicatif::ProgressBar, what: &'static str, work: impl FnOnce(&Job) -> T) -> T {
     let job = Arc::new(Job::new());
     // Without the handler, signals end the program.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).ok().map(|mut signals| {
@@ -32,7 +37,7 @@ pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T)
     let ended = AtomicBool::new(false);
     let done = thread::scope(|scope| {
         if std::io::stderr().is_terminal() {
-            scope.spawn(|| show(what, &job, &ended));
+            scope.spawn(|| show(&bar, what, &job, &ended));
         }
         let done = work(&job);
         ended.store(true, Ordering::Release);
@@ -49,8 +54,7 @@ pub(crate) fn with_progress<T>(what: &'static str, work: impl FnOnce(&Job) -> T)
     done
 }
 
-fn show(what: &'static str, job: &Job, ended: &AtomicBool) {
-    let bar = crate::common::progress_units(what);
+fn show(bar: &indicatif::ProgressBar, what: &'static str, job: &Job, ended: &AtomicBool) {
     while !ended.load(Ordering::Acquire) {
         let progress = job.wait_for_change(Duration::from_millis(200));
         bar.set_length(progress.total.max(progress.done));

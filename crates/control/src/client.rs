@@ -5,7 +5,7 @@
 //! - L2. The client opens the files and sends their descriptors, so the kernel checks that the user may reach them.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
@@ -151,8 +151,29 @@ impl<'f> Channel<'f> {
 
     /// Runs a command. `job` receives its progress and can cancel it.
     pub fn call_with(&self, request: Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
+        self.call_on(request, files, None, job)
+    }
+
+    /// Runs a command that reads or writes a send stream ([`Request::takes_stream`]).
+    pub fn call_with_stream(
+        &self,
+        request: Request,
+        files: &[&OpenedFile],
+        stream: BorrowedFd<'_>,
+        job: &Job,
+    ) -> Result<Response> {
+        self.call_on(request, files, Some(stream), job)
+    }
+
+    fn call_on(
+        &self,
+        request: Request,
+        files: &[&OpenedFile],
+        stream: Option<BorrowedFd<'_>>,
+        job: &Job,
+    ) -> Result<Response> {
         match self {
-            Self::Mount(mount) => mount.call(&request, files, job),
+            Self::Mount(mount) => mount.call(&request, files, stream, job),
             Self::Image { fs, caller } => {
                 let inode = |file: &&OpenedFile| match file {
                     OpenedFile::Inode(id) => Ok(OpenFile::of_image(*id)),
@@ -162,7 +183,7 @@ impl<'f> Channel<'f> {
                 if files.is_empty() {
                     files.push(OpenFile::of_image(fs.root()));
                 }
-                execute(&Context { fs, host: &PlainHost, caller, files: &files, job }, request)
+                execute(&Context { fs, host: &PlainHost, caller, files: &files, stream, job }, request)
             }
         }
     }
@@ -231,7 +252,13 @@ impl Channel<'_> {
 }
 
 impl MountChannel {
-    fn call(&self, request: &Request, files: &[&OpenedFile], job: &Job) -> Result<Response> {
+    fn call(
+        &self,
+        request: &Request,
+        files: &[&OpenedFile],
+        stream: Option<BorrowedFd<'_>>,
+        job: &Job,
+    ) -> Result<Response> {
         let mut descriptors = Vec::with_capacity(files.len());
         for file in files {
             descriptors.push(match file {
@@ -242,6 +269,7 @@ impl MountChannel {
         if descriptors.is_empty() {
             descriptors.push(self.file.as_fd());
         }
+        descriptors.extend(stream);
         let frame = encode_request(request)?;
         let end = Instant::now() + CONNECT_PATIENCE;
         loop {

@@ -10,7 +10,7 @@ use ubtrfs_transaction::Job;
 use crate::caller::{Caller, permit};
 use crate::failure::{Failure, Result};
 use crate::message::{Request, Response};
-use crate::{balance, defragment, device, file, filesystem, quota, resolve, search, subvolume};
+use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, subvolume};
 
 /// The index of a file among the files sent with a request.
 pub type FileNr = u8;
@@ -96,6 +96,8 @@ pub struct Context<'c> {
     pub caller: &'c Caller,
     /// The files that came with the request.
     pub files: &'c [OpenFile],
+    /// The stream that the command reads or writes. It may be of any kind, and may block.
+    pub stream: Option<BorrowedFd<'c>>,
     /// Reports progress and tells whether the command was cancelled.
     pub job: &'c Job,
 }
@@ -116,6 +118,11 @@ impl Context<'_> {
     /// The inode of a file of the request.
     pub fn inode(&self, nr: FileNr) -> Result<InodeId> {
         self.file(nr).map(|file| file.id)
+    }
+
+    /// The stream of the request.
+    pub fn stream(&self) -> Result<BorrowedFd<'_>> {
+        self.stream.ok_or_else(|| Failure::new(Errno::BADF, "the request lacks its stream"))
     }
 
     /// Whether the caller is the ordinary user who mounted.
@@ -147,6 +154,7 @@ pub fn execute(context: &Context<'_>, request: Request) -> Result<Response> {
         Request::Search(request) => search::execute(context, request).map(Response::Search),
         Request::File(request) => file::execute(context, request).map(Response::File),
         Request::Quota(request) => quota::execute(context, request).map(Response::Quota),
+        Request::Receive(request) => receive::execute(context, &request).map(Response::Receive),
         Request::Resolve(request) => resolve::execute(context, request).map(Response::Resolve),
         Request::AwaitUnmount => Err(Failure::new(Errno::INVAL, "only a mount's server can tell of its end")),
     };

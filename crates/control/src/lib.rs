@@ -12,7 +12,7 @@
 //! | module       | contents                                                                |
 //! |--------------|-------------------------------------------------------------------------|
 //! | `execute`    | [`execute`], and the [`Context`] that a command gets                    |
-//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `resolve` | the commands, each module with a table of its permission rules |
+//! | `subvolume`, `filesystem`, `device`, `balance`, `defragment`, `search`, `file`, `quota`, `receive`, `resolve` | the commands, each module with a table of its permission rules |
 //! | `caller`     | the user who runs a command, and their rights                           |
 //! | `access`     | whether a caller may change a directory                                 |
 //! | `message`    | the messages on the socket                                              |
@@ -34,6 +34,9 @@
 //! 4. The command line: open a [`Channel`], open the files with [`Channel::open`], call [`Channel::call`].
 //! 5. Tests: a line for each rule in `tests/permissions.rs`, and one run on a mount and on an image with equal output.
 //!
+//! A command that reads or writes a send stream says so ([`Request::takes_stream`]). Its stream is the last descriptor of the
+//! request, or any descriptor for an image ([`Channel::call_with_stream`]), and it finds it in [`Context::stream`].
+//!
 //! Fields that are added to a request later need `#[serde(default)]`, because older clients do not send them. An older
 //! server refuses fields and commands that it does not know and names them in the error.
 #![forbid(unsafe_code)]
@@ -52,6 +55,7 @@ pub mod filesystem;
 mod message;
 mod process;
 pub mod quota;
+pub mod receive;
 pub mod resolve;
 pub mod search;
 mod server;

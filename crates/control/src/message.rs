@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::{balance, defragment, device, file, filesystem, quota, resolve, search, subvolume};
+use crate::{balance, defragment, device, file, filesystem, quota, receive, resolve, search, subvolume};
 
 /// The version of the messages. It changes when an existing command gets another meaning, not for new commands or
 /// fields.
@@ -41,6 +41,8 @@ pub enum Request {
     Quota(quota::Request),
     /// Finding the paths of addresses, inodes and subvolumes.
     Resolve(resolve::Request),
+    /// Receiving a send stream.
+    Receive(receive::Request),
     /// Waits until the filesystem is unmounted and its last commit is durable.
     AwaitUnmount,
 }
@@ -52,7 +54,7 @@ impl Request {
             Self::Subvolume(request) => request.is_long(),
             Self::Filesystem(request) => request.is_long(),
             Self::Device(request) => request.is_long(),
-            Self::Defragment(_) => true,
+            Self::Defragment(_) | Self::Receive(_) => true,
             Self::Balance(request) => request.is_long(),
             Self::File(request) => request.is_long(),
             Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
@@ -75,13 +77,18 @@ impl Request {
         }
     }
 
-    /// Whether it may change the filesystem.
+    /// Whether the command reads or writes a send stream, whose descriptor comes last with the request.
+    pub fn takes_stream(&self) -> bool {
+        matches!(self, Self::Receive(_))
+    }
+
+    /// Whether the command may change the filesystem.
     pub fn changes(&self) -> bool {
         match self {
             Self::Subvolume(request) => request.changes(),
             Self::Filesystem(request) => request.changes(),
             Self::Device(request) => request.changes(),
-            Self::Defragment(_) => true,
+            Self::Defragment(_) | Self::Receive(_) => true,
             Self::Balance(request) => request.changes(),
             Self::File(request) => request.changes(),
             Self::Resolve(_) | Self::Search(_) | Self::AwaitUnmount => false,
@@ -112,6 +119,8 @@ pub enum Response {
     Quota(quota::Response),
     /// Finding the paths of addresses, inodes and subvolumes.
     Resolve(resolve::Response),
+    /// Receiving a send stream.
+    Receive(receive::Response),
     /// The last commit is durable, and the image is closed.
     Unmounted,
 }

@@ -284,11 +284,12 @@ fn wait_for_unmount(wire: Wire, peer: Peer, shared: &Shared) {
     }
 }
 
-fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame: Frame) -> Result<Response> {
+fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, mut frame: Frame) -> Result<Response> {
     let unmounted = || Failure::new(Errno::NOTCONN, "it is being unmounted; open the image instead");
     let served = shared.state.lock().served.clone().ok_or_else(unmounted)?;
     // A descriptor may belong to another filesystem that never answers, so the files are looked up before the command
     // starts to hold this filesystem (K5).
+    let stream = if request.takes_stream() { frame.files.pop() } else { None };
     let opened = frame.files.iter().map(|file| served.host.file(file.as_fd())).collect::<Result<Vec<_>>>()?;
     if opened.is_empty() {
         return Err(Failure::new(Errno::BADF, "a command has to come with an open file of the mount"));
@@ -303,13 +304,16 @@ fn answer(wire: &Wire, peer: Peer, shared: &Arc<Shared>, request: Request, frame
         let (job, host) = (Arc::clone(&job), Arc::clone(&served.host));
         let changes = request.changes();
         move || {
-            let context = Context { fs: &fs, host: &*host, caller: &caller, files: &opened, job: &job };
+            let stream_fd = stream.as_ref().map(AsFd::as_fd);
+            let context =
+                Context { fs: &fs, host: &*host, caller: &caller, files: &opened, stream: stream_fd, job: &job };
             let done = catch_unwind(AssertUnwindSafe(|| execute(&context, request)));
             if changes {
                 host.settle();
             }
             drop(fs);
             drop(frame.files);
+            drop(stream);
             drop(running);
             done.unwrap_or_else(|_| Err(Failure::new(Errno::IO, "the command failed: this is a bug of ubtrfs")))
         }

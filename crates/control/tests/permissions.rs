@@ -11,7 +11,8 @@ use std::sync::Arc;
 use common::{InGroup, OTHER, OWNER, ROOT, TestHost, dir, filesystem};
 use rustix::io::Errno;
 use ubtrfs_control::{
-    Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, quota, resolve, search, subvolume,
+    Caller, Context, Failure, OpenFile, Request, balance, file, filesystem as whole, quota, receive, resolve, search,
+    subvolume,
 };
 use ubtrfs_format::RootId;
 use ubtrfs_fs::{Fs, InodeId};
@@ -52,7 +53,8 @@ impl Bed {
             files.iter().map(|path| OpenFile { is_writable: false, ..OpenFile::of_image(self.id(path)) }).collect();
         let group = if uid == MEMBER { USER } else { uid };
         let caller = Caller::of_peer(uid, uid, 0, Arc::new(InGroup(group)));
-        let context = Context { fs: &self.fs, host: &self.host, caller: &caller, files: &files, job: &Job::new() };
+        let context =
+            Context { fs: &self.fs, host: &self.host, caller: &caller, files: &files, stream: None, job: &Job::new() };
         ubtrfs_control::execute(&context, request).map(|_| ())
     }
 
@@ -68,6 +70,7 @@ impl Bed {
 const OK: i32 = 0;
 const PERM: i32 = Errno::PERM.raw_os_error();
 const NOTCONN: i32 = Errno::NOTCONN.raw_os_error();
+const BADF: i32 = Errno::BADF.raw_os_error();
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
 
 fn create() -> Request {
@@ -81,6 +84,17 @@ fn snapshot() -> Request {
         name: b"new".to_vec(),
         read_only: true,
         qgroups: Vec::new(),
+    })
+}
+
+fn receive() -> Request {
+    Request::Receive(receive::Request {
+        dir: 0,
+        only_first: false,
+        max_errors: 1,
+        keep: false,
+        force_decompress: false,
+        total_bytes: None,
     })
 }
 
@@ -122,6 +136,9 @@ fn each_command_is_for_those_whom_its_rule_names() {
         (Request::Filesystem(whole::Request::Info), &["/"], everyone),
         (Request::Filesystem(whole::Request::Usage), &["/"], everyone),
         (Request::Filesystem(whole::Request::SetLabel { label: b"new".to_vec() }), &["/"], admins),
+        // Without a stream; the rights come first.
+        (receive(), &["/open"], [BADF, BADF, PERM, PERM, PERM]),
+        (receive(), &["/closed"], [BADF, ACCES, PERM, PERM, PERM]),
         (Request::Search(search::Request::Items(items())), &["/"], admins),
         (Request::Search(search::Request::Path { tree: None, inode: 256 }), &["/"], everyone),
         (Request::Search(search::Request::Path { tree: None, inode: 257 }), &["/"], admins),
@@ -165,7 +182,7 @@ fn files_are_cloned_by_those_who_have_them_open_for_it() {
         let from = OpenFile { is_readable, is_writable: false, ..OpenFile::of_image(bed.id("/from")) };
         let to = OpenFile { is_writable, ..OpenFile::of_image(bed.id("/to")) };
         let (fs, host, job) = (&*bed.fs, &bed.host, Job::new());
-        let context = Context { fs, host, caller: &group, files: &[from, to], job: &job };
+        let context = Context { fs, host, caller: &group, files: &[from, to], stream: None, job: &job };
         ubtrfs_control::execute(&context, Request::File(request)).err().map_or(0, |failure| failure.errno)
     };
     let badf = Errno::BADF.raw_os_error();

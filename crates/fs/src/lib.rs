@@ -9,6 +9,7 @@
 //! - `mount`: [`Fs`] itself: opening and closing, memory budget, background commits, log replay, statistics.
 //! - `balance`: moving the block groups that filters take.
 //! - `devices`: sizes of devices, and moving block groups.
+//! - `receive`: applying send streams.
 //! - `subvolume`: subvolumes and snapshots.
 //! - `namei`: names: lookup, listing, creating, linking, removing, renaming; unlinked inodes.
 //! - `file`: file content: reading, writing, truncating, holes, reflinks.
@@ -30,6 +31,7 @@ mod items;
 mod mount;
 mod namei;
 mod options;
+mod receive;
 mod service_threads;
 mod subvolume;
 mod types;
@@ -41,9 +43,11 @@ pub use compression::decompress;
 pub use devices::space::{DeviceUsage, GroupUsage, SpaceUsage};
 pub use error::{Error, Result};
 pub use file::defragment::Defragment;
+pub use file::encoded::Encoded;
 pub use file::extent_map::{ExtentInfo, ExtentKind};
 pub use mount::fs::Fs;
 pub use options::{AtimeMode, CompressSpec, MountOptions};
+pub use receive::{INCOMPLETE_XATTR, ReceiveError, ReceiveOptions, ReceiveProblem, ReceiveReport, ReceivedSubvolume};
 pub use types::{
     Attr, Caller, DirEntryOut, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SeekWhence, SetAttr, SetTime,
     StatFs, SubvolumeInfo, XattrFlags, mode, rdev_from_parts, rdev_parts,

@@ -214,6 +214,9 @@ pub struct NewInode<'a> {
     pub rdev: u32,
     /// Target of a symbolic link.
     pub symlink_target: Option<&'a [u8]>,
+    /// Whether it takes nothing from its directory: no group, ACL, flag or property. For receive, which gets the attributes of
+    /// each inode from the stream.
+    pub inherits_nothing: bool,
 }
 
 impl NewInode<'_> {
@@ -231,7 +234,7 @@ impl NewInode<'_> {
 impl<'a> NewInode<'a> {
     /// A symbolic link.
     pub fn symlink(target: &'a [u8]) -> Self {
-        Self { mode: mode::SYMLINK | 0o777, rdev: 0, symlink_target: Some(target) }
+        Self { mode: mode::SYMLINK | 0o777, symlink_target: Some(target), ..Self::default() }
     }
 }
 

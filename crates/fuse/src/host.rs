@@ -81,7 +81,7 @@ impl MountHost {
             device.and_then(|device| self.groups.is_read_only_for(req.pid, *device)).unwrap_or(false);
         let opened = |id: &InodeId| OpenFile { id: *id, is_readable: true, is_writable: false, is_read_only_mount };
         let files: Vec<OpenFile> = ids.iter().map(opened).collect();
-        execute(&Context { fs, host: self, caller: &caller, files: &files, job: &Job::new() }, request)
+        execute(&Context { fs, host: self, caller: &caller, files: &files, stream: None, job: &Job::new() }, request)
     }
 
     /// The inode that the caller of an ioctl has open as a descriptor.

@@ -352,7 +352,7 @@ impl Server {
             Operation::Setattr(set) => self.setattr(req, &set, reply)?,
             Operation::Readlink => reply.data(&self.fs.readlink(self.id(node)?)?),
             Operation::Mknod { name, mode, rdev, umask } => {
-                let new = NewInode { mode, rdev, symlink_target: None };
+                let new = NewInode { mode, rdev, symlink_target: None, ..NewInode::default() };
                 reply.entry(&self.entry(&self.new_inode(node, name, new, &caller(req, umask))?));
             }
             Operation::Mkdir { name, mode, umask } => {

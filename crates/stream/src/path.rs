@@ -29,6 +29,7 @@ impl<'a> StreamPath<'a> {
         }
         for name in path.split(|&byte| byte == b'/') {
             match name {
+                b"" if !path.is_empty() => return problem("contains an empty name"),
                 b".." => return problem("contains '..'"),
                 b"." => return problem("contains '.'"),
                 _ if name.len() > NAME_BYTES_MAX => return problem("contains a name longer than 255 bytes"),
@@ -38,18 +39,22 @@ impl<'a> StreamPath<'a> {
         Ok(Self(path))
     }
 
-    /// The names, from the top. Empty ones (of `a//b` or `a/`) are left out.
+    /// The names, from the top.
     pub fn names(self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
         self.0.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
     }
 
     /// The directory and the last name; none for the empty path.
     pub fn split(self) -> Option<(Self, &'a [u8])> {
-        let slashes = self.0.iter().rev().take_while(|&&byte| byte == b'/').count();
-        let end = self.0.len().checked_sub(slashes)?;
-        let path = self.0.get(..end)?;
-        let name = path.rsplit(|&byte| byte == b'/').next().filter(|name| !name.is_empty())?;
-        Some((Self(path.get(..path.len().checked_sub(name.len())?)?), name))
+        if self.0.is_empty() {
+            return None;
+        }
+        let slash = self.0.iter().rposition(|&byte| byte == b'/');
+        let (dir, name) = match slash.and_then(|at| self.0.split_at_checked(at)) {
+            Some((dir, name)) => (dir, name.get(1..)?),
+            None => (&[][..], self.0),
+        };
+        Some((Self(dir), name))
     }
 
     /// The bytes.
@@ -82,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_path_never_leaves_the_directory() {
-        for bad in ["/", "/etc", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b", &"x".repeat(256)] {
+        for bad in ["/", "/etc", "..", "a/..", "../a", "a/../b", ".", "a/./b", "a\0b", "a//b", "a/", &"x".repeat(256)] {
             assert!(StreamPath::new(bad.as_bytes()).is_err(), "{bad:?}");
         }
         assert!(StreamPath::new(&b"x/".repeat(2100)).is_err());
@@ -93,12 +98,12 @@ mod tests {
         let names = |path: &'static str| StreamPath::new(path.as_bytes()).unwrap().names().collect::<Vec<_>>();
         assert_eq!(names(""), [b""; 0]);
         assert_eq!(names("a"), [b"a"]);
-        assert_eq!(names("a//b/"), [b"a", b"b"]);
+        assert_eq!(names("a/b"), [b"a", b"b"]);
         assert_eq!(names("...")[0], b"...");
         let split = |path: &'static str| StreamPath::new(path.as_bytes()).unwrap().split();
         assert_eq!(split(""), None);
         assert_eq!(split("a").unwrap().1, b"a");
-        let (dir, name) = split("a/b//").unwrap();
-        assert_eq!((dir.names().collect::<Vec<_>>(), name), (vec![&b"a"[..]], &b"b"[..]));
+        let (dir, name) = split("a/b/c").unwrap();
+        assert_eq!((dir.as_bytes(), name), (&b"a/b"[..], &b"c"[..]));
     }
 }

@@ -93,7 +93,12 @@ impl Target for FsTarget {
             NodeKind::CharDevice => mode::CHAR,
             NodeKind::BlockDevice => mode::BLOCK,
         };
-        let new = NewInode { mode: type_bits | mode, rdev: rdev_from_parts(rdev.0, rdev.1), symlink_target: None };
+        let new = NewInode {
+            mode: type_bits | mode,
+            rdev: rdev_from_parts(rdev.0, rdev.1),
+            symlink_target: None,
+            ..NewInode::default()
+        };
         self.fs.create(dir, name, new, &Caller::ROOT).map(drop).map_err(errno)
     }
 

@@ -79,7 +79,19 @@ const FLOORS: &[(&str, &[&str])] = &[
 const ROOMS: &[(&str, &[&str])] = &[
     (
         "fs",
-        &["compression", "items", "inode", "writeback", "file", "namei", "subvolume", "devices", "balance", "mount"],
+        &[
+            "compression",
+            "items",
+            "inode",
+            "writeback",
+            "file",
+            "namei",
+            "subvolume",
+            "receive",
+            "devices",
+            "balance",
+            "mount",
+        ],
     ),
     (
         "transaction",

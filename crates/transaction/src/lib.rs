@@ -59,7 +59,7 @@ pub use extents::device_size::DEVICE_LEN_MIN;
 pub use handle::quota_reservation::{QgroupId, QuotaReservation};
 #[cfg(debug_assertions)]
 pub use handle::refusal::{end_refusal, refuse_reservation_after};
-pub use handle::root_change::{NewContent, NewSubvolume};
+pub use handle::root_change::{NewContent, NewSubvolume, Received};
 pub use handle::trans_handle::{MetadataReservation, TransHandle, TreeChanges};
 pub use health::metric::{Metric, prometheus_text};
 pub use health::stats::{Reclaim, Span, SpanGuard, Stats};

@@ -11,6 +11,7 @@ pub(crate) mod place;
 pub(crate) mod property;
 pub(crate) mod qgroup;
 pub(crate) mod quota;
+pub(crate) mod receive;
 pub(crate) mod rescue;
 pub(crate) mod stats;
 pub(crate) mod subvolume;

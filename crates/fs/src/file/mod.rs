@@ -1,6 +1,7 @@
 //! File content: reading, writing, truncating, preallocation, holes, shared extents.
 
 pub(crate) mod defragment;
+pub(crate) mod encoded;
 pub(crate) mod extent_map;
 pub(crate) mod fallocate;
 pub(crate) mod read;

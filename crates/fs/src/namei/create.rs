@@ -103,8 +103,9 @@ impl Fs {
         let type_bits = if new.mode & mode::TYPE == 0 { mode::REGULAR } else { new.mode & mode::TYPE };
         let file_type = FileType::from_mode(type_bits).ok_or(Error::InvalidArgument("unknown file type"))?;
         let symlink_target = self.check_symlink(type_bits, &new)?;
+        let inode_mode = type_bits | new.mode & mode::PERMISSIONS;
         let Plan { mut item, attributes, compression } =
-            self.plan_inode(dir, dir_state, type_bits | new.mode & mode::PERMISSIONS, caller, time)?;
+            self.plan_inode(dir, dir_state, (inode_mode, new.inherits_nothing), caller, time)?;
         if matches!(type_bits, mode::CHAR | mode::BLOCK) {
             item.rdev = rdev_to_item(new.rdev);
         }
@@ -141,11 +142,16 @@ impl Fs {
         &self,
         dir: &Inode,
         dir_state: &mut InodeState,
-        inode_mode: u32,
+        (inode_mode, inherits_nothing): (u32, bool),
         caller: &Caller,
         time: Timespec,
     ) -> Result<Plan> {
         let type_bits = inode_mode & mode::TYPE;
+        if inherits_nothing {
+            let mut item = new_item(None, inode_mode & !(caller.umask & 0o777), caller, time);
+            item.flags = self.flags_by_options(type_bits).bits();
+            return Ok(Plan { item, attributes: Vec::new(), compression: None });
+        }
         let inherited = inherited(dir, dir_state)?;
         let group = (dir_state.item.mode & mode::SETGID != 0).then_some(dir_state.item.gid);
         let mut item = new_item(group, inode_mode, caller, time);
@@ -203,7 +209,7 @@ impl Fs {
     /// Flags of a new inode, from its directory and the mount options.
     fn inherited_flags(&self, dir: &InodeState, type_bits: u32) -> InodeFlags {
         let is_regular = type_bits == mode::REGULAR;
-        let mut flags = InodeFlags::empty();
+        let mut flags = self.flags_by_options(type_bits);
         if dir.has_flags(InodeFlags::NOCOMPRESS) {
             flags.insert(InodeFlags::NOCOMPRESS);
         } else if dir.has_flags(InodeFlags::COMPRESS) {
@@ -215,10 +221,16 @@ impl Fs {
                 flags.insert(InodeFlags::NODATASUM);
             }
         }
-        if is_regular && self.options.nodatasum {
+        flags
+    }
+
+    /// Flags of a new inode, from the mount options alone.
+    fn flags_by_options(&self, type_bits: u32) -> InodeFlags {
+        let mut flags = InodeFlags::empty();
+        if type_bits == mode::REGULAR && self.options.nodatasum {
             flags.insert(InodeFlags::NODATASUM);
         }
-        if is_regular && self.options.nodatacow {
+        if type_bits == mode::REGULAR && self.options.nodatacow {
             flags.insert(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
         }
         flags

@@ -39,9 +39,21 @@ impl Fs {
         caller: &Caller,
         qgroups: &[QgroupId],
     ) -> Result<InodeId> {
+        self.create_subvolume_for(dir, name, caller, qgroups, NOT_RECEIVED)
+    }
+
+    /// Creates a subvolume like [`Self::create_subvolume_in`], into which a subvolume will be received.
+    pub(crate) fn create_subvolume_for(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        caller: &Caller,
+        qgroups: &[QgroupId],
+        stransid: Generation,
+    ) -> Result<InodeId> {
         let _subvolumes = self.subvolumes.lock();
         let reservation = self.reserve(NEW_ITEMS)?;
-        self.make_subvolume(dir, name, qgroups, reservation, |time, transid, default_acl| {
+        self.make_subvolume(dir, name, (qgroups, stransid), reservation, |time, transid, default_acl| {
             let asked = mode::DIRECTORY | 0o777 & !caller.umask;
             let mode = default_acl.map_or(asked, |mut acl| acl.mask_new(asked));
             let mut item = new_item(None, mode, caller, time);
@@ -69,7 +81,20 @@ impl Fs {
         read_only: bool,
         qgroups: &[QgroupId],
     ) -> Result<InodeId> {
-        let id = self.take_snapshot(source, dir, name, read_only, qgroups)?;
+        self.snapshot_for(source, dir, name, read_only, qgroups, NOT_RECEIVED)
+    }
+
+    /// Creates a snapshot like [`Self::snapshot_in`], into which a subvolume will be received.
+    pub(crate) fn snapshot_for(
+        &self,
+        source: RootId,
+        dir: InodeId,
+        name: &[u8],
+        read_only: bool,
+        qgroups: &[QgroupId],
+        stransid: Generation,
+    ) -> Result<InodeId> {
+        let id = self.take_snapshot(source, dir, name, read_only, (qgroups, stransid))?;
         // Unlinked files that are open in the source have no users in the snapshot. As on Linux, they are deleted from
         // it at once, even from a read-only snapshot, which would keep their space forever.
         let deleted = self.subvolume(id.root).and_then(|subvolume| self.delete_orphans(&subvolume));
@@ -85,7 +110,7 @@ impl Fs {
         dir: InodeId,
         name: &[u8],
         read_only: bool,
-        qgroups: &[QgroupId],
+        kind: (&[QgroupId], Generation),
     ) -> Result<InodeId> {
         self.subvolume(source)?;
         self.inode_to_change(dir)?;
@@ -96,7 +121,7 @@ impl Fs {
         }
         let reservation = self.reserve_for_snapshot(source, NEW_ITEMS)?;
         let _in_place = self.data.in_place.write();
-        self.make_subvolume(dir, name, qgroups, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
+        self.make_subvolume(dir, name, kind, reservation, |_, _, _| NewContent::SnapshotOf { source, read_only })
     }
 
     /// Creates a subvolume with the content that `content` returns for a time, a transaction and the default ACL of `dir`.
@@ -104,7 +129,7 @@ impl Fs {
         &self,
         dir: InodeId,
         name: &[u8],
-        qgroups: &[QgroupId],
+        (qgroups, stransid): (&[QgroupId], Generation),
         reservation: MetadataReservation<'_>,
         content: impl FnOnce(Timespec, Generation, Option<Acl>) -> NewContent,
     ) -> Result<InodeId> {
@@ -145,6 +170,7 @@ impl Fs {
                 root_ref: RootRef { dirid: dir.ino.0, sequence: index, name: name.to_vec() },
                 entry,
                 qgroups: qgroups.iter().map(|id| id.0).collect(),
+                stransid,
             }
         })?;
         Ok(InodeId::root_of(id))
@@ -231,6 +257,8 @@ impl Fs {
     }
 }
 
+/// The sender's transaction of a subvolume that is not received.
+const NOT_RECEIVED: Generation = Generation(0);
 /// Name of the entry, in the root tree's directory, for the default subvolume.
 const DEFAULT: &[u8] = b"default";
 /// Items of a new subvolume: root item, both references, two UUID items, entry, index, the directory, and the items of

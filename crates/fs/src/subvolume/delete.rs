@@ -168,13 +168,23 @@ impl Fs {
 
     /// The inodes in use of a deleted subvolume: for each, its directory and one of its names.
     pub fn used_names_of_deleted(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
-        let Some(tree) = self.subvolumes.get(id).filter(|found| found.is_deleted()).map(|found| found.tree.clone())
-        else {
-            return Vec::new();
-        };
+        match self.subvolumes.get(id) {
+            Some(found) if found.is_deleted() => self.used_names_of(id),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The inodes in use of a subvolume: for each, its directory and one of its names.
+    pub fn used_names_of(&self, id: RootId) -> Vec<(InodeId, Vec<u8>)> {
+        let Some(tree) = self.subvolumes.get(id).map(|found| found.tree.clone()) else { return Vec::new() };
         let inodes = self.inodes.used_of(id).into_iter().filter(|inode| inode.ino != Ino::ROOT_DIR);
         let first_name = |inode: InodeId| dir_item::first_link(&tree, inode.ino).ok().flatten();
         inodes.filter_map(first_name).map(|(dir, name)| (InodeId { root: id, ino: dir }, name)).collect()
+    }
+
+    /// The inodes in use of a subvolume.
+    pub fn used_inodes_of(&self, id: RootId) -> Vec<InodeId> {
+        self.inodes.used_of(id).into_iter().collect()
     }
 
     /// Ends the deletion of all deleted subvolumes, even with inodes in use: the filesystem is being closed.

@@ -1,7 +1,7 @@
 //! [`RootChange`]: a change of subvolumes that an operation requests and the commit makes.
 
 use ubtrfs_format::item::{RootRef, Timespec};
-use ubtrfs_format::{Key, RootId};
+use ubtrfs_format::{Generation, Key, RootId};
 use ubtrfs_tree::Batch;
 use uuid::Uuid;
 
@@ -24,6 +24,9 @@ pub struct NewSubvolume {
     pub entry: Batch,
     /// Ids of quota groups that its own group joins.
     pub qgroups: Vec<u64>,
+    /// For a subvolume that is about to be received, the sender's transaction; 0 otherwise. Without a `received_uuid` it
+    /// marks the subvolume as incomplete.
+    pub stransid: Generation,
 }
 
 /// The content of a new subvolume.
@@ -40,10 +43,22 @@ pub enum NewContent {
     },
 }
 
+/// The origin of a received subvolume.
+#[derive(Clone, Debug)]
+pub struct Received {
+    /// UUID of the subvolume that was sent.
+    pub uuid: Uuid,
+    /// Its last transaction, at the sender.
+    pub stransid: Generation,
+    /// The time of receiving.
+    pub rtime: Timespec,
+}
+
 /// A change of a subvolume that the commit makes.
 #[derive(Debug)]
 pub(crate) enum RootChange {
     Make(Box<NewSubvolume>),
     SetReadOnly(RootId, bool),
+    SetReceived(RootId, Received),
     Delete(RootId),
 }

@@ -35,7 +35,7 @@ use uuid::Uuid;
 use crate::cow::child_refs::{ChildRefs, Users};
 use crate::delayed::tree_view::{RootState, Tree};
 use crate::engine::Engine;
-use crate::handle::root_change::{NewContent, NewSubvolume, RootChange};
+use crate::handle::root_change::{NewContent, NewSubvolume, Received, RootChange};
 use crate::handle::trans_handle::{MetadataReservation, TransHandle};
 use crate::roots::root_item::blank_root_item;
 
@@ -51,6 +51,11 @@ impl TransHandle<'_> {
     /// Makes a subvolume read-only or writable, with effect from this transaction's commit on.
     pub fn set_subvolume_read_only(&self, id: RootId, read_only: bool) {
         self.change_root(RootChange::SetReadOnly(id, read_only));
+    }
+
+    /// Marks a subvolume as received and read-only, with effect from this transaction's commit on.
+    pub fn set_subvolume_received(&self, id: RootId, received: Received) {
+        self.change_root(RootChange::SetReceived(id, received));
     }
 
     /// Marks a subvolume as deleted. The operation also deletes its name and references, and puts its `ORPHAN_ITEM`.
@@ -126,6 +131,18 @@ impl Engine {
                 flags.set(RootFlags::RDONLY, read_only);
                 item.flags = flags.bits();
             }),
+            RootChange::SetReceived(id, Received { uuid, stransid, rtime }) => {
+                let before = self.root_item(id)?.map_or(Uuid::nil(), |item| item.received_uuid);
+                self.change_root_item(id, |item| {
+                    (item.received_uuid, item.stransid, item.rtransid) = (uuid, stransid, transid);
+                    // Linux leaves the time of sending at 0: a stream does not contain it.
+                    (item.stime, item.rtime) = (Default::default(), rtime);
+                    item.flags |= RootFlags::RDONLY.bits();
+                })?;
+                let kind = KeyType::UUID_KEY_RECEIVED_SUBVOL;
+                self.set_uuid((kind, before), id, false, refs, transid)?;
+                self.set_uuid((kind, uuid), id, true, refs, transid)
+            }
             RootChange::Delete(id) => {
                 self.change_root_item(id, |item| {
                     item.refs = 0;
@@ -179,6 +196,9 @@ impl Engine {
             }
         };
         (item.uuid, item.otransid, item.otime) = (new.uuid, transid, new.otime);
+        if new.stransid.0 != 0 {
+            item.stransid = new.stransid;
+        }
         let received_uuid = item.received_uuid;
         let mut state = RootState::new(key_offset, item);
         state.changed = true;

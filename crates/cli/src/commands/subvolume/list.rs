@@ -114,7 +114,7 @@ pub(super) fn uuid_text(uuid: Uuid) -> String {
 }
 
 /// Formats a time in UTC, with seconds.
-pub(super) fn seconds_text(time: Timespec) -> String {
+pub(crate) fn seconds_text(time: Timespec) -> String {
     let mut text = time_text(time);
     text.truncate(text.len() - ".000000001".len());
     text

@@ -18,6 +18,7 @@ use ubtrfs_format::RootId;
 use ubtrfs_fs::SubvolumeInfo;
 
 use super::place::{Target, open};
+pub(crate) use list::seconds_text;
 use problem::{explain, not_a_subvolume};
 
 /// Make, list and delete subvolumes and snapshots

@@ -268,7 +268,7 @@ impl To for Image<'_> {
     fn make_special(&self, path: &[u8], info: &Info) -> anyhow::Result<()> {
         let is_device = matches!(type_of(info.mode), mode::CHAR | mode::BLOCK);
         let rdev = if is_device { rdev_from_parts(info.major, info.minor) } else { 0 };
-        self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None }).map(|_| ())
+        self.create(path, NewInode { mode: info.mode, rdev, symlink_target: None, ..NewInode::default() }).map(|_| ())
     }
 
     /// Makes a file under a temporary name that replaces an existing file when complete. The owner and mode of the

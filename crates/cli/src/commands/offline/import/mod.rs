@@ -407,7 +407,7 @@ impl<'a> Import<'a> {
                 }
                 let rdev = if kind == mode::FIFO { 0 } else { rdev_from_parts(member.major, member.minor) };
                 *if kind == mode::FIFO { &mut self.counts.fifos } else { &mut self.counts.devices } += 1;
-                let new = NewInode { mode: kind | member.mode, rdev, symlink_target: None };
+                let new = NewInode { mode: kind | member.mode, rdev, symlink_target: None, ..NewInode::default() };
                 self.make(parent, name, member, new)
             }
         }

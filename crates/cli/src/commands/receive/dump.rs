@@ -1,0 +1,150 @@
+//! `ubtrfs receive --dump`: one line for each command of a stream, as `btrfs receive --dump` prints it.
+//!
+//! Times are in UTC. Bytes that are not printable ASCII are escaped everywhere, because a stream comes from outside.
+
+use std::io::{BufReader, Write};
+use std::os::fd::BorrowedFd;
+
+use ubtrfs_format::item::Timespec;
+use ubtrfs_stream::{Command, FrameReader, parse};
+
+use crate::commands::subvolume::seconds_text;
+use crate::common::stdout;
+
+pub(super) fn run(stream: BorrowedFd<'_>, only_first: bool) -> anyhow::Result<()> {
+    let input = std::fs::File::from(stream.try_clone_to_owned()?);
+    let mut reader = FrameReader::new(BufReader::with_capacity(256 << 10, input));
+    let mut out = std::io::BufWriter::new(stdout());
+    let mut bytes = Vec::new();
+    let mut subvolume = Vec::new();
+    let mut nr_streams = 0;
+    let mut dump = || -> anyhow::Result<()> {
+        while reader.stream()?.is_some() {
+            nr_streams += 1;
+            loop {
+                bytes.clear();
+                let Some(header) = reader.command(&mut bytes)? else {
+                    anyhow::bail!("the stream ends at byte {} without an end command", reader.offset());
+                };
+                header.verify(&bytes)?;
+                let command = parse(&header, &bytes)?;
+                if command == Command::End {
+                    break;
+                }
+                if let Command::Subvol { path, .. } | Command::Snapshot { path, .. } = command {
+                    subvolume = [b"./", path].concat();
+                }
+                writeln!(out, "{}", line(&subvolume, &command))?;
+            }
+            if only_first {
+                break;
+            }
+        }
+        anyhow::ensure!(nr_streams > 0, "the stream is empty");
+        Ok(())
+    };
+    // The lines before an error are printed.
+    let dumped = dump();
+    out.flush()?;
+    dumped
+}
+
+fn line(subvolume: &[u8], command: &Command<'_>) -> String {
+    let whole = |path: &[u8]| [subvolume, b"/", path].concat();
+    let path = match command {
+        Command::Subvol { .. } | Command::Snapshot { .. } => subvolume.to_vec(),
+        other => whole(other.path().unwrap_or_default()),
+    };
+    let mut line = format!("{:<16}", command.kind());
+    let details = details(command, &whole);
+    match details.is_empty() {
+        true => line.push_str(&escaped(&path, true)),
+        false => line.push_str(&format!("{:<32}{details}", escaped(&path, true))),
+    }
+    line
+}
+
+fn details(command: &Command<'_>, whole: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
+    match *command {
+        Command::Subvol { uuid, ctransid, .. } => format!("uuid={uuid} transid={ctransid}"),
+        Command::Snapshot { uuid, ctransid, clone_uuid, clone_ctransid, .. } => {
+            format!("uuid={uuid} transid={ctransid} parent_uuid={clone_uuid} parent_transid={clone_ctransid}")
+        }
+        Command::Mkfile { .. }
+        | Command::Mkdir { .. }
+        | Command::Mkfifo { .. }
+        | Command::Mksock { .. }
+        | Command::Unlink { .. }
+        | Command::Rmdir { .. }
+        | Command::End => String::new(),
+        Command::Mknod { rdev, mode, .. } => format!("mode={mode:o} dev=0x{rdev:x}"),
+        Command::Symlink { target, .. } => format!("dest={}", escaped(target, true)),
+        Command::Rename { to, .. } => format!("dest={}", escaped(&whole(to), true)),
+        Command::Link { target, .. } => format!("dest={}", escaped(target, true)),
+        Command::SetXattr { name, data, .. } => {
+            format!("name={} data={} len={}", escaped(name, false), escaped(data, false), data.len())
+        }
+        Command::RemoveXattr { name, .. } => format!("name={}", escaped(name, false)),
+        Command::Write { offset, data, .. } => format!("offset={offset} len={}", data.len()),
+        Command::Clone { offset, len, clone_path, clone_offset, .. } => {
+            let from = escaped(&whole(clone_path), false);
+            format!("offset={offset} len={len} from={from} clone_offset={clone_offset}")
+        }
+        Command::Truncate { size, .. } => format!("size={size}"),
+        Command::Chmod { mode, .. } => format!("mode={mode:o}"),
+        Command::Chown { uid, gid, .. } => format!("gid={gid} uid={uid}"),
+        Command::Utimes { atime, mtime, ctime, .. } => {
+            format!("atime={} mtime={} ctime={}", time(atime), time(mtime), time(ctime))
+        }
+        Command::UpdateExtent { offset, size, .. } => format!("offset={offset} len={size}"),
+        Command::Fallocate { mode, offset, size, .. } => format!("mode={mode} offset={offset} len={size}"),
+        // btrfs-progs prints the decimal number behind 0x.
+        Command::Fileattr { attr, .. } => format!("fileattr=0x{attr}"),
+        Command::EncodedWrite {
+            offset,
+            unencoded_file_len,
+            unencoded_len,
+            unencoded_offset,
+            compression,
+            encryption,
+            data,
+            ..
+        } => format!(
+            "offset={offset} len={}, unencoded_file_len={unencoded_file_len}, unencoded_len={unencoded_len}, \
+             unencoded_offset={unencoded_offset}, compression={}, encryption={}",
+            data.len(),
+            compression.unwrap_or(0),
+            encryption.unwrap_or(0),
+        ),
+        Command::EnableVerity { algorithm, block_size, salt, signature, .. } => {
+            let (salt, signature) = (salt.len(), signature.len());
+            format!("algorithm={algorithm} block_size={block_size} salt_len={salt} sig_len={signature}")
+        }
+    }
+}
+
+fn time(time: Timespec) -> String {
+    format!("{}+0000", seconds_text(time).replacen(' ', "T", 1))
+}
+
+/// Escapes as btrfs-progs does: the known letters, and octal numbers; spaces only if asked.
+fn escaped(bytes: &[u8], spaces: bool) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'\\' => out.push_str("\\\\"),
+            b' ' if spaces => out.push_str("\\ "),
+            0x07 => out.push_str("\\a"),
+            0x08 => out.push_str("\\b"),
+            0x1b => out.push_str("\\e"),
+            0x0c => out.push_str("\\f"),
+            b'\n' => out.push_str("\\n"),
+            b'\r' => out.push_str("\\r"),
+            b'\t' => out.push_str("\\t"),
+            0x0b => out.push_str("\\v"),
+            b' '..=b'~' => out.push(char::from(*byte)),
+            other => out.push_str(&format!("\\{other:03o}")),
+        }
+    }
+    out
+}

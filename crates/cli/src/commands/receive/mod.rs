@@ -1,0 +1,166 @@
+//! `ubtrfs receive`: receives the subvolumes of a send stream into a mount or an image; `--dump` prints a stream.
+//!
+//! Names, meanings and messages of the options are those of `btrfs receive`.
+
+mod dump;
+
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow, bail};
+use serde_json::json;
+use ubtrfs_control::receive::{Request, Response};
+
+use super::offline::text::printable;
+use super::offline::{ImageOptions, Use};
+use super::place::{Target, with_channel};
+use crate::common::{format_size, print_err, print_out, warn};
+use crate::job::with_progress_by;
+
+/// Receive subvolumes from a send stream
+#[derive(clap::Args)]
+#[command(
+    after_help = "Each subvolume is read-only when it is complete. If the receive fails or is interrupted, the incomplete \
+                        one is deleted; with --keep it stays, marked by the attribute trusted.ubtrfs.incomplete, and the same \
+                        command with the same stream continues it."
+)]
+pub(crate) struct Args {
+    /// Directory in a mount or an image that receives the subvolumes
+    #[arg(value_name = "DIR|IMAGE[:/DIR]", required_unless_present = "dump")]
+    dir: Option<Target>,
+    /// Read the stream from FILE instead of standard input
+    #[arg(short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// End after the first end command, and leave the rest of the input
+    #[arg(short = 'e')]
+    only_first: bool,
+    /// Confine paths to the directory, which is always done
+    #[arg(short = 'C', long)]
+    chroot: bool,
+    /// End after N failed commands; 0: never
+    #[arg(short = 'E', long, value_name = "N", default_value_t = 1)]
+    max_errors: u64,
+    /// Mount point of the filesystem, which is not needed
+    #[arg(short = 'm', value_name = "ROOTMOUNT")]
+    root_mount: Option<PathBuf>,
+    /// Decompress compressed data instead of storing it as it is
+    #[arg(long)]
+    force_decompress: bool,
+    /// Keep an incomplete subvolume, and continue one that was kept
+    #[arg(long)]
+    keep: bool,
+    /// Print the commands of the stream instead of receiving it
+    #[arg(long, conflicts_with_all = ["keep", "json"])]
+    dump: bool,
+    /// Print counts, too
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print only errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Print the received subvolumes as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    image: ImageOptions,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let file = match &args.file {
+        Some(path) => Some(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
+        None => None,
+    };
+    let stdin = io::stdin();
+    if file.is_none() && stdin.is_terminal() {
+        bail!("a send stream does not come from a terminal; give it with -f FILE, or by a pipe from send");
+    }
+    let stream = file.as_ref().map_or(stdin.as_fd(), AsFd::as_fd);
+    if args.dump {
+        dump::run(stream, args.only_first)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(dir) = args.dir.clone() else { bail!("name a directory in a mount or an image") };
+    let dir = dir.or_image();
+    let began = Instant::now();
+    let done = with_channel(&dir, &args.image, Use::Write, |channel| {
+        let cannot = |failure: &dyn std::fmt::Display| anyhow!("cannot receive into {dir}: {failure}");
+        let into = channel.open(dir.path()).map_err(|failure| cannot(&failure))?;
+        let request = ubtrfs_control::Request::Receive(Request {
+            dir: 0,
+            only_first: args.only_first,
+            max_errors: args.max_errors,
+            keep: args.keep,
+            force_decompress: args.force_decompress,
+            total_bytes: size_of_file(stream),
+        });
+        let bar = if args.quiet {
+            indicatif::ProgressBar::hidden()
+        } else {
+            crate::common::progress_bytes(size_of_file(stream), "receiving")
+        };
+        match with_progress_by(bar, "receiving", |job| channel.call_with_stream(request, &[&into], stream, job)) {
+            Ok(ubtrfs_control::Response::Receive(done)) => Ok(done),
+            Ok(_) => Err(cannot(&"the server gave another answer than asked for")),
+            Err(failure) => Err(cannot(&failure)),
+        }
+    })?;
+    report(args, &done, began)
+}
+
+fn report(args: &Args, done: &Response, began: Instant) -> anyhow::Result<ExitCode> {
+    if args.json {
+        let subvolume = |subvolume: &ubtrfs_control::receive::Subvolume| {
+            json!({
+                "id": subvolume.id,
+                "path": String::from_utf8_lossy(&subvolume.path),
+                "received_uuid": subvolume.uuid,
+                "snapshot": subvolume.is_snapshot,
+                "resumed_commands": subvolume.nr_resumed,
+            })
+        };
+        let value = json!({
+            "subvolumes": done.subvolumes.iter().map(subvolume).collect::<Vec<_>>(),
+            "commands": done.commands,
+            "bytes": done.bytes,
+            "stored_encoded": done.stored_encoded,
+            "failed_commands": done.nr_errors,
+        });
+        print_out(&format!("{value}\n"))?;
+    } else if !args.quiet {
+        for subvolume in &done.subvolumes {
+            let kind = if subvolume.is_snapshot { "snapshot" } else { "subvol" };
+            print_err(&format!("At {kind} {}", printable(&subvolume.path)));
+        }
+    }
+    if args.verbose {
+        let seconds = began.elapsed().as_secs_f64().max(0.001);
+        print_err(&format!(
+            "{} commands, {} in {seconds:.2} s ({}/s), {} compressed extents stored as they are",
+            done.commands,
+            format_size(done.bytes),
+            format_size((done.bytes as f64 / seconds) as u64),
+            done.stored_encoded,
+        ));
+    }
+    for error in &done.errors {
+        warn(error);
+    }
+    if done.nr_errors > 0 {
+        bail!("{} commands failed; the received subvolumes differ from the sent ones", done.nr_errors);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes from the current position of a regular file to its end.
+fn size_of_file(stream: BorrowedFd<'_>) -> Option<u64> {
+    let stat = rustix::fs::fstat(stream).ok()?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return None;
+    }
+    let at = rustix::fs::tell(stream).ok()?;
+    u64::try_from(stat.st_size).ok()?.checked_sub(at)
+}

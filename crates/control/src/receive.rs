@@ -1,0 +1,181 @@
+//! Receiving a send stream.
+//!
+//! | command | needs                                                                                                      |
+//! |---------|------------------------------------------------------------------------------------------------------------|
+//! | receive | the rights of an administrator ([`Context::require_admin`]), and write and search of the directory         |
+//!
+//! A stream makes files of any owner, device nodes, and set-user-id programs. So root may receive into every mount, and an ordinary
+//! user into a mount of his own, which the kernel mounts with nosuid and nodev, and into his images, whose bytes are his anyway.
+//!
+//! - V1. A stream that does not come, or a client that goes away, does not hold up the mount: the input is read only when it is
+//!   ready, and given up when the work ends.
+//! - V2. The kernel caches what it saw of a subvolume while that was being received. It forgets that when the receive ends.
+
+use std::io::{self, BufReader, Read};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use ubtrfs_fs::{ReceiveError, ReceiveOptions, ReceiveProblem, ReceivedSubvolume};
+use ubtrfs_stream::Problem;
+
+use crate::access::may_change_names;
+use crate::execute::{Context, FileNr};
+use crate::failure::{Failure, Result};
+
+/// Receives the subvolumes of the stream that comes with the request. Progress counts bytes of the stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The directory that receives them.
+    pub dir: FileNr,
+    /// Whether to end at the first end command.
+    pub only_first: bool,
+    /// Failed commands after which it ends; 0 for any number.
+    pub max_errors: u64,
+    /// Whether an incomplete subvolume is kept, and resumed.
+    pub keep: bool,
+    /// Whether compressed data is always decompressed.
+    pub force_decompress: bool,
+    /// Bytes of the stream, if known, for the progress.
+    pub total_bytes: Option<u64>,
+}
+
+/// The result of a receive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Response {
+    /// The subvolumes, in the order of the stream.
+    pub subvolumes: Vec<Subvolume>,
+    /// Commands applied.
+    pub commands: u64,
+    /// Bytes of the stream.
+    pub bytes: u64,
+    /// Compressed extents that were stored as they are.
+    pub stored_encoded: u64,
+    /// Commands that failed.
+    pub nr_errors: u64,
+    /// The first of their errors.
+    pub errors: Vec<String>,
+}
+
+/// A received subvolume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subvolume {
+    /// Its id.
+    pub id: u64,
+    /// Its path below the directory.
+    #[serde(with = "crate::bytes")]
+    pub path: Vec<u8>,
+    /// UUID of the subvolume that was sent.
+    pub uuid: String,
+    /// Whether it began as a snapshot of its parent.
+    pub is_snapshot: bool,
+    /// Commands that an earlier receive had applied.
+    pub nr_resumed: u64,
+}
+
+pub(crate) fn execute(context: &Context<'_>, request: &Request) -> Result<Response> {
+    context.require_admin()?;
+    let (fs, dir) = (context.fs, context.inode(request.dir)?);
+    may_change_names(fs, context.caller, dir)?;
+    context.job.add_total(request.total_bytes.unwrap_or(0));
+    let ended = Arc::new(AtomicBool::new(false));
+    let options = ReceiveOptions {
+        only_first: request.only_first,
+        max_errors: request.max_errors,
+        keep: request.keep,
+        force_decompress: request.force_decompress,
+        ended: Arc::clone(&ended),
+    };
+    let input = BufReader::with_capacity(INPUT_BYTES, Input { stream: context.stream()?, ended });
+    let mut begun: Vec<ReceivedSubvolume> = Vec::new();
+    let done = fs.receive(dir, input, &options, context.job, &mut |made| {
+        let step = String::from_utf8_lossy(&made.path);
+        context
+            .job
+            .set_step(step.chars().map(|c| if c.is_control() { '?' } else { c }).take(STEP_CHARS).collect::<String>());
+        begun.push(made.clone());
+    });
+    for made in &begun {
+        forget(context, made);
+    }
+    let report = done.map_err(|error| failure_of(&error))?;
+    let subvolume = |made: ReceivedSubvolume| Subvolume {
+        id: made.id.0,
+        path: made.path,
+        uuid: made.uuid.to_string(),
+        is_snapshot: made.is_snapshot,
+        nr_resumed: made.nr_resumed,
+    };
+    Ok(Response {
+        subvolumes: report.subvolumes.into_iter().map(subvolume).collect(),
+        commands: report.nr_commands,
+        bytes: report.nr_bytes,
+        stored_encoded: report.nr_stored_encoded,
+        nr_errors: report.nr_errors,
+        errors: report.errors.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// V2
+fn forget(context: &Context<'_>, made: &ReceivedSubvolume) {
+    let name = made.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    for (dir, name) in context.fs.used_names_of(made.id) {
+        context.host.forget_name(dir, &name, None);
+    }
+    for id in context.fs.used_inodes_of(made.id) {
+        context.host.forget_data(id);
+    }
+    context.host.forget_name(made.dir, name, Some(made.id));
+}
+
+fn failure_of(error: &ReceiveError) -> Failure {
+    let errno = match &*error.problem {
+        ReceiveProblem::Fs(error) => Errno::from_raw_os_error(error.errno()),
+        ReceiveProblem::Stream(Problem::Io(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+        ReceiveProblem::Stream(_) => Errno::BADMSG,
+        ReceiveProblem::Path(_) | ReceiveProblem::Order(_) => Errno::INVAL,
+        ReceiveProblem::NotFollowed { .. } => Errno::LOOP,
+        ReceiveProblem::NoParent { .. } | ReceiveProblem::NoCloneSource { .. } => Errno::NOENT,
+        ReceiveProblem::Changed { .. } => Errno::STALE,
+        ReceiveProblem::Exists(_) | ReceiveProblem::Incomplete { .. } => Errno::EXIST,
+        ReceiveProblem::NotSupported(_) => Errno::OPNOTSUPP,
+    };
+    let has_advice = !matches!(*error.problem, ReceiveProblem::Fs(_));
+    Failure { errno: errno.raw_os_error(), text: error.to_string(), has_advice }
+}
+
+/// Reads a descriptor only when bytes are there (V1).
+struct Input<'i> {
+    stream: BorrowedFd<'i>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.ended.load(Ordering::SeqCst) {
+                return Err(io::Error::other("the receive has ended"));
+            }
+            let mut files = [PollFd::new(&self.stream, PollFlags::IN)];
+            match poll(&mut files, Some(&PAUSE)) {
+                // Files that do not support poll, and errors, are always ready.
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            match rustix::io::read(self.stream, &mut *out) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                done => return Ok(done?),
+            }
+        }
+    }
+}
+
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const INPUT_BYTES: usize = 256 << 10;
+/// Characters of a path that the progress shows.
+const STEP_CHARS: usize = 60;

@@ -1,0 +1,179 @@
+//! Writing data that is compressed already: receive stores the extents of a send stream as they are.
+//!
+//! - I1. The compressed bytes come from outside: they are decompressed before they are stored.
+//! - I2. Data that cannot be stored as one compressed extent of whole sectors is decompressed and written like any other.
+
+use std::sync::Arc;
+
+use ubtrfs_format::Logical;
+use ubtrfs_format::item::{Compression, FileExtent, FileExtentBody, InodeFlags};
+use ubtrfs_transaction::{DataExtent, DataReservation};
+
+use crate::clock::now;
+use crate::compression::{self, MAX_UNCOMPRESSED};
+use crate::file::read::check_regular;
+use crate::file::truncate::lock;
+use crate::file::write::check_may_write;
+use crate::inode::state::Inode;
+use crate::items::file_extent::{ExtentPlan, whole_extent};
+use crate::types::MAX_SIZE;
+use crate::{Error, Fs, InodeId, Result};
+
+/// Compressed data of a range of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoded<'d> {
+    /// How it is compressed.
+    pub kind: Compression,
+    /// For LZO, the sector size of the filesystem that it comes from.
+    pub sectorsize: u32,
+    /// The compressed bytes.
+    pub bytes: &'d [u8],
+    /// Bytes that they decompress to, at most 128 KiB.
+    pub ram_bytes: u64,
+    /// Where in the decompressed bytes the file's range begins.
+    pub skip: u64,
+    /// Bytes of the file.
+    pub len: u64,
+}
+
+impl Encoded<'_> {
+    /// Decompresses all of it (I1).
+    fn decompress(&self) -> Result<Vec<u8>> {
+        let len = usize::try_from(self.ram_bytes).unwrap_or(usize::MAX);
+        let is_inside = self.skip.checked_add(self.len).is_some_and(|end| end <= self.ram_bytes);
+        if len > MAX_UNCOMPRESSED || self.bytes.len() > MAX_UNCOMPRESSED || !is_inside {
+            return Err(Error::InvalidArgument("the lengths of the encoded data contradict each other or the format"));
+        }
+        let mut out = vec![0; len];
+        compression::decompress(self.kind, self.bytes, &mut out, self.sectorsize as usize)
+            .map_err(|_| Error::InvalidArgument("the encoded data cannot be decompressed"))?;
+        Ok(out)
+    }
+}
+
+impl Fs {
+    /// Writes compressed data at `offset`. Stores it as it is, unless `always_decompress` or the file's flags, the alignment or the
+    /// space do not allow that (I2). Returns whether it was stored as it is.
+    pub fn write_encoded(
+        &self,
+        id: InodeId,
+        offset: u64,
+        encoded: &Encoded<'_>,
+        always_decompress: bool,
+    ) -> Result<bool> {
+        let plain = encoded.decompress()?;
+        if encoded.len == 0 {
+            return Ok(false);
+        }
+        let end = offset.checked_add(encoded.len).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooBig)?;
+        if !always_decompress && self.can_store(id, offset..end, encoded)? {
+            match self.store_encoded(id, offset, end, encoded) {
+                // No free piece is large enough; the plain data can be split.
+                Err(Error::Engine(ubtrfs_error::Error::NoSpace)) => {}
+                done => return done.map(|()| true),
+            }
+        }
+        let (start, len) = (encoded.skip as usize, encoded.len as usize);
+        let mut data = plain.get(start..start + len).unwrap_or_default();
+        let mut at = offset;
+        while !data.is_empty() {
+            let written = self.write(id, at, data)?;
+            (at, data) = (at + written as u64, &data[written..]);
+        }
+        Ok(false)
+    }
+
+    fn can_store(&self, id: InodeId, range: std::ops::Range<u64>, encoded: &Encoded<'_>) -> Result<bool> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let inode = self.inode(id)?;
+        let state = inode.read()?;
+        check_regular(&state)?;
+        let has_method = match encoded.kind {
+            Compression::None => false,
+            Compression::Lzo => encoded.sectorsize == self.geometry.sectorsize,
+            Compression::Zlib | Compression::Zstd => true,
+        };
+        let is_aligned = [range.start, encoded.skip, encoded.ram_bytes].iter().all(|at| at.is_multiple_of(sectorsize))
+            && (range.end.is_multiple_of(sectorsize) || range.end >= state.item.size);
+        let disk_len = (encoded.bytes.len() as u64).next_multiple_of(sectorsize);
+        let saves_space = disk_len < encoded.ram_bytes && encoded.ram_bytes > sectorsize;
+        let plain_only = InodeFlags::NODATACOW | InodeFlags::NODATASUM;
+        let is_allowed = !state.item.flags().intersects(plain_only);
+        Ok(has_method && is_aligned && saves_space && is_allowed)
+    }
+
+    fn store_encoded(&self, id: InodeId, offset: u64, end: u64, encoded: &Encoded<'_>) -> Result<()> {
+        let sectorsize = u64::from(self.geometry.sectorsize);
+        let inode = self.inode_to_change(id)?;
+        check_may_write(&*inode.read()?, offset)?;
+        self.throttle(&inode)?;
+        drop(self.reserve(8)?);
+        let mut bytes = encoded.bytes.to_vec();
+        bytes.resize(bytes.len().next_multiple_of(sectorsize as usize), 0);
+        let disk_len = bytes.len() as u64;
+        let mut space = self.engine.reserve_data_for(id.root, disk_len)?;
+        let mut edge = Some(self.engine.reserve_data(2 * sectorsize)?);
+        let extent = self.engine.allocate_data(&mut space, disk_len, disk_len, *self.data.hint.lock())?;
+        *self.data.hint.lock() = Some(Logical(extent.bytenr.0 + extent.len_bytes));
+        let put =
+            self.engine.write_data(extent.bytenr, &bytes).map_err(Error::from).and_then(|()| {
+                self.put_encoded(&inode, (offset, end), encoded, (extent, &bytes), (&mut space, &mut edge))
+            });
+        put.inspect_err(|_| self.engine.release_data(extent))
+    }
+
+    /// Puts the items of an extent whose data is on disk.
+    fn put_encoded(
+        &self,
+        inode: &Arc<Inode>,
+        (offset, end): (u64, u64),
+        encoded: &Encoded<'_>,
+        (extent, bytes): (DataExtent, &[u8]),
+        (space, edge): (&mut DataReservation, &mut Option<DataReservation>),
+    ) -> Result<()> {
+        let (tree, ino) = (&inode.home.tree, inode.id.ino);
+        let sectorsize = self.geometry.sectorsize;
+        let range = offset..end.next_multiple_of(sectorsize.into());
+        let mut csums = Vec::new();
+        self.geometry.csum_type.compute_sectors(bytes, sectorsize as usize, &mut csums);
+        let (_locks, mut state) = lock(inode)?;
+        let state = &mut *state;
+        check_regular(state)?;
+        if !end.is_multiple_of(sectorsize.into()) && end < state.item.size {
+            return Err(Error::Busy("the file is being written"));
+        }
+        self.prepare_end(inode, state, offset, edge)?;
+        let mut plan = ExtentPlan::default();
+        plan.drop_range(tree, ino, range.clone(), sectorsize)?;
+        plan.insert(offset, item(extent, encoded, range.end - range.start));
+        let reservation = self.engine.reserve(plan.len() + 8)?;
+        // Nothing fails from here on but explicit holes, which are planned before the file changes.
+        let (size, disk_size) = (state.item.size, state.disk_size);
+        state.item.size = size.max(end);
+        state.advance_disk_size();
+        if let Err(error) = self.plan_holes(inode, &mut plan, disk_size, state.disk_size) {
+            (state.item.size, state.disk_size) = (size, disk_size);
+            return Err(error);
+        }
+        self.drop_pending(state, range);
+        let time = now();
+        (state.item.mtime, state.item.ctime) = (time, time);
+        state.item.sequence += 1;
+        state.item.nbytes = plan.nbytes(state.item.nbytes);
+        let op = self.engine.begin(reservation);
+        plan.apply(&op, tree, ino);
+        op.add_csums(extent.bytenr, csums);
+        inode.put_item(&op, state);
+        space.take_quota(extent.len_bytes).spend();
+        Ok(())
+    }
+}
+
+fn item(extent: DataExtent, encoded: &Encoded<'_>, len: u64) -> FileExtent {
+    let mut item = whole_extent(extent.bytenr, extent.len_bytes);
+    (item.compression, item.ram_bytes) = (encoded.kind, encoded.ram_bytes);
+    if let FileExtentBody::Regular(regular) = &mut item.body {
+        (regular.offset, regular.num_bytes) = (encoded.skip, len);
+    }
+    item
+}

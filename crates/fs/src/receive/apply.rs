@@ -1,0 +1,338 @@
+//! [`Current`]: the subvolume that is being received, and the commands that change it.
+//!
+//! New inodes take nothing from their directory: the stream brings the attributes of each. Until its `chmod`, a new inode is closed
+//! to others, as with btrfs-progs.
+
+use ubtrfs_format::RootId;
+use ubtrfs_format::item::{Compression as DiskCompression, InodeFlags, Timespec};
+use ubtrfs_stream::{Command, Compression, FrameHeader};
+
+use super::error::ReceiveProblem;
+use super::incomplete::{INCOMPLETE_XATTR, Progress, Sent};
+use super::session::{ReceivedSubvolume, Session};
+use super::walk::Walk;
+use crate::file::encoded::Encoded;
+use crate::inode::xattr::CAPABILITY;
+use crate::types::{
+    Caller, FallocateMode, FlagRights, InodeId, NewInode, RenameFlags, SetAttr, SetTime, XattrFlags, mode,
+};
+use crate::{Error, Fs};
+
+type Result<T, E = ReceiveProblem> = std::result::Result<T, E>;
+
+/// The subvolume that is being received.
+pub(crate) struct Current {
+    pub(crate) made: ReceivedSubvolume,
+    pub(crate) name: Vec<u8>,
+    pub(crate) sent: Sent,
+    /// Commands so far, resumed ones included.
+    pub(crate) progress: Progress,
+    /// Where an earlier receive stopped.
+    resumed: Progress,
+    /// Whether a command failed and was passed over.
+    pub(crate) has_failures: bool,
+    walk: Walk,
+    /// Walks in clone sources.
+    source_walk: Option<Walk>,
+    /// The capability that the last `set_xattr` set, and its path. A `chown` that follows removes it, and it is set again: Linux
+    /// before 5.8 sends the commands in this order.
+    capability: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Current {
+    pub(crate) fn new(made: ReceivedSubvolume, name: Vec<u8>, sent: Sent, resumed: Progress) -> Self {
+        let walk = Walk::new(made.id);
+        Self {
+            made,
+            name,
+            sent,
+            progress: Progress::default(),
+            resumed,
+            has_failures: false,
+            walk,
+            source_walk: None,
+            capability: None,
+        }
+    }
+
+    /// Passes over a command that an earlier receive applied. Returns false for the others.
+    pub(crate) fn skips(&mut self, header: &FrameHeader) -> Result<bool> {
+        if self.progress.nr_commands >= self.resumed.nr_commands {
+            return Ok(false);
+        }
+        self.progress.add(header);
+        if self.progress.nr_commands == self.resumed.nr_commands {
+            self.check_resumed()?;
+        }
+        Ok(true)
+    }
+
+    /// Fails if the stream is not the one that an earlier receive began with.
+    pub(crate) fn check_resumed(&self) -> Result<()> {
+        let is_before = self.progress.nr_commands < self.resumed.nr_commands;
+        let is_other =
+            self.progress.nr_commands == self.resumed.nr_commands && self.progress.digest != self.resumed.digest;
+        if is_before || is_other {
+            let hint =
+                "this stream has other commands than the one that began it; delete it first: ubtrfs subvolume delete";
+            return Err(ReceiveProblem::Incomplete { name: self.name.clone(), hint });
+        }
+        Ok(())
+    }
+
+    /// The commands that the subvolume holds.
+    pub(crate) fn reached(&self) -> Progress {
+        // Up to there the stream may be another one.
+        if self.progress.nr_commands <= self.resumed.nr_commands { self.resumed } else { self.progress }
+    }
+
+    fn root(&self) -> RootId {
+        self.made.id
+    }
+
+    /// Applies a command, which neither begins nor ends a subvolume.
+    pub(crate) fn apply(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
+        let fs = session.fs;
+        match *command {
+            Command::Subvol { .. } | Command::Snapshot { .. } | Command::End => {
+                Err(ReceiveProblem::Order("a subvolume inside of another"))
+            }
+            Command::Mkfile { path, .. } => self.create(fs, path, NewInode::file(0o600)),
+            Command::Mkdir { path, .. } => self.create(fs, path, NewInode::dir(0o700)),
+            Command::Mknod { path, rdev, mode: of_node, .. } => {
+                let kind = of_node as u32 & mode::TYPE;
+                if of_node > u64::from(u32::MAX) || !matches!(kind, mode::CHAR | mode::BLOCK) {
+                    return Err(Error::InvalidArgument("the mode is not that of a device node").into());
+                }
+                let rdev = u32::try_from(rdev).map_err(|_| Error::InvalidArgument("no such device number"))?;
+                self.create(fs, path, NewInode { mode: kind | 0o600, rdev, ..NewInode::default() })
+            }
+            Command::Mkfifo { path, .. } => {
+                self.create(fs, path, NewInode { mode: mode::FIFO | 0o600, ..NewInode::default() })
+            }
+            Command::Mksock { path, .. } => {
+                self.create(fs, path, NewInode { mode: mode::SOCKET | 0o600, ..NewInode::default() })
+            }
+            Command::Symlink { path, target, .. } => self.create(fs, path, NewInode::symlink(target)),
+            Command::Rename { path, to } => self.rename(fs, path, to),
+            Command::Link { path, target } => {
+                let id = self.walk.inode(fs, target)?;
+                let (dir, name) = self.walk.place(fs, path)?;
+                let linked = fs.link(id, dir, name)?;
+                uncount(fs, linked.id);
+                Ok(())
+            }
+            Command::Unlink { path } => {
+                let (dir, name) = self.walk.place(fs, path)?;
+                self.walk.gone(path);
+                Ok(fs.unlink(dir, name)?)
+            }
+            Command::Rmdir { path } => {
+                let (dir, name) = self.walk.place(fs, path)?;
+                self.walk.gone(path);
+                // rmdir also removes an empty subvolume.
+                super::walk::entry(fs, dir, name)?;
+                Ok(fs.rmdir(dir, name)?)
+            }
+            Command::SetXattr { path, name, data } => self.set_xattr(fs, path, name, data),
+            Command::RemoveXattr { path, name } => {
+                let id = self.walk.inode(fs, path)?;
+                if self.is_mark(id, name) {
+                    return Ok(());
+                }
+                self.capability = None;
+                Ok(fs.removexattr(id, name, &Caller::ROOT)?)
+            }
+            Command::Write { path, offset, data } => self.write(fs, path, offset, data),
+            Command::Clone { offset, len, path, clone_uuid, clone_ctransid, clone_path, clone_offset } => {
+                let source = match clone_uuid == self.sent.uuid {
+                    true => self.walk.inode(fs, clone_path)?,
+                    false => {
+                        let root = session.source(clone_uuid, clone_ctransid)?;
+                        self.in_source(fs, root, clone_path)?
+                    }
+                };
+                let id = self.walk.inode(fs, path)?;
+                // A length of 0 would mean all up to the end.
+                if len == 0 { Ok(()) } else { Ok(fs.clone_range(source, clone_offset, id, offset, len)?) }
+            }
+            Command::Truncate { path, size } => {
+                self.set(fs, path, SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
+            }
+            Command::Chmod { path, mode: bits } => {
+                let bits = bits as u32 & mode::PERMISSIONS;
+                self.set(fs, path, SetAttr { mode: Some(bits), ..SetAttr::default() }).map(drop)
+            }
+            Command::Chown { path, uid, gid } => self.chown(fs, path, uid, gid),
+            Command::Utimes { path, atime, mtime, otime, .. } => self.utimes(fs, path, (atime, mtime), otime),
+            // Sent without data: there is nothing to write.
+            Command::UpdateExtent { path, .. } => self.walk.inode(fs, path).map(drop),
+            Command::Fallocate { path, mode, offset, size } => {
+                let id = self.walk.inode(fs, path)?;
+                let mode = FallocateMode::from_bits(mode).ok_or(Error::NotSupported("this mode of fallocate"))?;
+                Ok(fs.fallocate(id, offset, size, mode)?)
+            }
+            Command::Fileattr { path, attr } => self.fileattr(fs, path, attr),
+            Command::EncodedWrite { .. } => self.write_encoded(session, command),
+            Command::EnableVerity { .. } => Err(ReceiveProblem::NotSupported(
+                "fs-verity is not supported; send the subvolume with --proto 2, which leaves verity out".to_owned(),
+            )),
+        }
+    }
+
+    fn create(&mut self, fs: &Fs, path: &[u8], new: NewInode<'_>) -> Result<()> {
+        let (dir, name) = self.walk.place(fs, path)?;
+        let made = fs.create(dir, name, NewInode { inherits_nothing: true, ..new }, &Caller::ROOT)?;
+        self.walk.made(path, made.id, made.is_dir());
+        uncount(fs, made.id);
+        Ok(())
+    }
+
+    fn rename(&mut self, fs: &Fs, path: &[u8], to: &[u8]) -> Result<()> {
+        let (dir, name) = self.walk.place(fs, path)?;
+        // A subvolume could leave its place.
+        super::walk::entry(fs, dir, name)?;
+        let (new_dir, new_name) = self.walk.place(fs, to)?;
+        fs.rename(dir, name, new_dir, new_name, RenameFlags::empty())?;
+        self.walk.renamed(path, to);
+        if let Some((of, _)) = &mut self.capability
+            && of == path
+        {
+            *of = to.to_vec();
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, fs: &Fs, path: &[u8], set: SetAttr) -> Result<InodeId> {
+        let id = self.walk.inode(fs, path)?;
+        fs.setattr(id, &set, &Caller::ROOT)?;
+        Ok(id)
+    }
+
+    fn is_mark(&self, id: InodeId, name: &[u8]) -> bool {
+        id == InodeId::root_of(self.root()) && name == INCOMPLETE_XATTR.as_bytes()
+    }
+
+    fn set_xattr(&mut self, fs: &Fs, path: &[u8], name: &[u8], data: &[u8]) -> Result<()> {
+        let id = self.walk.inode(fs, path)?;
+        if self.is_mark(id, name) {
+            return Ok(());
+        }
+        fs.setxattr(id, name, data, XattrFlags::empty(), &Caller::ROOT)?;
+        if name == CAPABILITY {
+            self.capability = Some((path.to_vec(), data.to_vec()));
+        }
+        Ok(())
+    }
+
+    fn chown(&mut self, fs: &Fs, path: &[u8], uid: u64, gid: u64) -> Result<()> {
+        let number =
+            |id: u64| u32::try_from(id).map_err(|_| Error::InvalidArgument("the user or group id is too large"));
+        let (uid, gid) = (Some(number(uid)?), Some(number(gid)?));
+        let id = self.set(fs, path, SetAttr { uid, gid, ..SetAttr::default() })?;
+        if let Some((of, value)) = self.capability.take()
+            && of == path
+        {
+            fs.setxattr(id, CAPABILITY, &value, XattrFlags::empty(), &Caller::ROOT)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the times that Linux can set, and the creation time. As with Linux, the change time is that of the receive.
+    fn utimes(
+        &mut self,
+        fs: &Fs,
+        path: &[u8],
+        (atime, mtime): (Timespec, Timespec),
+        otime: Option<Timespec>,
+    ) -> Result<()> {
+        let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
+        self.set(fs, path, SetAttr { atime, mtime, otime, ..SetAttr::default() }).map(drop)
+    }
+
+    /// Sets the flags that do not hinder later commands. btrfs-progs ignores all of them. Compression and copy-on-write follow
+    /// attributes and mount options.
+    fn fileattr(&mut self, fs: &Fs, path: &[u8], attr: u64) -> Result<()> {
+        const FS_SYNC: u32 = 0x8;
+        const FS_NODUMP: u32 = 0x40;
+        const FS_NOATIME: u32 = 0x80;
+        const FS_DIRSYNC: u32 = 0x1_0000;
+        let flags = [
+            (InodeFlags::SYNC, FS_SYNC),
+            (InodeFlags::NODUMP, FS_NODUMP),
+            (InodeFlags::NOATIME, FS_NOATIME),
+            (InodeFlags::DIRSYNC, FS_DIRSYNC),
+        ];
+        let id = self.walk.inode(fs, path)?;
+        let before = fs.inode_flags(id)?;
+        let mut after = before;
+        for (disk, flag) in flags {
+            after = if attr & disk.bits() != 0 { after | flag } else { after & !flag };
+        }
+        if after == before {
+            return Ok(());
+        }
+        let rights = FlagRights { as_owner: true, immutable: true };
+        Ok(fs.set_inode_flags_with(id, after, &Caller::ROOT, rights)?)
+    }
+
+    fn write(&mut self, fs: &Fs, path: &[u8], mut offset: u64, mut data: &[u8]) -> Result<()> {
+        let id = self.walk.inode(fs, path)?;
+        offset.checked_add(data.len() as u64).ok_or(Error::FileTooBig)?;
+        while !data.is_empty() {
+            let written = fs.write(id, offset, data)?;
+            (offset, data) = (offset + written as u64, &data[written..]);
+        }
+        Ok(())
+    }
+
+    fn write_encoded(&mut self, session: &mut Session<'_>, command: &Command<'_>) -> Result<()> {
+        let Command::EncodedWrite {
+            path,
+            offset,
+            unencoded_file_len: len,
+            unencoded_len: ram_bytes,
+            unencoded_offset: skip,
+            compression,
+            encryption,
+            data: bytes,
+        } = *command
+        else {
+            return Ok(());
+        };
+        if encryption.unwrap_or(0) != 0 {
+            return Err(ReceiveProblem::NotSupported("encrypted data is not supported".to_owned()));
+        }
+        let number = compression.unwrap_or(0);
+        let unknown = || ReceiveProblem::NotSupported(format!("compression number {number} is not known"));
+        let (kind, sectorsize) = match Compression::from_number(number).ok_or_else(unknown)? {
+            Compression::None => (DiskCompression::None, 0),
+            Compression::Zlib => (DiskCompression::Zlib, 0),
+            Compression::Zstd => (DiskCompression::Zstd, 0),
+            Compression::Lzo { sectorsize } => (DiskCompression::Lzo, sectorsize),
+        };
+        let id = self.walk.inode(session.fs, path)?;
+        let encoded = Encoded { kind, sectorsize, bytes, ram_bytes, skip, len };
+        let is_stored = session.fs.write_encoded(id, offset, &encoded, session.options.force_decompress)?;
+        session.report.nr_stored_encoded += u64::from(is_stored);
+        Ok(())
+    }
+
+    /// A file of a clone source.
+    fn in_source(&mut self, fs: &Fs, root: RootId, path: &[u8]) -> Result<InodeId> {
+        if self.source_walk.as_ref().is_none_or(|walk| walk.root() != root) {
+            self.source_walk = Some(Walk::new(root));
+        }
+        match &mut self.source_walk {
+            Some(walk) => walk.inode(fs, path),
+            None => Err(Error::NotFound.into()),
+        }
+    }
+}
+
+/// Returns the reference that a mount counts for an inode given to the kernel: the kernel does not get this one.
+fn uncount(fs: &Fs, id: InodeId) {
+    if fs.options.track_lookups {
+        fs.forget(id, 1);
+    }
+}

@@ -1,0 +1,149 @@
+//! [`ReceiveError`]: what failed, at which command of the stream, on which path.
+
+use std::fmt;
+
+use ubtrfs_stream::{PathProblem, Position, Problem, StreamError};
+use uuid::Uuid;
+
+use crate::Error;
+
+/// A stream that could not be received, or a command that could not be applied.
+#[derive(Debug)]
+pub struct ReceiveError {
+    /// The command; none if no command is to blame.
+    pub position: Option<Position>,
+    /// The path of the command; empty if it has none.
+    pub path: Vec<u8>,
+    /// What is wrong.
+    pub problem: Box<ReceiveProblem>,
+}
+
+/// The reason of a [`ReceiveError`].
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveProblem {
+    /// The stream is damaged.
+    #[error("{0}")]
+    Stream(Problem),
+    /// The filesystem refuses the command.
+    #[error("{0}")]
+    Fs(#[from] Error),
+    /// The path must not be followed.
+    #[error("{0}")]
+    Path(#[from] PathProblem),
+    /// A name on the path is a symbolic link or another subvolume.
+    #[error("'{}' is {what}; a stream may not lead through it", .name.escape_ascii())]
+    NotFollowed {
+        /// The name.
+        name: Vec<u8>,
+        /// What it is.
+        what: &'static str,
+    },
+    /// No subvolume here is the parent of the one that is sent.
+    #[error(
+        "the parent subvolume is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive the parent first, or send without it"
+    )]
+    NoParent {
+        /// The parent's UUID at the sender.
+        uuid: Uuid,
+        /// Its transaction.
+        ctransid: u64,
+    },
+    /// No subvolume here is the clone source.
+    #[error(
+        "the clone source is not here: no subvolume has the received UUID or UUID {uuid} and transaction {ctransid}; receive it first, or send without it"
+    )]
+    NoCloneSource {
+        /// Its UUID at the sender.
+        uuid: Uuid,
+        /// Its transaction.
+        ctransid: u64,
+    },
+    /// The parent or clone source was changed after it was received.
+    #[error(
+        "the subvolume {uuid} was changed after it was received or sent; it cannot serve as parent or clone source"
+    )]
+    Changed {
+        /// Its UUID at the sender.
+        uuid: Uuid,
+    },
+    /// The name is taken.
+    #[error("'{}' exists already", .0.escape_ascii())]
+    Exists(Vec<u8>),
+    /// The name is taken by a subvolume whose receive did not end.
+    #[error("'{}' is left from a receive that did not end; {hint}", .name.escape_ascii())]
+    Incomplete {
+        /// The name.
+        name: Vec<u8>,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The command needs something that is not built.
+    #[error("{0}")]
+    NotSupported(String),
+    /// A command stands where it may not stand.
+    #[error("{0}")]
+    Order(&'static str),
+}
+
+impl fmt::Display for ReceiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(position) = &self.position {
+            write!(f, "{position}: ")?;
+        }
+        // These name the path themselves.
+        let names_path = matches!(*self.problem, ReceiveProblem::Path(_) | ReceiveProblem::Exists(_));
+        if !self.path.is_empty() && !names_path {
+            write!(f, "'{}': ", self.path.get(..MOST_SHOWN).unwrap_or(&self.path).escape_ascii())?;
+        }
+        self.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for ReceiveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.problem)
+    }
+}
+
+impl From<StreamError> for ReceiveError {
+    fn from(error: StreamError) -> Self {
+        Self {
+            position: Some(error.position),
+            path: Vec::new(),
+            problem: Box::new(ReceiveProblem::Stream(error.problem)),
+        }
+    }
+}
+
+impl From<Error> for ReceiveError {
+    fn from(error: Error) -> Self {
+        Self { position: None, path: Vec::new(), problem: Box::new(error.into()) }
+    }
+}
+
+impl ReceiveError {
+    /// Whether the caller cancelled the work.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(*self.problem, ReceiveProblem::Fs(Error::Engine(ubtrfs_error::Error::Cancelled)))
+    }
+
+    /// Whether no later command of the stream makes sense: the stream is damaged, its place is unknown, or the filesystem takes no
+    /// more changes.
+    pub(crate) fn ends_stream(&self) -> bool {
+        let no_filesystem = |error: &Error| {
+            use ubtrfs_error::Error as Engine;
+            let ends =
+                |error: &Engine| matches!(error, Engine::Cancelled | Engine::ReadOnly { .. } | Engine::Corrupt(_));
+            matches!(error, Error::Closed | Error::ReadOnlyMount)
+                || matches!(error, Error::Engine(error) if ends(error))
+        };
+        match &*self.problem {
+            ReceiveProblem::Stream(_) => true,
+            ReceiveProblem::Fs(error) => no_filesystem(error),
+            _ => false,
+        }
+    }
+}
+
+/// Bytes of a path that a message shows.
+const MOST_SHOWN: usize = 300;

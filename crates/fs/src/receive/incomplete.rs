@@ -1,0 +1,230 @@
+//! The subvolume that is being received: making it, its mark, resuming it, and completing it.
+//!
+//! ```text
+//! [made, stransid, no received_uuid] --mark--> [receiving] --end of the stream--> [received, read-only]
+//!                                                  |  ^
+//!                                      break, keep v  | resume with the same stream
+//!                                                [stopped after N commands]
+//! ```
+//!
+//! - I1. The mark says "receiving" before the first command is applied, and "stopped" only after all applied commands. Transactions
+//!   are in order, so a crash never leaves a subvolume that says "stopped" and holds other commands. A subvolume that says
+//!   "receiving" after a crash cannot be resumed: some commands of the last transaction may be there.
+//! - I2. The stream that resumes is the same up to the last complete command: the mark has a checksum over the checksums of the
+//!   commands.
+
+use ubtrfs_format::hash::crc32c_raw;
+use ubtrfs_format::item::RootFlags;
+use ubtrfs_format::{Generation, RootId};
+use ubtrfs_stream::FrameHeader;
+use ubtrfs_transaction::Received;
+use uuid::Uuid;
+
+use super::error::ReceiveProblem;
+use crate::clock::now;
+use crate::inode::xattr;
+use crate::items::dir_item;
+use crate::types::{Caller, InodeId, XattrFlags};
+use crate::{Error, Fs, Result};
+
+/// Attribute of the root directory of a subvolume whose receive has not ended: `receiving ...` or `stopped ...`, with the UUID and
+/// transaction of the subvolume that is sent, and the number of complete commands.
+pub const INCOMPLETE_XATTR: &str = "trusted.ubtrfs.incomplete";
+
+/// A subvolume as its stream describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) uuid: Uuid,
+    pub(crate) ctransid: u64,
+    /// The parent's UUID and transaction.
+    pub(crate) parent: Option<(Uuid, u64)>,
+}
+
+/// How far a receive came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Commands after the one that makes the subvolume.
+    pub(crate) nr_commands: u64,
+    /// Over the checksums of these commands (I2).
+    pub(crate) digest: u32,
+}
+
+impl Progress {
+    /// Counts a command.
+    pub(crate) fn add(&mut self, header: &FrameHeader) {
+        self.nr_commands += 1;
+        self.digest = crc32c_raw(self.digest, &header.crc.to_le_bytes());
+    }
+}
+
+/// What the mark says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    sent: Sent,
+    /// Where it stopped; none while it is being received.
+    stopped: Option<Progress>,
+}
+
+impl Mark {
+    fn encode(&self) -> Vec<u8> {
+        let Sent { uuid, ctransid, parent } = self.sent;
+        let (parent, parent_ctransid) = parent.unwrap_or((Uuid::nil(), 0));
+        let state = match self.stopped {
+            None => "receiving".to_owned(),
+            Some(Progress { nr_commands, digest }) => format!("stopped commands={nr_commands} digest={digest}"),
+        };
+        format!("{state} uuid={uuid} ctransid={ctransid} parent={parent} parent_ctransid={parent_ctransid}")
+            .into_bytes()
+    }
+
+    fn decode(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?;
+        let field = |name: &str| text.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        let number = |name| field(name)?.parse::<u64>().ok();
+        let parent = (field("parent")?.parse().ok()?, number("parent_ctransid")?);
+        let sent = Sent {
+            uuid: field("uuid")?.parse().ok()?,
+            ctransid: number("ctransid")?,
+            parent: Some(parent).filter(|(uuid, _): &(Uuid, u64)| !uuid.is_nil()),
+        };
+        let stopped = match text.split(' ').next()? {
+            "receiving" => None,
+            "stopped" => {
+                Some(Progress { nr_commands: number("commands")?, digest: u32::try_from(number("digest")?).ok()? })
+            }
+            _ => return None,
+        };
+        Some(Self { sent, stopped })
+    }
+}
+
+impl Fs {
+    /// Makes the subvolume that a stream will be received into, marked as incomplete (R2).
+    pub(crate) fn make_incomplete(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        sent: &Sent,
+        parent: Option<RootId>,
+    ) -> Result<RootId> {
+        // A transaction of 0 would leave no mark in the root item.
+        let stransid = Generation(sent.ctransid.max(1));
+        let id = match parent {
+            None => self.create_subvolume_for(dir, name, &Caller { umask: 0o022, ..Caller::ROOT }, &[], stransid)?,
+            Some(parent) => self.snapshot_for(parent, dir, name, false, &[], stransid)?,
+        };
+        self.set_mark(id.root, sent, None)?;
+        Ok(id.root)
+    }
+
+    /// Says on the subvolume that it is being received, or where that stopped.
+    pub(crate) fn set_mark(&self, root: RootId, sent: &Sent, stopped: Option<Progress>) -> Result<()> {
+        let value = Mark { sent: *sent, stopped }.encode();
+        self.setxattr(InodeId::root_of(root), INCOMPLETE_XATTR.as_bytes(), &value, XattrFlags::empty(), &Caller::ROOT)
+    }
+
+    /// Keeps an incomplete subvolume, durable on return (I1).
+    pub(crate) fn keep_incomplete(&self, root: RootId, sent: &Sent, progress: Progress) -> Result<()> {
+        self.flush_tagged(Some(root))?;
+        self.set_mark(root, sent, Some(progress))?;
+        Ok(self.engine.commit()?)
+    }
+
+    /// Whether the name of a new subvolume is taken, and if so, whether by one that can be resumed.
+    pub(crate) fn resumable(
+        &self,
+        dir: InodeId,
+        name: &[u8],
+        sent: &Sent,
+        keep: bool,
+    ) -> Result<Option<(RootId, Progress)>, ReceiveProblem> {
+        let exists = || ReceiveProblem::Exists(name.to_vec());
+        let id = match self.find_subvolume(dir, name) {
+            Ok((id, _)) => id,
+            Err(Error::NotFound) => return Ok(None),
+            Err(Error::InvalidArgument(_)) => return Err(exists()),
+            Err(error) => return Err(error.into()),
+        };
+        let item = self.engine.root_item(id).map_err(Error::from)?.ok_or(Error::NotFound)?;
+        let is_read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
+        if !item.received_uuid.is_nil() || is_read_only || item.stransid.0 == 0 {
+            return Err(exists());
+        }
+        let incomplete = |hint| Err(ReceiveProblem::Incomplete { name: name.to_vec(), hint });
+        let mark = match self.getxattr(InodeId::root_of(id), INCOMPLETE_XATTR.as_bytes()) {
+            Ok(value) => Mark::decode(&value),
+            Err(Error::NoData) => None,
+            Err(error) => return Err(error.into()),
+        };
+        match mark {
+            Some(Mark { sent: other, .. }) if other != *sent => {
+                incomplete("it is of another stream; delete it first: ubtrfs subvolume delete")
+            }
+            Some(Mark { stopped: Some(progress), .. }) if keep => {
+                self.set_mark(id, sent, None)?;
+                Ok(Some((id, progress)))
+            }
+            Some(Mark { stopped: Some(_), .. }) => {
+                incomplete("continue it with --keep, or delete it first: ubtrfs subvolume delete")
+            }
+            _ => incomplete("it was interrupted and cannot be continued; delete it first: ubtrfs subvolume delete"),
+        }
+    }
+
+    /// Makes an incomplete subvolume a received one: read-only, with the origin's UUID and transaction, durable on return (R2).
+    pub(crate) fn complete_received(&self, root: RootId, sent: &Sent) -> Result<()> {
+        let _changing = self.begin_change()?;
+        let _flags = self.subvolumes.lock_flags();
+        let subvolume = self.subvolume(root)?;
+        // Running changes end first, as when a subvolume becomes read-only.
+        subvolume.set_read_only(true)?;
+        let done = self.put_received(root, sent);
+        if done.is_err() {
+            subvolume.set_read_only(false)?;
+        }
+        done
+    }
+
+    fn put_received(&self, root: RootId, sent: &Sent) -> Result<()> {
+        let _subvolumes = self.subvolumes.lock();
+        let reservation = self.reserve(COMPLETE_ITEMS)?;
+        self.flush_tagged(Some(root))?;
+        let inode = self.inode(InodeId::root_of(root))?;
+        let state = inode.write()?;
+        let mut changes = Vec::new();
+        let gone = (INCOMPLETE_XATTR.as_bytes(), None);
+        xattr::plan_set(&mut changes, (&inode, &state), &self.geometry, gone, XattrFlags::empty())?;
+        let op = self.engine.begin(reservation);
+        dir_item::put_changes(&op, &inode.home.tree, changes);
+        let stransid = Generation(sent.ctransid);
+        op.set_subvolume_received(root, Received { uuid: sent.uuid, stransid, rtime: now() });
+        drop(op);
+        drop(state);
+        Ok(self.engine.commit()?)
+    }
+}
+
+/// Items of a completion: the attribute, the root item, two UUID items.
+const COMPLETE_ITEMS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_come_back() {
+        let sent = Sent { uuid: Uuid::from_u128(1), ctransid: 7, parent: None };
+        let from = Sent { parent: Some((Uuid::from_u128(2), 3)), ..sent };
+        let progress = Progress { nr_commands: 5, digest: u32::MAX };
+        for mark in [
+            Mark { sent, stopped: None },
+            Mark { sent: from, stopped: None },
+            Mark { sent: from, stopped: Some(progress) },
+        ] {
+            assert_eq!(Mark::decode(&mark.encode()), Some(mark));
+        }
+        for bad in [&b""[..], b"stopped", b"stopped commands=x", b"\xff"] {
+            assert_eq!(Mark::decode(bad), None);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The thread that reads a stream: it cuts the input into commands and verifies their checksums, batch by batch.
+//!
+//! - I1. At most [`NR_BATCHES`] batches wait. A batch has [`BATCH_BYTES`], or one larger command.
+
+use std::io::Read;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use ubtrfs_stream::{CommandKind, FrameHeader, FrameReader, Position, Problem, StreamError};
+
+/// Commands that lie one after the other in the input.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    bytes: Vec<u8>,
+    frames: Vec<(usize, FrameHeader)>,
+}
+
+impl Batch {
+    /// The commands.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = (&FrameHeader, &[u8])> {
+        let ends = self.frames.iter().skip(1).map(|(start, _)| *start).chain([self.bytes.len()]);
+        self.frames.iter().zip(ends).map(|((start, header), end)| (header, &self.bytes[*start..end]))
+    }
+
+    /// Bytes of the input.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.frames.clear();
+    }
+}
+
+/// Sends all commands of an input, or of its first stream, and then the error that ended it. `used` returns batches to be filled
+/// again.
+pub(crate) fn read_all(
+    input: impl Read,
+    only_first: bool,
+    batches: &SyncSender<Result<Batch, StreamError>>,
+    used: &Receiver<Batch>,
+) {
+    let mut reader = FrameReader::new(input);
+    let mut nr_streams = 0;
+    let failure = loop {
+        match reader.stream() {
+            Ok(Some(_)) => nr_streams += 1,
+            Ok(None) if nr_streams == 0 => {
+                break Some(StreamError { position: Position::default(), problem: Problem::Empty });
+            }
+            Ok(None) => break None,
+            Err(error) => break Some(error),
+        }
+        match read_stream(&mut reader, batches, used) {
+            Ok(true) if only_first => break None,
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => break Some(error),
+        }
+    };
+    if let Some(error) = failure {
+        // Without a receiver nobody is interested.
+        let _ = batches.send(Err(error));
+    }
+}
+
+/// Sends the commands of one stream. Returns false if the receiver is gone.
+fn read_stream(
+    reader: &mut FrameReader<impl Read>,
+    batches: &SyncSender<Result<Batch, StreamError>>,
+    used: &Receiver<Batch>,
+) -> Result<bool, StreamError> {
+    loop {
+        let mut batch = used.try_recv().unwrap_or_default();
+        batch.clear();
+        // A large command does not keep its memory.
+        batch.bytes.shrink_to(2 * BATCH_BYTES);
+        let mut result = Ok(false);
+        while batch.bytes.len() < BATCH_BYTES {
+            let start = batch.bytes.len();
+            let frame = reader.command(&mut batch.bytes).and_then(|header| {
+                let position = Position { offset: reader.offset(), ..Position::default() };
+                let header = header.ok_or(StreamError { position, problem: Problem::NoEnd })?;
+                header.verify(&batch.bytes[start..])?;
+                Ok(header)
+            });
+            match frame {
+                Ok(header) => {
+                    batch.frames.push((start, header));
+                    if header.position.kind == Some(CommandKind::End) {
+                        result = Ok(true);
+                        break;
+                    }
+                }
+                Err(error) => {
+                    batch.bytes.truncate(start);
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        // The commands before an error are applied: a kept subvolume is resumed after them.
+        if batches.send(Ok(batch)).is_err() {
+            return Ok(false);
+        }
+        match result {
+            Ok(false) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Bytes after which a batch is sent.
+const BATCH_BYTES: usize = 1 << 20;
+/// Batches that wait for being applied.
+pub(crate) const NR_BATCHES: usize = 4;

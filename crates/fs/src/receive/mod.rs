@@ -1,0 +1,36 @@
+//! Receiving send streams: [`Fs::receive`](crate::Fs::receive) applies a stream below a directory, by the engine.
+//!
+//! ```text
+//! input --[thread: read, verify checksums]--> batches --> Session --> Current (a subvolume) --> Fs
+//! ```
+//!
+//! | module       | contents                                                                                     |
+//! |--------------|----------------------------------------------------------------------------------------------|
+//! | `input`      | the thread that reads the input                                                              |
+//! | `session`    | the whole input: which subvolume begins and ends where; what happens after errors            |
+//! | `apply`      | one command on the subvolume that is being received                                          |
+//! | `walk`       | from paths to inodes                                                                         |
+//! | `origin`     | finding parents and clone sources                                                            |
+//! | `incomplete` | the mark of an incomplete subvolume, and resuming it                                         |
+//! | `error`      | what failed, at which command                                                                |
+//!
+//! Invariants:
+//! - R1. A stream changes nothing outside of the subvolumes that it makes. A path is walked name by name from the root of its
+//!   subvolume; a symbolic link or another subvolume on the way is an error (`walk`).
+//! - R2. A subvolume that is not complete has no `received_uuid` and is marked: its root item has a `stransid` from the commit that
+//!   makes it, and its root directory has the attribute [`INCOMPLETE_XATTR`]. One operation removes the attribute, sets
+//!   `received_uuid` and makes it read-only, when all of its data is on disk.
+//! - R3. Memory is bounded: a few batches of input, and the caches of `walk`. Writers' throttling holds for receive too.
+//! - R4. After a failure the incomplete subvolume is deleted, or kept with the number of its complete commands.
+
+mod apply;
+mod error;
+mod incomplete;
+mod input;
+mod origin;
+mod session;
+mod walk;
+
+pub use error::{ReceiveError, ReceiveProblem};
+pub use incomplete::INCOMPLETE_XATTR;
+pub use session::{ReceiveOptions, ReceiveReport, ReceivedSubvolume};

@@ -1,0 +1,77 @@
+//! Finding parents and clone sources among the subvolumes here: by the UUID of the subvolume that they were received from, or by
+//! their own UUID.
+
+use ubtrfs_format::item::{RootFlags, RootItem};
+use ubtrfs_format::{Key, KeyType, RootId};
+use uuid::Uuid;
+
+use super::error::ReceiveProblem;
+use crate::{Error, Fs};
+
+/// The part that a subvolume plays for a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The parent of a snapshot.
+    Parent,
+    /// A source of clones.
+    CloneSource,
+}
+
+impl Fs {
+    /// Finds the subvolume that a stream calls by UUID and transaction: first one that was received from it, then itself.
+    ///
+    /// It must be as it was: a received one is read-only, or not changed since; another one has this transaction.
+    pub(crate) fn find_origin(&self, uuid: Uuid, ctransid: u64, part: Part) -> Result<RootId, ReceiveProblem> {
+        let mut changed = false;
+        for kind in [KeyType::UUID_KEY_RECEIVED_SUBVOL, KeyType::UUID_KEY_SUBVOL] {
+            for id in self.ids_of_uuid(kind, uuid)? {
+                let Some(item) = self.engine.root_item(id).map_err(Error::from)?.filter(|item| item.refs > 0) else {
+                    continue;
+                };
+                if self.subvolumes.is_deleted(id) {
+                    continue;
+                }
+                match is_usable(&item, kind, uuid, ctransid) {
+                    Some(true) => return Ok(id),
+                    Some(false) => changed = true,
+                    None => {}
+                }
+            }
+        }
+        Err(match (changed, part) {
+            (true, _) => ReceiveProblem::Changed { uuid },
+            (false, Part::Parent) => ReceiveProblem::NoParent { uuid, ctransid },
+            (false, Part::CloneSource) => ReceiveProblem::NoCloneSource { uuid, ctransid },
+        })
+    }
+
+    /// Subvolumes by UUID, from the UUID tree. A filesystem without one is searched.
+    fn ids_of_uuid(&self, kind: KeyType, uuid: Uuid) -> Result<Vec<RootId>, Error> {
+        if uuid.is_nil() {
+            return Ok(Vec::new());
+        }
+        let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let Some(tree) = self.engine.tree(RootId::UUID_TREE)? else {
+            let is_it = |info: &crate::SubvolumeInfo| match kind {
+                KeyType::UUID_KEY_SUBVOL => info.uuid == uuid,
+                _ => info.received_uuid == uuid,
+            };
+            return Ok(self.subvolumes()?.into_iter().filter(is_it).map(|info| info.id).collect());
+        };
+        let (high, low) = uuid.as_bytes().split_at(size_of::<u64>());
+        let ids = tree.get(&Key::new(word(high), kind, word(low)))?;
+        Ok(ids.map_or_else(Vec::new, |ids| ids.chunks_exact(size_of::<u64>()).map(|id| RootId(word(id))).collect()))
+    }
+}
+
+/// Whether a subvolume that has the UUID is the one that is meant, and unchanged; none if it is another state of it.
+fn is_usable(item: &RootItem, kind: KeyType, uuid: Uuid, ctransid: u64) -> Option<bool> {
+    let is_read_only = RootFlags::from_bits_retain(item.flags).contains(RootFlags::RDONLY);
+    if kind == KeyType::UUID_KEY_RECEIVED_SUBVOL {
+        let is_meant = item.received_uuid == uuid && item.stransid.0 == ctransid;
+        is_meant.then_some(is_read_only || item.ctransid <= item.rtransid)
+    } else {
+        let is_meant = item.uuid == uuid && item.ctransid.0 == ctransid;
+        is_meant.then_some(true)
+    }
+}

@@ -1,0 +1,311 @@
+//! [`Session`]: a whole input, subvolume after subvolume.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use ubtrfs_format::RootId;
+use ubtrfs_stream::{Command, FrameHeader, Position, StreamPath, parse};
+use ubtrfs_transaction::Job;
+use uuid::Uuid;
+
+use super::apply::Current;
+use super::error::{ReceiveError, ReceiveProblem};
+use super::incomplete::{Progress, Sent};
+use super::input::{Batch, NR_BATCHES, read_all};
+use super::origin::Part;
+use super::walk::entry;
+use crate::types::InodeId;
+use crate::{Error, Fs};
+
+/// How a stream is received.
+#[derive(Clone, Debug)]
+pub struct ReceiveOptions {
+    /// Whether to end at the first end command. Otherwise streams are received until the input ends.
+    pub only_first: bool,
+    /// The number of failed commands after which the receive fails; 0 for any number.
+    pub max_errors: u64,
+    /// Whether a broken receive leaves its subvolume, marked as incomplete, and the next one with the same stream resumes it.
+    pub keep: bool,
+    /// Whether to decompress all data, and not to store compressed extents as they are.
+    pub force_decompress: bool,
+    /// Set when the receive ends. An input that waits for bytes must then return.
+    pub ended: Arc<AtomicBool>,
+}
+
+impl Default for ReceiveOptions {
+    fn default() -> Self {
+        Self { only_first: false, max_errors: 1, keep: false, force_decompress: false, ended: Arc::default() }
+    }
+}
+
+/// The result of a receive.
+#[derive(Debug, Default)]
+pub struct ReceiveReport {
+    /// The subvolumes, in the order of the stream.
+    pub subvolumes: Vec<ReceivedSubvolume>,
+    /// Commands applied.
+    pub nr_commands: u64,
+    /// Bytes of the input.
+    pub nr_bytes: u64,
+    /// Compressed extents that were stored as they are.
+    pub nr_stored_encoded: u64,
+    /// Commands that failed. More than `max_errors` end the receive.
+    pub nr_errors: u64,
+    /// The first of their errors.
+    pub errors: Vec<ReceiveError>,
+}
+
+/// A received subvolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceivedSubvolume {
+    /// Its id here.
+    pub id: RootId,
+    /// The directory of its name.
+    pub dir: InodeId,
+    /// Its path below the directory that was received into.
+    pub path: Vec<u8>,
+    /// UUID of the subvolume that was sent.
+    pub uuid: Uuid,
+    /// Whether it began as a snapshot of a parent.
+    pub is_snapshot: bool,
+    /// Commands that an earlier receive had applied.
+    pub nr_resumed: u64,
+}
+
+impl Fs {
+    /// Receives the subvolumes of a stream below `dir`. Units of `job` are bytes of the input.
+    ///
+    /// Each subvolume that was completed is durable and stays, also after a failure. The incomplete one is deleted or kept as
+    /// `options` say (R4). `made` is called with each new subvolume.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a command, if there were as many as `options.max_errors`, or what is wrong with the stream.
+    pub fn receive(
+        &self,
+        dir: InodeId,
+        input: impl Read + Send,
+        options: &ReceiveOptions,
+        job: &Job,
+        made: &mut dyn FnMut(&ReceivedSubvolume),
+    ) -> Result<ReceiveReport, ReceiveError> {
+        self.inode_to_change(dir)?;
+        let mut session = Session {
+            fs: self,
+            dir,
+            options,
+            current: None,
+            sources: HashMap::new(),
+            report: ReceiveReport::default(),
+            made,
+        };
+        let done = session.read(input, job);
+        match done {
+            Ok(()) => Ok(session.report),
+            Err(error) => Err(session.clean_up(error)),
+        }
+    }
+}
+
+pub(crate) struct Session<'s> {
+    pub(crate) fs: &'s Fs,
+    dir: InodeId,
+    pub(crate) options: &'s ReceiveOptions,
+    current: Option<Current>,
+    /// Clone sources that were found.
+    sources: HashMap<(Uuid, u64), RootId>,
+    pub(crate) report: ReceiveReport,
+    made: &'s mut dyn FnMut(&ReceivedSubvolume),
+}
+
+impl Session<'_> {
+    fn read(&mut self, input: impl Read + Send, job: &Job) -> Result<(), ReceiveError> {
+        let (send, batches) = sync_channel(NR_BATCHES);
+        let (give_back, used) = sync_channel(NR_BATCHES);
+        let only_first = self.options.only_first;
+        std::thread::scope(|scope| {
+            scope.spawn(move || read_all(input, only_first, &send, &used));
+            let result = loop {
+                if let Err(error) = job.check() {
+                    break Err(Error::from(error).into());
+                }
+                match batches.recv_timeout(PATIENCE) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break Ok(()),
+                    Ok(Err(error)) => break Err(error.into()),
+                    Ok(Ok(batch)) => {
+                        if let Err(error) = self.apply_batch(&batch, job) {
+                            break Err(error);
+                        }
+                        // A full channel has enough batches.
+                        let _ = give_back.try_send(batch);
+                    }
+                }
+            };
+            // The reader ends: its next batch has no receiver, and its input ends.
+            drop(batches);
+            self.options.ended.store(true, Ordering::SeqCst);
+            result
+        })
+    }
+
+    fn apply_batch(&mut self, batch: &Batch, job: &Job) -> Result<(), ReceiveError> {
+        for (index, (header, bytes)) in batch.frames().enumerate() {
+            if index % COMMANDS_PER_CHECK == 0 {
+                job.check().map_err(Error::from)?;
+            }
+            let command = parse(header, bytes)?;
+            self.step(header, &command)?;
+        }
+        self.report.nr_bytes += batch.len_bytes();
+        job.advance(batch.len_bytes());
+        Ok(())
+    }
+
+    /// Applies a command, or counts its error.
+    fn step(&mut self, header: &FrameHeader, command: &Command<'_>) -> Result<(), ReceiveError> {
+        let at = |problem, path: &[u8]| ReceiveError {
+            position: Some(header.position),
+            path: path.to_vec(),
+            problem: Box::new(problem),
+        };
+        let path = command.path().unwrap_or_default();
+        match command {
+            Command::Subvol { path, uuid, ctransid } => {
+                self.complete(header.position)?;
+                let sent = Sent { uuid: *uuid, ctransid: *ctransid, parent: None };
+                return self.begin(path, sent).map_err(|problem| at(problem, path));
+            }
+            Command::Snapshot { path, uuid, ctransid, clone_uuid, clone_ctransid } => {
+                self.complete(header.position)?;
+                let sent = Sent { uuid: *uuid, ctransid: *ctransid, parent: Some((*clone_uuid, *clone_ctransid)) };
+                return self.begin(path, sent).map_err(|problem| at(problem, path));
+            }
+            Command::End => return self.complete(header.position),
+            _ => {}
+        }
+        let no_subvolume = ReceiveProblem::Order("the stream does not begin with a subvolume");
+        let Some(mut current) = self.current.take() else { return Err(at(no_subvolume, path)) };
+        let applied = match current.skips(header) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let applied = current.apply(self, command);
+                if applied.is_ok() {
+                    current.progress.add(header);
+                }
+                self.report.nr_commands += 1;
+                applied
+            }
+            Err(problem) => {
+                self.current = Some(current);
+                return Err(at(problem, path));
+            }
+        };
+        self.current = Some(current);
+        applied.or_else(|problem| self.tolerate(at(problem, path)))
+    }
+
+    /// Counts the error of a command. Fails if there are too many, or later commands make no sense.
+    fn tolerate(&mut self, error: ReceiveError) -> Result<(), ReceiveError> {
+        self.report.nr_errors += 1;
+        if error.ends_stream() || (self.options.max_errors > 0 && self.report.nr_errors >= self.options.max_errors) {
+            return Err(error);
+        }
+        // A resumed receive would not know which commands failed.
+        if let Some(current) = &mut self.current {
+            current.has_failures = true;
+        }
+        if self.report.errors.len() < MOST_ERRORS {
+            self.report.errors.push(error);
+        }
+        Ok(())
+    }
+
+    /// Begins a subvolume, or resumes it.
+    fn begin(&mut self, path: &[u8], sent: Sent) -> Result<(), ReceiveProblem> {
+        let names_root = ReceiveProblem::Order("the subvolume has no name");
+        let (above, name) = StreamPath::new(path)?.split().ok_or(names_root)?;
+        let mut dir = self.dir;
+        for name in above.names() {
+            dir = entry(self.fs, dir, name)?.0;
+        }
+        let resumed = self.fs.resumable(dir, name, &sent, self.options.keep)?;
+        let (id, target) = match resumed {
+            Some((id, progress)) => (id, progress),
+            None => {
+                let parent = match sent.parent {
+                    Some((uuid, ctransid)) => Some(self.fs.find_origin(uuid, ctransid, Part::Parent)?),
+                    None => None,
+                };
+                (self.fs.make_incomplete(dir, name, &sent, parent)?, Progress::default())
+            }
+        };
+        let made = ReceivedSubvolume {
+            id,
+            dir,
+            path: path.to_vec(),
+            uuid: sent.uuid,
+            is_snapshot: sent.parent.is_some(),
+            nr_resumed: target.nr_commands,
+        };
+        (self.made)(&made);
+        self.current = Some(Current::new(made, name.to_vec(), sent, target));
+        Ok(())
+    }
+
+    /// Completes the current subvolume, if there is one.
+    fn complete(&mut self, position: Position) -> Result<(), ReceiveError> {
+        let Some(current) = &self.current else { return Ok(()) };
+        let at = |problem| ReceiveError {
+            position: Some(position),
+            path: current.made.path.clone(),
+            problem: Box::new(problem),
+        };
+        current.check_resumed().map_err(at)?;
+        self.fs.complete_received(current.made.id, &current.sent).map_err(|error| at(error.into()))?;
+        if let Some(current) = self.current.take() {
+            self.report.subvolumes.push(current.made);
+        }
+        Ok(())
+    }
+
+    /// Deletes or keeps the incomplete subvolume after a failure (R4).
+    fn clean_up(&mut self, error: ReceiveError) -> ReceiveError {
+        let Some(current) = self.current.take() else { return error };
+        let id = current.made.id;
+        let keeps = self.options.keep && !current.has_failures;
+        let done = match keeps {
+            true => self.fs.keep_incomplete(id, &current.sent, current.reached()),
+            false => self.fs.delete_subvolume(current.made.dir, &current.name, Some(id)),
+        };
+        if let Err(left) = done {
+            tracing::warn!("the incomplete subvolume '{}' stays: {left}", current.made.path.escape_ascii());
+        }
+        error
+    }
+
+    /// A clone source.
+    pub(crate) fn source(&mut self, uuid: Uuid, ctransid: u64) -> Result<RootId, ReceiveProblem> {
+        if let Some(id) = self.sources.get(&(uuid, ctransid)) {
+            return Ok(*id);
+        }
+        let id = self.fs.find_origin(uuid, ctransid, Part::CloneSource)?;
+        if self.sources.len() >= MOST_SOURCES {
+            self.sources.clear();
+        }
+        self.sources.insert((uuid, ctransid), id);
+        Ok(id)
+    }
+}
+
+/// How long to wait for input before looking whether the work is cancelled.
+const PATIENCE: Duration = Duration::from_millis(100);
+const COMMANDS_PER_CHECK: usize = 64;
+/// Errors that a report lists.
+const MOST_ERRORS: usize = 100;
+/// Clone sources that are remembered.
+const MOST_SOURCES: usize = 1024;

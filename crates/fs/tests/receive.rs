@@ -1,0 +1,579 @@
+//! Receiving streams made by hand: what a stream must not do, what stays after a failure, and how a receive is resumed.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::Read;
+use std::sync::Arc;
+
+use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_format::item::{RootFlags, Timespec};
+use ubtrfs_format::{Ino, RootId};
+use ubtrfs_fs::{
+    Attr, Caller, ExtentKind, Fs, INCOMPLETE_XATTR, InodeId, Job, MountOptions, NewInode, ReceiveError, ReceiveOptions,
+    ReceiveReport, SubvolumeInfo, XattrFlags,
+};
+use ubtrfs_stream::{Command, Version, Writer};
+use ubtrfs_testkit::hostile::mend_checksums;
+use ubtrfs_testkit::{Image, Rng, btrfs_check, capability, second_opinion};
+use uuid::Uuid;
+
+const TOP: InodeId = InodeId { root: RootId::FS_TREE, ino: Ino::ROOT_DIR };
+const SENT: Uuid = Uuid::from_u128(0x11);
+const NEXT: Uuid = Uuid::from_u128(0x22);
+
+struct Bed {
+    image: Image,
+    fs: Arc<Fs>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let image = Image::empty(256 << 20).unwrap();
+        let device = FileDevice::open(image.path(), Access::ReadWrite).unwrap();
+        ubtrfs_mkfs::make(&device, &ubtrfs_mkfs::MkfsOptions::default()).unwrap();
+        drop(device);
+        Self { fs: Self::open(&image), image }
+    }
+
+    fn open(image: &Image) -> Arc<Fs> {
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(image.path(), Access::ReadWrite).unwrap());
+        Fs::open(vec![device], MountOptions::default()).unwrap()
+    }
+
+    fn receive(&self, stream: &[u8]) -> Result<ReceiveReport, ReceiveError> {
+        self.receive_with(stream, &ReceiveOptions::default())
+    }
+
+    fn receive_with(&self, stream: &[u8], options: &ReceiveOptions) -> Result<ReceiveReport, ReceiveError> {
+        let options = ReceiveOptions { ended: Arc::default(), ..options.clone() };
+        self.fs.receive(TOP, stream, &options, &Job::new(), &mut |_| {})
+    }
+
+    fn fails(&self, stream: &[u8]) -> String {
+        self.receive(stream).unwrap_err().to_string()
+    }
+
+    fn find(&self, path: &str) -> Option<Attr> {
+        self.fs.lookup_path(path.as_bytes(), false).ok()
+    }
+
+    fn content(&self, path: &str) -> Vec<u8> {
+        self.fs.read(self.find(path).unwrap().id, 0, 1 << 20).unwrap()
+    }
+
+    fn subvolume(&self, path: &str) -> SubvolumeInfo {
+        self.fs.subvolume_info(self.find(path).unwrap().id.root).unwrap()
+    }
+
+    fn names(&self, dir: InodeId) -> Vec<String> {
+        let mut names = Vec::new();
+        self.fs
+            .readdir(dir, 0, &mut |entry| {
+                names.push(String::from_utf8_lossy(entry.name).into_owned());
+                true
+            })
+            .unwrap();
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        names
+    }
+
+    /// Closes the filesystem, and checks it.
+    fn close(self) -> Image {
+        self.fs.close().unwrap();
+        match capability::program("btrfs") {
+            true => btrfs_check(self.image.path()).unwrap(),
+            false => second_opinion(self.image.path()).unwrap(),
+        }
+        self.image
+    }
+}
+
+fn stream(version: Version, commands: &[Command<'_>]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new(), version).unwrap();
+    for command in commands {
+        writer.command(command).unwrap();
+    }
+    writer.into_inner()
+}
+
+/// A stream of the subvolume `name` with these commands.
+fn full(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
+    let first = Command::Subvol { path: name.as_bytes(), uuid: SENT, ctransid: 7 };
+    stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
+}
+
+fn incremental(name: &'static str, commands: &[Command<'_>]) -> Vec<u8> {
+    let path = name.as_bytes();
+    let first = Command::Snapshot { path, uuid: NEXT, ctransid: 9, clone_uuid: SENT, clone_ctransid: 7 };
+    stream(Version::V2, &[&[first], commands, &[Command::End]].concat())
+}
+
+fn small_tree() -> Vec<Command<'static>> {
+    let time = |sec| Timespec { sec, nsec: 5 };
+    vec![
+        Command::Mkdir { path: b"o257-7-0", ino: 257 },
+        Command::Rename { path: b"o257-7-0", to: b"dir" },
+        Command::Mkfile { path: b"o258-7-0", ino: 258 },
+        Command::Rename { path: b"o258-7-0", to: b"dir/file" },
+        Command::Write { path: b"dir/file", offset: 0, data: b"content" },
+        Command::Link { path: b"link", target: b"dir/file" },
+        Command::Chown { path: b"dir/file", uid: 1000, gid: 1001 },
+        Command::Chmod { path: b"dir/file", mode: 0o4755 },
+        Command::SetXattr { path: b"dir/file", name: b"user.x", data: b"1" },
+        Command::Symlink { path: b"out", ino: 259, target: b"/" },
+        Command::Utimes { path: b"dir/file", atime: time(1), mtime: time(2), ctime: time(3), otime: Some(time(4)) },
+        Command::Utimes { path: b"dir", atime: time(5), mtime: time(6), ctime: time(7), otime: None },
+    ]
+}
+
+#[test]
+fn a_subvolume_is_received_with_its_origin() {
+    let bed = Bed::new();
+    let report = bed.receive(&full("s1", &small_tree())).unwrap();
+    assert_eq!(report.subvolumes.len(), 1);
+    let file = bed.find("s1/dir/file").unwrap();
+    assert_eq!((file.mode, file.uid, file.gid, file.nlink), (0o104_755, 1000, 1001, 2));
+    assert_eq!((file.atime.sec, file.mtime.sec, file.otime.sec), (1, 2, 4));
+    assert_eq!(bed.content("s1/link"), b"content");
+    assert_eq!(bed.find("s1/dir").unwrap().mtime.sec, 6);
+    let info = bed.subvolume("s1");
+    assert_eq!((info.received_uuid, info.stransid.0), (SENT, 7));
+    assert!(info.flags.contains(RootFlags::RDONLY) && info.rtransid.0 > 0 && info.rtime.sec > 0);
+    assert_eq!(bed.fs.listxattr(InodeId::root_of(info.id)).unwrap(), Vec::<Vec<u8>>::new());
+
+    bed.receive(&incremental("s2", &[Command::Unlink { path: b"link" }])).unwrap();
+    let next = bed.subvolume("s2");
+    assert_eq!((next.parent_uuid, next.received_uuid, next.stransid.0), (info.uuid, NEXT, 9));
+    assert_eq!(bed.find("s2/dir/file").unwrap().nlink, 1);
+    assert_eq!(bed.find("s1/dir/file").unwrap().nlink, 2);
+    // All of it is durable.
+    let image = bed.close();
+    let bed = Bed { fs: Bed::open(&image), image };
+    assert_eq!(bed.subvolume("s2").received_uuid, NEXT);
+    bed.close();
+}
+
+#[test]
+fn no_path_leads_out_of_the_subvolume() {
+    let bed = Bed::new();
+    let outside = bed.fs.create(TOP, b"outside", NewInode::dir(0o755), &Caller::ROOT).unwrap().id;
+    bed.fs.create(outside, b"victim", NewInode::file(0o644), &Caller::ROOT).unwrap();
+    bed.fs.create_subvolume(TOP, b"origin", &Caller::ROOT).unwrap();
+    let before = (bed.names(TOP), bed.names(outside));
+    let link = |target: &'static [u8]| Command::Symlink { path: b"link", ino: 300, target };
+    let dir = Command::Mkdir { path: b"d", ino: 301 };
+    for path in
+        ["../outside/new", "/outside/new", "d/../../outside/new", "link/new", "d/./new", "link/victim", "..", ""]
+    {
+        let path = path.as_bytes();
+        let attacks = [
+            Command::Mkfile { path, ino: 1 },
+            Command::Mkdir { path, ino: 1 },
+            Command::Rename { path: b"d", to: path },
+            Command::Rename { path, to: b"stolen" },
+            Command::Link { path: b"stolen", target: path },
+            Command::Link { path, target: b"file" },
+            Command::Unlink { path },
+            Command::Rmdir { path },
+            Command::Write { path, offset: 0, data: b"attack" },
+            Command::Truncate { path, size: 100 },
+            Command::Fallocate { path, mode: 0, offset: 0, size: 4096 },
+        ];
+        for attack in attacks {
+            for target in [&b"../outside"[..], b"/outside", b"..", b"."] {
+                let file = Command::Mkfile { path: b"file", ino: 302 };
+                let error = bed.fails(&full("s", &[dir.clone(), file, link(target), attack.clone()]));
+                assert!(error.contains("command 5"), "{attack:?}: {error}");
+                assert_eq!((bed.names(TOP), bed.names(outside)), before, "{attack:?}");
+            }
+        }
+    }
+    for name in ["../s", "/s", "", ".", "..", "outside/../s", "a\0b", "missing/s"] {
+        assert!(bed.fails(&full(name, &[])).starts_with("command 1 (subvol)"), "{name:?}");
+    }
+    // The last name may be a symbolic link: it is the link itself that changes.
+    bed.receive(&full("s", &[link(b"../outside/victim"), Command::Chown { path: b"link", uid: 5, gid: 5 }])).unwrap();
+    assert_eq!(bed.find("outside/victim").unwrap().uid, 0);
+    bed.close();
+}
+
+#[test]
+fn a_stream_does_not_enter_nested_subvolumes() {
+    let bed = Bed::new();
+    bed.receive(&full("s1", &[])).unwrap();
+    let origin = bed.subvolume("s1");
+    bed.fs.set_subvolume_read_only(origin.id, false).unwrap();
+    let nested = bed.fs.create_subvolume(InodeId::root_of(origin.id), b"nested", &Caller::ROOT).unwrap();
+    bed.fs.set_subvolume_read_only(origin.id, true).unwrap();
+    for attack in [
+        Command::Mkfile { path: b"nested/file", ino: 1 },
+        Command::Chmod { path: b"nested", mode: 0o777 },
+        Command::Rename { path: b"nested", to: b"moved" },
+        Command::Rmdir { path: b"nested" },
+        Command::Clone {
+            offset: 0,
+            len: 4096,
+            path: b"nested/x",
+            clone_uuid: SENT,
+            clone_ctransid: 7,
+            clone_path: b"nested/y",
+            clone_offset: 0,
+        },
+    ] {
+        let error = bed.fails(&incremental("s2", std::slice::from_ref(&attack)));
+        assert!(error.contains("'nested' is another subvolume"), "{attack:?}: {error}");
+    }
+    assert_eq!(bed.names(nested), [""; 0]);
+    bed.close();
+}
+
+#[test]
+fn a_broken_stream_leaves_nothing() {
+    let bed = Bed::new();
+    let whole = full("s1", &small_tree());
+    for len in (0..whole.len()).step_by(7) {
+        bed.receive(&whole[..len]).unwrap_err();
+        assert_eq!(bed.names(TOP), [""; 0], "{len} bytes");
+    }
+    for at in (18..whole.len()).step_by(11) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 4;
+        assert!(bed.receive(&damaged).is_err());
+        assert_eq!(bed.names(TOP), [""; 0], "byte {at}");
+    }
+    assert!(bed.fails(&whole[..whole.len() - 10]).contains("without an end command"));
+    assert!(bed.fails(b"").contains("empty"));
+    assert!(bed.fails(b"not a stream at all").contains("not a send stream"));
+    bed.receive(&whole).unwrap();
+    bed.close();
+}
+
+#[test]
+fn a_kept_subvolume_is_marked_and_resumed_at_every_command() {
+    let bed = Bed::new();
+    bed.receive(&full("s1", &small_tree())).unwrap();
+    let changes = [
+        Command::Rename { path: b"dir", to: b"renamed" },
+        Command::Write { path: b"renamed/file", offset: 100_000, data: b"more" },
+        Command::Unlink { path: b"link" },
+        Command::Mkfile { path: b"new", ino: 400 },
+        Command::Truncate { path: b"new", size: 5 },
+    ];
+    let whole = incremental("s2", &changes);
+    let keep = ReceiveOptions { keep: true, ..ReceiveOptions::default() };
+    let mut nr_kept = 0;
+    for len in 0..whole.len() {
+        bed.receive_with(&whole[..len], &keep).unwrap_err();
+        let Some(kept) = bed.find("s2") else { continue };
+        nr_kept += 1;
+        let info = bed.subvolume("s2");
+        assert!(info.received_uuid.is_nil() && !info.flags.contains(RootFlags::RDONLY), "it does not look received");
+        assert_eq!(info.stransid.0, 9);
+        let mark = bed.fs.getxattr(kept.id, INCOMPLETE_XATTR.as_bytes()).unwrap();
+        assert!(mark.starts_with(b"stopped commands="), "{}", mark.escape_ascii());
+        if nr_kept % 10 != 0 {
+            // Prefixes are continued by longer prefixes.
+            continue;
+        }
+        assert!(bed.fails(&whole).contains("continue it with --keep"));
+        // Another stream of the same subvolume is noticed, unless no command was applied yet.
+        if !mark.starts_with(b"stopped commands=0 ") {
+            let other = bed.receive_with(&incremental("s2", &changes[1..]), &keep).unwrap_err().to_string();
+            assert!(other.contains("other commands than the one that began it"), "{other}");
+        }
+        let report = bed.receive_with(&whole, &keep).unwrap();
+        assert_eq!(report.subvolumes[0].nr_resumed + report.nr_commands, changes.len() as u64);
+        assert_eq!(bed.content("s2/renamed/file").len(), 100_004);
+        assert_eq!(bed.find("s2/new").unwrap().size, 5);
+        assert_eq!(bed.subvolume("s2").received_uuid, NEXT);
+        assert!(bed.fs.getxattr(kept.id, INCOMPLETE_XATTR.as_bytes()).is_err());
+        bed.fs.delete_subvolume(TOP, b"s2", None).unwrap();
+    }
+    assert!(nr_kept > 100);
+    bed.close();
+}
+
+#[test]
+fn names_that_are_taken_stay_as_they_are() {
+    let bed = Bed::new();
+    bed.receive(&full("s1", &small_tree())).unwrap();
+    bed.fs.create(TOP, b"file", NewInode::file(0o644), &Caller::ROOT).unwrap();
+    bed.fs.create_subvolume(TOP, b"mine", &Caller::ROOT).unwrap();
+    for name in ["s1", "file", "mine"] {
+        for keep in [false, true] {
+            let options = ReceiveOptions { keep, ..ReceiveOptions::default() };
+            let error = bed.receive_with(&full(name, &[]), &options).unwrap_err().to_string();
+            assert!(error.ends_with("exists already"), "{error}");
+        }
+    }
+    assert_eq!(bed.content("s1/link"), b"content");
+    bed.close();
+}
+
+#[test]
+fn errors_name_what_is_missing() {
+    let bed = Bed::new();
+    let error = bed.fails(&incremental("s2", &[]));
+    assert!(error.contains("the parent subvolume is not here") && error.contains(&SENT.to_string()), "{error}");
+    let clone = Command::Clone {
+        offset: 0,
+        len: 4096,
+        path: b"f",
+        clone_uuid: NEXT,
+        clone_ctransid: 3,
+        clone_path: b"g",
+        clone_offset: 0,
+    };
+    let error = bed.fails(&full("s1", &[Command::Mkfile { path: b"f", ino: 300 }, clone]));
+    assert!(error.starts_with("command 3 (clone) at byte ") && error.contains("clone source is not here"), "{error}");
+    let verity = Command::EnableVerity { path: b"f", algorithm: 1, block_size: 4096, salt: b"", signature: b"" };
+    let first = Command::Subvol { path: b"s1", uuid: SENT, ctransid: 7 };
+    let error = bed.fails(&stream(Version::V3, &[first, Command::Mkfile { path: b"f", ino: 300 }, verity]));
+    assert!(error.contains("fs-verity is not supported"), "{error}");
+    assert!(
+        bed.fails(&stream(Version::V1, &[Command::Unlink { path: b"x" }])).contains("does not begin with a subvolume")
+    );
+    assert_eq!(bed.names(TOP), [""; 0]);
+    bed.close();
+}
+
+#[test]
+fn failed_commands_are_counted_and_passed_over() {
+    let bed = Bed::new();
+    let wrong = Command::Unlink { path: b"missing" };
+    let stream = full("s1", &[std::slice::from_ref(&wrong), &small_tree(), std::slice::from_ref(&wrong)].concat());
+    bed.receive(&stream).unwrap_err();
+    let two = ReceiveOptions { max_errors: 2, ..ReceiveOptions::default() };
+    bed.receive_with(&stream, &two).unwrap_err();
+    let three = ReceiveOptions { max_errors: 3, ..ReceiveOptions::default() };
+    let report = bed.receive_with(&stream, &three).unwrap();
+    assert_eq!((report.nr_errors, report.errors.len()), (2, 2));
+    assert_eq!(bed.content("s1/dir/file"), b"content");
+    bed.close();
+}
+
+#[test]
+fn new_inodes_take_nothing_from_their_directory() {
+    let bed = Bed::new();
+    let acl = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\xe8\x03\0\0\x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\x05\0\xff\xff\xff\xff";
+    let commands = [
+        Command::Mkdir { path: b"dir", ino: 300 },
+        Command::Chown { path: b"dir", uid: 0, gid: 77 },
+        Command::Chmod { path: b"dir", mode: 0o2755 },
+        Command::SetXattr { path: b"dir", name: b"system.posix_acl_default", data: acl },
+        Command::SetXattr { path: b"dir", name: b"btrfs.compression", data: b"zlib" },
+        Command::Mkfile { path: b"dir/file", ino: 301 },
+        Command::Mkdir { path: b"dir/sub", ino: 302 },
+    ];
+    bed.receive(&full("s1", &commands)).unwrap();
+    for (path, mode) in [("s1/dir/file", 0o100_600), ("s1/dir/sub", 0o040_700)] {
+        let found = bed.find(path).unwrap();
+        assert_eq!((found.mode, found.gid, found.flags), (mode, 0, 0), "{path}");
+        assert_eq!(bed.fs.listxattr(found.id).unwrap(), Vec::<Vec<u8>>::new(), "{path}");
+    }
+    bed.close();
+}
+
+#[test]
+fn a_capability_outlives_the_chown_that_follows() {
+    let bed = Bed::new();
+    let data = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let commands = [
+        Command::Mkfile { path: b"file", ino: 300 },
+        Command::SetXattr { path: b"file", name: b"security.capability", data },
+        Command::Rename { path: b"file", to: b"tool" },
+        Command::Chown { path: b"tool", uid: 1, gid: 1 },
+    ];
+    bed.receive(&full("s1", &commands)).unwrap();
+    assert_eq!(bed.fs.getxattr(bed.find("s1/tool").unwrap().id, b"security.capability").unwrap(), data);
+    bed.close();
+}
+
+#[test]
+fn encoded_data_is_verified_and_stored_as_it_is() {
+    let bed = Bed::new();
+    let plain: Vec<u8> = (0..131_072_u32).map(|at| (at / 1000) as u8).collect();
+    let packed = zstd_safe_compress(&plain);
+    let write = |data, offset, len, skip| Command::EncodedWrite {
+        path: b"file",
+        offset,
+        unencoded_file_len: len,
+        unencoded_len: 131_072,
+        unencoded_offset: skip,
+        compression: Some(2),
+        encryption: None,
+        data,
+    };
+    let file = Command::Mkfile { path: b"file", ino: 300 };
+    let commands = [
+        file.clone(),
+        write(&packed, 0, 131_072, 0),
+        // A part of an extent; an unaligned part, which is decompressed; the end of the file.
+        write(&packed, 131_072, 8192, 4096),
+        write(&packed, 139_264 + 100, 5000, 12_288),
+        write(&packed, 262_144, 5000, 0),
+    ];
+    let report = bed.receive(&full("s1", &commands)).unwrap();
+    assert_eq!(report.nr_stored_encoded, 3);
+    let mut expected = vec![0; 267_144];
+    expected[..131_072].copy_from_slice(&plain);
+    expected[131_072..139_264].copy_from_slice(&plain[4096..12_288]);
+    expected[139_364..144_364].copy_from_slice(&plain[12_288..17_288]);
+    expected[262_144..].copy_from_slice(&plain[..5000]);
+    assert!(bed.content("s1/file") == expected);
+    let id = bed.find("s1/file").unwrap().id;
+    let extents = bed.fs.extents(id).unwrap();
+    let compressed = extents.iter().filter(|extent| extent.compression != Default::default());
+    assert_eq!(compressed.filter(|extent| extent.kind == ExtentKind::Data).count(), 3);
+
+    let options = ReceiveOptions { force_decompress: true, ..ReceiveOptions::default() };
+    let again = full("s2", &commands);
+    assert_eq!(bed.receive_with(&again, &options).unwrap().nr_stored_encoded, 0);
+    assert!(bed.content("s2/file") == expected);
+
+    // Lies about the data are refused.
+    let mut damaged = packed.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 0xff;
+    for (what, lie) in [
+        ("damaged", write(&damaged, 0, 131_072, 0)),
+        ("not compressed at all", write(&plain[..4096], 0, 131_072, 0)),
+        ("longer than its data", write(&packed, 0, 131_072, 4096)),
+        ("overflowing", write(&packed, 0, u64::MAX, 4096)),
+        ("past the largest file", write(&packed, u64::MAX - 4095, 131_072, 0)),
+    ] {
+        assert!(bed.receive(&full("bad", &[file.clone(), lie])).is_err(), "{what}");
+        assert!(bed.find("bad").is_none());
+    }
+    bed.close();
+}
+
+fn zstd_safe_compress(data: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; 200_000];
+    let len = zstd_safe::compress(&mut out[..], data, 3).unwrap();
+    out.truncate(len);
+    out
+}
+
+#[test]
+fn a_parent_that_changed_is_refused() {
+    let bed = Bed::new();
+    bed.receive(&full("s1", &small_tree())).unwrap();
+    let id = bed.subvolume("s1").id;
+    bed.fs.set_subvolume_read_only(id, false).unwrap();
+    bed.fs.create(InodeId::root_of(id), b"new", NewInode::file(0o600), &Caller::ROOT).unwrap();
+    bed.fs.sync().unwrap();
+    let error = bed.fails(&incremental("s2", &[]));
+    assert!(error.contains("was changed after it was received"), "{error}");
+    bed.close();
+}
+
+#[test]
+fn a_cancelled_receive_ends_soon_and_leaves_nothing() {
+    /// An input that never ends.
+    struct Slow(Vec<u8>, Arc<std::sync::atomic::AtomicBool>);
+    impl Read for Slow {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            while self.0.is_empty() {
+                if self.1.load(std::sync::atomic::Ordering::SeqCst) {
+                    return Ok(0);
+                }
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            let len = out.len().min(self.0.len());
+            out[..len].copy_from_slice(&self.0[..len]);
+            self.0.drain(..len);
+            Ok(len)
+        }
+    }
+    let bed = Bed::new();
+    let mut begin = full("s1", &small_tree());
+    begin.truncate(begin.len() - 10);
+    let options = ReceiveOptions::default();
+    let job = Job::new();
+    std::thread::scope(|scope| {
+        let input = Slow(begin, Arc::clone(&options.ended));
+        let receiving = scope.spawn(|| bed.fs.receive(TOP, input, &options, &job, &mut |_| {}));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        job.cancel();
+        assert!(receiving.join().unwrap().unwrap_err().is_cancelled());
+    });
+    assert_eq!(bed.names(TOP), [""; 0]);
+    bed.close();
+}
+
+#[test]
+fn mutated_streams_harm_nothing() {
+    let bed = Bed::new();
+    let outside = bed.fs.create(TOP, b"outside", NewInode::dir(0o755), &Caller::ROOT).unwrap().id;
+    let file = bed.fs.create(outside, b"file", NewInode::file(0o644), &Caller::ROOT).unwrap().id;
+    bed.fs.write(file, 0, b"untouched").unwrap();
+    bed.fs.setxattr(file, b"user.x", b"1", XattrFlags::empty(), &Caller::ROOT).unwrap();
+    let before = bed.fs.getattr(file).unwrap();
+    bed.receive(&full("s1", &small_tree())).unwrap();
+    let packed = zstd_safe_compress(&[7; 131_072]);
+    let mut commands = small_tree();
+    commands.extend([
+        Command::Fallocate { path: b"dir/file", mode: 3, offset: 0, size: 4096 },
+        Command::Fallocate { path: b"dir/file", mode: 1, offset: 1 << 20, size: 65_536 },
+        Command::Clone {
+            offset: 8192,
+            len: 4096,
+            path: b"link",
+            clone_uuid: SENT,
+            clone_ctransid: 7,
+            clone_path: b"link",
+            clone_offset: 0,
+        },
+        Command::Truncate { path: b"link", size: 1 << 20 },
+        Command::EncodedWrite {
+            path: b"link",
+            offset: 0,
+            unencoded_file_len: 131_072,
+            unencoded_len: 131_072,
+            unencoded_offset: 0,
+            compression: Some(2),
+            encryption: Some(0),
+            data: &packed,
+        },
+        Command::Fileattr { path: b"link", attr: 0x3ff },
+        Command::Unlink { path: b"link" },
+        Command::Rename { path: b"dir", to: b"other" },
+    ]);
+    let good = [full("s2", &commands), incremental("s3", &commands)];
+    let seed = Rng::seed_or(17);
+    println!("UBTRFS_SEED={seed}");
+    let mut rng = Rng::new(seed);
+    for round in 0..600 {
+        let mut stream = rng.pick(&good).clone();
+        for _ in 0..1 + rng.below(4) {
+            let at = 17 + rng.index(stream.len() - 17);
+            match rng.below(4) {
+                0 => stream[at] = rng.next_u64() as u8,
+                1 => stream[at] ^= 1 << rng.below(8),
+                2 => stream[at] = *rng.pick(b"/.s\0"),
+                _ => {
+                    let from = 17 + rng.index(stream.len() - 17);
+                    let len = rng.index(12).min(stream.len() - at.max(from));
+                    stream.copy_within(from..from + len, at);
+                }
+            }
+        }
+        mend_checksums(&mut stream);
+        let max_errors = rng.below(3) * 5;
+        let options = ReceiveOptions { max_errors, keep: rng.one_in(4), ..ReceiveOptions::default() };
+        let _ = bed.receive_with(&stream, &options);
+        assert!(bed.fs.read_only().is_none(), "round {round}: {:?}", bed.fs.read_only());
+        assert_eq!(bed.fs.getattr(file).unwrap(), before, "round {round}");
+        assert_eq!(bed.names(outside), ["file"]);
+        for name in bed.names(TOP) {
+            if name != "outside" && name != "s1" {
+                bed.fs.delete_subvolume(TOP, name.as_bytes(), None).unwrap();
+            }
+        }
+    }
+    assert_eq!(bed.content("s1/dir/file"), b"content");
+    bed.fs.finish_deletions(&mut |_| Ok(())).unwrap();
+    bed.close();
+}
