@@ -513,3 +513,24 @@ fn an_image_that_is_full_says_so_and_stays_whole() {
     refused(&ubtrfs(["import", &tar, &dir.at("/")]), &["'./big'", "no space left"]);
     judge(&dir.join("disk.img"), "", &[]).unwrap();
 }
+
+#[test]
+fn commands_open_the_devices_that_an_option_names() {
+    if !ready() {
+        return;
+    }
+    let dir = Dir::new();
+    let script = "truncate -s 400M disk.img second.img; mkfs.btrfs -q -d raid0 -m raid1 disk.img second.img
+        first=$(losetup -f --show disk.img); second=$(losetup -f --show second.img); mkdir m
+        trap 'umount m; losetup -d $first $second' EXIT
+        mount -o device=$second $first m; head -c 5000000 /dev/urandom > file; cp file m/; sync";
+    sh("bash", ["-ec", &format!("cd {}; {script}", dir.join("").display())]).unwrap();
+    let (image, second) = (dir.join("disk.img").display().to_string(), dir.join("second.img").display().to_string());
+    let device = format!("device={second}");
+    let read = ubtrfs(["cat", "-o", &device, &dir.at("/file")]);
+    assert!(read.status.success() && read.stdout == fs::read(dir.join("file")).unwrap());
+    let shown = ok(ubtrfs(["filesystem", "show", "-o", &device, &image]));
+    assert!(shown.contains(&second) && !shown.contains("missing"), "{shown}");
+    refused(&ubtrfs(["cat", &dir.at("/file")]), &["device 2"]);
+    refused(&ubtrfs(["filesystem", "df", "-o", "device=/nonexistent", &image]), &["/nonexistent"]);
+}

@@ -24,7 +24,7 @@ use ubtrfs_mkfs::{MkfsOptions, MkfsReport, Unfinished};
 use uuid::Uuid;
 
 use super::offline::import::parse_owner;
-use super::offline::{Use, copy, with_device};
+use super::offline::{Use, copy, with_devices};
 use crate::common::{calling_user, format_size, parse_size, print_out, warn};
 use crate::new_image::NewImage;
 
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Features to set, or with a leading ^ to leave out, separated by commas; `-O list-all` lists them.
     #[arg(short = 'O', long, value_name = "LIST", value_delimiter = ',', allow_hyphen_values = true)]
     features: Vec<String>,
-    /// As --features.
+    /// Same as --features.
     #[arg(short = 'R', long, value_name = "LIST", value_delimiter = ',')]
     runtime_features: Vec<String>,
     /// Copy the content of this directory into the new filesystem. A missing image is made large enough if --byte-count is
@@ -81,7 +81,7 @@ pub(crate) struct Args {
     /// Do not discard the device first.
     #[arg(short = 'K', long)]
     nodiscard: bool,
-    /// Print nothing but errors.
+    /// Print only errors.
     #[arg(short, long)]
     quiet: bool,
     /// Print the result as JSON.
@@ -98,7 +98,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let path = args.device.clone().context("no device was given; name an image file or block device")?;
     let options = args.options()?;
     let size = match (&args.rootdir, args.byte_count) {
-        (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; give one, nothing was made", dir.display()),
+        (Some(dir), _) if !is_dir(dir)? => bail!("{} is not a directory; nothing was made", dir.display()),
         (Some(dir), None) if !path.exists() => Some(room_for(dir)),
         (_, size) => size,
     };
@@ -123,7 +123,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(error) => {
             let error = match &target {
                 Target::Content { .. } if was_wiped => {
-                    error.context(format!("{} holds no filesystem any more", path.display()))
+                    error.context(format!("{} no longer contains a filesystem", path.display()))
                 }
                 _ => error,
             };
@@ -140,7 +140,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if nr_failed > 0 {
         let files = if nr_failed == 1 { "1 file was" } else { &format!("{nr_failed} files were") };
-        warn(&format!("{files} not copied; {} holds the rest", path.display()));
+        warn(&format!("{files} not copied; all other files are in {}", path.display()));
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
@@ -161,7 +161,11 @@ fn refuse_inside(image: &Path, dir: &Path) -> anyhow::Result<()> {
     if let (Ok(place), Ok(dir)) = (place, dir.canonicalize())
         && place.starts_with(&dir)
     {
-        bail!("{} is the image, and lies in {}; choose a place for it outside", image.display(), dir.display());
+        bail!(
+            "{} is inside {}, the directory to copy; choose a place outside for the image",
+            image.display(),
+            dir.display()
+        );
     }
     Ok(())
 }
@@ -233,7 +237,7 @@ impl Target {
 /// Copies a directory into the new filesystem; returns how many files were not copied (I3).
 fn fill(target: &Target, device: Arc<dyn Device>, dir: &Path) -> anyhow::Result<u64> {
     let work = |fs: &Fs| copy::fill(fs, target.path(), dir).with_context(|| format!("cannot copy {}", dir.display()));
-    with_device(target.path(), device, MountOptions::default(), Use::Write, work)
+    with_devices(target.path(), vec![device], MountOptions::default(), Use::Write, work)
 }
 
 /// Returns a size with ample room for the directory's content. The image is sparse, so a large size costs nothing.
@@ -278,7 +282,7 @@ impl Args {
                 Some(Bits::Mixed) => mixed = is_set,
                 Some(Bits::Incompat(bits)) => incompat.set(bits, is_set),
                 Some(Bits::CompatRo(bits)) => compat_ro.set(bits, is_set),
-                None => bail!("feature '{plain}' cannot be made; `-O list-all` lists the features"),
+                None => bail!("feature '{plain}' is not supported; `-O list-all` lists the features"),
             }
         }
         let size = |given: Option<u64>, default: u32| match given {

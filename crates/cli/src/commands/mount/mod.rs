@@ -21,10 +21,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ubtrfs_device::{Access, Device, FileDevice};
+use ubtrfs_device::{Access, FileDevice};
 use ubtrfs_fs::{Caller, Fs, MountOptions, SetAttr};
 use ubtrfs_fuse::{Identity, MountConfig, Mounted, Session, Unmounter};
 
+use super::offline::open_devices;
 use crate::common::{parse_memory, parse_size, warn};
 use crate::host_file::HostFile;
 use crate::logging;
@@ -38,7 +39,7 @@ pub(crate) struct Args {
     device: PathBuf,
     /// Where to mount it: an empty directory
     dir: PathBuf,
-    /// Mount options, separated by commas: btrfs's own and the mount point's
+    /// Mount options, separated by commas: options of btrfs and of the mount point
     ///
     /// With remount: ro or rw, and the mount point's dev, suid, exec, atime, dirsync and their opposites change; all other
     /// options need a new mount.
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     /// Btrfs's: ro, subvol=PATH, subvolid=ID, compress=METHOD:LEVEL, compress-force=METHOD:LEVEL, nodatacow, nodatasum,
     /// max_inline=SIZE, commit=SECONDS, noatime, relatime, strictatime, nodiratime, discard, flushoncommit,
     /// device=PATH, degraded, user_subvol_rm_allowed (users may delete subvolumes that they may write to), noacl,
-    /// notreelog, nologreplay. Linux's options that tune what is automatic here are accepted and ignored.
+    /// notreelog, nologreplay. Linux's tuning options for behaviour that is automatic here are accepted and ignored.
     ///
     /// The mount point's: allow_other (the default for root), noallow_other, default_permissions, nonempty, nodev, nosuid, noexec,
     /// dirsync, fsname=NAME, threads=N, memory=SIZE, writeback_cache, noio_uring, idle_poll.
@@ -58,10 +59,10 @@ pub(crate) struct Args {
     /// Stay in the foreground until it is unmounted
     #[arg(short, long)]
     foreground: bool,
-    /// Make and format the image file with this size if it does not exist
+    /// Create and format the image file with this size if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
-    /// Memory for caches and changes that wait to be written
+    /// Memory for caches and unwritten changes
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
     /// Compress new data: zstd, lzo or zlib, with a level as in zstd:3
@@ -70,18 +71,18 @@ pub(crate) struct Args {
     /// Write a timeline of commits and writeback, for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Confine the server once it runs: it can open no file, make no network connection, run no program (seccomp,
+    /// Confine the server after mounting (seccomp, Landlock): it cannot open files, make network connections or run programs, and it runs as the owner of the image file, or as nobody, instead of root. Default when an ordinary user mounts an image file
     /// Landlock), and is not root but the owner of the image file, or nobody. The default when an ordinary user mounts
     /// an image file
     #[arg(long, conflicts_with = "no_sandbox")]
     sandbox: bool,
-    /// Keep the rights of the current user for the server
+    /// Do not confine the server
     #[arg(long)]
     no_sandbox: bool,
     /// This process unmounts for a confined server
     #[arg(long, hide = true)]
     unmounter: bool,
-    /// Check the arguments, mount nothing
+    /// Check the arguments without mounting
     #[arg(long, hide = true)]
     fake: bool,
     /// This process is the server
@@ -188,7 +189,9 @@ fn apply_flags(args: &Args, config: &mut MountConfig, options: &mut MountOptions
     }
     config.sandbox = args.sandbox || (!args.no_sandbox && is_image_of_ordinary_user(&args.device));
     if args.create.is_some() && options.read_only {
-        bail!("--create makes an empty filesystem, which read-only is of no use; leave one of them out");
+        bail!(
+            "--create makes an empty filesystem, which cannot be used read-only; omit --create or the read-only option"
+        );
     }
     Ok(())
 }
@@ -240,7 +243,7 @@ fn start_server(args: &Args, dir: &Path) -> anyhow::Result<ExitCode> {
     if ready {
         return Ok(ExitCode::SUCCESS);
     }
-    let status = server.wait().context("the server is gone")?;
+    let status = server.wait().context("the server process was not found")?;
     match status.code() {
         // The server has printed the reason.
         Some(1) => Ok(ExitCode::FAILURE),
@@ -286,10 +289,7 @@ fn open(args: &Args, config: &mut MountConfig, mut options: MountOptions) -> any
         }
         _ => false,
     };
-    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(FileDevice::open(&args.device, access)?)];
-    for path in &options.devices {
-        devices.push(Arc::new(FileDevice::open(path, access)?));
-    }
+    let devices = open_devices(&args.device, &options, access)?;
     // Makes `fs` keep a reference for every inode that the kernel knows.
     options.track_lookups = true;
     let shown = args.device.display();

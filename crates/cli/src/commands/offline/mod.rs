@@ -79,7 +79,7 @@ impl clap::builder::TypedValueParser for ImagePathParser {
         ImagePath::split(value).or_else(alone).ok_or_else(|| {
             let shown = value.to_string_lossy();
             let image = shown.trim_end_matches(':');
-            let text = format!("'{shown}' names no file in an image; write IMAGE:/path, for example {image}:/etc");
+            let text = format!("'{shown}' does not name a file; give a path that ends in a name in an image; write IMAGE:/path, for example {image}:/etc");
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, text)
         })
     }
@@ -113,19 +113,29 @@ pub(crate) fn with_image<T>(
     let mut options = mount_options(options)?;
     options.read_only |= usage == Use::Read;
     let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, access)?);
-    with_device(image, device, options, usage, work)
+    let devices = open_devices(image, &options, access)?;
+    with_devices(image, devices, options, usage, work)
 }
 
-/// Does the work on a device that is already open, and closes the filesystem (I1).
-pub(crate) fn with_device<T>(
+/// Opens an image or device, and the devices that the option `device=` adds to it.
+pub(crate) fn open_devices(
+    first: &Path,
+    options: &MountOptions,
+    access: Access,
+) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    let paths = [first].into_iter().chain(options.devices.iter().map(PathBuf::as_path));
+    paths.map(|path| Ok(Arc::new(FileDevice::open(path, access)?) as Arc<dyn Device>)).collect()
+}
+
+/// Does the work on devices that are already open, and closes the filesystem (I1).
+pub(crate) fn with_devices<T>(
     image: &Path,
-    device: Arc<dyn Device>,
+    devices: Vec<Arc<dyn Device>>,
     options: MountOptions,
     usage: Use,
     work: impl FnOnce(&Fs) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let fs = Fs::open(vec![device], options).with_context(|| format!("cannot open {}", image.display()))?;
+    let fs = Fs::open(devices, options).with_context(|| format!("cannot open {}", image.display()))?;
     let guard = CloseOnDrop(&fs);
     let worked = match fs.read_only() {
         Some(reason) if usage == Use::Write => Err(anyhow::anyhow!("{} cannot be changed: {reason}", image.display())),
@@ -180,7 +190,7 @@ pub(crate) fn lookup(fs: &Fs, at: &ImagePath, follow: bool) -> anyhow::Result<At
 pub(crate) fn lookup_parent<'p>(fs: &Fs, at: &'p ImagePath) -> anyhow::Result<(InodeId, &'p [u8])> {
     let names = at.names();
     let Some((name, dirs)) = names.split_last() else {
-        bail!("{at} is the image's root directory; name something in it");
+        bail!("{at} is the image's root directory; name a file or directory in it");
     };
     let parent = ImagePath { image: at.image.clone(), path: join(dirs) };
     let attr = lookup(fs, &parent, true)?;
@@ -238,7 +248,7 @@ impl PassedDirs {
         // The empty directories that a snapshot has in place of nested subvolumes all have one inode number.
         let is_real = dir.ino >= Ino::ROOT_DIR;
         if is_real && !self.0.insert(dir) {
-            bail!("the directory has a second name, as no directory may; look at the image with ubtrfs check");
+            bail!("the directory has two names, which is damage; check the image with: ubtrfs check");
         }
         Ok(())
     }

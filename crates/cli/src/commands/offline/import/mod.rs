@@ -34,7 +34,7 @@ use super::archive::read::Reader;
 use super::archive::{Kind, Member, acl};
 use super::text::printable;
 use super::{
-    ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_device, with_image,
+    ImageOptions, ImagePath, ImagePathParser, Use, join, mount_options, normal_names, with_devices, with_image,
 };
 use crate::common::{calling_user, format_size, parse_size, print_out, progress_bytes, warn};
 use crate::new_image::NewImage;
@@ -52,16 +52,16 @@ pub(crate) struct Args {
     /// Make and format the image with this size if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     create: Option<u64>,
-    /// Take this many leading names off each path
+    /// Remove this many leading names from each path
     #[arg(long, value_name = "N", default_value_t = 0)]
     strip_components: usize,
-    /// Give every file to this user and group
+    /// Make this user and group the owner of every file
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     owner: Option<(u32, u32)>,
     /// Keep the archive's owners: the default for root; for other users, files belong to the current user by default
     #[arg(long, conflicts_with = "owner")]
     same_owner: bool,
-    /// The archive is a layer of an OCI image: apply its whiteouts (.wh.NAME, .wh..wh..opq) to what is there
+    /// The archive is a layer of an OCI image: apply its whiteouts (.wh.NAME, .wh..wh..opq) to the existing files
     #[arg(long)]
     oci_layer: bool,
     /// Print a summary as JSON
@@ -95,7 +95,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<ExitCode> {
             let device: Arc<dyn Device> = Arc::clone(made.device()) as Arc<dyn Device>;
             ubtrfs_mkfs::make(&*device, &ubtrfs_mkfs::MkfsOptions::default())
                 .with_context(|| format!("cannot format {}", image.display()))?;
-            let counts = with_device(image, device, options, Use::Write, work)?;
+            let counts = with_devices(image, vec![device], options, Use::Write, work)?;
             made.keep()?;
             Ok(counts)
         }),
@@ -111,7 +111,7 @@ pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     // The highest number does not stand for a user.
     let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     let parsed = text.split_once(':').and_then(|(uid, gid)| Some((id(uid)?, id(gid)?)));
-    parsed.ok_or_else(|| format!("'{text}' is no owner; write two numbers, for example 0:0"))
+    parsed.ok_or_else(|| format!("'{text}' is not an owner; write two numbers, for example 0:0"))
 }
 
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
@@ -308,7 +308,7 @@ impl<'a> Import<'a> {
             match finished {
                 // A later member replaced the directory.
                 Err(error) if is_gone(&error) => {}
-                finished => finished.context("cannot finish a directory")?,
+                finished => finished.context("cannot set the times and attributes of a directory")?,
             }
         }
         Ok(())
